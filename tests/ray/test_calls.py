@@ -25,7 +25,7 @@ def _no_pause(monkeypatch) -> None:
 
 
 async def _body(replicas: Replicas, patience: float = 5.0) -> bytes:
-    answer = await call(replicas.handle, SENT, RoutingHint(), patience=patience)
+    answer = await call(replicas.target, SENT, RoutingHint(), patience=patience)
     try:
         return await answer.read()
     finally:

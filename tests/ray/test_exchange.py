@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.unix_server import SSE_HEAD, chunk
 from trioserve.errors import ModelProcessError
-from trioserve.ray.exchange import exchange
+from trioserve.ray.replica import exchange
 from trioserve.router.forward import NotTakenError, Outgoing
 
 Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

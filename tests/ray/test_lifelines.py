@@ -4,8 +4,8 @@ import socket
 import pytest
 
 from trioserve.errors import ModelProcessError
-from trioserve.ray.exchange import exchange
 from trioserve.ray.lifelines import Anchor, Lifelines
+from trioserve.ray.replica import exchange
 from trioserve.router.forward import Outgoing
 
 

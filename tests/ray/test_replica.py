@@ -15,7 +15,7 @@ from trioserve.config.parse import parse
 from trioserve.errors import ModelLoadError, ModelProcessError
 from trioserve.ray import replica as module
 from trioserve.ray.calls import HEAD, LOST, TAKEN, UNSENT
-from trioserve.ray.replica import Child, Replica, child_argv
+from trioserve.ray.replica import Replica, ServerProcess, child_argv
 
 pytestmark = pytest.mark.system
 
@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_the_reason(tmp_path) -> 
     (tmp_path / "m.gguf").write_bytes(b"nothing")
 
     async def run() -> None:
-        child = Child(tmp_path / "x.sock", ["-m", str(tmp_path / "m.gguf")], os.environ)
+        child = ServerProcess(tmp_path / "x.sock", ["-m", str(tmp_path / "m.gguf")], os.environ)
         with pytest.raises(ModelLoadError, match=r"m\.gguf"):
             await child.start()
         assert child.ended.is_set()
@@ -112,11 +112,11 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_the_reason(tmp_path) -> 
     asyncio.run(run())
 
 
-async def _start(tmp_path: Path, program: str) -> Child:
+async def _start(tmp_path: Path, program: str) -> ServerProcess:
     """Start a child that is a small program, which says with `tell()` that it is ready."""
     tell = f"def tell(): os.write(int(os.environ['TRIOSERVE_STATUS_FD']), {READY!r})"
     command = (sys.executable, "-c", f"import os, signal\n{tell}\n{program}")
-    child = Child(tmp_path / "x.sock", [], os.environ, command)
+    child = ServerProcess(tmp_path / "x.sock", [], os.environ, command)
     await child.start()
     return child
 
@@ -137,7 +137,7 @@ def test_a_child_that_does_not_end_in_time_is_killed(tmp_path) -> None:
 def test_a_child_ends_with_its_lifeline(tmp_path) -> None:
     async def run() -> None:
         child = await _start(tmp_path, "tell(); os.read(0, 1)")
-        child._cut()
+        child._process.stdin.close()
         async with asyncio.timeout(10):
             await child.ended.wait()
         assert "code 0" in child.last_words()

@@ -79,7 +79,7 @@ async def test_a_process_gets_its_pipes_and_a_session_of_its_own(way: str) -> No
             assert info["colour"] == "green"
             # Its pipes, and the one that it looks at all of them with.
             assert len(info["descriptors"]) == 5
-            assert not os.get_inheritable(process.status.fileno())  # type: ignore[attr-defined]
+            assert not os.get_inheritable(process.status.fileno())
             log = b""
             with patiently():
                 while log.count(b"\n") < 2:
@@ -115,7 +115,7 @@ async def test_a_process_ends_by_a_signal(way: str) -> None:
 @pytest.mark.parametrize("way", tiny.WAYS)
 async def test_a_process_ends_with_its_lifeline(way: str) -> None:
     async with tiny.launcher(way) as launcher, started(launcher) as (process, _):
-        process.pipes.close()  # type: ignore[attr-defined]
+        process.pipes.close()
         assert await process.wait() == 0
 
 

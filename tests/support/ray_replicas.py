@@ -12,7 +12,7 @@ import attrs
 from trioserve.api.base.vendors import prompt_fields
 from trioserve.config import Config
 from trioserve.ray import prefix_affinity
-from trioserve.ray.calls import HEAD, TAKEN, Handle, ModelTarget, Part, Targets
+from trioserve.ray.calls import HEAD, TAKEN, ModelTarget, Part, Targets
 from trioserve.ray.incoming import Sent
 from trioserve.ray.ingress import Ingress
 from trioserve.ray.lifelines import Anchor
@@ -54,8 +54,9 @@ class Replicas:
         self.responses: list[Response] = []
         self._plays = list(plays)
         self.names: list[str] = []
-        self.handle = Handle(
-            model=model,
+        self.target = ModelTarget(
+            name=model,
+            is_single=True,
             call=self._call,
             lost=(LostError,),
             absent=(AbsentError,),
@@ -146,10 +147,10 @@ def ingress_of(
     """An ingress of these models, of which `several` have more than one replica."""
     config = config or Config()
     targets = [
-        ModelTarget(
+        attrs.evolve(
+            replicas.target,
             name=name,
             aliases=(f"{name}-alias",),
-            handle=replicas.handle,
             is_single=name not in several,
         )
         for name, replicas in models.items()

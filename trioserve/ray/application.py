@@ -14,7 +14,7 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.util import get_node_ip_address
 
 from trioserve.errors import ConfigError
-from trioserve.ray.calls import Handle, ModelTarget, Targets, replicas_of
+from trioserve.ray.calls import ModelTarget, Targets, replicas_of
 from trioserve.ray.incoming import Sent
 from trioserve.ray.ingress import Ingress
 from trioserve.ray.lifelines import Anchor
@@ -84,15 +84,7 @@ def build(
 
     def make_app() -> Ingress:
         anchor = Anchor(get_node_ip_address())
-        targets = [
-            ModelTarget(
-                name=name,
-                aliases=aliases,
-                handle=_handle(name, deployment, anchor),
-                is_single=is_single,
-            )
-            for name, aliases, deployment, is_single in known
-        ]
+        targets = [_target(each, anchor) for each in known]
         known_targets = Targets(config, targets, patience=patience)
         return Ingress(config, Routes(config, known_targets, finds_replicas=router), anchor)
 
@@ -148,15 +140,18 @@ def _deployment(one: Served, *, router: bool) -> Any:
         raise ConfigError(f"{one.name}: {error}") from error
 
 
-def _handle(model: str, deployment: str, anchor: Anchor) -> Handle:
+def _target(known: tuple[str, tuple[str, ...], str, bool], anchor: Anchor) -> ModelTarget:
     """Make what an ingress calls the replicas of a model by."""
+    name, aliases, deployment, is_single = known
     handle = serve.get_deployment_handle(deployment).options(stream=True, method_name="forward")
 
     def call(sent: Sent, hint: RoutingHint) -> Any:
         return handle.remote(sent, hint, anchor.address)
 
-    return Handle(
-        model=model,
+    return ModelTarget(
+        name=name,
+        aliases=aliases,
+        is_single=is_single,
         call=call,
         lost=(RayError, RayServeException),
         absent=(DeploymentUnavailableError,),

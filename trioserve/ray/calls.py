@@ -12,19 +12,18 @@ import logging
 from collections.abc import (
     AsyncGenerator,
     Callable,
-    Coroutine,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
 from contextvars import Context
-from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack
 from weakref import WeakValueDictionary
 
 import attrs
 
-from trioserve.api.base import vendors
+from trioserve.api.base import sse, vendors
 from trioserve.config import Config
 from trioserve.errors import ModelFailedError, ModelProcessError, TrioServeError, UnknownModelError
 from trioserve.models.catalog import ModelEntry, Source
@@ -80,7 +79,7 @@ class NoReplicaError(ModelFailedError):
     code = "no_replica"
 
 
-class Response(Protocol):
+class ResponseParts(Protocol):
     """The parts of an answer, as Serve's handle gives them."""
 
     async def __anext__(self) -> Part:
@@ -91,40 +90,55 @@ class Response(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class Handle:
-    """What calls a replica of a model, and the exceptions of Ray that a call may raise.
+class ModelTarget:
+    """A model, as an ingress knows it, and the exceptions of Ray that a call of it may raise.
 
     Attributes:
-        model: the name of the model.
+        name: its name.
+        aliases: its other names.
+        is_single: whether it never has more than one replica.
         call: calls the replica that Serve's router chooses.
         lost: the exceptions when the replica is lost.
         absent: those when there will be none.
         replicas: gives the names of the replicas, as far as they are known.
     """
 
-    model: str
-    call: Callable[[Sent, RoutingHint], Response]
+    name: str
+    aliases: tuple[str, ...] = ()
+    is_single: bool
+    call: Callable[[Sent, RoutingHint], ResponseParts]
     lost: tuple[type[Exception], ...]
     absent: tuple[type[Exception], ...]
     replicas: Callable[[], Sequence[str]]
 
 
-class Answer:
-    """The answer to a call. Made by `call`.
+@attrs.frozen(kw_only=True)
+class IngressReply:
+    """An answer to a client, of the ingress itself or of a replica.
 
-    `status`, `headers` and `body`, which is the beginning of the body, are there from the start.
+    `body` is the beginning of the body; `rest` gives what follows.
     """
 
-    def __init__(self, handle: Handle, response: Response, head: Sequence[Any]) -> None:
-        self.status: int = head[1]
-        self.headers: Sequence[tuple[bytes, bytes]] = head[2]
-        self.body: bytes = head[3]
-        self._lost = handle.lost
-        self._response = response
+    status: int = 200
+    headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", b"application/json"),)
+    body: bytes = b""
+    parts: ResponseParts | None = None
+    lost: tuple[type[Exception], ...] = ()
+
+    @classmethod
+    def json(cls, value: Any) -> Self:
+        """An answer in JSON."""
+        return cls(body=sse.encode(value).encode())
 
     def header(self, name: bytes) -> bytes:
         """The value of a header; empty when there is none."""
         return next((value for each, value in self.headers if each == name), b"")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing follows."""
+        length = self.header(b"content-length")
+        return self.parts is None or (length.isdigit() and int(length) <= len(self.body))
 
     async def rest(self) -> AsyncGenerator[bytes, None]:
         """What follows of the body, as it comes.
@@ -132,7 +146,7 @@ class Answer:
         Raises:
             ModelProcessError: the replica, or its child, has ended before.
         """
-        while (part := await _next(self._response, self._lost)) is not None:
+        while self.parts and (part := await _next(self.parts, self.lost)) is not None:
             if isinstance(part, tuple):
                 raise ModelProcessError
             yield part
@@ -141,16 +155,26 @@ class Answer:
         """Wait for the whole body. Raises ModelProcessError."""
         return b"".join([self.body, *[part async for part in self.rest()]])
 
+    async def whole(self) -> Self:
+        """Wait for the whole body, and end the call. Raises ModelProcessError."""
+        try:
+            return attrs.evolve(self, body=await self.read(), parts=None)
+        finally:
+            self.close()
+
     def close(self) -> None:
         """End the call, if it has not ended: the replica cancels the request."""
-        self._response.cancel()
+        if self.parts is not None:
+            self.parts.cancel()
 
 
-async def call(handle: Handle, sent: Sent, hint: RoutingHint, *, patience: float) -> Answer:
+async def call(
+    target: ModelTarget, sent: Sent, hint: RoutingHint, *, patience: float
+) -> IngressReply:
     """Have a replica answer a request. Whoever gets the answer has to close it.
 
     Args:
-        handle: what calls the replicas of the model.
+        target: the model.
         sent: the request.
         hint: what the router of requests knows of it.
         patience: seconds in which a replica has to take it.
@@ -163,34 +187,37 @@ async def call(handle: Handle, sent: Sent, hint: RoutingHint, *, patience: float
     give_up = loop.time() + patience
     n_lost = 0
     while True:
-        response = handle.call(sent, hint)
+        response = target.call(sent, hint)
         is_taken = False
         head: Any = None
         try:
             async with asyncio.timeout_at(give_up):
-                await _next(response, handle.lost)
+                await _next(response, target.lost)
             is_taken = True
-            head = await _next(response, handle.lost)
+            head = await _next(response, target.lost)
         except TimeoutError:
-            raise _nobody(handle.model) from None
+            raise _nobody(target.name) from None
         except ModelProcessError as error:
-            if isinstance(error.__cause__, handle.absent):
-                raise _nobody(handle.model) from error.__cause__
-            _log.warning("a replica of %r is lost: %r", handle.model, error.__cause__)
+            if isinstance(error.__cause__, target.absent):
+                raise _nobody(target.name) from error.__cause__
+            _log.warning("a replica of %r is lost: %r", target.name, error.__cause__)
         finally:
             if not head or head[0] != HEAD:
                 response.cancel()
         if head and head[0] == HEAD:
-            return Answer(handle, response, head)
+            _, status, headers, body = head
+            return IngressReply(
+                status=status, headers=headers, body=body, parts=response, lost=target.lost
+            )
         n_lost += is_taken and head != (UNSENT,)
         if n_lost == _MAX_LOST:
             raise ModelProcessError
         await asyncio.sleep(_PAUSE)
         if loop.time() >= give_up:
-            raise _nobody(handle.model)
+            raise _nobody(target.name)
 
 
-async def _next(response: Response, lost: tuple[type[Exception], ...]) -> Part | None:
+async def _next(response: ResponseParts, lost: tuple[type[Exception], ...]) -> Part | None:
     """Wait for the next part; None: there is none.
 
     Raises:
@@ -216,7 +243,8 @@ def _nobody(model: str) -> NoReplicaError:
     )
 
 
-_T = TypeVar("_T")
+#: Questions that are asked at the same time.
+_AT_ONCE = 64
 
 #: The same for all models, so that any of them may answer, unless the query names one.
 _OF_ANY = frozenset({"/", "/openapi.json", "/licenses.txt", "/sw.js", "/tools", "/cors-proxy"})
@@ -226,45 +254,6 @@ class NoSuchModelError(UnknownModelError):
     """There is no model of the name in the request, and none is to be loaded."""
 
     status = 404
-
-
-@attrs.frozen(kw_only=True)
-class Reply:
-    """An answer to a client: all of it, or its beginning, with `rest` that follows."""
-
-    status: int = 200
-    headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", b"application/json"),)
-    body: bytes = b""
-    rest: Answer | None = None
-
-
-def reply_of(answer: Answer) -> Reply:
-    """Pass an answer on as it comes."""
-    length = answer.header(b"content-length")
-    is_whole = length.isdigit() and int(length) <= len(answer.body)
-    return Reply(
-        status=answer.status,
-        headers=answer.headers,
-        body=answer.body,
-        rest=None if is_whole else answer,
-    )
-
-
-@attrs.frozen(kw_only=True)
-class ModelTarget:
-    """A model, as an ingress knows it.
-
-    Attributes:
-        name: its name.
-        aliases: its other names.
-        handle: what calls its replicas.
-        is_single: whether it never has more than one replica.
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    handle: Handle
-    is_single: bool
 
 
 class CallOptions(TypedDict, total=False):
@@ -337,7 +326,7 @@ class Targets:
 
     async def call(
         self, target: ModelTarget, request: Incoming, **options: Unpack[CallOptions]
-    ) -> Answer:
+    ) -> IngressReply:
         """Have a replica answer a request. Whoever gets the answer has to close it.
 
         Raises:
@@ -346,38 +335,34 @@ class Targets:
         hint = hint_of(request.fields, vendors.prompt_fields(request.path), options.get("key"))
         sent = options.get("sent") or request.sent()
         patience = options.get("patience", self._patience)
-        return await call(target.handle, sent, hint, patience=patience)
+        return await call(target, sent, hint, patience=patience)
 
     async def ask(
         self, target: ModelTarget, request: Incoming, **options: Unpack[CallOptions]
-    ) -> Reply:
+    ) -> IngressReply:
         """Like `call`, for an answer that is received as a whole."""
-        answer = await self.call(target, request, **options)
-        try:
-            return Reply(status=answer.status, headers=answer.headers, body=await answer.read())
-        finally:
-            answer.close()
+        return await (await self.call(target, request, **options)).whole()
 
+    async def ask_all(
+        self, request: Incoming, calls: Iterable[tuple[ModelTarget, CallOptions]]
+    ) -> list[IngressReply | TrioServeError]:
+        """Ask at the same time; gives the answers, or what went wrong, in the order of the calls.
 
-async def together(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Wait for several calls at the same time, and return what they return.
+        Each has a context of its own: what Serve keeps there tells calls apart by the request that
+        they are made for, so that of two to the same deployment one would never get a replica.
+        """
+        limit = asyncio.Semaphore(_AT_ONCE)
 
-    Each has a context of its own: what Serve keeps there tells calls apart by the request that they
-    are made for, so that of two to the same deployment one would never get a replica.
+        async def ask(target: ModelTarget, options: CallOptions) -> IngressReply | TrioServeError:
+            try:
+                async with limit:
+                    return await self.ask(target, request, **options)
+            except TrioServeError as error:
+                return error
 
-    Raises:
-        TrioServeError: one has failed, and the others were cancelled.
-    """
-    failures: list[TrioServeError] = []
-    tasks: list[asyncio.Task[_T]] = []
-    try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each, context=Context()) for each in calls]
-    except* TrioServeError as errors:
-        failures += [each for each in errors.exceptions if isinstance(each, TrioServeError)]
-    if failures:
-        raise failures[0]
-    return [task.result() for task in tasks]
+            tasks = [group.create_task(ask(*each), context=Context()) for each in calls]
+        return [task.result() for task in tasks]
 
 
 def _entry(target: ModelTarget) -> ModelEntry:

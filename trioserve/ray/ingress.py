@@ -18,7 +18,7 @@ from trioserve.api.base.http import ID_HEADER, choose_id
 from trioserve.api.router.proxy import PassedStream, answer_headers
 from trioserve.config import Config
 from trioserve.errors import AuthenticationError, ModelProcessError, TrioServeError
-from trioserve.ray.calls import Reply
+from trioserve.ray.calls import IngressReply
 from trioserve.ray.incoming import GoneError, Incoming, Receive, Scope, Send
 from trioserve.ray.lifelines import Anchor
 from trioserve.ray.routes import Routes
@@ -53,7 +53,7 @@ class Ingress:
             offered = dict(scope["headers"]).get(ID_HEADER.lower().encode(), b"").decode("latin-1")
             request = Incoming.of(scope, choose_id(offered or None))
             with structlog.contextvars.bound_contextvars(request_id=request.id):
-                await self._serve(request, receive, _Client(request, self._config, send))
+                await self._serve(request, receive, _Responder(request, self._config, send))
 
     def add_exception_handler(self, kind: type[Exception], handler: object) -> None:
         """Do nothing: Serve up to 2.49 says how its errors are to be answered, which we know."""
@@ -67,12 +67,12 @@ class Ingress:
         self._anchor.end()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _serve(self, request: Incoming, receive: Receive, client: _Client) -> None:
+    async def _serve(self, request: Incoming, receive: Receive, client: _Responder) -> None:
         """Answer a request. What goes wrong is told in the form of its route."""
         with self._memory.hold() as held:
             try:
                 if request.method == "OPTIONS":
-                    await client.reply(Reply(headers=()))
+                    await client.reply(IngressReply(headers=()))
                     return
                 access.check(request.path, request.headers, request.server, self._config)
                 held.belongs_to(self._key_of(request))
@@ -100,7 +100,7 @@ class Ingress:
         return shown
 
 
-class _Client:
+class _Responder:
     """Who gets the answer to a request."""
 
     def __init__(self, request: Incoming, config: Config, send: Send) -> None:
@@ -110,18 +110,18 @@ class _Client:
         self._send = send
         self._shape = errors.shape_of(request.path)
 
-    async def reply(self, reply: Reply) -> None:
+    async def reply(self, reply: IngressReply) -> None:
         """Send an answer, as it comes. Whatever happens, the call that it is from is ended.
 
         Raises:
             ModelProcessError: the replica has died in the middle of what is no stream.
         """
         with contextlib.ExitStack() as closing:
-            if reply.rest is not None:
-                closing.callback(reply.rest.close)
+            if not reply.is_whole:
+                closing.callback(reply.close)
             await self._begin(reply.status, reply.headers)
-            await self._piece(reply.body, more=reply.rest is not None)
-            if reply.rest is not None:
+            await self._piece(reply.body, more=not reply.is_whole)
+            if not reply.is_whole:
                 await self._pass_on(reply)
 
     async def refuse(self, error: TrioServeError) -> None:
@@ -131,17 +131,16 @@ class _Client:
         body = sse.encode(self._shape.body(error, self._request.id)).encode()
         own = _headers(errors.headers_of(error))
         headers = [(b"content-type", b"application/json"), *own]
-        await self.reply(Reply(status=self._shape.status(error), headers=headers, body=body))
+        await self.reply(IngressReply(status=self._shape.status(error), headers=headers, body=body))
 
-    async def _pass_on(self, reply: Reply) -> None:
-        assert reply.rest is not None
+    async def _pass_on(self, reply: IngressReply) -> None:
         passed = PassedStream(self._request.path, self._request.id)
         passed.note(reply.body)
         try:
-            async for part in reply.rest.rest():
+            async for part in reply.rest():
                 await self._piece(passed.note(part), more=True)
         except ModelProcessError as error:
-            if not passed.can_end(reply.rest.header(b"content-type")):
+            if not passed.can_end(reply.header(b"content-type")):
                 raise
             await self._piece(passed.last_event(error), more=True)
         await self._piece(b"", more=False)

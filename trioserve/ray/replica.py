@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,15 @@ from trioserve.errors import ModelLoadError, ModelProcessError
 from trioserve.models import BUNDLED
 from trioserve.models.catalog.presets import environment_of_children
 from trioserve.ray.calls import HEAD, LOST, TAKEN, UNSENT, Part
-from trioserve.ray.exchange import Answer, exchange
 from trioserve.ray.incoming import Sent
 from trioserve.ray.lifelines import Address, Lifelines
-from trioserve.router.forward import NotTakenError, Outgoing
+from trioserve.router.forward import (
+    ChildAnswer,
+    NotTakenError,
+    Outgoing,
+    SocketIO,
+    connect,
+)
 from trioserve.router.launch import (
     COMMAND,
     socket_folder,
@@ -39,7 +44,37 @@ _START_TIMEOUT = 120.0
 _ANSWER_TIMEOUT = 10.0
 
 
-class Child:
+async def _receive(connection: socket.socket, n_bytes: int) -> bytes:
+    return await asyncio.get_running_loop().sock_recv(connection, n_bytes)
+
+
+async def _send(connection: socket.socket, data: bytes) -> None:
+    await asyncio.get_running_loop().sock_sendall(connection, data)
+
+
+@asynccontextmanager
+async def exchange(
+    path: Path, request: Outgoing, held: set[socket.socket] | None = None
+) -> AsyncIterator[ChildAnswer]:
+    """Send a request to a child; gives the answer once its head is there.
+
+    Leaving the block closes the connection, which waits for nothing. `held` has the connection as
+    long as it is open: to shut it down ends the answer.
+
+    Raises:
+        NotTakenError: the child does not listen.
+        ModelProcessError: it ended before it had answered.
+    """
+    held = set() if held is None else held
+    with connect(path, io=SocketIO(_receive, _send)) as connection:
+        held.add(connection.socket)
+        try:
+            yield await connection.ask(request)
+        finally:
+            held.discard(connection.socket)
+
+
+class ServerProcess:
     """A server in a process of its own, which listens on a Unix socket.
 
     Its standard input is a lifeline, so it ends when this process does, however that comes. What it
@@ -64,7 +99,6 @@ class Child:
         self._argv = (*command, *argv, "--host", str(socket_path))
         self._environ = environ
         self._process: asyncio.subprocess.Process | None = None
-        self._lifeline = -1
         self._message = ""
         self._told: asyncio.Queue[str] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
@@ -81,25 +115,22 @@ class Child:
         Raises:
             ModelLoadError: it cannot be started, or it cannot load its model.
         """
-        stdin, self._lifeline = os.pipe()
         status, status_end = os.pipe()
         told = {STATUS_VARIABLE: str(status_end), LIFELINE_VARIABLE: "1"}
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._argv,
-                stdin=stdin,
+                stdin=asyncio.subprocess.PIPE,  # the lifeline
                 pass_fds=[status_end],
                 env=with_package(self._environ) | told,
                 start_new_session=True,
             )
         except OSError as error:
             os.close(status)
-            self._cut()
             raise ModelLoadError(
                 f"The process of the model cannot be started: {error.strerror}."
             ) from None
         finally:
-            os.close(stdin)
             os.close(status_end)
         self._tasks = [
             asyncio.create_task(self._read_status(status)),
@@ -144,7 +175,7 @@ class Child:
     async def _wait(self) -> None:
         assert self._process is not None
         await self._process.wait()
-        with contextlib.suppress(TimeoutError):  # what it told last may still be on its way
+        with suppress(TimeoutError):  # what it told last may still be on its way
             await asyncio.wait_for(asyncio.shield(self._tasks[0]), 1.0)
         self.ended.set()
         self._told.put_nowait("ended")
@@ -185,17 +216,10 @@ class Child:
             return
         if timeout > 0 and process.returncode is None:
             process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), timeout)
         self.kill()
         await asyncio.shield(self.ended.wait())
-        self._cut()
-
-    def _cut(self) -> None:
-        """Close the lifeline."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
 
 
 #: Bodies up to this length (bytes) come with the head.
@@ -231,7 +255,7 @@ class Replica:
         self._n_missed = 0
         self._lifelines = Lifelines()
         folder = self._closing.enter_context(socket_folder())
-        self._child = Child(
+        self._child = ServerProcess(
             folder / "model.sock", child_argv(config), environment_of_children(os.environ, config)
         )
         try:
@@ -354,6 +378,6 @@ def child_argv(config: Config) -> tuple[str, ...]:
     return words if config.model_named is not None else (*words, "--model", str(BUNDLED))
 
 
-def _is_short(answer: Answer) -> bool:
+def _is_short(answer: ChildAnswer) -> bool:
     """Whether an answer is to be passed on in one piece."""
     return 0 < int(answer.header(b"content-length") or 0) <= _SHORT

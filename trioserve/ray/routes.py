@@ -6,7 +6,6 @@ Only what concerns several models or replicas is answered here. All else goes to
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import secrets
@@ -21,7 +20,7 @@ from trioserve.api.router.metrics import label, merged
 from trioserve.api.streams import ID
 from trioserve.config import Config
 from trioserve.errors import NotFoundError, NotSupportedError, TrioServeError
-from trioserve.ray.calls import Answer, ModelTarget, Reply, Targets, reply_of, together
+from trioserve.ray.calls import CallOptions, IngressReply, ModelTarget, Targets
 from trioserve.ray.incoming import Incoming, Sent
 
 #: In a query: the name of the replica that is meant.
@@ -48,7 +47,7 @@ class Broadcast:
         self._targets = targets
         self._has_metrics = has_metrics
 
-    async def one(self, request: Incoming) -> Reply:
+    async def one(self, request: Incoming) -> IngressReply:
         """Have the replica that is named answer, or the only one.
 
         Raises:
@@ -65,9 +64,9 @@ class Broadcast:
         if name is not None and name not in await self._names(target, request):
             raise NotFoundError(f"There is no replica {name!r}.", param=_REPLICA)
         sent = request.sent(**{_REPLICA: None})
-        return reply_of(await self._targets.call(target, request, sent=sent, key=name))
+        return await self._targets.call(target, request, sent=sent, key=name)
 
-    async def slots(self, request: Incoming) -> Reply:
+    async def slots(self, request: Incoming) -> IngressReply:
         """List the slots of all replicas, each with the name of its replica."""
         target = self._targets.of(request)
         if target.is_single or request.args.get(_REPLICA):
@@ -77,9 +76,9 @@ class Broadcast:
             if reply.status != 200:
                 return reply
             listed += [{**slot, _REPLICA: name} for slot in json.loads(reply.body)]
-        return Reply(body=sse.encode(listed).encode())
+        return IngressReply.json(listed)
 
-    async def all(self, request: Incoming) -> Reply:
+    async def all(self, request: Incoming) -> IngressReply:
         """Have all replicas do something; gives the first answer that is an error, or any."""
         target = self._targets.of(request)
         if target.is_single or request.args.get(_REPLICA):
@@ -87,7 +86,7 @@ class Broadcast:
         replies = [reply for _, reply in await self._ask(target, request)]
         return next((reply for reply in replies if reply.status >= 400), replies[0])
 
-    async def owner(self, request: Incoming) -> Reply:
+    async def owner(self, request: Incoming) -> IngressReply:
         """Ask all replicas for the one that gives an answer: of one model, or of all."""
         targets = [self._targets.of(request)] if request.model else list(self._targets)
         replies = [reply for one in targets for _, reply in await self._ask(one, request)]
@@ -95,7 +94,7 @@ class Broadcast:
             (reply for reply in replies if not is_unknown(reply.status, reply.body)), replies[0]
         )
 
-    async def metrics(self, request: Incoming) -> Reply:
+    async def metrics(self, request: Incoming) -> IngressReply:
         """Write the metrics of all replicas of one model, or of all, each with its labels."""
         texts = []
         for target in self._measured(request):
@@ -104,9 +103,9 @@ class Broadcast:
                     return reply
                 labels = ",".join((label("model_name", target.name), label(_REPLICA, name)))
                 texts.append((labels, reply.body.decode()))
-        return Reply(headers=_TEXT, body=merged(texts).encode())
+        return IngressReply(headers=_TEXT, body=merged(texts).encode())
 
-    async def snapshot(self, request: Incoming) -> Reply:
+    async def snapshot(self, request: Incoming) -> IngressReply:
         """Gather the snapshots of all replicas of one model, or of all."""
         models = {}
         for target in self._measured(request):
@@ -114,7 +113,7 @@ class Broadcast:
             if wrong := [reply for _, reply in replies if reply.status != 200]:
                 return wrong[0]
             models[target.name] = {name: json.loads(reply.body) for name, reply in replies}
-        return Reply(body=sse.encode({"object": "metrics", "models": models}).encode())
+        return IngressReply.json({"object": "metrics", "models": models})
 
     def _measured(self, request: Incoming) -> Iterable[ModelTarget]:
         """The models whose metrics are asked for. Raises NotSupportedError: there are none."""
@@ -124,7 +123,9 @@ class Broadcast:
             )
         return [self._targets.of(request)] if request.args.get("model") else self._targets
 
-    async def _ask(self, target: ModelTarget, request: Incoming) -> Sequence[tuple[str, Reply]]:
+    async def _ask(
+        self, target: ModelTarget, request: Incoming
+    ) -> Sequence[tuple[str, IngressReply]]:
         """Ask all replicas of a model; gives their names and answers.
 
         One that is lost meanwhile is left out, unless it is the last.
@@ -133,24 +134,18 @@ class Broadcast:
             TrioServeError: none answers.
         """
 
-        async def ask(name: str) -> Reply | TrioServeError:
-            try:
-                return await self._targets.ask(
-                    target, request, key=name or None, patience=_PATIENCE
-                )
-            except TrioServeError as error:
-                return error
-
         names = await self._names(target, request)
-        found = await together(map(ask, names))
+        calls: Iterable[tuple[ModelTarget, CallOptions]] = (
+            (target, {"key": name or None, "patience": _PATIENCE}) for name in names
+        )
+        found = await self._targets.ask_all(request, calls)
         replies = [
             (name, one)
             for name, one in zip(names, found, strict=True)
-            if not isinstance(one, TrioServeError)
+            if isinstance(one, IngressReply)
         ]
-        errors = [one for one in found if isinstance(one, TrioServeError)]
-        if not replies and errors:
-            raise errors[0]
+        if not replies and isinstance(found[0], TrioServeError):
+            raise found[0]
         return replies
 
     async def _names(self, target: ModelTarget, request: Incoming) -> Sequence[str]:
@@ -159,9 +154,9 @@ class Broadcast:
         Raises:
             NotSupportedError: nobody knows them.
         """
-        if not target.handle.replicas():  # nothing was asked of any yet
+        if not target.replicas():  # nothing was asked of any yet
             await self._targets.ask(target, request, sent=_ANYTHING)
-        names = target.handle.replicas()
+        names = target.replicas()
         if not names and not target.is_single:
             raise NotSupportedError(
                 f"{request.path} needs the router of requests, which knows the replicas. This "
@@ -174,9 +169,6 @@ _PREFER = "Prefer"
 
 #: In the query of a stream's address: the model, and the name that stands for the replica.
 _AT = "at"
-
-#: Questions that are asked at the same time.
-_AT_ONCE = 16
 
 
 class Streams:
@@ -191,42 +183,33 @@ class Streams:
         self._targets = targets
         self._finds_replicas = finds_replicas or all(one.is_single for one in targets)
 
-    async def begin(self, target: ModelTarget, request: Incoming) -> Reply:
+    async def begin(self, target: ModelTarget, request: Incoming) -> IngressReply:
         """Have a replica answer a request, which may make a stream to be read again."""
         name = request.headers.get(ID)
         is_for_later = "respond-async" in request.headers.get(_PREFER, "").lower()
         if request.method != "POST" or not (name or is_for_later):
-            return reply_of(await self._targets.call(target, request))
+            return await self._targets.call(target, request)
         if not self._finds_replicas:
             sent = _without_names(request.sent())
-            return reply_of(await self._targets.call(target, request, sent=sent))
+            return await self._targets.call(target, request, sent=sent)
         key = name or secrets.token_urlsafe(12)
         answer = await self._targets.call(target, request, key=key)
-        return (
-            await _addressed(answer, target.name, key)
-            if answer.status == 202
-            else (reply_of(answer))
-        )
+        return await _addressed(answer, target.name, key) if answer.status == 202 else answer
 
-    async def by_name(self, request: Incoming) -> Reply:
+    async def by_name(self, request: Incoming) -> IngressReply:
         """Read or stop the stream of a conversation: whichever model has it."""
         self._check(request)
         key = request.args.get("conv_id")
-        missing: Reply | None = None
+        missing: IngressReply | None = None
         for target in self._targets:
             answer = await self._targets.call(target, request, key=key)
             if answer.status not in (204, 404):
-                return reply_of(answer)
-            try:
-                missing = Reply(
-                    status=answer.status, headers=answer.headers, body=await answer.read()
-                )
-            finally:
-                answer.close()
+                return answer
+            missing = await answer.whole()
         assert missing is not None
         return missing
 
-    async def by_secret(self, request: Incoming) -> Reply:
+    async def by_secret(self, request: Incoming) -> IngressReply:
         """Read or stop a stream by the address that its POST was given."""
         self._check(request)
         try:
@@ -235,26 +218,26 @@ class Streams:
         except (ValueError, KeyError, TypeError):
             raise NotFoundError("Stream not found or expired") from None
         sent = request.sent(**{_AT: None})
-        return reply_of(await self._targets.call(target, request, sent=sent, key=str(key)))
+        return await self._targets.call(target, request, sent=sent, key=str(key))
 
-    async def lookup(self, request: Incoming) -> Reply:
+    async def lookup(self, request: Incoming) -> IngressReply:
         """Ask for each conversation where it would be."""
         self._check(request)
         ids = request.fields.get("conversation_ids")
         if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
             return await self._targets.ask(self._targets.first, request)
-        limit = asyncio.Semaphore(_AT_ONCE)
-
-        async def ask(target: ModelTarget, id_: str) -> Reply:
+        calls: list[tuple[ModelTarget, CallOptions]] = []
+        for id_ in ids:
             sent = request.sent(body=sse.encode({"conversation_ids": [id_]}).encode())
-            async with limit:
-                return await self._targets.ask(target, request, sent=sent, key=id_)
-
-        found = await together(ask(target, id_) for id_ in ids for target in self._targets)
-        if wrong := [reply for reply in found if reply.status != 200]:
-            return wrong[0]
-        merged: list[Any] = [one for reply in found for one in json.loads(reply.body)]
-        return Reply(body=sse.encode(merged).encode())
+            calls += [(target, {"sent": sent, "key": id_}) for target in self._targets]
+        merged: list[Any] = []
+        for found in await self._targets.ask_all(request, calls):
+            if isinstance(found, TrioServeError):
+                raise found
+            if found.status != 200:
+                return found
+            merged += json.loads(found.body)
+        return IngressReply.json(merged)
 
     def _check(self, request: Incoming) -> None:
         if not self._finds_replicas:
@@ -264,16 +247,13 @@ class Streams:
             )
 
 
-async def _addressed(answer: Answer, model: str, key: str) -> Reply:
+async def _addressed(answer: IngressReply, model: str, key: str) -> IngressReply:
     """Say in the address of a stream who has it."""
-    try:
-        body = json.loads(await answer.read())
-    finally:
-        answer.close()
+    body = json.loads((await answer.whole()).body)
     at = base64.urlsafe_b64encode(json.dumps([model, key]).encode()).decode()
     location = f"{body['location']}?{urlencode({_AT: at})}"
     headers = [each for each in answer.headers if each[0] not in (b"location", b"content-length")]
-    return Reply(
+    return IngressReply(
         status=answer.status,
         headers=[*headers, (b"location", location.encode())],
         body=sse.encode({**body, "location": location}).encode(),
@@ -288,7 +268,7 @@ def _without_names(sent: Sent) -> Sent:
 
 
 #: Answers a request.
-Handler: TypeAlias = Callable[[Incoming], Awaitable[Reply]]
+Handler: TypeAlias = Callable[[Incoming], Awaitable[IngressReply]]
 
 #: Seconds that a list waits for a replica of a model.
 _LIST_PATIENCE = 2.0
@@ -338,7 +318,7 @@ class Routes:
             "/v1/stream/": self._streams.by_secret,
         }
 
-    async def answer(self, request: Incoming) -> Reply:
+    async def answer(self, request: Incoming) -> IngressReply:
         """Answer a request. Whoever gets the reply has to close the call that it is from.
 
         Raises:
@@ -354,19 +334,16 @@ class Routes:
             return await handler(request)
         return await self._streams.begin(self._targets.of(request), request)
 
-    async def _each(self, request: Incoming) -> Mapping[str, Reply | TrioServeError]:
+    async def _each(self, request: Incoming) -> Mapping[str, IngressReply | TrioServeError]:
         """Ask a replica of each model; gives the answers, or what went wrong."""
 
-        async def ask(target: ModelTarget) -> Reply | TrioServeError:
-            try:
-                return await self._targets.ask(target, request, patience=_LIST_PATIENCE)
-            except TrioServeError as error:
-                return error
-
-        found = await together(map(ask, self._targets))
+        calls: Iterable[tuple[ModelTarget, CallOptions]] = (
+            (target, {"patience": _LIST_PATIENCE}) for target in self._targets
+        )
+        found = await self._targets.ask_all(request, calls)
         return dict(zip(self._targets.by_name, found, strict=True))
 
-    async def _list(self, request: Incoming) -> Reply:
+    async def _list(self, request: Incoming) -> IngressReply:
         """Merge the lists of all models. One without a replica is there with its name alone."""
         merged: dict[str, Any] = {}
         for name, found in (await self._each(request)).items():
@@ -380,23 +357,23 @@ class Routes:
                 merged[field] = [*merged.get(field, ()), *value] if type(value) is list else value
         if "data" in merged:
             merged |= proxy.page(merged["data"])
-        return Reply(body=sse.encode(merged).encode())
+        return IngressReply.json(merged)
 
-    async def _ready(self, request: Incoming) -> Reply:
+    async def _ready(self, request: Incoming) -> IngressReply:
         """Say whether any model can be used; if none can, why the first one cannot."""
         found = list((await self._each(request)).values())
-        replies = [each for each in found if isinstance(each, Reply)]
+        replies = [each for each in found if isinstance(each, IngressReply)]
         if isinstance(found[0], TrioServeError) and not replies:
             raise found[0]
         return next((each for each in replies if each.status == 200), replies[0])
 
-    async def _live(self, request: Incoming) -> Reply:
+    async def _live(self, request: Incoming) -> IngressReply:
         """Say that the ingress lives. Serve looks after the replicas."""
-        return Reply(body=b'{"status":"ok"}')
+        return IngressReply(body=b'{"status":"ok"}')
 
-    async def _props(self, request: Incoming) -> Reply:
+    async def _props(self, request: Incoming) -> IngressReply:
         """Describe the model, or several as a router does."""
         if len(self._targets) == 1 or request.args.get("model"):
             return await self._targets.ask(self._targets.of(request), request)
         described = proxy.properties(self._config, max_models=len(self._targets), autoload=False)
-        return Reply(body=sse.encode(described).encode())
+        return IngressReply.json(described)

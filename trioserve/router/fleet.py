@@ -11,6 +11,7 @@ from contextlib import (
     nullcontext,
 )
 
+import attrs
 import trio
 
 from trioserve.errors import (
@@ -23,7 +24,7 @@ from trioserve.errors import (
 )
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.child import Child, HealthCheck
-from trioserve.router.forward import Answer, ChildConnection, NotTakenError, Outgoing, connect
+from trioserve.router.forward import ChildAnswer, ChildConnection, NotTakenError, Outgoing, connect
 from trioserve.router.launch import Launcher, open_launcher, socket_folder
 from trioserve.router.schedule import Lease, Schedule
 from trioserve.router.states import Events, FleetEvent, ModelState, QueueStatus, Status
@@ -230,8 +231,8 @@ class Fleet(EnteredOnce):
         is_next = self._schedule.is_loading(lease.model)
         return QueueStatus(
             position=self._schedule.position(lease),
-            status=record.status if is_next else Status.UNLOADED,
-            progress=record.progress if is_next else None,
+            status=record.known.value if is_next else Status.UNLOADED,
+            progress=record.known.progress if is_next else None,
         )
 
     # -- what others ask for
@@ -305,7 +306,10 @@ class Fleet(EnteredOnce):
         record = self._parts.records.get(name)
         if record is None:
             return ModelState()
-        return record.state(
+        return attrs.evolve(
+            record.known,
+            pid=record.child.pid if record.child is not None else None,
+            last_used=record.last_used,
             n_requests=self._schedule.n_users(name),
             n_waiting=sum(1 for _ in self._schedule.waiting(name)),
             memory=self._schedule.need_of(name),
@@ -355,16 +359,20 @@ async def connected(
             child = await stack.enter_async_context(
                 fleet.use(entry, autoload=autoload, on_wait=on_wait)
             )
-            try:
-                connection = stack.enter_context(
-                    connect(child.socket_path, child.kept, child.ended)
-                )
-            except NotTakenError:
-                pass
-            else:
+            if (connection := _connect(child, stack)) is not None:
                 yield connection
                 return
         await child.ended.wait()
+
+
+def _connect(child: Child, stack: AsyncExitStack) -> ChildConnection | None:
+    """Connect to a process; None: it has ended. Raises NotTakenError: it has too many requests."""
+    try:
+        return stack.enter_context(connect(child.socket_path, child.kept, child.ended))
+    except NotTakenError as error:
+        if isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
+            return None
+        raise
 
 
 @asynccontextmanager
@@ -374,7 +382,7 @@ async def send_to_model(
     write: Callable[[], Awaitable[Outgoing]],
     *,
     on_wait: Callable[[QueueStatus], None] | None = None,
-) -> AsyncIterator[Answer]:
+) -> AsyncIterator[ChildAnswer]:
     """Wait until a model is ready, and send it a request; gives the answer, once its head is there.
 
     Args:

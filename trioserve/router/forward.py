@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import socket
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,7 +23,7 @@ from trioserve.errors import ModelProcessError
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 #: Bytes that are read at once.
-AT_ONCE = 64 * 1024
+_AT_ONCE = 64 * 1024
 
 #: Bytes of a head; a child sends a few hundred.
 _MAX_HEAD = 64 * 1024
@@ -58,118 +57,33 @@ class Outgoing:
         return b"".join(lines) + b"\r\n"
 
 
-class AnswerReader(ABC):
-    """Reads an answer from the bytes that are fed to it, which `read` does.
+@attrs.frozen
+class SocketIO:
+    """How an event loop waits for a socket that does not block. Both may raise OSError."""
 
-    `status` and `headers` are known once `read_head` has returned true.
-    """
+    receive: Callable[[socket.socket, int], Awaitable[bytes]]
+    send: Callable[[socket.socket, bytes], Awaitable[None]]
 
-    def __init__(self, *, is_empty: bool = False) -> None:
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self._is_empty = is_empty  # whatever its headers say
-        self._buffer = b""
-        self._left: int | None = 0  # bytes of the body that are to come; None: it has chunks
 
-    def header(self, name: bytes) -> bytes:
-        """The value of a header; empty when there is none."""
-        return next((value for each, value in self.headers if each == name), b"")
+async def _receive(connection: socket.socket, n_bytes: int) -> bytes:
+    while True:
+        await trio.lowlevel.wait_readable(connection)
+        try:
+            return connection.recv(n_bytes)
+        except BlockingIOError:
+            continue
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether anything has come."""
-        return bool(self._buffer or self.status)
 
-    @property
-    def ended(self) -> bool:
-        """Whether all of the body was taken."""
-        return self._left == 0
+async def _send(connection: socket.socket, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[connection.send(left) :]
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(connection)
 
-    def feed(self, data: bytes) -> None:
-        """Take what came.
 
-        Raises:
-            ModelProcessError: nothing did, so the child has ended.
-        """
-        if not data:
-            raise ModelProcessError
-        self._buffer += data
-
-    def read_head(self) -> bool:
-        """Read the status and the headers; returns whether they are there. Raises as `feed`."""
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._buffer) > _MAX_HEAD:
-                raise ModelProcessError("The process of the model answers with what is no HTTP.")
-            return False
-        first, *lines = self._buffer[:end].split(b"\r\n")
-        self._buffer = self._buffer[end + 4 :]
-        self.status = int(first.split(b" ", 2)[1])
-        for line in lines:
-            name, _, value = line.partition(b":")
-            self.headers.append((name.lower(), value.strip()))
-        if self._is_empty or self.status in (204, 304):
-            return True
-        if self.header(b"transfer-encoding") == b"chunked":
-            self._left = None
-        else:
-            self._left = int(self.header(b"content-length") or 0)
-        return True
-
-    def take(self) -> bytes:
-        """Take what is there of the body, of chunks whole ones. Empty: feed more, or it ended."""
-        return self._chunks() if self._left is None else self._plain(self._left)
-
-    @abstractmethod
-    async def read(self) -> None:
-        """Wait for more bytes, and feed them. Raises ModelProcessError: the child has ended."""
-
-    async def wait_head(self) -> None:
-        """Wait for the status and the headers. Raises ModelProcessError."""
-        while not self.read_head():
-            await self.read()
-
-    async def receive(self) -> bytes:
-        """Wait for more of the body: all that is there, of chunks whole ones. Empty at the end.
-
-        Raises:
-            ModelProcessError: the child ended before the body did.
-        """
-        while not self.ended:
-            if data := self.take():
-                return data
-            if not self.ended:
-                await self.read()
-        return b""
-
-    async def receive_all(self) -> bytes:
-        """Wait for the rest of the body. Raises ModelProcessError."""
-        parts = []
-        while part := await self.receive():
-            parts.append(part)
-        return b"".join(parts)
-
-    def _plain(self, n_left: int) -> bytes:
-        data, self._buffer = self._buffer[:n_left], self._buffer[n_left:]
-        self._left = n_left - len(data)
-        return data
-
-    def _chunks(self) -> bytes:
-        """Take the chunks that are there as a whole. A child sends each event as one."""
-        buffer, position, parts = self._buffer, 0, []
-        while (line_end := buffer.find(b"\r\n", position)) >= 0:
-            start = line_end + 2
-            end = start + int(buffer[position:line_end], 16)
-            if len(buffer) < end + 2:
-                break
-            position = end + 2
-            if start == end:
-                self._left = 0
-                break
-            parts.append(buffer[start:end])
-        self._buffer = buffer[position:]
-        return b"".join(parts)
-
+TRIO = SocketIO(_receive, _send)
 
 #: Seconds that a connection is kept for another request. A child closes one after five.
 _KEEP = 2.0
@@ -243,7 +157,11 @@ def _is_silent(connection: socket.socket) -> bool:
 
 @contextmanager
 def connect(
-    path: Path, kept: Kept | None = None, ended: trio.Event | None = None
+    path: Path,
+    kept: Kept | None = None,
+    ended: trio.Event | None = None,
+    *,
+    io: SocketIO = TRIO,
 ) -> Iterator[ChildConnection]:
     """Connect to the Unix socket of a child, for one request.
 
@@ -254,20 +172,18 @@ def connect(
         path: where the child listens.
         kept: connections to it that are there already.
         ended: set when the child has ended, if anybody watches it.
+        io: that of the event loop.
 
     Raises:
-        NotTakenError: the child does not listen: it has ended, or is about to.
-        ModelProcessError: too many wait for it already.
+        NotTakenError: the child does not listen, or too many wait for it already.
     """
     try:
         made = _connect(path) if kept is None else kept.take(path)
-    except (ConnectionRefusedError, FileNotFoundError) as error:
-        raise NotTakenError from error
     except OSError as error:
-        raise ModelProcessError("The process of the model takes no requests.") from error
+        raise NotTakenError from error
     is_done = False
     try:
-        yield (connection := ChildConnection(made, ended))
+        yield (connection := ChildConnection(made, io, ended))
         is_done = connection.is_at_rest
     finally:
         if is_done and kept is not None:
@@ -279,10 +195,13 @@ def connect(
 class ChildConnection:
     """A connection to a child, for one request. Made by `connect`."""
 
-    def __init__(self, connection: socket.socket, ended: trio.Event | None) -> None:
-        self._connection = connection
+    def __init__(
+        self, connection: socket.socket, io: SocketIO, ended: trio.Event | None = None
+    ) -> None:
+        self.socket = connection
+        self._io = io
         self._ended = ended
-        self._answer: Answer | None = None
+        self._answer: ChildAnswer | None = None
 
     @property
     def is_at_rest(self) -> bool:
@@ -290,15 +209,16 @@ class ChildConnection:
         answer = self._answer
         return answer is not None and answer.ended and answer.header(b"connection") != b"close"
 
-    async def ask(self, request: Outgoing) -> Answer:
+    async def ask(self, request: Outgoing) -> ChildAnswer:
         """Send the request, and wait for the head of the answer.
 
         Raises:
             NotTakenError: the child has ended, and had not read all of the request.
             ModelProcessError: it ended before it had answered.
         """
-        await _send(self._connection, request.head() + request.body)
-        answer = Answer(self._connection, is_empty=request.method == "HEAD")
+        with suppress(OSError):  # it does not want the rest of the body: its answer says why
+            await self._io.send(self.socket, request.head() + request.body)
+        answer = ChildAnswer(self.socket, self._io, is_empty=request.method == "HEAD")
         try:
             await answer.wait_head()
         except ModelProcessError as error:
@@ -322,40 +242,110 @@ class ChildConnection:
 @asynccontextmanager
 async def exchange(
     path: Path, request: Outgoing, kept: Kept | None = None
-) -> AsyncIterator[Answer]:
+) -> AsyncIterator[ChildAnswer]:
     """Send a request to a child; gives the answer once its head is there. Raises as `connect`."""
     with connect(path, kept) as connection:
         yield await connection.ask(request)
 
 
-async def _send(connection: socket.socket, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        try:
-            left = left[connection.send(left) :]
-        except BlockingIOError:
-            await trio.lowlevel.wait_writable(connection)
-        except OSError:
-            return  # it does not want the rest of the body: its answer says why, if there is one
-
-
-class Answer(AnswerReader):
+class ChildAnswer:
     """What a child answers. Made by `ChildConnection.ask`.
 
     `status` and `headers` are known from the start; `receive` gives the body.
     """
 
-    def __init__(self, connection: socket.socket, *, is_empty: bool = False) -> None:
-        super().__init__(is_empty=is_empty)
-        self._connection = connection
+    def __init__(self, connection: socket.socket, io: SocketIO, *, is_empty: bool = False) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._connection, self._io = connection, io
+        self._is_empty = is_empty  # whatever its headers say
+        self._buffer = b""
+        self._left: int | None = 0  # bytes of the body that are to come; None: it has chunks
 
-    async def read(self) -> None:
-        """See `AnswerReader.read`."""
-        await trio.lowlevel.wait_readable(self._connection)
-        try:
-            data = self._connection.recv(AT_ONCE)
-        except BlockingIOError:
+    def header(self, name: bytes) -> bytes:
+        """The value of a header; empty when there is none."""
+        return next((value for each, value in self.headers if each == name), b"")
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything has come."""
+        return bool(self._buffer or self.status)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of the body was taken."""
+        return self._left == 0
+
+    async def wait_head(self) -> None:
+        """Wait for the status and the headers. Raises ModelProcessError."""
+        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
+            if len(self._buffer) > _MAX_HEAD:
+                raise ModelProcessError("The process of the model answers with what is no HTTP.")
+            await self._read()
+        first, *lines = self._buffer[:end].split(b"\r\n")
+        self._buffer = self._buffer[end + 4 :]
+        self.status = int(first.split(b" ", 2)[1])
+        for line in lines:
+            name, _, value = line.partition(b":")
+            self.headers.append((name.lower(), value.strip()))
+        if self._is_empty or self.status in (204, 304):
             return
+        if self.header(b"transfer-encoding") == b"chunked":
+            self._left = None
+        else:
+            self._left = int(self.header(b"content-length") or 0)
+
+    def take(self) -> bytes:
+        """Take what has come of the body, of chunks whole ones; possibly nothing."""
+        return self._chunks() if self._left is None else self._plain(self._left)
+
+    async def receive(self) -> bytes:
+        """Wait for more of the body: all that is there, of chunks whole ones. Empty at the end.
+
+        Raises:
+            ModelProcessError: the child ended before the body did.
+        """
+        while self._left != 0:
+            if data := self.take():
+                return data
+            if self._left != 0:
+                await self._read()
+        return b""
+
+    async def receive_all(self) -> bytes:
+        """Wait for the rest of the body. Raises ModelProcessError."""
+        parts = []
+        while part := await self.receive():
+            parts.append(part)
+        return b"".join(parts)
+
+    async def _read(self) -> None:
+        """Wait for more bytes. Raises ModelProcessError: the child has ended."""
+        try:
+            data = await self._io.receive(self._connection, _AT_ONCE)
         except OSError as error:
             raise ModelProcessError from error
-        self.feed(data)
+        if not data:
+            raise ModelProcessError
+        self._buffer += data
+
+    def _plain(self, n_left: int) -> bytes:
+        data, self._buffer = self._buffer[:n_left], self._buffer[n_left:]
+        self._left = n_left - len(data)
+        return data
+
+    def _chunks(self) -> bytes:
+        """Take the chunks that are there as a whole. A child sends each event as one."""
+        buffer, position, parts = self._buffer, 0, []
+        while (line_end := buffer.find(b"\r\n", position)) >= 0:
+            start = line_end + 2
+            end = start + int(buffer[position:line_end], 16)
+            if len(buffer) < end + 2:
+                break
+            position = end + 2
+            if start == end:
+                self._left = 0
+                break
+            parts.append(buffer[start:end])
+        self._buffer = buffer[position:]
+        return b"".join(parts)

@@ -16,13 +16,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-import attrs
 import structlog
 import trio
 from filelock import FileLock, Timeout
@@ -35,31 +35,6 @@ from trioserve.server.concurrency import alongside
 
 #: Starts a server. The folder that it is started in does not count as a place of packages.
 COMMAND = (sys.executable, "-P", "-m", "trioserve")
-
-
-class LaunchedProcess(Protocol):
-    """A process that was started. Whoever has it waits for its end, and then closes it."""
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-
-    @property
-    def status(self) -> trio.abc.ReceiveStream:
-        """What it tells of its state."""
-
-    @property
-    def log(self) -> trio.abc.ReceiveStream:
-        """What it writes to standard output and error."""
-
-    async def wait(self) -> int:
-        """Wait until it has ended. Returns its exit code, or less the number of its signal."""
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal. Does nothing once it has ended."""
-
-    def close(self) -> None:
-        """Close our ends of the pipes, the lifeline among them."""
 
 
 class Launcher(Protocol):
@@ -134,36 +109,37 @@ def open_pipes() -> Iterator[Pipes]:
             pipes.close_theirs()
 
 
-@attrs.define(eq=False)
-class Piped:
-    """What every process has."""
+class LaunchedProcess(ABC):
+    """A process that was started. Whoever has it waits for its end, and then closes it.
 
-    pipes: Pipes
+    `status` is what it tells of its state, and `log` what it writes to standard output and error.
+    """
 
-    @property
-    def status(self) -> trio.abc.ReceiveStream:
-        """See `LaunchedProcess.status`."""
-        return self.pipes.status
+    def __init__(self, pipes: Pipes, pid: int) -> None:
+        self.pid = pid
+        self.status: trio.abc.ReceiveStream = pipes.status
+        self.log: trio.abc.ReceiveStream = pipes.log
+        self.pipes = pipes
 
-    @property
-    def log(self) -> trio.abc.ReceiveStream:
-        """See `LaunchedProcess.log`."""
-        return self.pipes.log
+    @abstractmethod
+    async def wait(self) -> int:
+        """Wait until it has ended. Returns its exit code, or less the number of its signal."""
+
+    @abstractmethod
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal. Does nothing once it has ended."""
 
     def close(self) -> None:
-        """See `LaunchedProcess.close`."""
+        """Close our ends of the pipes, the lifeline among them."""
         self.pipes.close()
 
 
-@attrs.define(eq=False)
-class _Spawned(Piped):
+class _Spawned(LaunchedProcess):
     """A process that was started as any other."""
 
-    _process: trio.Process
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def __init__(self, pipes: Pipes, process: trio.Process) -> None:
+        super().__init__(pipes, process.pid)
+        self._process = process
 
     async def wait(self) -> int:
         return await self._process.wait()
@@ -371,13 +347,13 @@ class Forks:
         return None
 
 
-@attrs.define(eq=False)
-class _Forked(Piped):
+class _Forked(LaunchedProcess):
     """A process that was forked from the zygote, and that we adopted."""
 
-    pid: int
-    _descriptor: int
-    _code: int | None = None
+    def __init__(self, pipes: Pipes, pid: int, descriptor: int) -> None:
+        super().__init__(pipes, pid)
+        self._descriptor = descriptor
+        self._code: int | None = None
 
     async def wait(self) -> int:
         if self._code is None:

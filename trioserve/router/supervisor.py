@@ -23,6 +23,8 @@ from trioserve.router.launch import Launcher
 from trioserve.router.schedule import Schedule
 from trioserve.router.states import FleetEvent, ModelState, Status
 
+_log = structlog.stdlib.get_logger("trioserve.router")
+
 #: This many deaths within these seconds are too many; for as long, it is not started again.
 MAX_DEATHS = 3
 WINDOW = 60.0
@@ -63,61 +65,37 @@ class Record:
     entry: ModelEntry
     child: Child | None = None
     is_ready: bool = False  # its process was ready once, though it may sleep
-    status: Status = Status.UNLOADED
-    args: tuple[str, ...] = ()
-    progress: float | None = None
-    info: Mapping[str, Any] = attrs.field(factory=dict)
-    failed: bool = False
-    exit_code: int | None = None
-    message: str | None = None
-    log_tail: tuple[str, ...] = ()
+    known: ModelState = attrs.field(factory=ModelState)  # but for what changes with each request
     last_used: float | None = None
     deaths: Deaths = attrs.field(factory=Deaths)
+
+    def note(self, **changes: Any) -> None:
+        """Change what is known."""
+        self.known = attrs.evolve(self.known, **changes)
 
     def begin(self, child: Child) -> None:
         """A process is being started."""
         self.child, self.is_ready = child, False
-        self.status = Status.LOADING
-        self.args = (*self.entry.args, "--host", str(child.socket_path))
-        self.progress, self.info = None, {}
-        self.failed, self.exit_code, self.message, self.log_tail = False, None, None, ()
+        args = (*self.entry.args, "--host", str(child.socket_path))
+        self.known = ModelState(value=Status.LOADING, args=args, socket_path=child.socket_path)
         self.use()
 
     def end(self, child: Child) -> None:
         """Its process has ended."""
         self.child, self.is_ready = None, False
-        self.status = Status.UNLOADED
-        self.progress = None
-        self.exit_code = child.exit_code
-        self.failed = not child.asked
-        if self.failed:
-            self.message, self.log_tail = child.last_words(), tuple(child.lines)
+        self.note(
+            value=Status.UNLOADED,
+            socket_path=None,
+            progress=None,
+            exit_code=child.exit_code,
+            failed=not child.asked,
+        )
+        if self.known.failed:
+            self.note(message=child.last_words(), log_tail=tuple(child.lines))
 
     def use(self) -> None:
         """Note that it is in use now."""
         self.last_used = time.time()
-
-    def state(self, *, n_requests: int, n_waiting: int, memory: int | None) -> ModelState:
-        """Show it to others, with what the schedule knows of it."""
-        return ModelState(
-            value=self.status,
-            args=self.args,
-            pid=self.child.pid if self.child is not None else None,
-            socket_path=self.child.socket_path if self.child is not None else None,
-            progress=self.progress,
-            info=self.info,
-            failed=self.failed,
-            exit_code=self.exit_code,
-            message=self.message,
-            log_tail=self.log_tail,
-            last_used=self.last_used,
-            n_requests=n_requests,
-            n_waiting=n_waiting,
-            memory=memory,
-        )
-
-
-_log = structlog.stdlib.get_logger("trioserve.router")
 
 
 class FleetSupervisor:
@@ -208,7 +186,7 @@ class FleetSupervisor:
     async def _attend(self, record: Record, child: Child) -> None:
         """Have a process from its start to its end."""
         try:
-            await child.run(self._launcher, record.args, partial(self._told, record))
+            await child.run(self._launcher, record.known.args, partial(self._told, record))
         except ModelLoadError as error:
             child.message = error.message
         finally:
@@ -221,15 +199,16 @@ class FleetSupervisor:
         data: dict[str, Any] = {}
         match report.get("state"):
             case "downloading" | "loading" as state:
-                record.status, record.progress = Status(state), report.get("progress")
+                record.note(value=Status(state), progress=report.get("progress"))
                 data = {"progress": _progress(record)}
             case "ready":
-                record.status, record.progress, record.is_ready = Status.LOADED, None, True
-                record.info = report.get("info", record.info)
+                record.is_ready = True
+                info = report.get("info", record.known.info)
+                record.note(value=Status.LOADED, progress=None, info=info)
                 data = {"info": report["info"]} if "info" in report else {}
                 self._schedule.ready(name)
             case "sleeping":
-                record.status = Status.SLEEPING
+                record.note(value=Status.SLEEPING)
                 self._schedule.asleep(name)
             case "ended":
                 self._schedule.dying(name)  # the rest when all that it wrote has been read
@@ -245,8 +224,8 @@ class FleetSupervisor:
         record.end(child)
         self._schedule.gone(name, ModelLoadError(child.last_words()))
         self._announce(record, {"exit_code": child.exit_code})
-        if record.failed and not self._closed:
-            _log.error("the process of a model has ended", model=name, reason=record.message,
+        if record.known.failed and not self._closed:
+            _log.error("the process of a model has ended", model=name, reason=record.known.message,
                        exit_code=child.exit_code)  # fmt: skip
             self._recover(record, was_ready)
         self.turn()
@@ -279,7 +258,7 @@ class FleetSupervisor:
         self.turn()
 
     def _announce(self, record: Record, data: Mapping[str, Any] | None = None) -> None:
-        about = {"status": record.status.value, **(data or {})}
+        about = {"status": record.known.value.value, **(data or {})}
         self._tell(FleetEvent(model=record.entry.name, event="status_change", data=about))
 
 
@@ -288,11 +267,11 @@ def too_often(record: Record) -> ModelFailedError:
     wait_s = record.deaths.wait_s(trio.current_time())
     return ModelFailedError(
         f"The model {record.entry.name!r} has failed {MAX_DEATHS} times within a minute, so it is "
-        f"not started again for another {wait_s:.0f} seconds. {record.message}",
+        f"not started again for another {wait_s:.0f} seconds. {record.known.message}",
         retry_after=wait_s,
     )
 
 
 def _progress(record: Record) -> dict[str, Any]:
     """How far a model is loaded, in the form of llama-server."""
-    return {"stages": ["text_model"], "current": "text_model", "value": record.progress}
+    return {"stages": ["text_model"], "current": "text_model", "value": record.known.progress}

@@ -45,7 +45,7 @@ from trioserve.errors import (
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.fleet import Fleet, connected
 from trioserve.router.forward import (
-    Answer,
+    ChildAnswer,
     ChildConnection,
     NotTakenError,
     Outgoing,
@@ -298,7 +298,7 @@ def outgoing(current: Request, body: bytes) -> Outgoing:
     return Outgoing(current.method, proxy.target_of(current.path, query), headers, body)
 
 
-async def respond(answer: Answer) -> Response:
+async def respond(answer: ChildAnswer) -> Response:
     """Make the response to the current request that passes on what a child answers.
 
     Raises:
@@ -323,7 +323,7 @@ def _passed() -> PassedStream:
 
 
 async def _parts(
-    answer: Answer, current: Request, passed: PassedStream, *, begun: bool = False
+    answer: ChildAnswer, current: Request, passed: PassedStream, *, begun: bool = False
 ) -> AsyncGenerator[bytes, None]:
     """Pass a body on as it comes. If the child ends before it does, a stream says so.
 
