@@ -1,11 +1,6 @@
 """The public names, said once: type checkers read this, and ``__init__`` loads them from here."""
 
 from ._version import __version__ as __version__
-from .chat.content_parts import (
-    Audio as Audio,
-    Image as Image,
-    Video as Video,
-)
 from .chat.deltas import (
     ContentDelta as ContentDelta,
     Delta as Delta,
@@ -14,6 +9,11 @@ from .chat.deltas import (
     ToolCall as ToolCall,
     ToolCallArguments as ToolCallArguments,
     ToolCallStart as ToolCallStart,
+)
+from .chat.messages import (
+    Audio as Audio,
+    Image as Image,
+    Video as Video,
 )
 from .chat.params import (
     ChatParams as ChatParams,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trioserve.chat import content_parts
-from trioserve.chat.content_parts import (
+from trioserve.chat import messages
+from trioserve.chat.messages import (
     Audio,
     Image,
     Video,
@@ -17,9 +17,9 @@ from trioserve.chat.content_parts import (
     document_part,
     documents_in,
     pages_of,
+    parse_messages,
     write_document,
 )
-from trioserve.chat.messages import parse_messages
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
 from trioserve.types import (
     DecodedDocument,
@@ -104,7 +104,7 @@ def test_a_file_of_text_is_text() -> None:
 
 
 @pytest.mark.parametrize("attachment", [Image(DATA), Audio(DATA), Video(DATA)])
-def test_what_a_program_gives_can_be_sent(attachment: content_parts.Attachment) -> None:
+def test_what_a_program_gives_can_be_sent(attachment: messages.Attachment) -> None:
     sent = parse(attachment.as_part())["media"]
     assert (sent.kind, sent.data) == (attachment.kind, DATA)
 
@@ -178,7 +178,7 @@ def test_a_fault_is_named(part: Any, error: type[InvalidRequestError], param: st
 
 @pytest.mark.parametrize(("length", "space"), [(0, ""), (3, "\n"), (4, ""), (11, "\n"), (13, "")])
 def test_base64_in_pieces(length: int, space: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content_parts, "_PIECE", 5)
+    monkeypatch.setattr(messages, "_PIECE", 5)
     data = DATA[1 : length + 2]
     text = space.join(b64encode(data).decode())
     assert decode_base64(f"data:,{text}", "x", start=6) == data

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.chat.content_parts import media_part
 from trioserve.chat.markers import mark, media_marker, split_at
-from trioserve.chat.messages import Messages, parse_messages
+from trioserve.chat.messages import Messages, media_part, parse_messages
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.types import MediaSource
 

@@ -27,8 +27,8 @@ from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.waiting import patiently, until
 from trioserve.api.base.service import Service
 from trioserve.app import create_app
-from trioserve.chat.content_parts import Audio, Image
 from trioserve.chat.deltas import ContentDelta, Message, ToolCall
+from trioserve.chat.messages import Audio, Image
 from trioserve.config import Config
 from trioserve.errors import (
     DeadlineExceededError,

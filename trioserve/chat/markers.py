@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from trioserve.chat.content_parts import has_media
-from trioserve.chat.messages import Message, Messages
+from trioserve.chat.messages import Message, Messages, has_media
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.types import MediaSource
 

@@ -16,7 +16,7 @@ import httpcore
 import msgspec
 import trio
 
-from trioserve.chat.content_parts import Attachment, Audio, Image, Video
+from trioserve.chat.messages import Attachment, Audio, Image, Video
 from trioserve.errors import (
     DeadlineExceededError,
     InvalidRequestError,

@@ -18,7 +18,6 @@ import trio
 from werkzeug.datastructures import Headers
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartEncoder, Preamble
 
-from trioserve.chat.content_parts import Audio, text_part
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
@@ -28,6 +27,7 @@ from trioserve.chat.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
+from trioserve.chat.messages import Audio, text_part
 from trioserve.errors import (
     InvalidMediaError,
     UnavailableError,

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import attrs
 
-from trioserve.chat.grammar.answer import preserved_tokens
+from trioserve.chat.parse.parser import preserved_tokens
 from trioserve.chat.template.builtin import CHATML, LegacyTemplate, source_of
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.config import Config

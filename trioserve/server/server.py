@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.chat.content_parts import Audio
+from trioserve.chat.messages import Audio
 from trioserve.chat.params import ChatParams
 from trioserve.errors import ServerClosingError
 from trioserve.server.context import RequestContext, refuse, take_chat, take_context

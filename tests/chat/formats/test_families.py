@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.support.message_writers import WRITERS, Call, Writer, parts
 from tests.support.parsing import parse
-from trioserve.chat.formats.families import KNOWN, detect
+from trioserve.chat.formats.families import FAMILIES, detect
 from trioserve.chat.formats.syntax import ChatFormat, Ignore, Parameters
 from trioserve.chat.parse.parser import REASONING_FORMATS
 from trioserve.chat.template.render import ChatTemplate
@@ -23,7 +23,7 @@ from trioserve.chat.template.render import ChatTemplate
 #: For each format and property; set it higher to search for longer.
 EXAMPLES = int(os.environ.get("CHAT_EXAMPLES", "8"))
 
-FORMATS = {one.format.name: one.format for one in KNOWN}
+FORMATS = {one.name: one for one in FAMILIES}
 
 
 # -- what models write comes back

@@ -6,9 +6,10 @@ import attrs
 import pytest
 
 from trioserve.chat.formats import families
-from trioserve.chat.formats.families import KNOWN
+from trioserve.chat.formats.families import FAMILIES
 from trioserve.chat.formats.syntax import ChatFormat
-from trioserve.chat.grammar.answer import after_thinking, preserved_tokens, thinking_of
+from trioserve.chat.grammar.answer import after_thinking
+from trioserve.chat.parse.parser import preserved_tokens, thinking_of
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.types import Grammar, Thinking
 
@@ -70,7 +71,7 @@ def test_channels_say_where_the_answer_begins() -> None:
 
 
 def test_every_format_says_what_it_needs() -> None:
-    for format in (signature.format for signature in KNOWN):
+    for format in FAMILIES:
         if format.reasoning is not None:
             assert format.thinking == format.reasoning
         if format.channels is not None:

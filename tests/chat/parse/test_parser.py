@@ -24,7 +24,7 @@ from trioserve.chat.deltas import (
     ToolCallStart,
 )
 from trioserve.chat.formats import families
-from trioserve.chat.formats.families import KNOWN, detect
+from trioserve.chat.formats.families import FAMILIES, detect
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import REASONING_FORMATS, new_call_id
 from trioserve.errors import InvalidRequestError
@@ -272,7 +272,7 @@ FRAGMENTS = [
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12).map("".join)
 SETTINGS = st.fixed_dictionaries(
     {
-        "format": st.sampled_from([signature.format for signature in KNOWN]),
+        "format": st.sampled_from(FAMILIES),
         "parse_tools": st.booleans(),
         "reasoning_format": st.sampled_from(sorted(REASONING_FORMATS)),
         "prompt_tail": st.sampled_from(["", "<think>\n", "<think>\n\n</think>\n\n", "</think>"]),

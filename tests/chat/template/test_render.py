@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from trioserve.chat.formats.calls import GENERIC
-from trioserve.chat.formats.families import HERMES
+from trioserve.chat.formats.families import GENERIC_CALLS, HERMES
 from trioserve.chat.template.builtin import CHATML
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
@@ -167,8 +166,8 @@ def test_an_error_names_the_message_after_one_was_added() -> None:
 
 
 def test_the_format_is_the_one_that_the_model_is_told() -> None:
-    assert ChatTemplate(BARE).format.tool_calls is GENERIC
-    assert ChatTemplate(BARE + "{# <tool_call> #}").format.tool_calls is GENERIC
+    assert ChatTemplate(BARE).format.tool_calls is GENERIC_CALLS
+    assert ChatTemplate(BARE + "{# <tool_call> #}").format.tool_calls is GENERIC_CALLS
     assert ChatTemplate(FULL + "{# <tool_call> #}").format is HERMES
 
 

@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.support.media_files import av_file, image_file, wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripted_server import assert_at_rest, serve
-from trioserve.chat.content_parts import Audio, Image, Video
+from trioserve.chat.messages import Audio, Image, Video
 from trioserve.chat.params import ChatParams
 from trioserve.errors import (
     ContextLengthExceededError,

@@ -15,7 +15,7 @@ import trio
 from tests.support.media_files import float_wav
 from tests.support.projectors import WordProjector
 from tests.support.scripts import ENDLESS, answering
-from trioserve.chat.content_parts import Audio
+from trioserve.chat.messages import Audio
 from trioserve.config import Config
 from trioserve.errors import (
     DeadlineExceededError,

@@ -29,16 +29,6 @@ from trioserve.api.base.fields import (
     required,
     text,
 )
-from trioserve.chat.content_parts import (
-    decode_base64,
-    document_part,
-    heading,
-    later,
-    media_part,
-    source_of,
-    text_part,
-    write_document,
-)
 from trioserve.chat.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -47,6 +37,14 @@ from trioserve.chat.messages import (
     Messages,
     Tools,
     check_count,
+    decode_base64,
+    document_part,
+    heading,
+    later,
+    media_part,
+    source_of,
+    text_part,
+    write_document,
 )
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
 from trioserve.types import DocumentSource, MediaSource

@@ -28,8 +28,8 @@ from trioserve.api.base.generation_request import (
     UNSUPPORTED_IN_CHAT,
     GenerationRequest,
 )
-from trioserve.chat.content_parts import DETAILS
 from trioserve.chat.messages import (
+    DETAILS,
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,

@@ -12,9 +12,8 @@ import attrs
 
 from trioserve.api.base import limits
 from trioserve.api.base.fields import MismatchError, integer, json_type, number, objects, strings
-from trioserve.chat.content_parts import source_of
 from trioserve.chat.markers import media_marker, split_at
-from trioserve.chat.messages import MAX_PARTS
+from trioserve.chat.messages import MAX_PARTS, source_of
 from trioserve.errors import InvalidRequestError
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.types import MAX_SALT, MAX_SCALE, SAMPLER_LETTERS, GenerationParams, Grammar

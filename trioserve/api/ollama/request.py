@@ -34,7 +34,6 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.ollama.models import can_think
-from trioserve.chat.content_parts import media_part, source_of, text_part
 from trioserve.chat.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -43,8 +42,11 @@ from trioserve.chat.messages import (
     Messages,
     Tools,
     check_count,
+    media_part,
     parse_messages,
     parse_tools,
+    source_of,
+    text_part,
 )
 from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError

@@ -24,8 +24,7 @@ from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
 from trioserve.api.openapi import takes
-from trioserve.chat.content_parts import parse_media_part
-from trioserve.chat.messages import MAX_PARTS
+from trioserve.chat.messages import MAX_PARTS, parse_media_part
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
 from trioserve.server.generation.embeddings import Array, Embeddings

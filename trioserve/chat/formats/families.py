@@ -1,4 +1,4 @@
-"""How each family of models writes its messages, and which family a template belongs to."""
+"""How each family of models writes its messages, as data, and which family a template is of."""
 
 # ruff: noqa: RUF001 - these models' markers have wide bars on purpose
 
@@ -6,110 +6,549 @@ from __future__ import annotations
 
 import attrs
 
-from trioserve.chat.formats import calls
-from trioserve.chat.formats.syntax import Channels, ChatFormat, Reasoning
+from trioserve.chat.formats.syntax import (
+    Channels,
+    ChatFormat,
+    Choice,
+    Elements,
+    Ignore,
+    JsonArguments,
+    JsonCall,
+    JsonContent,
+    Literals,
+    Maybe,
+    Name,
+    OneOf,
+    Parameters,
+    QuotedName,
+    Reasoning,
+    Text,
+    ToolCalls,
+)
 
 THINK = Reasoning("<think>", "</think>")
-COHERE_THINK = Reasoning("<|START_THINKING|>", "<|END_THINKING|>")
 
-# -- plain markers
+#: Templates with these write calls in ``<tool_call>`` too, but not as JSON.
+_OTHER_CALLS = ("<function=", "<arg_key>", "<parameter=", "<invoke")
+_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 
-HERMES_THINK = ChatFormat(name="hermes-think", reasoning=THINK, tool_calls=calls.HERMES)
-HERMES = ChatFormat(name="hermes", tool_calls=calls.HERMES)
-PLAIN_THINK = ChatFormat(name="plain-think", reasoning=THINK, tool_calls=calls.GENERIC)
-PLAIN = ChatFormat(name="plain", tool_calls=calls.GENERIC)
-QWEN3_CODER_THINK = ChatFormat(
-    name="qwen3-coder-think", reasoning=THINK, tool_calls=calls.QWEN3_CODER
+# -- one JSON object a call
+
+_NAMED = JsonCall(ignored_keys=("type", "id"))
+HERMES = ChatFormat(
+    name="hermes",
+    mentions=("<tool_call>",),
+    lacks=_OTHER_CALLS,
+    tool_calls=ToolCalls(starts=("<tool_call>",), call=(_NAMED,), closing=("</tool_call>",)),
 )
-QWEN3_CODER = ChatFormat(name="qwen3-coder", tool_calls=calls.QWEN3_CODER)
-GLM = ChatFormat(name="glm-4", reasoning=THINK, tool_calls=calls.GLM)
-HUNYUAN = ChatFormat(
-    name="hunyuan-3",
-    reasoning=Reasoning("<think:opensource>", "</think:opensource>"),
-    tool_calls=calls.HUNYUAN,
+HERMES_THINK = attrs.evolve(
+    HERMES,
+    name="hermes-think",
+    mentions=("<tool_call>", "</think>"),
+    reasoning=THINK,
+)
+
+#: For models whose template has no place for tools, as llama.cpp asks them to write calls.
+GENERIC_CALLS = ToolCalls(
+    bare="{",
+    starts=(),
+    opening=(
+        Text("{"),
+        Choice(
+            '"response"',
+            (Text('"response"'), Text(":"), JsonContent()),
+            (OneOf(('"tool_calls"', '"tool_call"')), Text(":"), Maybe(("[",))),
+        ),
+    ),
+    call=(_NAMED,),
+    between=(",",),
+    closing=("]", "}"),
+)
+PLAIN = ChatFormat(name="plain", tool_calls=GENERIC_CALLS)
+PLAIN_THINK = attrs.evolve(PLAIN, name="plain-think", mentions=("</think>",), reasoning=THINK)
+_LLAMA3_CALL = JsonCall(arguments_keys=("parameters", "arguments"), ignored_keys=("type", "id"))
+LLAMA3 = ChatFormat(
+    name="llama-3",
+    mentions=("<|start_header_id|>", '"parameters"'),
+    tool_calls=ToolCalls(
+        bare="{",
+        starts=("<|python_tag|>",),
+        call=(
+            Choice(
+                "{",
+                (_LLAMA3_CALL,),
+                (Name(until=(".call(",)), Text(".call"), Literals(open="(", equals="=", close=")")),
+            ),
+        ),
+        between=(";",),
+    ),
+)
+MINIMAX_M1 = ChatFormat(
+    name="minimax-m1",
+    mentions=("<beginning_of_sentence>", "<tool_calls>"),
+    reasoning=THINK,
+    tool_calls=ToolCalls(
+        starts=("<tool_calls>",), call=(_NAMED,), again=("{",), closing=("</tool_calls>",)
+    ),
+)
+GIGACHAT = ChatFormat(
+    name="gigachat-3",
+    mentions=("<|role_sep|>", "<|message_sep|>"),
+    tool_calls=ToolCalls(
+        starts=("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>"),
+        call=(_NAMED,),
+    ),
+)
+
+# -- an array of JSON objects
+
+
+def _array(
+    start: str, *closing: str, call: JsonCall = _NAMED, short_ids: bool = False
+) -> ToolCalls:
+    return ToolCalls(
+        starts=(start,),
+        opening=(Text("["),),
+        call=(call,),
+        between=(",",),
+        closing=("]", *closing),
+        short_ids=short_ids,
+    )
+
+
+MISTRAL_OLD = ChatFormat(
+    name="mistral-array",
+    mentions=("[TOOL_CALLS]",),
+    tool_calls=_array("[TOOL_CALLS]", short_ids=True),
+)
+NEMOTRON_V2 = ChatFormat(
+    name="nemotron-nano-v2",
+    mentions=("<TOOLCALL>",),
+    reasoning=THINK,
+    tool_calls=_array("<TOOLCALL>", "</TOOLCALL>"),
+)
+APRIEL = ChatFormat(
+    name="apriel",
+    mentions=("<tool_calls>", "[BEGIN FINAL RESPONSE]"),
+    reasoning=Reasoning("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    tool_calls=_array("<tool_calls>", "</tool_calls>"),
+    dropped=("[END FINAL RESPONSE]",),
+)
+FIREFUNCTION = ChatFormat(
+    name="firefunction", mentions=("functools[",), tool_calls=_array("functools")
+)
+GRANITE_3 = ChatFormat(
+    name="granite-3",
+    mentions=("<|tool_call|>", "<|start_of_role|>"),
+    reasoning=THINK,
+    tool_calls=_array("<|tool_call|>"),
+    dropped=("<response>", "</response>"),
+)
+_COHERE = JsonCall(
+    name_keys=("tool_name",), arguments_keys=("parameters",), ignored_keys=("tool_call_id",)
+)
+COMMAND_R7B = ChatFormat(
+    name="command-r7b",
+    mentions=("<|START_ACTION|>",),
+    reasoning=Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
+    tool_calls=_array("<|START_ACTION|>", "<|END_ACTION|>", call=_COHERE),
+    dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+)
+COMMAND_R = ChatFormat(
+    name="command-r",
+    mentions=("<|CHATBOT_TOKEN|>", "Action:"),
+    tool_calls=ToolCalls(
+        starts=("Action:",),
+        opening=(Text("```json"), Text("[")),
+        call=(_COHERE,),
+        between=(",",),
+        closing=("]", "```"),
+    ),
+)
+APERTUS = ChatFormat(
+    name="apertus",
+    mentions=("<|tools_prefix|>",),
+    reasoning=Reasoning("<|inner_prefix|>", "<|inner_suffix|>"),
+    tool_calls=ToolCalls(
+        starts=("<|tools_prefix|>",),
+        opening=(Text("["),),
+        call=(Text("{"), QuotedName(), Text(":"), JsonArguments(), Text("}")),
+        between=(",",),
+        closing=("]", "<|tools_suffix|>"),
+    ),
+)
+
+# -- the name between markers, then the arguments as JSON
+
+MISTRAL = ChatFormat(
+    name="mistral",
+    mentions=("[TOOL_CALLS]", "[ARGS]"),
+    tool_calls=ToolCalls(
+        starts=("[TOOL_CALLS]",),
+        call=(
+            Name(until=("[CALL_ID]", "[ARGS]", "{")),
+            Ignore(until=("[ARGS]", "{")),
+            Maybe(("[ARGS]",)),
+            JsonArguments(),
+        ),
+        short_ids=True,
+    ),
+)
+MISTRAL_THINK = attrs.evolve(
+    MISTRAL,
+    name="mistral-think",
+    mentions=("[TOOL_CALLS]", "[ARGS]", "[THINK]"),
+    reasoning=Reasoning("[THINK]", "[/THINK]"),
+)
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+DEEPSEEK_R1 = ChatFormat(
+    name="deepseek-r1",
+    mentions=(_DEEPSEEK_CALL, "```json", "</think>"),
+    reasoning=THINK,
+    tool_calls=ToolCalls(
+        starts=_DEEPSEEK[:2],
+        call=(
+            Text(_DEEPSEEK[1]),
+            Text("function"),
+            Text("<｜tool▁sep｜>"),
+            Name(until=("\n",)),
+            Text("```json"),
+            JsonArguments(),
+            Text("```"),
+            Text(_DEEPSEEK[2]),
+        ),
+        again=(_DEEPSEEK[1],),
+        closing=("<｜tool▁calls▁end｜>",),
+    ),
+)
+DEEPSEEK_V3 = attrs.evolve(
+    DEEPSEEK_R1, name="deepseek-v3", mentions=(_DEEPSEEK_CALL, "```json"), reasoning=None
+)
+DEEPSEEK_V3_1 = ChatFormat(
+    name="deepseek-v3.1",
+    mentions=(_DEEPSEEK_CALL,),
+    reasoning=THINK,
+    tool_calls=ToolCalls(
+        starts=_DEEPSEEK[:2],
+        call=(
+            Text(_DEEPSEEK[1]),
+            Name(until=("<｜tool▁sep｜>",)),
+            Text("<｜tool▁sep｜>"),
+            JsonArguments(),
+            Text(_DEEPSEEK[2]),
+        ),
+        again=(_DEEPSEEK[1],),
+        closing=("<｜tool▁calls▁end｜>",),
+    ),
+)
+KIMI_K2 = ChatFormat(
+    name="kimi-k2",
+    mentions=("<|tool_calls_section_begin|>",),
+    tool_calls=ToolCalls(
+        starts=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        call=(
+            Text("<|tool_call_begin|>"),
+            Name(until=("<|tool_call_argument_begin|>",), prefix="functions.", counted=True),
+            Text("<|tool_call_argument_begin|>"),
+            JsonArguments(),
+            Text("<|tool_call_end|>"),
+        ),
+        again=("<|tool_call_begin|>",),
+        closing=("<|tool_calls_section_end|>",),
+    ),
+)
+KIMI_K2_THINK = attrs.evolve(
+    KIMI_K2,
+    name="kimi-k2-think",
+    mentions=("<|tool_calls_section_begin|>", "</think>"),
+    reasoning=THINK,
+)
+SOLAR = ChatFormat(
+    name="solar-open",
+    mentions=("<|tool_call:begin|>",),
+    reasoning=Reasoning("<|think|>", "<|end|>"),
+    tool_calls=ToolCalls(
+        starts=("<|tool_calls|>", "<|tool_call:begin|>"),
+        call=(
+            Text("<|tool_call:begin|>"),
+            Ignore(until=("<|tool_call:name|>",)),
+            Text("<|tool_call:name|>"),
+            Name(until=("<|tool_call:args|>",)),
+            Text("<|tool_call:args|>"),
+            JsonArguments(),
+            Text("<|tool_call:end|>"),
+        ),
+        again=("<|tool_call:begin|>",),
+        closing=("<|calls|>",),
+    ),
+    dropped=("<|begin|>assistant", "<|content|>", "<|end|>"),
+)
+FUNCTIONARY_3_1 = ChatFormat(
+    name="functionary-3.1",
+    mentions=("<function=", "</function>", "<|eom_id|>"),
+    tool_calls=ToolCalls(
+        starts=("<function=",),
+        call=(Name(until=(">",)), Text(">"), JsonArguments(), Text("</function>")),
+    ),
+)
+
+# -- each argument between markers
+
+QWEN3_CODER = ChatFormat(
+    name="qwen3-coder",
+    mentions=("<function=", "<parameter="),
+    tool_calls=ToolCalls(
+        starts=("<tool_call>", "<function="),
+        call=(
+            Text("<function="),
+            Name(until=(">",)),
+            Text(">"),
+            Parameters(
+                open="<parameter=",
+                key_end=">",
+                close="</parameter>",
+                ends=("</function>", "</tool_call>"),
+                newlines=True,
+            ),
+            Maybe(("</function>",)),
+        ),
+        again=("<function=",),
+        closing=("</tool_call>",),
+    ),
+)
+QWEN3_CODER_THINK = attrs.evolve(
+    QWEN3_CODER,
+    name="qwen3-coder-think",
+    mentions=("<function=", "<parameter=", "</think>"),
+    reasoning=THINK,
 )
 SEED_OSS = ChatFormat(
     name="seed-oss",
+    mentions=("<seed:tool_call>",),
     reasoning=Reasoning("<seed:think>", "</seed:think>"),
-    tool_calls=calls.SEED_OSS,
+    tool_calls=ToolCalls(
+        starts=("<seed:tool_call>", "<function="),
+        call=(
+            Text("<function="),
+            Name(until=(">",)),
+            Text(">"),
+            Parameters(
+                open="<parameter=",
+                key_end=">",
+                close="</parameter>",
+                ends=("</function>", "</seed:tool_call>"),
+            ),
+            Maybe(("</function>",)),
+        ),
+        again=("<function=",),
+        closing=("</seed:tool_call>",),
+    ),
 )
-MINIMAX_M2 = ChatFormat(name="minimax-m2", reasoning=THINK, tool_calls=calls.MINIMAX_M2)
+MINIMAX_M2 = ChatFormat(
+    name="minimax-m2",
+    mentions=("<minimax:tool_call>",),
+    reasoning=THINK,
+    tool_calls=ToolCalls(
+        starts=("<minimax:tool_call>",),
+        call=(
+            Text('<invoke name="'),
+            Name(until=('">',)),
+            Text('">'),
+            Parameters(
+                open='<parameter name="',
+                key_end='">',
+                close="</parameter>",
+                ends=("</invoke>",),
+            ),
+            Text("</invoke>"),
+        ),
+        again=('<invoke name="',),
+        closing=("</minimax:tool_call>",),
+    ),
+)
+_M3 = "]<]minimax[>["
 MINIMAX_M3 = ChatFormat(
     name="minimax-m3",
+    mentions=("]<]minimax[>[",),
     reasoning=Reasoning("<mm:think>", "</mm:think>"),
-    tool_calls=calls.MINIMAX_M3,
+    tool_calls=ToolCalls(
+        starts=(f"{_M3}<tool_call>",),
+        call=(
+            Text(f'{_M3}<invoke name="'),
+            Name(until=('">',)),
+            Text('">'),
+            Elements(mark=_M3, parent="invoke", item="item"),
+        ),
+        again=(f'{_M3}<invoke name="',),
+        closing=(f"{_M3}</tool_call>",),
+    ),
 )
-MINIMAX_M1 = ChatFormat(name="minimax-m1", reasoning=THINK, tool_calls=calls.MINIMAX_M1)
-MINICPM5 = ChatFormat(name="minicpm-5", reasoning=THINK, tool_calls=calls.MINICPM5)
-LLAMA3 = ChatFormat(name="llama-3", tool_calls=calls.LLAMA3)
-MISTRAL_OLD = ChatFormat(name="mistral-array", tool_calls=calls.MISTRAL_OLD)
-MISTRAL = ChatFormat(name="mistral", tool_calls=calls.MISTRAL)
-MISTRAL_THINK = ChatFormat(
-    name="mistral-think", reasoning=Reasoning("[THINK]", "[/THINK]"), tool_calls=calls.MISTRAL
+DEEPSEEK_V3_2 = ChatFormat(
+    name="deepseek-v3.2",
+    mentions=("｜DSML｜", "</think>"),
+    reasoning=THINK,
+    tool_calls=ToolCalls(
+        starts=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
+        call=(
+            Text('<｜DSML｜invoke name="'),
+            Name(until=('">',)),
+            Text('">'),
+            Parameters(
+                open='<｜DSML｜parameter name="',
+                key_end='"',
+                value_open=">",
+                text_attribute='string="true"',
+                close="</｜DSML｜parameter>",
+                ends=("</｜DSML｜invoke>",),
+            ),
+            Text("</｜DSML｜invoke>"),
+        ),
+        again=('<｜DSML｜invoke name="',),
+        closing=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+    ),
 )
-DEEPSEEK_R1 = ChatFormat(name="deepseek-r1", reasoning=THINK, tool_calls=calls.DEEPSEEK_R1)
-DEEPSEEK_V3 = ChatFormat(name="deepseek-v3", tool_calls=calls.DEEPSEEK_R1)
-DEEPSEEK_V3_1 = ChatFormat(name="deepseek-v3.1", reasoning=THINK, tool_calls=calls.DEEPSEEK_V3_1)
-DEEPSEEK_V3_2 = ChatFormat(name="deepseek-v3.2", reasoning=THINK, tool_calls=calls.DEEPSEEK_V3_2)
-KIMI_K2_THINK = ChatFormat(name="kimi-k2-think", reasoning=THINK, tool_calls=calls.KIMI_K2)
-KIMI_K2 = ChatFormat(name="kimi-k2", tool_calls=calls.KIMI_K2)
+MINICPM5 = ChatFormat(
+    name="minicpm-5",
+    mentions=('<function name="', '<param name="'),
+    reasoning=THINK,
+    tool_calls=ToolCalls(
+        starts=('<function name="',),
+        call=(
+            Name(until=('">',)),
+            Text('">'),
+            Parameters(
+                open='<param name="',
+                key_end='">',
+                close="</param>",
+                ends=("</function>",),
+                cdata=True,
+            ),
+            Text("</function>"),
+        ),
+    ),
+)
+GLM = ChatFormat(
+    name="glm-4",
+    mentions=("<arg_key>", "<tool_call>"),
+    reasoning=THINK,
+    tool_calls=ToolCalls(
+        starts=("<tool_call>",),
+        call=(
+            Name(until=("<arg_key>", "</tool_call>")),
+            Parameters(
+                open="<arg_key>",
+                key_end="</arg_key>",
+                value_open="<arg_value>",
+                close="</arg_value>",
+                ends=("</tool_call>",),
+            ),
+            Text("</tool_call>"),
+        ),
+    ),
+)
+HUNYUAN = ChatFormat(
+    name="hunyuan-3",
+    mentions=(":opensource", "<tool_sep"),
+    reasoning=Reasoning("<think:opensource>", "</think:opensource>"),
+    tool_calls=ToolCalls(
+        starts=("<tool_calls:opensource>",),
+        call=(
+            Text("<tool_call:opensource>"),
+            Name(until=("<tool_sep:opensource>",)),
+            Text("<tool_sep:opensource>"),
+            Parameters(
+                open="<arg_key:opensource>",
+                key_end="</arg_key:opensource>",
+                value_open="<arg_value:opensource>",
+                close="</arg_value:opensource>",
+                ends=("</tool_call:opensource>",),
+            ),
+            Text("</tool_call:opensource>"),
+        ),
+        again=("<tool_call:opensource>",),
+        closing=("</tool_calls:opensource>",),
+    ),
+)
 KIMI_K3 = ChatFormat(
     name="kimi-k3",
+    mentions=("<|open|>", "<|close|>", "<|sep|>"),
     reasoning=Reasoning("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-    tool_calls=calls.KIMI_K3,
+    tool_calls=ToolCalls(
+        starts=("<|open|>tools<|sep|>",),
+        call=(
+            Text('<|open|>call tool="'),
+            Name(until=('"',)),
+            Ignore(until=("<|sep|>",)),
+            Text("<|sep|>"),
+            Parameters(
+                open='<|open|>argument key="',
+                key_end='"',
+                value_open="<|sep|>",
+                text_attribute='type="string"',
+                close="<|close|>argument<|sep|>",
+                ends=("<|close|>call<|sep|>",),
+            ),
+            Text("<|close|>call<|sep|>"),
+        ),
+        again=('<|open|>call tool="',),
+        closing=("<|close|>tools<|sep|>",),
+    ),
     dropped=(
         "<|open|>response<|sep|>",
         "<|close|>response<|sep|>",
         "<|close|>message<|sep|>",
     ),
 )
-COMMAND_R7B = ChatFormat(
-    name="command-r7b",
-    reasoning=COHERE_THINK,
-    tool_calls=calls.COMMAND_R7B,
-    dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+
+# -- literals
+
+LFM2 = ChatFormat(
+    name="lfm2",
+    mentions=("List of tools: ",),
+    tool_calls=ToolCalls(
+        starts=("<|tool_call_start|>",),
+        opening=(Text("["),),
+        call=(Name(until=("(",)), Literals(open="(", equals="=", close=")")),
+        between=(",",),
+        closing=("]", "<|tool_call_end|>"),
+    ),
 )
-COMMAND_R = ChatFormat(name="command-r", tool_calls=calls.COMMAND_R)
-GRANITE_3 = ChatFormat(
-    name="granite-3",
-    reasoning=THINK,
-    tool_calls=calls.GRANITE_3,
-    dropped=("<response>", "</response>"),
-)
-NEMOTRON_V2 = ChatFormat(name="nemotron-nano-v2", reasoning=THINK, tool_calls=calls.NEMOTRON_V2)
-APRIEL = ChatFormat(
-    name="apriel",
-    reasoning=Reasoning("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
-    tool_calls=calls.APRIEL,
-    dropped=("[END FINAL RESPONSE]",),
-)
-FIREFUNCTION = ChatFormat(name="firefunction", tool_calls=calls.FIREFUNCTION)
-FUNCTIONARY_3_1 = ChatFormat(name="functionary-3.1", tool_calls=calls.FUNCTIONARY_3_1)
-LFM2_THINK = ChatFormat(name="lfm2-think", reasoning=THINK, tool_calls=calls.LFM2)
-LFM2 = ChatFormat(name="lfm2", tool_calls=calls.LFM2)
-APERTUS = ChatFormat(
-    name="apertus",
-    reasoning=Reasoning("<|inner_prefix|>", "<|inner_suffix|>"),
-    tool_calls=calls.APERTUS,
+LFM2_THINK = attrs.evolve(
+    LFM2, name="lfm2-think", mentions=("List of tools: ", "</think>"), reasoning=THINK
 )
 GEMMA4 = ChatFormat(
     name="gemma-4",
+    mentions=("<|tool_call>call:",),
     reasoning=Reasoning("<|channel>thought", "<channel|>"),
-    tool_calls=calls.GEMMA4,
+    tool_calls=ToolCalls(
+        starts=("<|tool_call>",),
+        call=(
+            Text("call:"),
+            Name(until=("{",)),
+            Literals(open="{", equals=":", close="}", quotes=('<|"|>',), escapes=False),
+        ),
+        closing=("<tool_call|>",),
+    ),
 )
-FUNCTION_GEMMA = ChatFormat(name="function-gemma", tool_calls=calls.FUNCTION_GEMMA)
-GIGACHAT = ChatFormat(name="gigachat-3", tool_calls=calls.GIGACHAT)
-SOLAR = ChatFormat(
-    name="solar-open",
-    reasoning=Reasoning("<|think|>", "<|end|>"),
-    tool_calls=calls.SOLAR,
-    dropped=("<|begin|>assistant", "<|content|>", "<|end|>"),
+FUNCTION_GEMMA = ChatFormat(
+    name="function-gemma",
+    mentions=("<start_function_call>",),
+    tool_calls=ToolCalls(
+        starts=("<start_function_call>",),
+        call=(
+            Text("call:"),
+            Name(until=("{",)),
+            Literals(open="{", equals=":", close="}", quotes=("<escape>",), escapes=False),
+        ),
+        closing=("<end_function_call>",),
+    ),
 )
 
 # -- rows of messages
 
 HARMONY = ChatFormat(
     name="harmony",
+    mentions=("<|start|>", "<|channel|>", "<|message|>"),
     channels=Channels(
         start="<|start|>",
         message="<|message|>",
@@ -126,6 +565,7 @@ HARMONY = ChatFormat(
 )
 FUNCTIONARY_3_2 = ChatFormat(
     name="functionary-3.2",
+    mentions=(">>>all",),
     channels=Channels(
         start=">>>",
         message="\n",
@@ -137,70 +577,17 @@ FUNCTIONARY_3_2 = ChatFormat(
     ),
 )
 
-
-@attrs.frozen
-class Signature:
-    """What a template must mention, and must not, to be of a format."""
-
-    format: ChatFormat
-    mentions: tuple[str, ...] = ()
-    lacks: tuple[str, ...] = ()
-
-    def fits(self, source: str) -> bool:
-        """Whether a template has this signature."""
-        return all(text in source for text in self.mentions) and not any(
-            text in source for text in self.lacks
-        )
-
-
-#: Templates with these write calls in ``<tool_call>`` too, but not as JSON.
-_OTHER_CALLS = ("<function=", "<arg_key>", "<parameter=", "<invoke")
-_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
-
-KNOWN: tuple[Signature, ...] = (
-    Signature(HARMONY, ("<|start|>", "<|channel|>", "<|message|>")),
-    Signature(FUNCTIONARY_3_2, (">>>all",)),
-    Signature(MISTRAL_THINK, ("[TOOL_CALLS]", "[ARGS]", "[THINK]")),
-    Signature(MISTRAL, ("[TOOL_CALLS]", "[ARGS]")),
-    Signature(MISTRAL_OLD, ("[TOOL_CALLS]",)),
-    Signature(DEEPSEEK_R1, (_DEEPSEEK_CALL, "```json", "</think>")),
-    Signature(DEEPSEEK_V3, (_DEEPSEEK_CALL, "```json")),
-    Signature(DEEPSEEK_V3_1, (_DEEPSEEK_CALL,)),
-    Signature(DEEPSEEK_V3_2, ("｜DSML｜", "</think>")),
-    Signature(KIMI_K2_THINK, ("<|tool_calls_section_begin|>", "</think>")),
-    Signature(KIMI_K2, ("<|tool_calls_section_begin|>",)),
-    Signature(KIMI_K3, ("<|open|>", "<|close|>", "<|sep|>")),
-    Signature(MINIMAX_M2, ("<minimax:tool_call>",)),
-    Signature(MINIMAX_M3, ("]<]minimax[>[",)),
-    Signature(MINIMAX_M1, ("<beginning_of_sentence>", "<tool_calls>")),
-    Signature(COMMAND_R7B, ("<|START_ACTION|>",)),
-    Signature(COMMAND_R, ("<|CHATBOT_TOKEN|>", "Action:")),
-    Signature(GRANITE_3, ("<|tool_call|>", "<|start_of_role|>")),
-    Signature(NEMOTRON_V2, ("<TOOLCALL>",)),
-    Signature(APRIEL, ("<tool_calls>", "[BEGIN FINAL RESPONSE]")),
-    Signature(FIREFUNCTION, ("functools[",)),
-    Signature(FUNCTIONARY_3_1, ("<function=", "</function>", "<|eom_id|>")),
-    Signature(LFM2_THINK, ("List of tools: ", "</think>")),
-    Signature(LFM2, ("List of tools: ",)),
-    Signature(APERTUS, ("<|tools_prefix|>",)),
-    Signature(GEMMA4, ("<|tool_call>call:",)),
-    Signature(FUNCTION_GEMMA, ("<start_function_call>",)),
-    Signature(GIGACHAT, ("<|role_sep|>", "<|message_sep|>")),
-    Signature(SOLAR, ("<|tool_call:begin|>",)),
-    Signature(SEED_OSS, ("<seed:tool_call>",)),
-    Signature(HUNYUAN, (":opensource", "<tool_sep")),
-    Signature(MINICPM5, ('<function name="', '<param name="')),
-    Signature(GLM, ("<arg_key>", "<tool_call>")),
-    Signature(QWEN3_CODER_THINK, ("<function=", "<parameter=", "</think>")),
-    Signature(QWEN3_CODER, ("<function=", "<parameter=")),
-    Signature(HERMES_THINK, ("<tool_call>", "</think>"), lacks=_OTHER_CALLS),
-    Signature(HERMES, ("<tool_call>",), lacks=_OTHER_CALLS),
-    Signature(LLAMA3, ("<|start_header_id|>", '"parameters"')),
-    Signature(PLAIN_THINK, ("</think>",)),
-    Signature(PLAIN),
-)
+#: All formats. The first one that fits a template is its format.
+FAMILIES: tuple[ChatFormat, ...] = (
+    HARMONY, FUNCTIONARY_3_2, MISTRAL_THINK, MISTRAL, MISTRAL_OLD, DEEPSEEK_R1, DEEPSEEK_V3,
+    DEEPSEEK_V3_1, DEEPSEEK_V3_2, KIMI_K2_THINK, KIMI_K2, KIMI_K3, MINIMAX_M2, MINIMAX_M3,
+    MINIMAX_M1, COMMAND_R7B, COMMAND_R, GRANITE_3, NEMOTRON_V2, APRIEL, FIREFUNCTION,
+    FUNCTIONARY_3_1, LFM2_THINK, LFM2, APERTUS, GEMMA4, FUNCTION_GEMMA, GIGACHAT, SOLAR, SEED_OSS,
+    HUNYUAN, MINICPM5, GLM, QWEN3_CODER_THINK, QWEN3_CODER, HERMES_THINK, HERMES, LLAMA3,
+    PLAIN_THINK, PLAIN,
+)  # fmt: skip
 
 
 def detect(source: str) -> ChatFormat:
     """Choose the format of a model by the source of its chat template."""
-    return next(signature.format for signature in KNOWN if signature.fits(source))
+    return next(format for format in FAMILIES if format.fits(source))

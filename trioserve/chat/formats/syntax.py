@@ -209,14 +209,23 @@ class Channels:
 class ChatFormat:
     """How a family of models writes its messages.
 
-    With `channels` there is nothing else. The texts in `dropped` are markers around content.
+    A template of this family has all texts in `mentions`, and none in `lacks`. With `channels`
+    there is nothing else. The texts in `dropped` are markers around content.
     """
 
     name: str
+    mentions: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
     reasoning: Reasoning | None = None
     tool_calls: ToolCalls | None = None
     dropped: tuple[str, ...] = ()
     channels: Channels | None = None
+
+    def fits(self, source: str) -> bool:
+        """Whether a template is of this family."""
+        return all(text in source for text in self.mentions) and not any(
+            text in source for text in self.lacks
+        )
 
     @property
     def thinking(self) -> Reasoning | None:

@@ -43,28 +43,9 @@ from trioserve.chat.grammar.schemas import (
     quoted,
     sequence,
 )
-from trioserve.chat.json_scanner import WHITESPACE
 from trioserve.chat.params import ToolChoice, name_of
 from trioserve.errors import InvalidRequestError
-from trioserve.types import Grammar, Thinking, TokenId
-
-
-def thinking_of(format: ChatFormat, prompt_tail: str, *, may_begin: bool) -> Thinking | None:
-    """Say what reasoning an answer begins with, if it can begin with any.
-
-    Args:
-        format: how the model writes.
-        prompt_tail: the end of the prompt, which may have begun the reasoning, or ended it.
-        may_begin: whether the model may begin it where the prompt says nothing.
-    """
-    if (markers := format.thinking) is None:
-        return None
-    tail = prompt_tail.rstrip(WHITESPACE)
-    if tail.endswith(markers.start):
-        return Thinking(start=markers.start, end=markers.end, begun=True)
-    if tail.endswith(markers.end) or not may_begin:
-        return None
-    return Thinking(start=markers.start, end=markers.end)
+from trioserve.types import Grammar, Thinking
 
 
 def after_thinking(
@@ -85,21 +66,6 @@ def after_thinking(
     if reasoning_format == "none" and not thinking.begun and not grammar.triggers:
         return grammar
     return attrs.evolve(grammar, thinking=thinking)
-
-
-def preserved_tokens(
-    format: ChatFormat, pieces: Sequence[bytes], names: Sequence[bytes]
-) -> frozenset[TokenId]:
-    """Find the control tokens whose names are a part of the markers of a format.
-
-    The parser of its messages reads text, and would not see them else.
-    """
-    texts = "\0".join(format.texts).encode()
-    return frozenset(
-        token
-        for token, (piece, name) in enumerate(zip(pieces, names, strict=True))
-        if name and not piece and name in texts
-    )
 
 
 _WRITABLE_NAME = re.compile(r"[^\s<>{}()\[\]\"'`]{1,200}")

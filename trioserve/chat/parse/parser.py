@@ -37,6 +37,7 @@ from trioserve.chat.json_scanner import WHITESPACE, State
 from trioserve.chat.parse.cursor import first_of, held_back
 from trioserve.chat.parse.reader import CallReader, Texts
 from trioserve.errors import InvalidRequestError
+from trioserve.types import Thinking, TokenId
 
 #: For each of llama-server's reasoning formats: whether reasoning goes to a field of its own, and
 #: whether it is in the content, with its markers.
@@ -521,4 +522,37 @@ def message_parser(
         parse_tools=parse_tools,
         prompt_tail=prompt_tail,
         texts=texts_of(tools) if tools else {},
+    )
+
+
+def thinking_of(format: ChatFormat, prompt_tail: str, *, may_begin: bool) -> Thinking | None:
+    """Say what reasoning an answer begins with, if it can begin with any.
+
+    Args:
+        format: how the model writes.
+        prompt_tail: the end of the prompt, which may have begun the reasoning, or ended it.
+        may_begin: whether the model may begin it where the prompt says nothing.
+    """
+    if (markers := format.thinking) is None:
+        return None
+    tail = prompt_tail.rstrip(WHITESPACE)
+    if tail.endswith(markers.start):
+        return Thinking(start=markers.start, end=markers.end, begun=True)
+    if tail.endswith(markers.end) or not may_begin:
+        return None
+    return Thinking(start=markers.start, end=markers.end)
+
+
+def preserved_tokens(
+    format: ChatFormat, pieces: Sequence[bytes], names: Sequence[bytes]
+) -> frozenset[TokenId]:
+    """Find the control tokens whose names are a part of the markers of a format.
+
+    The parser of its messages reads text, and would not see them else.
+    """
+    texts = "\0".join(format.texts).encode()
+    return frozenset(
+        token
+        for token, (piece, name) in enumerate(zip(pieces, names, strict=True))
+        if name and not piece and name in texts
     )

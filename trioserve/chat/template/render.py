@@ -12,8 +12,7 @@ from typing import Any
 import attrs
 import jinja2
 
-from trioserve.chat.formats.calls import GENERIC
-from trioserve.chat.formats.families import detect
+from trioserve.chat.formats.families import GENERIC_CALLS, detect
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.messages import (
     ROLES,
@@ -155,7 +154,7 @@ class ChatTemplate:
         found = detect(self.source)
         if self.capabilities.supports_tools:
             return found
-        return attrs.evolve(found, tool_calls=GENERIC)  # as it is told to
+        return attrs.evolve(found, tool_calls=GENERIC_CALLS)  # as it is told to
 
     def render(
         self,

@@ -9,10 +9,10 @@ from functools import partial
 
 import attrs
 
-from trioserve.chat.content_parts import documents_in
-from trioserve.chat.grammar.answer import after_thinking, constrain, thinking_of
+from trioserve.chat.grammar.answer import after_thinking, constrain
+from trioserve.chat.messages import documents_in
 from trioserve.chat.params import ChatParams, choose
-from trioserve.chat.parse.parser import MessageParser, message_parser
+from trioserve.chat.parse.parser import MessageParser, message_parser, thinking_of
 from trioserve.chat.template.continuation import continued_prompt_tail
 from trioserve.config import Config
 from trioserve.errors import UnsupportedFieldError

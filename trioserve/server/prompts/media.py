@@ -9,15 +9,16 @@ from typing import Any, Protocol, TypeAlias
 import attrs
 import trio
 
-from trioserve.chat.content_parts import (
+from trioserve.chat.markers import Parts
+from trioserve.chat.messages import (
     Attachment,
+    Message,
+    Messages,
     document_part,
     documents_in,
     media_part,
     pages_of,
 )
-from trioserve.chat.markers import Parts
-from trioserve.chat.messages import Message, Messages
 from trioserve.engine.backend import Projector
 from trioserve.errors import (
     ContextLengthExceededError,

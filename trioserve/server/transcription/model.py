@@ -12,9 +12,8 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from trioserve.chat.content_parts import media_part
 from trioserve.chat.deltas import ContentDelta
-from trioserve.chat.messages import Messages
+from trioserve.chat.messages import Messages, media_part
 from trioserve.chat.params import ChatParams
 from trioserve.errors import MemoryFullError, TooManyRequestsError, UnsupportedFieldError
 from trioserve.server.context import RequestContext

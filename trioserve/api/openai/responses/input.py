@@ -11,14 +11,17 @@ from typing import Any, TypeAlias
 import attrs
 
 from trioserve.api.base.fields import mapping, named, one_of, required, text
-from trioserve.chat.content_parts import (
+from trioserve.chat.messages import (
+    MAX_ARGUMENTS,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    check_count,
     file_part,
     media_part,
     parse_media_part,
     source_of,
     text_part,
 )
-from trioserve.chat.messages import MAX_ARGUMENTS, MAX_MESSAGES, MAX_PARTS, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 # -- parts
