@@ -46,7 +46,7 @@ class Listed:
     state: str
 
 
-class Models(ABC):
+class ModelSource(ABC):
     """What answers requests for models."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Models(ABC):
         return await self.client(body.get("model"), tell).ask(path, body, form=form)
 
 
-class OwnModels(Models):
+class OwnModels(ModelSource):
     """Models in processes that are started when they are first needed."""
 
     def __init__(self, fleet: Fleet, catalog: Catalog) -> None:
@@ -74,7 +74,7 @@ class OwnModels(Models):
         self._catalog = catalog
 
     def client(self, name: str | None, tell: Tell) -> ServerClient:
-        """See `Models.client`."""
+        """See `ModelSource.client`."""
         entry = self._catalog.find(name)
 
         def waits(waiting: QueueStatus) -> None:
@@ -90,23 +90,23 @@ class OwnModels(Models):
         return ServerClient(send)
 
     async def listed(self) -> list[Listed]:
-        """See `Models.listed`."""
+        """See `ModelSource.listed`."""
         names = [one.name for one in self._catalog.entries.values() if not one.hidden]
         return [Listed(name, self._fleet.state(name).value.value) for name in names]
 
 
-class ServerModels(Models):
+class ServerModels(ModelSource):
     """The models of a server that runs, which finds them by their names."""
 
     def __init__(self, client: ServerClient) -> None:
         self._client = client
 
     def client(self, name: str | None, tell: Tell) -> ServerClient:
-        """See `Models.client`."""
+        """See `ModelSource.client`."""
         return self._client
 
     async def listed(self) -> list[Listed]:
-        """See `Models.listed`."""
+        """See `ModelSource.listed`."""
         models = await self._client.ask("/v1/models", form=_Models)
         return [Listed(one.id, one.status.value) for one in models.data]
 
@@ -114,7 +114,7 @@ class ServerModels(Models):
 @asynccontextmanager
 async def models_of_server(
     url: str, *, socket_path: str | None = None, api_key: str | None = None
-) -> AsyncIterator[Models]:
+) -> AsyncIterator[ModelSource]:
     """The models of a server that runs. Arguments are those of `connected_to`."""
     async with connected_to(url, socket_path=socket_path, api_key=api_key) as client:
         yield ServerModels(client)
@@ -123,7 +123,7 @@ async def models_of_server(
 @asynccontextmanager
 async def models_of_catalog(
     catalog: Catalog, *, max_models: int, max_memory: int
-) -> AsyncIterator[Models]:
+) -> AsyncIterator[ModelSource]:
     """The models of a catalog, as `Fleet` runs them. Leaving the block ends their processes."""
     async with Fleet(catalog, max_models=max_models, max_memory=max_memory) as fleet:
         yield OwnModels(fleet, catalog)
@@ -164,7 +164,7 @@ class _Event(msgspec.Struct):
 
 
 async def chat(
-    models: Models, request: Mapping[str, Any], tell: Tell, comes: Callable[[str], None]
+    models: ModelSource, request: Mapping[str, Any], tell: Tell, comes: Callable[[str], None]
 ) -> ChatResult:
     """Have a model answer a chat, asked for as a stream, so that its text can be told as it comes.
 

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from trioserve._version import __version__
 from trioserve.errors import TrioServeError
-from trioserve.mcp_server.models import ChatResult, Listed, Models, chat
+from trioserve.mcp_server.models import ChatResult, Listed, ModelSource, chat
 from trioserve.server.concurrency import alongside
 from trioserve.tools.tool import read_arguments, schema_of
 
@@ -82,7 +82,7 @@ class ModelTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     TITLE: ClassVar[str]
     RESULT: ClassVar[type[msgspec.Struct]]
 
-    async def call(self, models: Models, report: Report) -> msgspec.Struct:
+    async def call(self, models: ModelSource, report: Report) -> msgspec.Struct:
         """Do the work. Raises TrioServeError."""
         raise NotImplementedError
 
@@ -122,7 +122,7 @@ class ChatTool(ModelTool):
         | UnsetType
     ) = UNSET
 
-    async def call(self, models: Models, report: Report) -> ChatResult:
+    async def call(self, models: ModelSource, report: Report) -> ChatResult:
         """See `ModelTool.call`."""
         messages = [msgspec.to_builtins(one) for one in self.history]
         if self.system:
@@ -168,7 +168,7 @@ started with --embeddings."""
         Annotated[int, Meta(ge=1, description="Numbers to keep of each embedding.")] | UnsetType
     ) = UNSET
 
-    async def call(self, models: Models, report: Report) -> EmbedResult:
+    async def call(self, models: ModelSource, report: Report) -> EmbedResult:
         """See `ModelTool.call`."""
         body = {"input": self.texts, **self.given("model", "dimensions")}
         answer = await models.ask("/v1/embeddings", body, _Vectors, report.waits)
@@ -213,7 +213,7 @@ class RerankTool(ModelTool):
     model: _ModelName = UNSET
     top_n: Annotated[int, Meta(ge=1, description="Only so many of the best.")] | UnsetType = UNSET
 
-    async def call(self, models: Models, report: Report) -> RerankResult:
+    async def call(self, models: ModelSource, report: Report) -> RerankResult:
         """See `ModelTool.call`."""
         body = self.given("query", "documents", "model", "top_n")
         answer = await models.ask("/v1/rerank", body, _Scores, report.waits)
@@ -242,7 +242,7 @@ class TokenizeTool(ModelTool):
     text: Annotated[str, Meta(description="The text.")]
     model: _ModelName = UNSET
 
-    async def call(self, models: Models, report: Report) -> TokenizeResult:
+    async def call(self, models: ModelSource, report: Report) -> TokenizeResult:
         """See `ModelTool.call`."""
         body = {"content": self.text, **self.given("model")}
         answer = await models.ask("/tokenize", body, _Tokens, report.waits)
@@ -269,7 +269,7 @@ class DetokenizeTool(ModelTool):
     tokens: Annotated[list[int], Meta(description="Token ids of the model.")]
     model: _ModelName = UNSET
 
-    async def call(self, models: Models, report: Report) -> DetokenizeResult:
+    async def call(self, models: ModelSource, report: Report) -> DetokenizeResult:
         """See `ModelTool.call`."""
         body = self.given("tokens", "model")
         answer = await models.ask("/detokenize", body, _Content, report.waits)
@@ -289,7 +289,7 @@ class ListTool(ModelTool):
     TITLE = "List the models"
     RESULT = ModelList
 
-    async def call(self, models: Models, report: Report) -> ModelList:
+    async def call(self, models: ModelSource, report: Report) -> ModelList:
         """See `ModelTool.call`."""
         return ModelList(await models.listed())
 
@@ -299,7 +299,7 @@ TOOLS: Sequence[type[ModelTool]] = (
 )  # fmt: skip
 
 
-def mcp_server(models: Models) -> Server[Any]:
+def mcp_server(models: ModelSource) -> Server[Any]:
     """Make an MCP server that offers models. A call that the client cancels ends at once."""
     tools = {tool.NAME: tool for tool in TOOLS}
 

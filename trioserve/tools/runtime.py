@@ -13,8 +13,9 @@ import re
 import secrets
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import attrs
 import trio
@@ -116,6 +117,11 @@ class Runtime(ABC):
         """
 
     @abstractmethod
+    async def command(
+        self, argv: Sequence[str], cwd: str | None
+    ) -> tuple[Sequence[str], Mapping[str, Any]]:
+        """What runs a program there, and the options of `trioserve.tools.process.run` for that."""
+
     async def run(
         self,
         argv: Sequence[str],
@@ -140,6 +146,10 @@ class Runtime(ABC):
             InvalidRequestError: tools may not use this directory.
             ToolRuntimeError: it cannot be started.
         """
+        command, options = await self.command(argv, cwd)
+        return await run(
+            command, timeout=timeout, max_output=max_output, on_output=on_output, **options
+        )
 
 
 class Host(Runtime):
@@ -159,61 +169,35 @@ class Host(Runtime):
         """Look whether a directory is inside of the sandbox."""
         self._sandbox.folder(cwd)
 
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        timeout: float,
-        max_output: int,
-        on_output: Callable[[str], None] | None = None,
-    ) -> CommandOutput:
-        """Run a command inside the sandbox."""
-        return await run(
-            argv,
-            timeout=timeout,
-            max_output=max_output,
-            on_output=on_output,
-            env=clean_environment(self._command_sandbox),
-            cwd=self._sandbox.folder(cwd),
-            limits=self._limits,
-            sandbox=self._command_sandbox,
-        )
+    async def command(
+        self, argv: Sequence[str], cwd: str | None
+    ) -> tuple[Sequence[str], Mapping[str, Any]]:
+        """Confine it, and give it few variables."""
+        return argv, {
+            "env": clean_environment(self._command_sandbox),
+            "cwd": self._sandbox.folder(cwd),
+            "limits": self._limits,
+            "sandbox": self._command_sandbox,
+        }
 
 
 class Isolate(Runtime):
     """A place that has a shell and the usual small programs: sh, cat, head, wc, mkdir, find."""
 
-    @abstractmethod
-    async def argv(self, command: Sequence[str]) -> list[str]:
-        """What runs a command there.
-
-        Raises:
-            ToolRuntimeError: the place cannot be reached.
-        """
+    def __init__(self, reach: Callable[[Sequence[str]], Awaitable[list[str]]]) -> None:
+        """Have commands run there by what `reach` makes of them. It may raise ToolRuntimeError."""
+        self._reach = reach
 
     def files(self, cwd: str | None) -> FileStore:
         """The files there."""
         return IsolateFiles(self.ask, cwd)
 
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        timeout: float,
-        max_output: int,
-        on_output: Callable[[str], None] | None = None,
-    ) -> CommandOutput:
-        """Run a command there. It ends there, too, when this is cancelled."""
-        return await run(
-            await self.argv(["sh", "-c", WATCHED, "sh", cwd or "", secrets.token_hex(8), *argv]),
-            timeout=timeout,
-            max_output=max_output,
-            on_output=on_output,
-            stdin="held",
-            env=os.environ,
-        )
+    async def command(
+        self, argv: Sequence[str], cwd: str | None
+    ) -> tuple[Sequence[str], Mapping[str, Any]]:
+        """Have it end there, too, when this is cancelled."""
+        words = ["sh", "-c", WATCHED, "sh", cwd or "", secrets.token_hex(8), *argv]
+        return await self._reach(words), {"stdin": "held", "env": os.environ}
 
     async def ask(
         self, script: str, *args: str, max_output: int, stdin: bytes = b""
@@ -225,7 +209,7 @@ class Isolate(Runtime):
             ToolTimeoutError: it takes too long.
         """
         output = await run(
-            await self.argv(["sh", "-c", script, "sh", *args]),
+            await self._reach(["sh", "-c", script, "sh", *args]),
             timeout=_ASK_TIMEOUT,
             max_output=max_output,
             stdin=stdin,
@@ -237,37 +221,38 @@ class Isolate(Runtime):
         return output
 
 
-def check_alive(output: CommandOutput, what: str) -> CommandOutput:
-    """The output of a script that cannot fail.
+def _in_container(engine: str, id_: str) -> Isolate:
+    """A container that runs already. Raises ToolRuntimeError: this is no id."""
+    if not _ID.fullmatch(id_):
+        raise ToolRuntimeError(f"invalid container id: {id_}")
+
+    async def reach(command: Sequence[str]) -> list[str]:
+        return [engine, "exec", "-i", id_, *command]
+
+    return Isolate(reach)
+
+
+def _by_ssh(target: str) -> Isolate:
+    """A host that takes the user's key. Tools may do there all that the user may.
+
+    Args:
+        target: ``user@host``, or a name of the user's configuration of ssh.
 
     Raises:
-        ToolRuntimeError: it has failed, so the place is not what it should be.
+        ToolRuntimeError: this is no target.
     """
-    if output.exit_code:
-        raise ToolRuntimeError(f"{what}: {output.errors.decode(errors='replace').strip()}")
-    return output
+    if not _TARGET.fullmatch(target):
+        raise ToolRuntimeError(f"invalid ssh target: {target}")
+    options = [word for option in _OPTIONS for word in ("-o", option)]
+
+    async def reach(command: Sequence[str]) -> list[str]:
+        # A shell there reads the command again.
+        return ["ssh", "-T", *options, target, shlex.join(command)]
+
+    return Isolate(reach)
 
 
-class Container(Isolate):
-    """A container that runs already."""
-
-    def __init__(self, engine: str, id_: str) -> None:
-        """Reach it by its id or name, with ``docker`` or ``podman``.
-
-        Raises:
-            ToolRuntimeError: this is no id.
-        """
-        if not _ID.fullmatch(id_):
-            raise ToolRuntimeError(f"invalid container id: {id_}")
-        self._engine = engine
-        self._id = id_
-
-    async def argv(self, command: Sequence[str]) -> list[str]:
-        """What runs a command there."""
-        return [self._engine, "exec", "-i", self._id, *command]
-
-
-class OwnContainer(Isolate):
+class OwnContainer:
     """A container that is started when it is needed, again if it ended, and removed at the end."""
 
     def __init__(self, engine: str, image: str, limits: CommandLimits) -> None:
@@ -286,8 +271,12 @@ class OwnContainer(Isolate):
         self._client: Process | None = None
         self._stack = AsyncExitStack()
 
-    async def argv(self, command: Sequence[str]) -> list[str]:
-        """What runs a command there, once it runs."""
+    async def reach(self, command: Sequence[str]) -> list[str]:
+        """What runs a command there, once it runs.
+
+        Raises:
+            ToolRuntimeError: it cannot be started.
+        """
         async with self._starting:
             if self._client is None or self._client.has_ended:
                 await self.aclose()
@@ -338,26 +327,6 @@ class OwnContainer(Isolate):
         raise ToolRuntimeError(f"{self._engine} cannot start {self._image}: {reason}")
 
 
-class SshHost(Isolate):
-    """A host that takes the user's key. Tools may do there all that the user may."""
-
-    def __init__(self, target: str) -> None:
-        """Reach it as ``user@host`` or by a name of the user's configuration of ssh.
-
-        Raises:
-            ToolRuntimeError: this is no target.
-        """
-        if not _TARGET.fullmatch(target):
-            raise ToolRuntimeError(f"invalid ssh target: {target}")
-        self._target = target
-
-    async def argv(self, command: Sequence[str]) -> list[str]:
-        """What runs a command there."""
-        options = [word for option in _OPTIONS for word in ("-o", option)]
-        # A shell there reads the command again.
-        return ["ssh", "-T", *options, self._target, shlex.join(command)]
-
-
 @attrs.frozen
 class Runtimes:
     """The place that a configuration names, and others that clients may name."""
@@ -405,7 +374,7 @@ async def open_runtimes(config: Config, sandbox: PathSandbox) -> AsyncIterator[R
         return
     container = OwnContainer(kind, target, limits)
     try:
-        yield Runtimes(container, name, is_free=False)
+        yield Runtimes(Isolate(container.reach), name, is_free=False)
     finally:
         await container.aclose()
 
@@ -415,9 +384,9 @@ def _existing(name: str) -> Runtime:
     if kind in ENGINES:
         raise ToolRuntimeError(f"tool runtime must name a running container: {name}")
     if kind == "ssh":
-        return SshHost(target)
+        return _by_ssh(target)
     engine = kind.removesuffix("-container")
     if kind == f"{engine}-container" and engine in ENGINES:
-        return Container(engine, target)
+        return _in_container(engine, target)
     # Never this machine: the caller wants to be apart from it.
     raise ToolRuntimeError(f"unknown tool runtime: {name}")

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.support.file_tools import tool_in
 from trioserve.errors import InvalidRequestError
-from trioserve.tools.builtin.file_tools import EditFile, FileTool, ReadFile, WriteFile
+from trioserve.tools.builtin.file_tools import EditFile, FileCall, ReadFile, WriteFile
 from trioserve.tools.builtin.search import FindFiles, GrepFiles
 from trioserve.tools.tool import ToolCallContext
 
@@ -46,8 +46,8 @@ _values = st.one_of(
 )
 
 
-def arguments_of(tool: type[FileTool[Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    names: tuple[str, ...] = tool.ARGUMENTS.__struct_fields__
+def arguments_of(tool: type[FileCall]) -> st.SearchStrategy[dict[str, Any]]:
+    names: tuple[str, ...] = tool.__struct_fields__
     edits = st.lists(st.fixed_dictionaries({"old_text": _texts, "new_text": _texts}), max_size=3)
     likely = {"edits": edits, "path": _texts, "pattern": _texts}
     fields = {name: st.one_of(likely.get(name, _values), _values) for name in names}
@@ -58,7 +58,7 @@ def arguments_of(tool: type[FileTool[Any]]) -> st.SearchStrategy[dict[str, Any]]
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_arguments_are_answered(
-    tmp_path: Path, tool: type[FileTool[Any]], data: st.DataObject
+    tmp_path: Path, tool: type[FileCall], data: st.DataObject
 ) -> None:
     folder = tmp_path / "folder"
     (folder / "d").mkdir(parents=True, exist_ok=True)
@@ -81,5 +81,5 @@ def test_any_arguments_are_answered(
 
     trio.run(call)
     for param in refused:
-        assert re.split(r"[.\[]", str(param))[0] in tool.ARGUMENTS.__struct_fields__
+        assert re.split(r"[.\[]", str(param))[0] in tool.__struct_fields__
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]

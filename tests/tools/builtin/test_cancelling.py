@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from trioserve.config import Config
-from trioserve.tools.builtin.file_tools import FileThreads, FileTool, ReadFile
+from trioserve.tools.builtin.file_tools import FileCall, FileThreads, FileTool, ReadFile
 from trioserve.tools.builtin.search import GrepFiles
 from trioserve.tools.files.store import (
     DirectoryEntry,
@@ -84,7 +84,7 @@ class EndlessStore(FileStore):
     ],
 )
 async def test_an_endless_search_ends_when_it_is_cancelled(
-    tool: type[FileTool[Any]], arguments: dict[str, Any]
+    tool: type[FileCall], arguments: dict[str, Any]
 ) -> None:
     with trio.CancelScope() as scope:
         store = EndlessStore(scope, arguments["path"])
@@ -92,7 +92,7 @@ async def test_an_endless_search_ends_when_it_is_cancelled(
         async def stores(_: ToolCallContext) -> FileStore:
             return store
 
-        await tool(stores, FileThreads()).call(arguments, ToolCallContext())
+        await FileTool(tool, stores, FileThreads()).call(arguments, ToolCallContext())
     assert scope.cancelled_caught
     assert store.n_steps < 40
 

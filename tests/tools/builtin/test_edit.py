@@ -10,7 +10,7 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 from tests.support.file_tools import call, tool_in
-from trioserve.tools.builtin.file_tools import Edit, EditArguments, EditFile, with_edits
+from trioserve.tools.builtin.file_tools import Edit, EditFile, with_edits
 from trioserve.tools.tool import ToolCallContext
 
 
@@ -137,6 +137,6 @@ def test_what_is_around_an_edit_stays_as_it_is(
 
     parts = [written(before), "<" + written(found) + ">", written(after)]
     wanted = "<" + "".join(_PIECES[piece][0] for piece in found) + ">"
-    arguments = EditArguments("f", [Edit(wanted, "new")])
+    arguments = EditFile("f", [Edit(wanted, "new")])
     new = with_edits("f", "".join(parts), arguments.edits)
     assert new == parts[0] + "new" + parts[2]

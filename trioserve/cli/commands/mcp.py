@@ -19,7 +19,7 @@ from trioserve.models.catalog import Catalog, OneModel
 from trioserve.models.fetch import is_local
 
 if TYPE_CHECKING:
-    from trioserve.mcp_server.models import Models
+    from trioserve.mcp_server.models import ModelSource
 
 _log = structlog.stdlib.get_logger("trioserve.mcp")
 
@@ -62,7 +62,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _own(
     config: Config, words: Sequence[str], environ: Mapping[str, str]
-) -> AbstractAsyncContextManager[Models]:
+) -> AbstractAsyncContextManager[ModelSource]:
     from trioserve.mcp_server.models import models_of_catalog
 
     if config.model_named is None and not config.rpc:
@@ -77,7 +77,7 @@ def _own(
     )
 
 
-def _of_server(address: Address, config: Config) -> AbstractAsyncContextManager[Models]:
+def _of_server(address: Address, config: Config) -> AbstractAsyncContextManager[ModelSource]:
     from trioserve.mcp_server.models import models_of_server
 
     return models_of_server(
@@ -85,7 +85,7 @@ def _of_server(address: Address, config: Config) -> AbstractAsyncContextManager[
     )
 
 
-async def _serve(models: AbstractAsyncContextManager[Models], stdin: int, stdout: int) -> None:
+async def _serve(models: AbstractAsyncContextManager[ModelSource], stdin: int, stdout: int) -> None:
     """Serve until the input ends, or a signal comes."""
     from trioserve.mcp_server.serving import mcp_server
     from trioserve.mcp_server.stdio import connected

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
 import structlog
@@ -36,8 +36,6 @@ _log = structlog.stdlib.get_logger("trioserve.request")
 #: How a call of a tool may end: it has a result; the result is an error; it was not allowed; a
 #: person has stopped it; nobody waits for it any more.
 ToolOutcome: TypeAlias = Literal["finished", "failed", "denied", "stopped", "cancelled"]
-
-TOOL_OUTCOMES: tuple[ToolOutcome, ...] = get_args(ToolOutcome)
 
 #: How the work on a recording may end.
 TRANSCRIPTION_ENDS = ("finished", "cancelled", "failed")

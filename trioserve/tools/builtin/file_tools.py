@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import base64
 import time
-from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from io import BufferedReader
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import attrs
 import msgspec
@@ -32,8 +31,6 @@ from trioserve.tools.tool import (
     read_arguments,
     schema_of,
 )
-
-_A = TypeVar("_A", bound=msgspec.Struct)
 
 #: More would not be quicker: they take turns with the GIL, and hold up the event loop.
 _N_READING = 2
@@ -69,26 +66,37 @@ class FileThreads:
         self.writing = trio.CapacityLimiter(1)
 
 
-class FileTool(Tool, Generic[_A]):
-    """A tool whose work is done in a worker thread, on the files that a call is about."""
+class FileCall(msgspec.Struct):
+    """A call of a tool that works on files. Its fields are the arguments, described for models."""
 
-    #: Its arguments, described for models.
-    ARGUMENTS: type[_A]
     NAME: ClassVar[str]
     DISPLAY_NAME: ClassVar[str]
     DESCRIPTION: ClassVar[str]
     WRITES: ClassVar[bool] = False
 
-    def __init__(self, stores: FileStores, threads: FileThreads) -> None:
-        """Work on the files that `stores` finds, in one of these threads."""
+    def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
+        """Do the work, in a worker thread. Raises ToolFileError for what the model can mend."""
+        raise NotImplementedError
+
+    def diff(self, files: FileStore) -> str | None:
+        """Tell what `run` would change, in a worker thread, as a unified diff."""
+        return None
+
+
+class FileTool(Tool):
+    """A tool whose work is done in a worker thread, on the files that a call is about."""
+
+    def __init__(self, call: type[FileCall], stores: FileStores, threads: FileThreads) -> None:
+        """Make calls of this type, on the files that `stores` finds, in one of these threads."""
+        self._call = call
         self._stores = stores
-        self._threads = threads.writing if self.WRITES else threads.reading
+        self._threads = threads.writing if call.WRITES else threads.reading
         self._info = ToolInfo(
-            name=self.NAME,
-            description=self.DESCRIPTION,
-            parameters=schema_of(self.ARGUMENTS),
-            display_name=self.DISPLAY_NAME,
-            writes=self.WRITES,
+            name=call.NAME,
+            description=call.DESCRIPTION,
+            parameters=schema_of(call),
+            display_name=call.DISPLAY_NAME,
+            writes=call.WRITES,
             uses_cwd=True,
         )
 
@@ -99,37 +107,34 @@ class FileTool(Tool, Generic[_A]):
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         """Run it in a thread; a file that it cannot use is a result with an error."""
-        read = read_arguments(self.ARGUMENTS, arguments)
+        call = read_arguments(self._call, arguments)
         files = await self._stores(context)
         try:
-            return await trio.to_thread.run_sync(
-                self.run, read, files, context, limiter=self._threads
-            )
+            return await trio.to_thread.run_sync(call.run, files, context, limiter=self._threads)
         except ToolFileError as error:
             return ToolResult.of_error(error.message)
 
     async def preview(self, arguments: Mapping[str, Any], context: ToolCallContext) -> str | None:
         """Tell what it would change; None, too, if it could not."""
-        if not self.WRITES:
+        if not self.info.writes:
             return None
         try:
-            read = read_arguments(self.ARGUMENTS, arguments)
+            call = read_arguments(self._call, arguments)
             files = await self._stores(context)
-            return await trio.to_thread.run_sync(self.diff, read, files, limiter=self._threads)
+            return await trio.to_thread.run_sync(call.diff, files, limiter=self._threads)
         except TrioServeError:
             return None
 
-    @abstractmethod
-    def run(self, arguments: _A, files: FileStore, context: ToolCallContext) -> ToolResult:
-        """Do the work, in a worker thread. Raises ToolFileError for what the model can mend."""
 
-    def diff(self, arguments: _A, files: FileStore) -> str | None:
-        """Tell what `run` would change, in a worker thread, as a unified diff."""
-        return None
+class ReadFile(FileCall):
+    """Reads a file."""
 
-
-class ReadArguments(msgspec.Struct):
-    """What `read_file` reads."""
+    NAME = "read_file"
+    DISPLAY_NAME = "Read file"
+    DESCRIPTION = (
+        "Read a text file, or a range of its lines. With append_loc, each line begins with its "
+        'number, as in "1→...".'
+    )
 
     path: Annotated[str, Meta(description="Path of the file")]
     start_line: Annotated[
@@ -140,29 +145,15 @@ class ReadArguments(msgspec.Struct):
     ] = -1
     append_loc: Annotated[bool, Meta(description="Begin each line with its number")] = False
 
-
-class ReadFile(FileTool[ReadArguments]):
-    """Reads a file."""
-
-    ARGUMENTS = ReadArguments
-    NAME = "read_file"
-    DISPLAY_NAME = "Read file"
-    DESCRIPTION = (
-        "Read a text file, or a range of its lines. With append_loc, each line begins with its "
-        'number, as in "1→...".'
-    )
-
-    def run(
-        self, arguments: ReadArguments, files: FileStore, context: ToolCallContext
-    ) -> ToolResult:
+    def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
         """Read it."""
-        path = arguments.path
+        path = self.path
         status = files.status(path)
         if status is None:
             raise ToolFileError(f"cannot stat file: {path}")
         if context.response_type == "base64":
             return _read_base64(path, files, status)
-        is_part = arguments.start_line > 1 or arguments.end_line != -1
+        is_part = self.start_line > 1 or self.end_line != -1
         if status.kind == "file" and status.size > _MAX_TEXT and not is_part:
             raise ToolFileError(
                 f"file too large ({status.size} bytes, max {_MAX_TEXT}). Use start_line/end_line "
@@ -170,7 +161,7 @@ class ReadFile(FileTool[ReadArguments]):
             )
         with files.open(path) as file:
             check_text(file, path)
-            return ToolResult.of_text(_read_lines(arguments, file))
+            return ToolResult.of_text(_read_lines(self, file))
 
 
 def check_text(file: BufferedReader, path: str) -> None:
@@ -189,13 +180,13 @@ def _read_base64(path: str, files: FileStore, status: FileStatus) -> ToolResult:
     return ToolResult({"base64": encoded, "size_bytes": len(content)})
 
 
-def _read_lines(arguments: ReadArguments, file: BufferedReader) -> str:
+def _read_lines(call: ReadFile, file: BufferedReader) -> str:
     parts: list[str] = []
     room = _MAX_TEXT
-    for number, line in _lines_from(file, arguments.start_line):
-        if arguments.end_line != -1 and number > arguments.end_line:
+    for number, line in _lines_from(file, call.start_line):
+        if call.end_line != -1 and number > call.end_line:
             break
-        prefix = f"{number}→" if arguments.append_loc else ""
+        prefix = f"{number}→" if call.append_loc else ""
         part = prefix + line.decode("utf-8", "replace") + "\n"
         size = len(part.encode())
         if size > room:
@@ -225,17 +216,9 @@ def _lines_from(file: BufferedReader, first: int) -> Iterator[tuple[int, bytes]]
                 raise ToolFileError(f"it takes too long to get to line {first}")
 
 
-class WriteArguments(msgspec.Struct):
-    """What `write_file` writes."""
-
-    path: Annotated[str, Meta(description="Path of the file")]
-    content: Annotated[str, Meta(description="What to write")]
-
-
-class WriteFile(FileTool[WriteArguments]):
+class WriteFile(FileCall):
     """Writes a file."""
 
-    ARGUMENTS = WriteArguments
     NAME = "write_file"
     DISPLAY_NAME = "Write file"
     DESCRIPTION = (
@@ -244,33 +227,34 @@ class WriteFile(FileTool[WriteArguments]):
     )
     WRITES = True
 
-    def run(
-        self, arguments: WriteArguments, files: FileStore, context: ToolCallContext
-    ) -> ToolResult:
+    path: Annotated[str, Meta(description="Path of the file")]
+    content: Annotated[str, Meta(description="What to write")]
+
+    def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
         """Write it."""
-        data = encoded(arguments.content, "content")
+        data = encoded(self.content, "content")
         try:
-            diff = self.diff(arguments, files)
+            diff = self.diff(files)
         except ToolFileError:  # that it cannot be read need not mean that it cannot be written
             diff = None
-        files.write(arguments.path, data)
+        files.write(self.path, data)
         answer = {
             "result": "file written successfully",
-            "path": shown(arguments.path),
+            "path": shown(self.path),
             "bytes": len(data),
         }
         return ToolResult(answer, diff)
 
-    def diff(self, arguments: WriteArguments, files: FileStore) -> str:
+    def diff(self, files: FileStore) -> str:
         """Compare what is there with what will be."""
-        encoded(arguments.content, "content")
-        if files.status(arguments.path) is None:
-            return unified_diff(arguments.path, None, arguments.content)
-        with files.open(arguments.path) as file:
+        encoded(self.content, "content")
+        if files.status(self.path) is None:
+            return unified_diff(self.path, None, self.content)
+        with files.open(self.path) as file:
             data = file.read(_MAX_COMPARED + 1)
         if len(data) > _MAX_COMPARED or b"\0" in data:
-            return opaque_diff(arguments.path)
-        return unified_diff(arguments.path, data.decode("utf-8", "replace"), arguments.content)
+            return opaque_diff(self.path)
+        return unified_diff(self.path, data.decode("utf-8", "replace"), self.content)
 
 
 def encoded(text: str, name: str) -> bytes:
@@ -298,17 +282,9 @@ class Edit(msgspec.Struct):
     new_text: Annotated[str, Meta(description="Text in its place")]
 
 
-class EditArguments(msgspec.Struct):
-    """What `edit_file` replaces."""
-
-    path: Annotated[str, Meta(description="Path of the file")]
-    edits: Annotated[list[Edit], Meta(description="Replacements, one or more")]
-
-
-class EditFile(FileTool[EditArguments]):
+class EditFile(FileCall):
     """Edits a file."""
 
-    ARGUMENTS = EditArguments
     NAME = "edit_file"
     DISPLAY_NAME = "Edit file"
     DESCRIPTION = (
@@ -318,22 +294,23 @@ class EditFile(FileTool[EditArguments]):
     )
     WRITES = True
 
-    def run(
-        self, arguments: EditArguments, files: FileStore, context: ToolCallContext
-    ) -> ToolResult:
+    path: Annotated[str, Meta(description="Path of the file")]
+    edits: Annotated[list[Edit], Meta(description="Replacements, one or more")]
+
+    def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
         """Edit it."""
-        old, new = _edited(arguments, files)
-        files.write(arguments.path, new.encode("utf-8", "surrogateescape"))
+        old, new = _edited(self, files)
+        files.write(self.path, new.encode("utf-8", "surrogateescape"))
         answer = {
             "result": "file edited successfully",
-            "path": shown(arguments.path),
-            "edits_applied": len(arguments.edits),
+            "path": shown(self.path),
+            "edits_applied": len(self.edits),
         }
-        return ToolResult(answer, _diff(arguments.path, old, new))
+        return ToolResult(answer, _diff(self.path, old, new))
 
-    def diff(self, arguments: EditArguments, files: FileStore) -> str:
+    def diff(self, files: FileStore) -> str:
         """Compare what is there with what will be."""
-        return _diff(arguments.path, *_edited(arguments, files))
+        return _diff(self.path, *_edited(self, files))
 
 
 def _diff(path: str, old: str, new: str) -> str:
@@ -344,16 +321,16 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _edited(arguments: EditArguments, files: FileStore) -> tuple[str, str]:
+def _edited(call: EditFile, files: FileStore) -> tuple[str, str]:
     """What the file has, and what it is to have. Bytes that are not UTF-8 stay as they are."""
-    path = arguments.path
-    _check_edits(arguments.edits)
+    path = call.path
+    _check_edits(call.edits)
     with files.open(path) as file:
         data = file.read(_MAX_EDITED + 1)
     if len(data) > _MAX_EDITED:
         raise ToolFileError(f"file too large to edit: {path} (max {_MAX_EDITED} bytes)")
     old = data.decode("utf-8", "surrogateescape")
-    new = with_edits(path, old, arguments.edits)
+    new = with_edits(path, old, call.edits)
     if new == old:
         raise ToolFileError("no changes made: the replacement(s) produced identical content")
     return old, new

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, get_args
 
 import attrs
-import msgspec
 import trio
 from msgspec import Meta
 
 from trioserve.errors import ToolFileError
-from trioserve.tools.builtin.file_tools import FileTool, check_text
+from trioserve.tools.builtin.file_tools import FileCall, check_text
 from trioserve.tools.files.patterns import Filter, LinePattern, shown
 from trioserve.tools.files.store import DirectoryEntry, DirectoryListing, FileStore, Kinds
 from trioserve.tools.tool import ToolCallContext, ToolResult
@@ -27,8 +26,19 @@ _MAX_FILE = 32 * 2**20
 _MAX_SECONDS = 30.0
 
 
-class FindArguments(msgspec.Struct):
-    """What `file_glob_search` looks for."""
+class FindFiles(FileCall):
+    """Finds files by their names."""
+
+    NAME = "file_glob_search"
+    DISPLAY_NAME = "File search"
+    DESCRIPTION = (
+        "Search a directory, and all below it, for files that match a glob. Files that .gitignore "
+        "names are skipped in a Git repository; elsewhere, directories such as node_modules and "
+        'build are not searched. A glob without "/", as "*.cpp", matches names at any depth; one '
+        'with "/" matches paths, at any depth, too, unless it begins with "/". With type="dir" or '
+        '"all", directories are returned as well, with a "/" at the end; .gitignore does not '
+        "matter then."
+    )
 
     path: Annotated[str, Meta(description="Directory to search in")]
     include: Annotated[
@@ -47,31 +57,13 @@ class FindArguments(msgspec.Struct):
         int, Meta(description=f"Number of results (at most {_MAX_RESULTS}, which is the default)")
     ] = _MAX_RESULTS
 
-
-class FindFiles(FileTool[FindArguments]):
-    """Finds files by their names."""
-
-    ARGUMENTS = FindArguments
-    NAME = "file_glob_search"
-    DISPLAY_NAME = "File search"
-    DESCRIPTION = (
-        "Search a directory, and all below it, for files that match a glob. Files that .gitignore "
-        "names are skipped in a Git repository; elsewhere, directories such as node_modules and "
-        'build are not searched. A glob without "/", as "*.cpp", matches names at any depth; one '
-        'with "/" matches paths, at any depth, too, unless it begins with "/". With type="dir" or '
-        '"all", directories are returned as well, with a "/" at the end; .gitignore does not '
-        "matter then."
-    )
-
-    def run(
-        self, arguments: FindArguments, files: FileStore, context: ToolCallContext
-    ) -> ToolResult:
+    def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
         """Search."""
-        if arguments.limit < 1:
-            raise ToolFileError(f"invalid limit: {arguments.limit} (expected 1 or more)")
-        wanted = Filter(arguments.include, arguments.exclude)
-        listing = files.list(arguments.path, _kinds(arguments.type), max(0, arguments.max_depth))
-        found, total = _first_entries(listing, wanted, min(arguments.limit, _MAX_RESULTS))
+        if self.limit < 1:
+            raise ToolFileError(f"invalid limit: {self.limit} (expected 1 or more)")
+        wanted = Filter(self.include, self.exclude)
+        listing = files.list(self.path, _kinds(self.type), max(0, self.max_depth))
+        found, total = _first_entries(listing, wanted, min(self.limit, _MAX_RESULTS))
         text = "".join(_lines(found)) + f"\n---\nTotal matches: {total}\n"
         if total > len(found):
             text += (
@@ -83,7 +75,7 @@ class FindFiles(FileTool[FindArguments]):
         entries = [
             {"path": shown(one.path), "type": "dir" if one.is_dir else "file"} for one in found
         ]
-        base = shown(files.resolve(arguments.path))
+        base = shown(files.resolve(self.path))
         return ToolResult({"plain_text_response": text, "entries": entries, "base": base})
 
 
@@ -112,8 +104,18 @@ def _lines(entries: Iterable[DirectoryEntry]) -> Iterable[str]:
     return (f"{shown(one.path)}{'/' if one.is_dir else ''}\n" for one in entries)
 
 
-class GrepArguments(msgspec.Struct):
-    """What `grep_search` looks for."""
+class GrepFiles(FileCall):
+    """Finds lines in files."""
+
+    NAME = "grep_search"
+    DISPLAY_NAME = "Grep search"
+    DESCRIPTION = (
+        "Search a file, or the files in a directory and below, for lines that match a pattern. "
+        "Returns each with the path of its file, relative to the directory. Files that .gitignore "
+        "names are skipped in a Git repository; elsewhere, directories such as node_modules and "
+        'build are not searched. A glob without "/" matches names at any depth; one with "/" '
+        "matches paths."
+    )
 
     path: Annotated[str, Meta(description="File or directory to search in")]
     pattern: Annotated[
@@ -128,42 +130,23 @@ class GrepArguments(msgspec.Struct):
         int, Meta(description="Lines to return before and after each match (default: 0)")
     ] = 0
 
-
-class GrepFiles(FileTool[GrepArguments]):
-    """Finds lines in files."""
-
-    ARGUMENTS = GrepArguments
-    NAME = "grep_search"
-    DISPLAY_NAME = "Grep search"
-    DESCRIPTION = (
-        "Search a file, or the files in a directory and below, for lines that match a pattern. "
-        "Returns each with the path of its file, relative to the directory. Files that .gitignore "
-        "names are skipped in a Git repository; elsewhere, directories such as node_modules and "
-        'build are not searched. A glob without "/" matches names at any depth; one with "/" '
-        "matches paths."
-    )
-
-    def run(
-        self, arguments: GrepArguments, files: FileStore, context: ToolCallContext
-    ) -> ToolResult:
+    def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
         """Search."""
-        pattern = LinePattern(
-            arguments.pattern, literal=arguments.literal, ignore_case=arguments.ignore_case
-        )
-        search = _Search(arguments, pattern, files)
-        status = files.status(arguments.path)
+        pattern = LinePattern(self.pattern, literal=self.literal, ignore_case=self.ignore_case)
+        search = _Search(self, pattern, files)
+        status = files.status(self.path)
         if status is None:
-            raise ToolFileError(f"path does not exist: {arguments.path}")
+            raise ToolFileError(f"path does not exist: {self.path}")
         if status.kind == "dir":
             search.in_folder()
         else:
-            search.in_file(arguments.path, shown(arguments.path))
+            search.in_file(self.path, shown(self.path))
         return ToolResult.of_text(search.answer())
 
 
 @attrs.define
 class _Search:
-    arguments: GrepArguments
+    call: GrepFiles
     pattern: LinePattern
     files: FileStore
     deadline: float = attrs.field(factory=lambda: time.monotonic() + _MAX_SECONDS)
@@ -176,9 +159,9 @@ class _Search:
 
     def in_folder(self) -> None:
         """Search the files below a directory; those that cannot be searched are skipped."""
-        wanted = Filter(self.arguments.include, self.arguments.exclude)
-        listing = self.files.list(self.arguments.path, "file", 0)
-        base = self.files.resolve(self.arguments.path).rstrip("/")
+        wanted = Filter(self.call.include, self.call.exclude)
+        listing = self.files.list(self.call.path, "file", 0)
+        base = self.files.resolve(self.call.path).rstrip("/")
         for entry in listing.entries:
             if not wanted.has(entry.path):
                 continue
@@ -210,11 +193,11 @@ class _Search:
             self._show(name, data, number, (begin, end))
 
     def _show(self, name: str, data: bytes, number: int, match: tuple[int, int]) -> None:
-        n_context = min(max(0, self.arguments.context_lines), _MAX_CONTEXT)
+        n_context = min(max(0, self.call.context_lines), _MAX_CONTEXT)
         before, lines = _around(data, match, n_context)
         for place, line in enumerate(lines, number - before):
             mark = ":" if place == number else "-"
-            shows_number = self.arguments.return_line_numbers or n_context > 0
+            shows_number = self.call.return_line_numbers or n_context > 0
             prefix = name + mark + (f"{place}{mark}" if shows_number else "")
             self._add(f"{prefix}{_shortened(line)}\n")
         if n_context > 0:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 import attrs
 
 from trioserve.config import Config
 from trioserve.tools.builtin.commands import ExecShellCommand, GetInfo
-from trioserve.tools.builtin.file_tools import EditFile, FileThreads, FileTool, ReadFile, WriteFile
+from trioserve.tools.builtin.file_tools import (
+    EditFile,
+    FileCall,
+    FileThreads,
+    FileTool,
+    ReadFile,
+    WriteFile,
+)
 from trioserve.tools.builtin.search import FindFiles, GrepFiles
 from trioserve.tools.files.store import FileStore
 from trioserve.tools.process import has_landlock
@@ -18,7 +24,7 @@ from trioserve.tools.runtime import Runtime, Runtimes, open_runtimes
 from trioserve.tools.sandbox import PathSandbox
 from trioserve.tools.tool import Tool, ToolCallContext
 
-_FILE_TOOLS: tuple[type[FileTool[Any]], ...] = (ReadFile, FindFiles, GrepFiles, WriteFile, EditFile)
+_FILE_TOOLS: tuple[type[FileCall], ...] = (ReadFile, FindFiles, GrepFiles, WriteFile, EditFile)
 
 #: Tools that no file is named to.
 _NO_FILES = frozenset({ExecShellCommand.NAME, GetInfo.NAME})
@@ -85,7 +91,7 @@ async def open_builtin_tools(config: Config) -> AsyncIterator[BuiltinTools]:
         async def stores(context: ToolCallContext) -> FileStore:
             return runtime_of(context).files(context.cwd)
 
-        tools: dict[str, Tool] = {one.NAME: one(stores, threads) for one in _FILE_TOOLS}
+        tools: dict[str, Tool] = {one.NAME: FileTool(one, stores, threads) for one in _FILE_TOOLS}
         tools |= {one.NAME: one(runtime_of) for one in (ExecShellCommand, GetInfo)}
         used = {name: tools[name] for name in config.builtin_tools if name in tools}
         yield BuiltinTools(used, sandbox, runtimes, config.tools_runtime)
