@@ -14,7 +14,8 @@ class TrioServeError(Exception):
     """Root of everything that trioserve raises on purpose.
 
     `message` is one sentence for a person. `param` names the request field at fault, when one is.
-    Of an error with `public`, a client gets that sentence, and the message is for the log.
+    `retry_after` is in seconds. Of an error with `public`, a client gets that sentence, and the
+    message is for the log.
     """
 
     status: ClassVar[int] = 500
@@ -22,10 +23,13 @@ class TrioServeError(Exception):
     code: ClassVar[str | None] = None
     public: ClassVar[str | None] = None
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.retry_after = retry_after
 
 
 # -- requests that were running and ended badly, because of the engine or of others
@@ -231,14 +235,11 @@ class PayloadTooLargeError(TrioServeError):
 
 
 class TooManyRequestsError(TrioServeError):
-    """The client asks for more than it may have now. `retry_after` is in seconds."""
+    """The client asks for more than it may have now."""
 
     status = 429
     type = "rate_limit_error"
-
-    def __init__(self, message: str, *, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    retry_after: float
 
 
 class QueueFullError(TooManyRequestsError):
@@ -281,14 +282,10 @@ class HubError(TrioServeError):
 
 
 class HubUnavailableError(HubError):
-    """The hub cannot be reached, or does not answer now. `retry_after` is in seconds."""
+    """The hub cannot be reached, or does not answer now."""
 
     type = "unavailable_error"
     status = 503
-
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class HubNotFoundError(HubError):
@@ -401,13 +398,10 @@ class UnavailableError(TrioServeError):
 
 
 class MemoryFullError(UnavailableError):
-    """Requests hold as much memory as they may. `retry_after` is in seconds."""
+    """Requests hold as much memory as they may."""
 
     code = "memory_full"
-
-    def __init__(self, message: str, *, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    retry_after: float
 
 
 class ModelLoadingError(UnavailableError):
@@ -418,13 +412,10 @@ class ModelLoadingError(UnavailableError):
 
 
 class ModelFailedError(UnavailableError):
-    """The process of a model has died too often. `retry_after` is in seconds."""
+    """The process of a model has died too often."""
 
     code = "model_failed"
-
-    def __init__(self, message: str, *, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    retry_after: float
 
 
 class ModelProcessError(UnavailableError):

@@ -173,16 +173,16 @@ def test_the_words_make_the_same_command_line_again() -> None:
     argv = ["-c", "512", "--lora=a", "--lora", "b,c", "-nr", "--jinja", "--keep", "1"]
     argv += ["--keep", "2", "--control-vector-layer-range", "2", "5", "--config", "/dev/null"]
     parsed = parse(argv, {})
-    assert parsed.words == {
+    assert parsed.options == {
         "ctx_size": ("--ctx-size", "512"),
         "lora": ("--lora", "a", "--lora", "b,c"),
-        "repack": ("-nr",),
+        "repack": ("--no-repack",),
         "jinja": ("--jinja",),
         "n_keep": ("--keep", "2"),
         "control_vector_layer_range": ("--control-vector-layer-range", "2,5"),
     }
     assert parsed.file == "/dev/null"
-    again = [word for words in parsed.words.values() for word in words]
+    again = [word for words in parsed.options.values() for word in words]
     assert parse(again, {}).config == parsed.config
 
 

@@ -7,6 +7,7 @@ it begins with ``-``. Beyond that grammar, ``--flag=value`` works too.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import logging
@@ -57,19 +58,25 @@ CONFIG_FLAG = "--config"
 CONFIG_VARIABLE = "TRIOSERVE_CONFIG"
 
 
+#: The words of a command line that set each field, with the longest name of the flag.
+Options = Mapping[str, tuple[str, ...]]
+
+
 @attrs.frozen(kw_only=True)
 class Parsed:
     """What a command line asks for. `notes` are sentences that a person should see.
 
-    `words` are those that set each field, with the longest name of the flag, and `file` is what
-    `CONFIG_FLAG` or its variable names: with them, another command line can be made.
+    `options` are those of the command line, and `below` those that a file and the environment
+    amount to: with them, another command line can be made. `file` is what `CONFIG_FLAG` or its
+    variable names.
     """
 
     config: Config
-    action: Action = "serve"
-    notes: tuple[str, ...] = ()
-    words: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
-    file: str | None = None
+    action: Action
+    notes: tuple[str, ...]
+    options: Options
+    below: Options
+    file: str | None
 
 
 def config_from(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
@@ -111,9 +118,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
     line.read(argv)
     path = line.file or environ.get(CONFIG_VARIABLE)
     others = {name: text for name, text in environ.items() if name != CONFIG_VARIABLE}
-    values = _read_toml(path, notes) if path else {}
-    values |= _read_environment(others, notes)
-    values |= line.values
+    file = _read_toml(path, notes) if path else _Source()
+    variables = _read_environment(others, notes)
+    values = file.values | variables.values | line.found.values
     config = _build(values)
     if config.model_named is not None:
         notes += (
@@ -122,7 +129,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
             if name.startswith("models_")
         )
     return Parsed(
-        config=config, action=line.action, notes=tuple(notes), words=line.fields, file=path
+        config=config,
+        action=line.action,
+        notes=tuple(notes),
+        options=line.found.options,
+        below=file.options | variables.options,
+        file=path,
     )
 
 
@@ -134,6 +146,20 @@ def _build(values: Mapping[str, Any]) -> Config:
     return Config(**own, sampling=SamplingParams(**sampling))
 
 
+@attrs.frozen
+class _Source:
+    """What a source sets: the values of fields, and the words that a command line would have."""
+
+    values: dict[str, Any] = attrs.field(factory=dict)
+    options: dict[str, tuple[str, ...]] = attrs.field(factory=dict)
+
+    def put(self, flag: Flag, text: str, name: str) -> None:
+        """Set a field. Raises ConfigError that begins with the name of what sets it."""
+        flag.put_text(self.values, text, name)
+        before = self.options.get(flag.field, ()) if flag.adds else ()
+        self.options[flag.field] = (*before, *flag.argv(text))
+
+
 #: Fields that are two values on a command line; elsewhere, a comma is between them.
 _TWO_VALUES = frozenset({"control_vector_layer_range"})
 
@@ -142,8 +168,7 @@ class _CommandLine:
     """What the words of a command line say, once `read` has seen them."""
 
     def __init__(self, notes: list[str]) -> None:
-        self.values: dict[str, Any] = {}
-        self.fields: dict[str, tuple[str, ...]] = {}
+        self.found = _Source()
         self.action: Action = "serve"
         self.file: str | None = None
         self._notes = notes
@@ -160,10 +185,10 @@ class _CommandLine:
             elif name == CONFIG_FLAG:
                 self.file = self._value(name, value)
             elif (flag := BY_NAME.get(name)) is not None:
-                self._set(flag, name, value)
-            elif name in unsupported.flags():
+                self._put(flag, name, value)
+            elif (other := unsupported.flags().get(name)) is not None:
                 self._notes.append(unsupported.note(name, name, "flag"))
-                if name in unsupported.TAKES_VALUE:
+                if other.takes_value:
                     self._value(name, value)
             else:
                 hint = unsupported.did_you_mean(
@@ -173,7 +198,7 @@ class _CommandLine:
                     f"{name} is not a flag of trioserve{hint or '; see trioserve --help'}"
                 )
 
-    def _set(self, flag: Flag, name: str, value: str | None) -> None:
+    def _put(self, flag: Flag, name: str, value: str | None) -> None:
         if name in self._seen and not flag.adds:
             self._notes.append(f"{name} is given more than once: the last one counts")
         self._seen.add(name)
@@ -181,14 +206,11 @@ class _CommandLine:
             text = self._value(name, value)
             if flag.field in _TWO_VALUES and value is None and "," not in text:
                 text = f"{text},{self._value(name, None)}"
-            flag.put_text(self.values, text, name)
-            words = flag.argv(text)
         elif value is None:
-            flag.put(self.values, flag.off if name in flag.negative else flag.on)
-            words = (name,)
+            text = "false" if name in flag.negative else "true"
         else:
             raise ConfigError(f"{name} takes no value")
-        self.fields[flag.field] = (*(self.fields.get(flag.field, ()) if flag.adds else ()), *words)
+        self.found.put(flag, text, name)
 
     def _value(self, name: str, value: str | None) -> str:
         if value is not None:
@@ -212,45 +234,37 @@ def _split(word: str) -> tuple[str, str | None]:
 #: Prefixes of the variables that are ours to read, and so ours to refuse.
 _OWN_PREFIXES = ("LLAMA_ARG_", "TRIOSERVE_")
 
+#: What Google's Vertex AI sets for a server that it runs, and what holds without it. Our own
+#: variables win.
+_VERTEX = (
+    ("--port", "AIP_HTTP_PORT", "8080"),
+    ("--predict-route", "AIP_PREDICT_ROUTE", "/predict"),
+    ("--health-route", "AIP_HEALTH_ROUTE", ""),
+)
 
-def _read_environment(environ: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
+
+def _read_environment(environ: Mapping[str, str], notes: list[str]) -> _Source:
     """Read the variables that set fields, and add to `notes` what a person should know.
 
     Raises:
         ConfigError: a variable is not known, or has a value that cannot be used.
     """
-    values: dict[str, Any] = {}
+    found = _Source()
+    for flag_name, variable, default in _VERTEX if environ.get("AIP_MODE") == "PREDICTION" else ():
+        if text := environ.get(variable) or default:
+            is_route = flag_name.endswith("route")
+            found.put(BY_NAME[flag_name], f"/{text.lstrip('/')}" if is_route else text, variable)
     for name, text in environ.items():
         flag = BY_VARIABLE.get(name)
         if text == "" or not (flag or name.startswith(_OWN_PREFIXES)):
             continue
         if flag is not None:
-            flag.put_text(values, text, name)
+            found.put(flag, text, name)
         elif (switched_off := switched_off_by(name)) is not None:
-            values[switched_off.field] = False  # whatever the text is
+            found.put(switched_off, "false", name)  # whatever the text is
         else:
             _unsupported_variable(name, text, notes)
-    return _vertex(environ) | values
-
-
-def _vertex(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What Google's Vertex AI asks of a server that it runs. Our own variables win.
-
-    Raises:
-        ConfigError: the port is no number.
-    """
-    if environ.get("AIP_MODE") != "PREDICTION":
-        return {}
-    port = environ.get("AIP_HTTP_PORT") or "8080"
-    if not port.isdecimal():
-        raise ConfigError(f"AIP_HTTP_PORT: {port!r} is not an integer")
-    routes = {
-        "predict_route": environ.get("AIP_PREDICT_ROUTE") or "/predict",
-        "health_route": environ.get("AIP_HEALTH_ROUTE") or "",
-    }
-    return {"port": int(port)} | {
-        name: f"/{path.lstrip('/')}" for name, path in routes.items() if path
-    }
+    return found
 
 
 def _unsupported_variable(name: str, text: str, notes: list[str]) -> None:
@@ -270,7 +284,7 @@ def _unsupported_variable(name: str, text: str, notes: list[str]) -> None:
 # -- a file: its keys are the long flags without the dashes
 
 
-def _read_toml(path: str, notes: list[str]) -> dict[str, Any]:
+def _read_toml(path: str, notes: list[str]) -> _Source:
     """Read the file, and add to `notes` what a person should know.
 
     Raises:
@@ -283,27 +297,27 @@ def _read_toml(path: str, notes: list[str]) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    values: dict[str, Any] = {}
+    found = _Source()
     for key, value in table.items():
         source = f"{path}{_line_of(key, text)}: {key}"
         name = f"--{key.replace('_', '-')}"
         if (flag := BY_NAME.get(name)) is not None:
-            _put_key(flag, name, values, value, source)
+            _put_key(found, flag, name, value, source)
         elif name in unsupported.flags():
             notes.append(unsupported.note(name, source, "flag"))
         else:
             keys = [known[2:] for known in BY_NAME if known.startswith("--")]
             hint = unsupported.did_you_mean(name[2:], keys)
             raise ConfigError(f"{source} is not a key of the configuration{hint}")
-    return values
+    return found
 
 
-def _put_key(flag: Flag, name: str, values: dict[str, Any], value: Any, source: str) -> None:
+def _put_key(found: _Source, flag: Flag, name: str, value: Any, source: str) -> None:
     if name in flag.negative:
         key = flag.names[-1].removeprefix("--")
         raise ConfigError(f"{source}: write {key} = true or {key} = false instead")
     for each in value if isinstance(value, list) and flag.adds else [value]:
-        flag.put_text(values, _as_text(flag, each, source), source)
+        found.put(flag, _as_text(flag, each, source), source)
 
 
 def _line_of(key: str, text: str) -> str:
@@ -345,33 +359,22 @@ def argv_of(config: Config) -> tuple[str, ...]:
 
 def _argv_of_field(field: str, value: Any) -> tuple[str, ...]:
     """Find words that set a field to a value, by reading them again."""
-    for flag in FLAGS:
-        if flag.field != field or flag.sets:
-            continue
-        if flag.read is None:
-            if value == flag.on:
-                return (flag.names[-1],)
-            if value == flag.off and flag.negative:
-                return (flag.negative[-1],)
-            continue
-        for texts in _ways(flag, value):
-            if _read_texts(flag, texts) == value:
-                return tuple(word for text in texts for word in (flag.names[-1], text))
+    own = [flag for flag in FLAGS if flag.field == field and not flag.sets]
+    for flag, texts in ((each, texts) for each in own for texts in _ways(each, value)):
+        found = _Source()
+        with contextlib.suppress(ConfigError):
+            for text in texts:
+                found.put(flag, text, field)
+            if found.values[field] == value and found.options[field]:
+                return found.options[field]
     raise ConfigError(f"{field} is {value!r}, which no flag sets")
-
-
-def _read_texts(flag: Flag, texts: list[str]) -> Any:
-    values: dict[str, Any] = {}
-    try:
-        for text in texts:
-            flag.put_text(values, text, flag.field)
-    except ConfigError:
-        return None
-    return values.get(flag.field)
 
 
 def _ways(flag: Flag, value: Any) -> Iterator[list[str]]:
     """Texts that may mean a value."""
+    if flag.read is None:
+        yield from (["true"], ["false"])
+        return
     if not isinstance(value, tuple):
         yield [str(value)]
         return

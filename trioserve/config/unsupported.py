@@ -16,51 +16,27 @@ import attrs
 from trioserve.config.option import split_names
 from trioserve.errors import ConfigError
 
-#: Flags that are accepted and change nothing, and why.
-NO_EFFECT: Mapping[str, str] = {
-    "--threads-http": "one event loop serves all connections",
-    "--warmup": "the model is not warmed up",
-    "--no-warmup": "the model is not warmed up",
-    "--perf": "timings are always measured",
-    "--no-perf": "timings are always measured",
-    "-e": "escapes are always processed",
-    "--escape": "escapes are always processed",
-    "--mtmd-batch-max-tokens": "images are encoded one at a time, so that each can be cancelled",
-    "--video-ffmpeg-dir": "videos are read without the programs of ffmpeg",
-    "--no-spec-draft-backend-sampling": "drafts are sampled on the CPU anyway",
-    "-sps": "a prompt always reuses the longest prefix in any slot or kept sequence",
-    "--slot-prompt-similarity": "a prompt always reuses the longest prefix in any slot or kept "
-    "sequence",
-    "-dt": "llama.cpp no longer uses it",
-    "--defrag-thold": "llama.cpp no longer uses it",
-}
-
-#: Those of them that take a value.
-TAKES_VALUE = frozenset(
-    {
-        "--threads-http",
-        "-dt",
-        "--defrag-thold",
-        "-sps",
-        "--slot-prompt-similarity",
-        "--mtmd-batch-max-tokens",
-        "--video-ffmpeg-dir",
-    }
-)
-
-# A flag on each line, written as `split_names` reads it. A line that begins with # says why
-# trioserve does not have those below it.
+# A flag on each line, written as `split_names` reads it, with a = before each name that is
+# accepted. A line that begins with # says why those below it change nothing, or are refused.
 _FLAGS = """
---perf | --no-perf LLAMA_ARG_PERF
--e --escape | --no-escape
--dt --defrag-thold LLAMA_ARG_DEFRAG_THOLD
---warmup | --no-warmup
---threads-http LLAMA_ARG_THREADS_HTTP
---mtmd-batch-max-tokens LLAMA_ARG_MTMD_BATCH_MAX_TOKENS
---video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR
--sps --slot-prompt-similarity
+# timings are always measured
+=--perf | =--no-perf LLAMA_ARG_PERF
+# the model is not warmed up
+=--warmup | =--no-warmup
+# escapes are always processed
+=-e =--escape | --no-escape
+# llama.cpp no longer uses it
+=-dt =--defrag-thold LLAMA_ARG_DEFRAG_THOLD
+# one event loop serves all connections
+=--threads-http LLAMA_ARG_THREADS_HTTP
+# images are encoded one at a time, so that each can be cancelled
+=--mtmd-batch-max-tokens LLAMA_ARG_MTMD_BATCH_MAX_TOKENS
+# videos are read without the programs of ffmpeg
+=--video-ffmpeg-dir LLAMA_ARG_VIDEO_FFMPEG_DIR
+# a prompt always reuses the longest prefix in any slot or kept sequence
+=-sps =--slot-prompt-similarity
 # drafts are sampled on the CPU
---spec-draft-backend-sampling | --no-spec-draft-backend-sampling LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING
+--spec-draft-backend-sampling | =--no-spec-draft-backend-sampling LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING
 # an output would depend on what the cache holds; see docs/configuration.md
 --cache-reuse LLAMA_ARG_CACHE_REUSE
 # models come from the hub or from an address; see -hf and -mu
@@ -100,7 +76,6 @@ _FLAGS = """
 # n-grams are learned from requests, not from files
 -lcs --lookup-cache-static
 -lcd --lookup-cache-dynamic
-# the prefix cache works differently; see --cache-seqs and --cache-ram
 # a draft is one line of guesses, not a tree
 --spec-draft-p-split --draft-p-split LLAMA_ARG_SPEC_DRAFT_P_SPLIT
 # drafts that are accepted at random make an output that is wrong
@@ -117,12 +92,18 @@ _FLAGS = """
 
 @attrs.frozen
 class UnsupportedFlag:
-    """A flag of llama-server that trioserve does not act on, and why, where there is a reason."""
+    """A flag of llama-server that trioserve does not act on, and why."""
 
     names: tuple[str, ...]
     negative: tuple[str, ...]
     variable: str | None
-    why: str = ""
+    accepted: frozenset[str]  # of its names, those that change nothing; the others are refused
+    why: str
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether a value follows; all switches that are accepted have an opposite."""
+        return not self.negative
 
 
 @cache
@@ -134,7 +115,8 @@ def table() -> tuple[UnsupportedFlag, ...]:
         if line.startswith("# "):
             why = line[2:]
         else:
-            found.append(UnsupportedFlag(*split_names(line), why))
+            accepted = frozenset(word[1:] for word in line.split() if word.startswith("="))
+            found.append(UnsupportedFlag(*split_names(line.replace("=", "")), accepted, why))
     return tuple(found)
 
 
@@ -162,12 +144,11 @@ def note(flag: str, source: str, kind: str) -> str:
     Raises:
         ConfigError: trioserve does not have it.
     """
-    if flag in NO_EFFECT:
-        return f"{source} has no effect: {NO_EFFECT[flag]}"
-    why = flags()[flag].why
+    found = flags()[flag]
+    if flag in found.accepted:
+        return f"{source} has no effect: {found.why}"
     raise ConfigError(
-        f"{source} is a {kind} of llama-server that trioserve does not have yet"
-        + (f": {why}" if why else "")
+        f"{source} is a {kind} of llama-server that trioserve does not have yet: {found.why}"
     )
 
 

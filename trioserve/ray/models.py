@@ -13,9 +13,9 @@ import attrs
 
 from trioserve.config import Config
 from trioserve.config.flags import BY_VARIABLE
-from trioserve.config.parse import argv_of, parse
+from trioserve.config.parse import Options, argv_of, parse
 from trioserve.errors import ConfigError
-from trioserve.models.catalog.presets import Options, option
+from trioserve.models.catalog.presets import option
 
 #: A configuration, the words of a command line, or flags without their dashes and their values, as
 #: in a file of presets.
@@ -162,7 +162,7 @@ def _options(settings: Settings, where: str) -> Options:
         ConfigError: they are wrong, or mean nothing in an application.
     """
     if isinstance(settings, Config):
-        options: Options = parse(argv_of(settings), {}).words
+        options: Options = parse(argv_of(settings), {}).options
     elif isinstance(settings, Mapping):
         options = _of_mapping(settings, where)
     elif isinstance(settings, Sequence) and not isinstance(settings, str | bytes):
@@ -183,7 +183,7 @@ def _of_words(words: Sequence[Any], where: str) -> Options:
         raise ConfigError(f"{where}: {error.message}") from None
     if parsed.action != "serve" or parsed.file is not None:
         raise ConfigError(f"{where}: {' '.join(map(str, words))} does not say how to serve a model")
-    return parsed.words
+    return parsed.options
 
 
 def _of_mapping(settings: Mapping[Any, Any], where: str) -> Options:

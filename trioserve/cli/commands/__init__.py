@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -155,7 +155,21 @@ def take_name(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, list(argv)
 
 
-# -- numbers for people
+# -- what people read
+
+
+def table(rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> str:
+    """Put rows below each other; the columns whose numbers are in `right` end at the same place."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
 
 _BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-from trioserve.cli.commands import bytes_text
+from trioserve.cli.commands import bytes_text, table
 from trioserve.cli.progress import reporting
 from trioserve.config import Config, logs
 from trioserve.config.parse import parse
@@ -92,11 +92,7 @@ def list_text() -> str:
     for model in cached_models():
         downloaded = datetime.fromtimestamp(model.files[0].stat().st_mtime)
         rows.append((model.name, bytes_text(model.size), f"{downloaded:%Y-%m-%d %H:%M}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "".join(
-        f"{name:<{widths[0]}}  {size:>{widths[1]}}  {downloaded}\n"
-        for name, size, downloaded in rows
-    )
+    return table(rows, right={1})
 
 
 def rm(argv: Sequence[str], environ: Mapping[str, str]) -> int:

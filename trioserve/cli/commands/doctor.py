@@ -11,9 +11,11 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from functools import cache
 from importlib.metadata import version
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import attrs
@@ -216,40 +218,32 @@ def _rpc(config: Config, *_others: object) -> Iterator[Finding]:
 
 def _models(config: Config, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
     """Which models there are to choose from."""
-    warnings = _Warnings()
     try:
-        with warnings:
+        with _collected(logging.getLogger("trioserve.models.catalog")) as warnings:
             catalog = Catalog.of(config, argv, environ)
     except TrioServeError as error:
         yield Finding(Level.PROBLEM, "models", error.message)
         return
-    for text in warnings.texts:
-        yield Finding(Level.WARNING, "models", text)
+    for record in warnings:
+        yield Finding(Level.WARNING, "models", record.getMessage())
     found = [one for one in catalog.entries.values() if one.source is not Source.BUNDLED]
     yield Finding(Level.OK, "models", f"{len(found)} to choose from, and the bundled one")
 
 
-class _Warnings(logging.Handler):
-    """Collects what the catalog logs, as long as a block lasts."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-        self._logger = logging.getLogger("trioserve.models.catalog")
-
-    def __enter__(self) -> None:
-        self._before = self._logger.level, self._logger.propagate
-        self._logger.setLevel(logging.WARNING)
-        self._logger.propagate = False
-        self._logger.addHandler(self)
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.removeHandler(self)
-        level, self._logger.propagate = self._before
-        self._logger.setLevel(level)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+@contextmanager
+def _collected(logger: logging.Logger) -> Iterator[list[logging.LogRecord]]:
+    """Collect the warnings of a logger, in place of writing them."""
+    handler = BufferingHandler(capacity=10_000)
+    before = logger.level, logger.propagate
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield handler.buffer
+    finally:
+        logger.removeHandler(handler)
+        level, logger.propagate = before
+        logger.setLevel(level)
 
 
 def _port(config: Config, *_others: object) -> Iterator[Finding]:

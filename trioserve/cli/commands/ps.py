@@ -9,10 +9,8 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
-import attrs
-
 from trioserve.cli.address import Address, take_url
-from trioserve.cli.commands import bytes_text, duration_text, take
+from trioserve.cli.commands import bytes_text, duration_text, table, take
 from trioserve.config.parse import parse
 from trioserve.errors import UnavailableError
 
@@ -31,19 +29,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     url, flags = take_url(words)
     config = parse(flags, environ).config
     found = _models(Address.of(url, config), next(iter(config.api_keys), None))
-    rows = [row for row in found if "--all" in switches or row.state != "unloaded"]
-    print(_table([_HEADINGS, *map(attrs.astuple, rows)]), end="")
+    rows = [row for row in found if "--all" in switches or row[1] != "unloaded"]
+    print(table([_HEADINGS, *rows]), end="")
     return 0
-
-
-@attrs.frozen(kw_only=True)
-class _Row:
-    """A line of the table."""
-
-    name: str
-    state: str
-    size: str
-    sleeps: str
 
 
 def _get(address: Address, path: str, api_key: str | None) -> tuple[int, Any]:
@@ -70,8 +58,8 @@ def _get(address: Address, path: str, api_key: str | None) -> tuple[int, Any]:
         return response.status, None
 
 
-def _models(address: Address, api_key: str | None) -> Iterator[_Row]:
-    """Ask the server for its models, and for when those in memory are to sleep.
+def _models(address: Address, api_key: str | None) -> Iterator[tuple[str, str, str, str]]:
+    """Ask the server for its models, and for when those in memory are to sleep; yields rows.
 
     Raises:
         UnavailableError: it does not answer, or not in this way.
@@ -94,11 +82,11 @@ def _models(address: Address, api_key: str | None) -> Iterator[_Row]:
         alone = "sleeping" if tells and name not in sleeps else "loaded"
         state = one.get("status") or {"value": alone}
         size = one.get("size") or (one.get("meta") or {}).get("size")
-        yield _Row(
-            name=name,
-            state="failed" if state.get("failed") else str(state.get("value", "")),
-            size=bytes_text(size) if isinstance(size, int) and size else "",
-            sleeps=_sleeps(sleeps.get(name, "")),
+        yield (
+            name,
+            "failed" if state.get("failed") else str(state.get("value", "")),
+            bytes_text(size) if isinstance(size, int) and size else "",
+            _sleeps(sleeps.get(name, "")),
         )
 
 
@@ -109,14 +97,3 @@ def _sleeps(moment: str) -> str:
     except (ValueError, TypeError):
         return ""
     return "never" if seconds > _FOR_GOOD else f"in {duration_text(max(0.0, seconds))}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "".join(f"{line}\n" for line in _lines(rows, widths))
-
-
-def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Iterator[str]:
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()

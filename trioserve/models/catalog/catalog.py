@@ -12,6 +12,7 @@ from types import MappingProxyType
 import attrs
 
 from trioserve.config import Config, readers
+from trioserve.config.parse import Options
 from trioserve.errors import (
     AmbiguousModelError,
     ConfigError,
@@ -20,7 +21,7 @@ from trioserve.errors import (
 )
 from trioserve.models import BUNDLED, BUNDLED_PROJECTOR, hub_reference
 from trioserve.models.catalog.files import models_in
-from trioserve.models.catalog.presets import Options, Preset, of_all, read_presets, without
+from trioserve.models.catalog.presets import Preset, of_all, read_presets, without
 from trioserve.models.gguf import parts_of, total_size
 from trioserve.models.hub import HubReference, cached_models, find
 

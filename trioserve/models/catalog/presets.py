@@ -5,7 +5,6 @@ from __future__ import annotations
 import configparser
 import logging
 import re
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,11 @@ import attrs
 
 from trioserve.config import Config, readers, unsupported
 from trioserve.config.flags import BY_NAME, BY_VARIABLE, Flag, switched_off_by
-from trioserve.config.parse import CONFIG_VARIABLE, parse
+from trioserve.config.parse import CONFIG_VARIABLE, Options, parse
 from trioserve.config.readers import FALSE_WORDS, TRUE_WORDS
 from trioserve.errors import ConfigError
 
 _log = logging.getLogger("trioserve.models.catalog")
-
-#: The words that set each field.
-Options = Mapping[str, tuple[str, ...]]
 
 #: Fields of the server that clients talk to. It does not hand them on to those behind it, and a
 #: preset cannot set them.
@@ -118,38 +114,14 @@ def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> Shared:
         ConfigError: a value cannot be used.
     """
     parsed = parse(argv, environ)
-    lower: dict[str, tuple[str, ...]] = _of_file(parsed.file) if parsed.file else {}
-    for name, text in environ.items():
-        if text and _is_ours(name) and (found := option(name, text, name)) is not None:
-            lower |= [found]
     dropped = OF_THE_ROUTER | _OF_ONE_MODEL | SECRETS.keys() | {_LOG_FILE}
-    both = {**lower, **parsed.words}
+    both = {**parsed.below, **parsed.options}
     return Shared(
-        without(lower, dropped),
-        without(parsed.words, dropped),
+        without(parsed.below, dropped),
+        without(parsed.options, dropped),
         environment_of_children(environ, parsed.config),
         {field: both[field] for field in both.keys() & _OF_ONE_MODEL},
     )
-
-
-def _is_ours(variable: str) -> bool:
-    return variable in BY_VARIABLE or switched_off_by(variable) is not None
-
-
-def _of_file(path: str) -> dict[str, tuple[str, ...]]:
-    """Read a configuration file, which `parse` has found to be right."""
-    found: dict[str, tuple[str, ...]] = {}
-    for key, value in tomllib.loads(Path(path).read_text(encoding="utf-8")).items():
-        flag = BY_NAME.get(f"--{key.replace('_', '-')}")
-        if flag is None:
-            continue  # of llama-server, and without effect
-        words = [flag.argv(_text(one)) for one in (value if isinstance(value, list) else [value])]
-        found[flag.field] = tuple(word for some in words for word in some)
-    return found
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def environment_of_children(
@@ -164,7 +136,9 @@ def environment_of_children(
     own = {
         name: text
         for name, text in environ.items()
-        if name not in (CONFIG_VARIABLE, _VERTEX) and not _is_ours(name)
+        if name not in (CONFIG_VARIABLE, _VERTEX)
+        and name not in BY_VARIABLE
+        and switched_off_by(name) is None
     }
     config = config or Config()
     token = config.hf_token or environ.get(_TOKEN)
