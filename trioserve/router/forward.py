@@ -248,6 +248,18 @@ async def exchange(
         yield await connection.ask(request)
 
 
+async def ask(path: Path, request: Outgoing, *, patience: float) -> bytes | None:
+    """Send a request to a child; gives the body of a good answer.
+
+    None: the child has ended, has not answered within this number of seconds, or not with 200.
+    """
+    with trio.move_on_after(patience), suppress(ModelProcessError):  # the log has its end
+        async with exchange(path, request) as answer:
+            body = await answer.receive_all()
+            return body if answer.status == 200 else None
+    return None
+
+
 class ChildAnswer:
     """What a child answers. Made by `ChildConnection.ask`.
 

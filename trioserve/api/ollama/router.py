@@ -31,10 +31,10 @@ from trioserve.chat.template.builtin import CHATML, source_of
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.config import Config
 from trioserve.config.parse import parse
-from trioserve.errors import HubError, ModelProcessError, NotFoundError, TemplateError
+from trioserve.errors import HubError, NotFoundError, TemplateError
 from trioserve.models import gguf, resolve_projector
 from trioserve.models.catalog import GgufSummary, ModelEntry, modalities_in
-from trioserve.router.forward import exchange
+from trioserve.router.forward import ask
 from trioserve.router.states import FleetEvent, Status
 from trioserve.types import GenerationParams
 
@@ -74,15 +74,10 @@ async def _models_at(path: Path) -> list[dict[str, Any]]:
     The question keeps it neither awake nor in its place.
     """
     question = attrs.evolve(outgoing(current_request(), b""), method="GET")
-    with trio.move_on_after(_PATIENCE):
-        try:
-            async with exchange(path, question) as answer:
-                models = json.loads(await answer.receive_all()).get("models", [])
-                assert isinstance(models, list)
-                return models
-        except ModelProcessError:
-            pass
-    return []
+    body = await ask(path, question, patience=_PATIENCE)
+    models = json.loads(body).get("models", []) if body else []
+    assert isinstance(models, list)
+    return models
 
 
 @blueprint.post("/api/show")

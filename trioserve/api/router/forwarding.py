@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import attrs
 import trio
+from outcome import Error, Outcome, Value
 from quart import request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
@@ -60,58 +61,61 @@ Say: TypeAlias = Callable[[QueueStatus | None], bytes]
 
 
 class Place:
-    """The place of one request. Made by `place_at`.
+    """The place of one request at the child of its model. Made by `place_at`."""
 
-    `waiting` is where the request stands, for as long as it waits, and `say` writes that.
-    """
-
-    def __init__(self, say: Say) -> None:
-        self.waiting: QueueStatus | None = None
-        self._say = say
-        self._connection: ChildConnection | None = None
-        self._failure: TrioServeError | None = None
+    def __init__(self, wanted: ForwardedRequest) -> None:
+        self._wanted = wanted
+        self._waiting: QueueStatus | None = None  # where the request stands
         self._decided = trio.Event()
+        self._outcome: Outcome[ChildConnection] | None = None
 
     @property
     def decided(self) -> bool:
         """Whether there is a connection, or there will be none."""
         return self._decided.is_set()
 
-    async def wait(self) -> None:
-        """Wait until it is decided."""
-        await self._decided.wait()
+    @property
+    def connection(self) -> ChildConnection:
+        """The connection to the child, once it is decided. Raises as `connected`."""
+        assert self._outcome is not None
+        return self._outcome.unwrap()
 
-    async def connection(self) -> ChildConnection:
-        """Wait for a connection to the child. May be called again. Raises as `connected`."""
-        await self._decided.wait()
-        if self._failure is not None:
-            raise self._failure
-        assert self._connection is not None
-        return self._connection
-
-    def give(self, connection: ChildConnection) -> None:
-        """This is the connection."""
-        self._connection = connection
+    def decide(self, outcome: Outcome[ChildConnection]) -> None:
+        """Take a connection, or the error that is there instead."""
+        self._outcome = outcome
         self._decided.set()
 
-    async def keep(self, fleet: Fleet, entry: ModelEntry, *, autoload: bool) -> None:
+    async def wait(self, patience: float) -> None:
+        """Wait until it is decided, for so many seconds at most.
+
+        Raises:
+            DeadlineExceededError: the request has no time left.
+        """
+        if self.decided:
+            return
+        with trio.move_on_at(min(self._wanted.deadline, trio.current_time() + patience)):
+            await self._decided.wait()
+        if not self.decided and trio.current_time() >= self._wanted.deadline:
+            raise DeadlineExceededError("The deadline passed before the model was ready.")
+
+    async def keep(self, fleet: Fleet, entry: ModelEntry) -> None:
         """Take a connection, and keep it until cancelled."""
+        autoload = self._wanted.autoload
         try:
             async with connected(fleet, entry, autoload=autoload, on_wait=self._note) as connection:
-                self.give(connection)
+                self.decide(Value(connection))
                 await trio.sleep_forever()
         except TrioServeError as error:
-            self._failure = error
+            self.decide(Error(error))
         except Exception as error:
-            self._failure = errors.unexpected(error)
-        self._decided.set()
+            self.decide(Error(errors.unexpected(error)))
 
     def _note(self, waiting: QueueStatus) -> None:
-        self.waiting = waiting
+        self._waiting = waiting
 
     def comment(self) -> bytes:
         """Write where the request stands, for a stream that is silent meanwhile."""
-        return self._say(self.waiting)
+        return self._wanted.say(self._waiting)
 
     async def beat(self) -> bytes:
         """Write the same as a ping; nothing once it is decided, because the child sends its own."""
@@ -120,22 +124,19 @@ class Place:
 
 @asynccontextmanager
 async def place_at(
-    fleet: Fleet, entry: ModelEntry, say: Say, *, autoload: bool
+    fleet: Fleet, entry: ModelEntry, wanted: ForwardedRequest
 ) -> AsyncIterator[Place]:
     """Take a place at the child of a model for the length of the block, waiting aside for it."""
-    place = Place(say)
-
-    async def keep() -> None:
-        await place.keep(fleet, entry, autoload=autoload)
-
+    place = Place(wanted)
     async with AsyncExitStack() as stack:
         if fleet.is_ready(entry):  # there is nothing to wait for, and so no need for a task
-            child = await stack.enter_async_context(fleet.use(entry, autoload=autoload))
+            child = await stack.enter_async_context(fleet.use(entry, autoload=wanted.autoload))
             with suppress(ModelProcessError):
-                place.give(stack.enter_context(connect(child.socket_path, child.kept, child.ended)))
+                made = stack.enter_context(connect(child.socket_path, child.kept, child.ended))
+                place.decide(Value(made))
         if not place.decided:
             await stack.aclose()
-            await stack.enter_async_context(alongside(keep))
+            await stack.enter_async_context(alongside(partial(place.keep, fleet, entry)))
         yield place
 
 
@@ -258,31 +259,15 @@ async def _respond(fleet: Fleet, entry: ModelEntry, wanted: ForwardedRequest) ->
     """Wait for the child, but only until it is time to say something to the client."""
     current = current_request()
     while True:
-        place = await current.resources.enter_async_context(
-            place_at(fleet, entry, wanted.say, autoload=wanted.autoload)
-        )
-        await _wait(place, wanted, sse.SOON if wanted.tells_place else wanted.ping_interval)
+        place = await current.resources.enter_async_context(place_at(fleet, entry, wanted))
+        await place.wait(sse.SOON if wanted.tells_place else wanted.ping_interval)
         if not place.decided:
             current.keep_alive = KeepAlive(wanted.ping_interval, place.beat)
             late = _answer_late(place, wanted, current, _passed())
             return Response(late, headers=sse.HEADERS, content_type=wanted.content_type)
-        connection = await place.connection()
+        connection = place.connection
         with suppress(NotTakenError):
             return await respond(await connection.ask(outgoing(current, wanted.body)))
-
-
-async def _wait(place: Place, wanted: ForwardedRequest, patience: float) -> None:
-    """Wait until the place is decided, for so many seconds at most.
-
-    Raises:
-        DeadlineExceededError: there is no time left.
-    """
-    if place.decided:
-        return
-    with trio.move_on_at(min(wanted.deadline, trio.current_time() + patience)):
-        await place.wait()
-    if not place.decided and trio.current_time() >= wanted.deadline:
-        raise DeadlineExceededError("The deadline passed before the model was ready.")
 
 
 def outgoing(current: Request, body: bytes) -> Outgoing:
@@ -355,9 +340,8 @@ async def _answer_late(
             if (comment := place.comment()) != said:
                 yield comment
             said = comment
-            await _wait(place, wanted, sse.LOOK_INTERVAL if wanted.tells_place else math.inf)
-        connection = await place.connection()
-        answer = await connection.ask(outgoing(current, wanted.body))
+            await place.wait(sse.LOOK_INTERVAL if wanted.tells_place else math.inf)
+        answer = await place.connection.ask(outgoing(current, wanted.body))
         async with aclosing(_parts(answer, current, passed, begun=True)) as parts:
             async for part in parts:
                 yield part

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter as Count
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import attrs
 import trio
 from prometheus_client import Metric
 
-from trioserve.errors import ModelProcessError
 from trioserve.router.fleet import Fleet
-from trioserve.router.forward import Outgoing, exchange
+from trioserve.router.forward import Outgoing, ask
 from trioserve.router.states import Status
 from trioserve.server.observers.metrics import gauge, prometheus_text, total
 from trioserve.server.observers.observer import Event, ToolRecord
@@ -72,17 +70,14 @@ async def of_models(fleet: Fleet, request: Outgoing) -> dict[str, str]:
     """
     found: dict[str, str] = {}
 
-    async def ask(name: str, path: Path) -> None:
-        with trio.move_on_after(_PATIENCE), suppress(ModelProcessError):  # the log has its end
-            async with exchange(path, request) as answer:
-                text = await answer.receive_all()
-            if answer.status == 200:
-                found[name] = text.decode()
+    async def ask_one(name: str, path: Path) -> None:
+        if (text := await ask(path, request, patience=_PATIENCE)) is not None:
+            found[name] = text.decode()
 
     async with trio.open_nursery() as nursery:
         for name in fleet.catalog.entries:
             if (path := fleet.state(name).socket_path) is not None:
-                nursery.start_soon(ask, name, path)
+                nursery.start_soon(ask_one, name, path)
     return dict(sorted(found.items()))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -120,6 +121,21 @@ class PassedStream:
 
 
 # -- what a server of many models says of itself
+
+
+def description(name: str, created: int = 0) -> dict[str, Any]:
+    """Describe a model of which no more is known, for the clients of all APIs."""
+    at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "id": name,
+        "object": "model",
+        "owned_by": "trioserve",
+        "created": created,
+        # as Anthropic's clients read it
+        "type": "model",
+        "display_name": name,
+        "created_at": at,
+    }
 
 
 def page(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncGenerator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import trio
@@ -47,21 +46,14 @@ def describe(entry: ModelEntry, state: ModelState, modalities: Modalities) -> di
     """
     created = 0 if entry.version is None else entry.version[0] // 10**9
     described: dict[str, Any] = {
-        "id": entry.name,
+        **proxy.description(entry.name, created),
         "aliases": list(entry.aliases),
         "tags": list(entry.tags),
-        "object": "model",
-        "owned_by": "trioserve",
-        "created": created,
         "status": status(entry, state),
         "source": _SOURCES[entry.source],
         "can_remove": entry.source is Source.CACHE,
         "path": None if entry.path is None else str(entry.path),
         "size": entry.size,
-        # as Anthropic's clients read it
-        "type": "model",
-        "display_name": entry.name,
-        "created_at": _time(created),
     }
     takes = {"input_modalities": modalities.names, "output_modalities": ["text"]}
     return {"architecture": takes, **state.info, **described}
@@ -69,20 +61,8 @@ def describe(entry: ModelEntry, state: ModelState, modalities: Modalities) -> di
 
 def describe_download(name: str, progress: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a model that is not here yet."""
-    return {
-        "id": name,
-        "object": "model",
-        "owned_by": "trioserve",
-        "created": 0,
-        "status": {"value": Status.DOWNLOADING.value, "progress": progress},
-        "type": "model",
-        "display_name": name,
-        "created_at": _time(0),
-    }
-
-
-def _time(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+    status = {"value": Status.DOWNLOADING.value, "progress": progress}
+    return {**proxy.description(name), "status": status}
 
 
 def status(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
