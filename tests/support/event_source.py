@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.scripts import answering
 from trioserve.api import streams
-from trioserve.api.base.http import current_request
+from trioserve.api.base.connection import current_request
 from trioserve.testing import ScriptedBackend
 
 

@@ -83,15 +83,19 @@ def _install_base(app: QuartTrio, served: intake.Intake) -> None:
     app.config[ANSWERING] = served.n_answering
     app.config[MEMORY] = lambda: served.memory
     tcp.install()
-    http.install(app)  # first: what follows may answer, and log
-    metrics.install(app)
-    access.install_cors(app)
-    access.install_sites(app)
-    rate_limits.install(app)
-    access.install_keys(app)
+    before = (
+        http.give_id,  # first: what follows may answer, and log
+        access.answer_preflight,
+        access.check_site,
+        access.check_key,
+        streams.take_over,  # after the checks: an answer that is posted for is read later
+        pages.serve_static,
+    )
+    for each in before:
+        app.before_request(each)
+    for last_to_first in (http.show_id, metrics.count, access.allow_origin, rate_limits.show):
+        app.after_request(last_to_first)
     errors.install(app)
-    streams.install(app)  # after the checks: an answer that is posted for is read later
-    pages.install(app)
     _add(app, openapi.blueprint, pages.blueprint, proxy.blueprint, tools.blueprint)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import trio
 from prometheus_client import Metric
-from quart import Quart, Response, request
+from quart import Response, request
 
-from trioserve.api.base.intake import Intake, intake_of
+from trioserve.api.base.intake import Intake, current_intake
 from trioserve.api.sessions.sessions import Sessions
 from trioserve.server.observers.metrics import gauge, prometheus_text, render_process, total
 
@@ -16,15 +16,11 @@ from trioserve.server.observers.metrics import gauge, prometheus_text, render_pr
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def install(app: Quart) -> None:
-    """Count each answer by its route and status."""
-
-    async def count(response: Response) -> Response:
-        route = request.url_rule.rule if request.url_rule is not None else ""
-        intake_of(app).n_answers[route, response.status_code] += 1
-        return response
-
-    app.after_request(count)
+async def count(response: Response) -> Response:
+    """Count an answer by its route and status."""
+    route = request.url_rule.rule if request.url_rule is not None else ""
+    current_intake().n_answers[route, response.status_code] += 1
+    return response
 
 
 async def render(intake: Intake) -> bytes:

@@ -18,11 +18,11 @@ from typing import cast
 
 import attrs
 import trio
-from quart import Blueprint, Quart, request, send_file
+from quart import Blueprint, request, send_file
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.exceptions import NotFound
 
-from trioserve.api.base.intake import current_intake, intake_of
+from trioserve.api.base.intake import current_intake
 from trioserve.errors import NotFoundError
 
 blueprint = Blueprint("pages", __name__)
@@ -165,15 +165,11 @@ def _inside(directory: Path, name: str) -> Path | None:
     return path if path.is_file() and path.is_relative_to(directory.resolve()) else None
 
 
-def install(app: Quart) -> None:
-    """Serve the files of ``--path`` where there is no route. To be done after the check of keys."""
-
-    async def static() -> Response | None:
-        directory = intake_of(app).config.static_path
-        is_free = isinstance(request.routing_exception, NotFound)
-        if directory is None or not is_free or request.method not in ("GET", "HEAD"):
-            return None
-        name = request.path.removeprefix("/")
-        return await _file(directory, name if not name.endswith("/") else f"{name}index.html")
-
-    app.before_request(static)
+async def serve_static() -> Response | None:
+    """Serve a file of ``--path`` where there is no route. To be done after the check of keys."""
+    directory = current_intake().config.static_path
+    is_free = isinstance(request.routing_exception, NotFound)
+    if directory is None or not is_free or request.method not in ("GET", "HEAD"):
+        return None
+    name = request.path.removeprefix("/")
+    return await _file(directory, name if not name.endswith("/") else f"{name}index.html")

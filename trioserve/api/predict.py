@@ -22,7 +22,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.errors import body as error_body
-from trioserve.api.base.http import json_response
+from trioserve.api.base.http import json_response, receive_of
 from trioserve.config import Config
 from trioserve.errors import ConfigError, InvalidRequestError, TrioServeError
 
@@ -142,20 +142,13 @@ async def _ask(
         "query_string": b"",
         "headers": headers,
     }
-    requests = [{"type": "http.request", "body": body, "more_body": False}]
     parts: list[bytes] = []
-
-    async def receive() -> Any:
-        if requests:
-            return requests.pop()
-        await trio.sleep_forever()
-        raise AssertionError("unreachable")
 
     async def send(message: Any) -> None:
         parts.append(message.get("body", b""))
         await trio.lowlevel.checkpoint()
 
-    await app(inner, receive, send)  # type: ignore[arg-type]
+    await app(inner, receive_of(body), send)  # type: ignore[arg-type]
     answer = b"".join(parts).decode()
     try:
         return json.loads(answer)

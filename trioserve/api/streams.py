@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from functools import cache
 from typing import Any
 
 import attrs
 import trio
-from quart import Blueprint, Quart, current_app, request
+from quart import Blueprint, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base import access, errors, fields as json_schema, limits, sse
+from trioserve.api.base import access, errors, fields as json_schema, limits, readers, sse
 from trioserve.api.base.body import (
     boundary_of,
     is_form,
@@ -24,9 +24,9 @@ from trioserve.api.base.body import (
     read_body_as,
     with_field,
 )
-from trioserve.api.base.connection import WAITED_HEADER
-from trioserve.api.base.fields import RequestBody, field, json_type, strings
-from trioserve.api.base.http import ID_HEADER, current_request, current_request_id, json_response
+from trioserve.api.base.connection import WAITED_HEADER, current_request
+from trioserve.api.base.fields import RequestBody, field
+from trioserve.api.base.http import ID_HEADER, current_request_id, json_response, receive_of
 from trioserve.api.base.intake import current_intake
 from trioserve.api.openapi import takes
 from trioserve.api.sessions.session import OffsetError, Send, StreamFormat, StreamSession
@@ -155,21 +155,17 @@ class _Wanted:
         )
 
 
-def install(app: Quart) -> None:
-    """Take over the POSTs that are to become sessions. To be done after the checks of keys."""
-
-    async def take_over() -> Response | None:
-        takes: Any = getattr(app.view_functions.get(request.endpoint or ""), "takes", None)
-        if request.method != "POST" or takes is None:
-            return None
-        default = _stream_by_default(takes)
-        wanted = None if default is None else _Wanted.read(request.headers)
-        if default is None or wanted is None or not current_intake().streams.is_open:
-            return None
-        body = await _stream_body(default=default, always=wanted.wait is not None)
-        return None if body is None else await _begin(wanted, body)
-
-    app.before_request(take_over)
+async def take_over() -> Response | None:
+    """Make the POST a session that is to become one. To be done after the checks of keys."""
+    takes: Any = getattr(current_app.view_functions.get(request.endpoint or ""), "takes", None)
+    if request.method != "POST" or takes is None:
+        return None
+    default = _stream_by_default(takes)
+    wanted = None if default is None else _Wanted.read(request.headers)
+    if default is None or wanted is None or not current_intake().streams.is_open:
+        return None
+    body = await _stream_body(default=default, always=wanted.wait is not None)
+    return None if body is None else await _begin(wanted, body)
 
 
 @cache
@@ -217,7 +213,7 @@ async def _begin(wanted: _Wanted, body: bytes) -> Response:
     current, sessions = current_request(), current_intake().streams
     app: Any = current_app._get_current_object()  # type: ignore[attr-defined]
     scope = {**current.scope, "headers": _headers(current.scope["headers"], len(body))}
-    receive = _receive(body)
+    receive = receive_of(body)
     current.body.clear()
     current.held.release()  # from now on, the request within the app holds it
 
@@ -246,18 +242,6 @@ def _headers(given: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[by
         (ID_HEADER.lower().encode(), current_request_id().encode()),
         (WAITED_HEADER.lower().encode(), f"{waited:.6f}".encode()),
     ]
-
-
-def _receive(body: bytes) -> Callable[[], Any]:
-    """Make the ASGI ``receive`` of a client that sends a body, and stays."""
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Any:
-        if not messages:
-            await trio.sleep_forever()
-        return messages.pop()
-
-    return receive
 
 
 def _form() -> StreamFormat:
@@ -312,18 +296,11 @@ _STOPPED = "The stream was stopped."
 _LAST_EVENT_ID = "Last-Event-ID"
 
 
-@json_type({"type": "array", "items": {"type": "string"}, "maxItems": limits.MAX_LOOKUPS})
-def _ids(value: Any) -> tuple[str, ...]:
-    given = strings(value)
-    limits.check_count(len(given), limits.MAX_LOOKUPS, "strings")
-    return given
-
-
 @attrs.frozen(kw_only=True)
 class LookupRequest(RequestBody):
     """``POST /v1/streams/lookup``."""
 
-    conversation_ids: tuple[str, ...] = field(read=_ids)
+    conversation_ids: tuple[str, ...] = field(read=readers.strings_of(limits.MAX_LOOKUPS))
 
 
 # -- by the name that the client has chosen

@@ -268,7 +268,8 @@ async def test_errors_have_one_shape() -> None:
 
 async def test_what_nobody_expected_is_logged_under_the_id_of_the_request() -> None:
     app = Quart(__name__)
-    http.install(app)
+    app.before_request(http.give_id)
+    app.after_request(http.show_id)
     errors.install(app)
 
     @app.get("/broken")

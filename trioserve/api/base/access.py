@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from quart import Quart, request
+from quart import request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
 from trioserve.api.base import vendors
-from trioserve.api.base.http import current_request
-from trioserve.api.base.intake import intake_of
+from trioserve.api.base.connection import current_request
+from trioserve.api.base.intake import current_intake
 from trioserve.config import Config
 from trioserve.errors import AuthenticationError, PermissionDeniedError
 
@@ -50,24 +50,20 @@ def is_valid(shown: str, keys: Iterable[str]) -> bool:
     return any(matches)
 
 
-def install_keys(app: Quart) -> None:
-    """Refuse requests without a valid key, once the configuration has keys."""
-
-    async def check() -> None:
-        config = intake_of(app).config
-        # By the rule, not by the path: a path may lead out of its beginning again.
-        rule = request.url_rule.rule if request.url_rule is not None else ""
-        if not config.api_keys or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
-            return
-        if config.static_path is None and rule.startswith(PAGE_RULES):
-            return
-        shown = key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
-        if not is_valid(shown, config.api_keys):
-            raise AuthenticationError("Invalid API Key")
-        current_request().api_key = shown
-        current_request().held.belongs_to(shown)
-
-    app.before_request(check)
+async def check_key() -> None:
+    """Refuse the current request if it has no valid key, once the configuration has keys."""
+    config = current_intake().config
+    # By the rule, not by the path: a path may lead out of its beginning again.
+    rule = request.url_rule.rule if request.url_rule is not None else ""
+    if not config.api_keys or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
+        return
+    if config.static_path is None and rule.startswith(PAGE_RULES):
+        return
+    shown = key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+    if not is_valid(shown, config.api_keys):
+        raise AuthenticationError("Invalid API Key")
+    current_request().api_key = shown
+    current_request().held.belongs_to(shown)
 
 
 # -- Pages from other origins
@@ -127,23 +123,17 @@ def headers_for(origin: str, method: str, config: Config) -> dict[str, str]:
     return headers
 
 
-def install_cors(app: Quart) -> None:
-    """Answer preflight requests, and mark answers for the pages that may read them."""
+async def answer_preflight() -> Response | None:
+    """Answer a preflight request, without a key: browsers send none with these."""
+    return Response() if request.method == "OPTIONS" else None  # 200, as in llama-server
 
-    async def preflight() -> Response | None:
-        # Without a key: browsers send none with these.
-        if request.method == "OPTIONS":
-            return Response()  # 200, as in llama-server
-        return None
 
-    async def mark(response: Response) -> Response:
-        origin = request.headers.get("Origin", "")
-        response.headers.add("Vary", "Origin")
-        response.headers.update(headers_for(origin, request.method, intake_of(app).config))
-        return response
-
-    app.before_request(preflight)
-    app.after_request(mark)
+async def allow_origin(response: Response) -> Response:
+    """Mark an answer for the pages that may read it."""
+    origin = request.headers.get("Origin", "")
+    response.headers.add("Vary", "Origin")
+    response.headers.update(headers_for(origin, request.method, current_intake().config))
+    return response
 
 
 # -- Requests that other sites' pages cause
@@ -230,11 +220,7 @@ def check_embedding(headers: Headers, config: Config) -> None:
         raise PermissionDeniedError("Pages of other sites may not use this route.")
 
 
-def install_sites(app: Quart) -> None:
-    """Refuse what comes from other sites. To be done before keys are looked at."""
-
-    async def look() -> None:
-        server = request.scope.get("server") or ("",)  # none: a Unix socket
-        check(request.path, request.headers, server[0], intake_of(app).config)
-
-    app.before_request(look)
+async def check_site() -> None:
+    """Refuse the current request if it comes from another site. To be done before keys."""
+    server = request.scope.get("server") or ("",)  # none: a Unix socket
+    check(request.path, request.headers, server[0], current_intake().config)

@@ -11,13 +11,12 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import attrs
 import trio
-from quart import request
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
 from trioserve.api.base import limits
-from trioserve.api.base.connection import Request
+from trioserve.api.base.connection import current_request
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
 from trioserve.server.limits.memory import weight_of
 
@@ -36,6 +35,7 @@ _ENDS = {'"': '",', "{": "},", "[": "],"}
 _MAX_ALONE = 64
 
 _Scan = Callable[[str, int], tuple[Any, int]]
+_Container = TypeVar("_Container", list[Any], dict[str, Any])
 
 
 class LongReader:
@@ -81,7 +81,7 @@ class LongReader:
             return value, at + length
         if depth >= limits.MAX_DEPTH:
             raise RecursionError
-        return self._list(at, depth + 1) if kind == "[" else self._object(at, depth + 1)
+        return self._filled(at, depth + 1, [] if kind == "[" else {})
 
     def _scanned(self, at: int) -> tuple[Any, int]:
         try:
@@ -89,72 +89,55 @@ class LongReader:
         except StopIteration as error:
             raise json.JSONDecodeError("Expecting value", self._text, error.value) from None
 
-    def _list(self, at: int, depth: int) -> tuple[list[Any], int]:
-        values: list[Any] = []
+    def _filled(self, at: int, depth: int, values: _Container) -> tuple[_Container, int]:
+        """Read what is in a list or an object, which begins at a place."""
+        brackets = "[]" if isinstance(values, list) else "{}"
         n_alone = 0  # values since some were last read together
         at = self._skip(at + 1)
-        if self._text[at : at + 1] == "]":
+        if self._text[at : at + 1] == brackets[1]:
             return values, at + 1
         while True:
             if n_alone < _MAX_ALONE:
                 before = at
-                at = self._many(at, values)
+                at = self._many(at, values, brackets)
                 n_alone = n_alone + 1 if at == before else 0
+            at = self._one(at, depth, values)
+            self._count(1)
+            at = self._skip(at)
+            if self._text[at : at + 1] == brackets[1]:
+                return values, at + 1
+            at = self._skip(self._expect(",", at, "Expecting ',' delimiter"))
+
+    def _one(self, at: int, depth: int, values: _Container) -> int:
+        """Read one value of a list, or a name and its value; returns where it ends."""
+        if isinstance(values, list):
             value, at = self._value(at, depth)
             values.append(value)
-            self._count(1)
-            at = self._skip(at)
-            if self._text[at : at + 1] == "]":
-                return values, at + 1
-            at = self._skip(self._expect(",", at, "Expecting ',' delimiter"))
+            return at
+        if self._text[at : at + 1] != '"':
+            message = "Expecting property name enclosed in double quotes"
+            raise json.JSONDecodeError(message, self._text, at)
+        name, at = self._string(at)
+        at = self._skip(self._expect(":", self._skip(at), "Expecting ':' delimiter"))
+        values[name], at = self._value(at, depth)
+        return at
 
-    def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
-        values: dict[str, Any] = {}
-        n_alone = 0
-        at = self._skip(at + 1)
-        if self._text[at : at + 1] == "}":
-            return values, at + 1
-        while True:
-            if n_alone < _MAX_ALONE:
-                before = at
-                at = self._fields(at, values)
-                n_alone = n_alone + 1 if at == before else 0
-            if self._text[at : at + 1] != '"':
-                message = "Expecting property name enclosed in double quotes"
-                raise json.JSONDecodeError(message, self._text, at)
-            name, at = self._string(at)
-            at = self._skip(self._expect(":", self._skip(at), "Expecting ':' delimiter"))
-            values[name], at = self._value(at, depth)
-            self._count(1)
-            at = self._skip(at)
-            if self._text[at : at + 1] == "}":
-                return values, at + 1
-            at = self._skip(self._expect(",", at, "Expecting ',' delimiter"))
-
-    def _many(self, at: int, values: list[Any]) -> int:
-        """Read as many values of a list as one step takes, but not its last one.
+    def _many(self, at: int, values: _Container, brackets: str) -> int:
+        """Read as many values as one step takes, but not the last one of all.
 
         Returns where the next one begins. Values that parse up to a comma are what is there, so it
         does no harm that the comma is only likely to be one between values.
         """
         while True:
             some = self._text[at : at + _STEP]
-            cut = some.rfind(_ENDS.get(some[:1], ",")) + (some[:1] in _ENDS)
-            found = self._piece(some, cut, "[]")
+            if isinstance(values, list):
+                cut = some.rfind(_ENDS.get(some[:1], ",")) + (some[:1] in _ENDS)
+            else:
+                cut = max(some.rfind(comma) for comma in (',"', ', "', ',\n"'))
+            found = self._piece(some, cut, brackets)
             if found is None:
                 return at
-            values += found
-            at = self._skip(at + cut + 1)
-
-    def _fields(self, at: int, values: dict[str, Any]) -> int:
-        """Do the same for an object."""
-        while True:
-            some = self._text[at : at + _STEP]
-            cut = max(some.rfind(comma) for comma in (',"', ', "', ',\n"'))
-            found = self._piece(some, cut, "{}")
-            if found is None:
-                return at
-            values |= found
+            values.extend(found) if isinstance(values, list) else values.update(found)
             at = self._skip(at + cut + 1)
 
     def _piece(self, some: str, cut: int, brackets: str) -> Any:
@@ -254,32 +237,6 @@ class Form:
     def flag(self, name: str) -> bool | None:
         """Read a field that is true or false; None: it is not there, or something else."""
         return _FLAGS.get(self.fields.get(name, [""])[-1].strip().lower())
-
-
-async def read_form() -> Form:
-    """Read the form that is the body of the current request. A long one is parsed in a thread.
-
-    The request's memory has room for the files as long as the request lasts.
-
-    Raises:
-        InvalidRequestError: it is no form.
-        PayloadTooLargeError: it has too many parts, or its fields are too long.
-        RequestEntityTooLarge: it is larger than the app allows.
-        MemoryFullError: requests hold too much memory as it is.
-    """
-    current = cast(Request, request._get_current_object())  # type: ignore[attr-defined]
-    boundary = boundary_of(current.headers.get("Content-Type", ""))
-    data = await current.get_data(cache=False)
-    assert isinstance(data, bytes)
-    if current.overload is not None:
-        raise current.overload
-    current.held.grow(weight_of_form(data) - len(data))
-    if len(data) <= _FORM_PIECE:
-        form = parse_form(data, boundary)
-    else:
-        form = await trio.to_thread.run_sync(parse_form, data, boundary)
-    current.held.shrink_to(len(data))
-    return form
 
 
 def is_form(content_type: str) -> bool:
@@ -425,9 +382,22 @@ async def read_whole(look: Callable[[bytes], _T]) -> tuple[bytes, _T]:
         TrioServeError: from `look`, which may run in a thread; or as `read_json`.
     """
     found = await _read(lambda data: (data, look(data)))
-    held = cast(Request, request._get_current_object()).held  # type: ignore[attr-defined]
-    held.shrink_to(len(found[0]))  # what else was made of it is gone
+    current_request().held.shrink_to(len(found[0]))  # what else was made of it is gone
     return found
+
+
+async def read_form() -> Form:
+    """Read the form that is the body of the current request.
+
+    The request's memory has room for the files as long as the request lasts.
+
+    Raises:
+        InvalidRequestError: it is no form.
+        PayloadTooLargeError: it has too many parts, or its fields are too long; or as `read_json`.
+    """
+    boundary = boundary_of(current_request().headers.get("Content-Type", ""))
+    _, form = await read_whole(lambda data: parse_form(data, boundary))
+    return form
 
 
 async def look_into(look: Callable[[bytes], _T]) -> _T:
@@ -440,7 +410,7 @@ async def look_into(look: Callable[[bytes], _T]) -> _T:
 
 
 async def _read(parse: Callable[[bytes], _T], *, keep: bool = False) -> _T:
-    current = cast(Request, request._get_current_object())  # type: ignore[attr-defined]
+    current = current_request()
     data = await current.get_data(cache=keep)
     assert isinstance(data, bytes)
     if current.overload is not None:

@@ -23,11 +23,12 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import structlog
 import trio
+from quart import request
 from quart.utils import encode_headers
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
@@ -120,6 +121,11 @@ class Request(TrioRequest):
         """Note that what is cancelled from now on was not read, and not given up."""
         for mailbox in self.mailboxes:
             mailbox.cancel_reason = mailbox.cancel_reason or CancelReason.STALLED
+
+
+def current_request() -> Request:
+    """The request that this task handles."""
+    return cast(Request, request._get_current_object())  # type: ignore[attr-defined]
 
 
 def abort(send: Callable[..., Awaitable[None]]) -> bool:

@@ -13,8 +13,9 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base import errors, sse
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest, RunToolsOptions
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.http import current_context, current_request, json_response
+from trioserve.api.base.http import current_context, json_response
 from trioserve.api.base.service import (
     awake_server,
     current_server,

@@ -7,7 +7,8 @@ tell the difference.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any, ClassVar, cast
 
 import attrs
 
@@ -126,18 +127,11 @@ def _read_scalars(body: Mapping[str, Any]) -> dict[str, Any]:
     return scalars
 
 
-#: Fields of a request that are fields of the parameters, too.
-_SHARED = (
-    "max_tokens",
-    "draft_max",
-    "stop",
-    "samplers",
-    "dry_sequence_breakers",
-    "logit_bias",
-    "lora",
-    "grammar",
-    "cache_salt",
-)
+@cache
+def _params_in(cls: type) -> tuple[str, ...]:
+    """The fields of a request class that are fields of the parameters, too."""
+    names = {*types_of(GenerationParams), *types_of(SamplingParams)} - {"return_progress"}
+    return tuple(name for name in attrs.fields_dict(cls) if name in names)
 
 
 @attrs.frozen(kw_only=True)
@@ -201,7 +195,7 @@ class GenerationRequest(RequestBody):
     def given_params(self) -> dict[str, Any]:
         """The fields of `GenerationParams` and `SamplingParams` that the request sets."""
         params = dict(self.scalars)
-        for name in _SHARED:
+        for name in _params_in(cast(Any, type(self))):
             if (value := getattr(self, name)) is not None:
                 params[name] = value
         if self.n_probs:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import Any
 
 import attrs
 import structlog
 import trio
-from quart import Quart, g, request
+from quart import g, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import rate_limits, sse
-from trioserve.api.base.connection import Request
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.readers import seconds
 from trioserve.errors import InvalidRequestError
@@ -34,11 +34,6 @@ ID_HEADER = "X-Request-Id"
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", re.ASCII)
-
-
-def current_request() -> Request:
-    """The request that this task handles."""
-    return cast(Request, request._get_current_object())  # type: ignore[attr-defined]
 
 
 def current_request_id() -> str:
@@ -148,17 +143,26 @@ def size_of_outputs(outputs: Iterable[Completion | ChatCompletion]) -> int:
     return sum(len(each.prompt) + 32 * sse.n_candidates(each.probs) for each in outputs)
 
 
-def install(app: Quart) -> None:
-    """Give each request an id, and each response the id of its request."""
+def receive_of(body: bytes) -> Callable[[], Awaitable[Any]]:
+    """Make the ASGI ``receive`` of a client that sends a body, and stays."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def bind() -> None:
-        g.request_id = choose_id(request.headers.get(ID_HEADER))
-        # Each request runs in a task of its own, so this ends with it.
-        structlog.contextvars.bind_contextvars(request_id=g.request_id)
+    async def receive() -> Any:
+        if not messages:
+            await trio.sleep_forever()
+        return messages.pop()
 
-    async def show(response: Response) -> Response:
-        response.headers[ID_HEADER] = g.request_id
-        return response
+    return receive
 
-    app.before_request(bind)
-    app.after_request(show)
+
+async def give_id() -> None:
+    """Give the current request an id, which its response and its log lines have."""
+    g.request_id = choose_id(request.headers.get(ID_HEADER))
+    # Each request runs in a task of its own, so this ends with it.
+    structlog.contextvars.bind_contextvars(request_id=g.request_id)
+
+
+async def show_id(response: Response) -> Response:
+    """Tell the id of the request."""
+    response.headers[ID_HEADER] = g.request_id
+    return response

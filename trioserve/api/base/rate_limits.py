@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quart import Quart, request
+from quart import request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.connection import Request
@@ -23,16 +23,12 @@ def admit(current: Request) -> str:
     return current.limited_as
 
 
-def install(app: Quart) -> None:
-    """Tell what is left with each answer to a request that was counted."""
-
-    async def show(response: Response) -> Response:
-        if client := getattr(request, "limited_as", ""):
-            headers = vendor_of(request.path).rate_limits
-            response.headers.extend(headers.write(_limits().remaining(client)))
-        return response
-
-    app.after_request(show)
+async def show(response: Response) -> Response:
+    """Tell what is left with an answer to a request that was counted."""
+    if client := getattr(request, "limited_as", ""):
+        headers = vendor_of(request.path).rate_limits
+        response.headers.extend(headers.write(_limits().remaining(client)))
+    return response
 
 
 def _address_of(current: Request) -> str:

@@ -11,7 +11,17 @@ from typing import Any, TypeAlias
 import attrs
 
 from trioserve.api.base import limits
-from trioserve.api.base.fields import MismatchError, integer, json_type, number, objects, strings
+from trioserve.api.base.fields import (
+    STRING,
+    MismatchError,
+    integer,
+    json_type,
+    list_schema,
+    number,
+    object_schema,
+    objects,
+    strings,
+)
 from trioserve.chat.markers import media_marker, split_at
 from trioserve.chat.messages import MAX_PARTS, source_of
 from trioserve.errors import InvalidRequestError
@@ -154,23 +164,32 @@ def ping_interval(value: Any) -> float:
     return interval
 
 
-def short_strings(value: Any, count: int, length: int) -> tuple[str, ...]:
-    """Read a list of at most `count` strings, each of at most `length` characters."""
-    if isinstance(value, list):
-        limits.check_count(len(value), count, "strings")
-    if any(len(each) > length for each in strings(value)):
-        raise MismatchError(f"made of strings of at most {length} characters")
-    return strings(value)
+def strings_of(
+    limit: int, what: str = "strings", *, length: int | None = None
+) -> Callable[[Any], tuple[str, ...]]:
+    """Make a reader of a list of at most `limit` strings, of at most `length` characters each."""
+    item = STRING if length is None else {**STRING, "maxLength": length}
+
+    @json_type(list_schema(item, limit))
+    def read(value: Any) -> tuple[str, ...]:
+        if isinstance(value, list):
+            limits.check_count(len(value), limit, what)
+        given = strings(value)
+        if length is not None and any(len(each) > length for each in given):
+            raise MismatchError(f"made of strings of at most {length} characters")
+        return given
+
+    return read
 
 
+_stops = strings_of(limits.MAX_STOPS, length=limits.MAX_STOP_CHARS)
 _STOP = {"type": "string", "maxLength": limits.MAX_STOP_CHARS}
 
 
-@json_type({"type": "array", "items": _STOP, "maxItems": limits.MAX_STOPS})
+@json_type(_stops.json_schema)  # type: ignore[attr-defined]
 def stop_sequences(value: Any) -> tuple[str, ...]:
     """Read a list of strings that end the output; empty ones stop nothing."""
-    given = short_strings(value, limits.MAX_STOPS, limits.MAX_STOP_CHARS)
-    return tuple(word for word in given if word)
+    return tuple(word for word in _stops(value) if word)
 
 
 @json_type({**_STOP, "type": ["string", "array"], "items": _STOP, "maxItems": limits.MAX_STOPS})
@@ -200,19 +219,15 @@ def samplers(value: Any) -> tuple[str, ...]:
     return tuple(SAMPLER_LETTERS[letter] for letter in value)
 
 
-@json_type(
-    {
-        "type": "array",
-        "items": {"type": "string", "maxLength": limits.MAX_BREAKER_CHARS},
-        "minItems": 1,
-        "maxItems": limits.MAX_BREAKERS,
-    }
-)
+_breakers = strings_of(limits.MAX_BREAKERS, length=limits.MAX_BREAKER_CHARS)
+
+
+@json_type({**_breakers.json_schema, "minItems": 1})  # type: ignore[attr-defined]
 def breakers(value: Any) -> tuple[str, ...]:
     """Read `dry_sequence_breakers`: a list of strings, and not empty."""
     if not strings(value):
         raise MismatchError("a list of strings, and not empty")
-    return short_strings(value, limits.MAX_BREAKERS, limits.MAX_BREAKER_CHARS)
+    return _breakers(value)
 
 
 @json_type(
@@ -250,20 +265,10 @@ def biases(value: Any) -> tuple[Bias, ...]:
     return tuple(biases)
 
 
-@json_type(
-    {
-        "type": "array",
-        "maxItems": limits.MAX_ADAPTERS,
-        "items": {
-            "type": "object",
-            "properties": {
-                "id": {"type": "integer", "minimum": 0},
-                "scale": {"type": "number"},
-            },
-            "required": ["id"],
-        },
-    }
-)
+_ADAPTER = object_schema("id", id={"type": "integer", "minimum": 0}, scale={"type": "number"})
+
+
+@json_type(list_schema(_ADAPTER, limits.MAX_ADAPTERS))
 def lora(value: Any) -> tuple[tuple[int, float], ...]:
     """Read ``lora``: ``[{"id": 0, "scale": 0.5}]``; without a scale it is 0."""
     expected = f"a list of objects with an 'id', from 0 on, and a 'scale', at most {MAX_SCALE:.0f}"

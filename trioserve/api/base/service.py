@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import trio
-from quart import Quart, current_app, request
+from quart import Quart, current_app
 
 from trioserve.api.base.app_life import AppLife
 from trioserve.api.base.body import read_body_as
-from trioserve.api.base.connection import Request
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.intake import intake_of
 from trioserve.api.base.running import Responses
 from trioserve.config import Config
@@ -176,8 +176,7 @@ async def awake_server(model: str | None = None, context: RequestContext | None 
 
 async def keep_awake(server: Server, context: RequestContext | None = None) -> None:
     """Keep a server awake until the current request has been answered; see `Server.awake`."""
-    current = cast(Request, request._get_current_object())  # type: ignore[attr-defined]
-    await current.resources.enter_async_context(server.awake(context))
+    await current_request().resources.enter_async_context(server.awake(context))
 
 
 async def read_for_model(

@@ -13,17 +13,17 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base import limits, outputs as writers, readers, sse
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import TemplateRequest
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
     MismatchError,
     RequestBody,
     field,
     json_type,
     objects,
-    strings,
 )
 from trioserve.api.base.generation import admit, open_streams, read_chat, respond_stream
 from trioserve.api.base.generation_request import UNSUPPORTED_IN_LLAMA, TextRequest
-from trioserve.api.base.http import current_request, json_response, long_response, size_of_outputs
+from trioserve.api.base.http import json_response, long_response, size_of_outputs
 from trioserve.api.base.outputs import output_in_full
 from trioserve.api.base.readers import GivenPrompt, RawPrompt
 from trioserve.api.base.running import NOT_RUNNING
@@ -45,11 +45,7 @@ from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt,
 # -- what requests may hold
 
 
-@json_type({"type": "array", "items": {"type": "string"}, "maxItems": limits.MAX_RESPONSE_FIELDS})
-def _response_fields(value: Any) -> tuple[str, ...]:
-    if isinstance(value, list):
-        limits.check_count(len(value), limits.MAX_RESPONSE_FIELDS, "names")
-    return strings(value)
+_response_fields = readers.strings_of(limits.MAX_RESPONSE_FIELDS, "names")
 
 
 @attrs.frozen(kw_only=True, slots=False)

@@ -10,8 +10,9 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import outputs, readers, sse
 from trioserve.api.base.body import read_body_as, read_json
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import RequestBody, named
-from trioserve.api.base.http import current_request, json_response
+from trioserve.api.base.http import json_response
 from trioserve.api.base.service import awake_server, current_server
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError

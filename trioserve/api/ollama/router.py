@@ -14,7 +14,8 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.body import read_body_as
-from trioserve.api.base.http import current_request, json_response
+from trioserve.api.base.connection import current_request
+from trioserve.api.base.http import json_response
 from trioserve.api.ollama import models as describe
 from trioserve.api.ollama.events import CONTENT_TYPE, line
 from trioserve.api.ollama.models import (

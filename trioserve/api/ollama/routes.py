@@ -13,6 +13,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.body import read_body_as
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
     MismatchError,
     RequestBody,
@@ -21,13 +22,7 @@ from trioserve.api.base.fields import (
     strings,
 )
 from trioserve.api.base.generation import admit, gap_prompt, open_streams, read_chat, respond_stream
-from trioserve.api.base.http import (
-    current_context,
-    current_request,
-    json_response,
-    long_response,
-    size_of_outputs,
-)
+from trioserve.api.base.http import current_context, json_response, long_response, size_of_outputs
 from trioserve.api.base.service import current_server, keep_awake, read_for_model
 from trioserve.api.ollama.events import (
     CONTENT_TYPE,

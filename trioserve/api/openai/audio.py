@@ -14,7 +14,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, outputs, readers, sse
 from trioserve.api.base.body import Form, read_form
-from trioserve.api.base.connection import KeepAlive
+from trioserve.api.base.connection import KeepAlive, current_request
 from trioserve.api.base.fields import (
     MismatchError,
     boolean,
@@ -25,7 +25,7 @@ from trioserve.api.base.fields import (
     structure,
     text,
 )
-from trioserve.api.base.http import current_context, current_request, long_response
+from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.service import current_server, keep_awake
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError

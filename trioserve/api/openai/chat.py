@@ -13,6 +13,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base import outputs as writers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.generation import (
     admit,
     counted_tokens,
@@ -21,7 +22,7 @@ from trioserve.api.base.generation import (
     read_chat,
     respond_stream,
 )
-from trioserve.api.base.http import current_request, long_response, size_of_outputs
+from trioserve.api.base.http import long_response, size_of_outputs
 from trioserve.api.base.outputs import Verbose
 from trioserve.api.base.running import Running
 from trioserve.api.base.service import current_responses

@@ -14,8 +14,8 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api import metrics as base_metrics
 from trioserve.api.base import sse
 from trioserve.api.base.body import read_body
-from trioserve.api.base.connection import PING, KeepAlive
-from trioserve.api.base.http import current_request, json_response
+from trioserve.api.base.connection import PING, KeepAlive, current_request
+from trioserve.api.base.http import json_response
 from trioserve.api.openapi import takes
 from trioserve.api.router import forwarding, metrics as router_metrics, proxy
 from trioserve.api.router.service import RouterService, current_fleet, current_router

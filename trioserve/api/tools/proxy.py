@@ -22,8 +22,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import access
 from trioserve.api.base.body import read_whole
-from trioserve.api.base.connection import GRACE, Request
-from trioserve.api.base.http import current_request
+from trioserve.api.base.connection import GRACE, Request, current_request
 from trioserve.api.base.intake import current_intake
 from trioserve.api.openapi import takes
 from trioserve.config import Config

@@ -17,9 +17,9 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base import errors, sse
 from trioserve.api.base.app_life import AppLife
 from trioserve.api.base.body import read_body_as
-from trioserve.api.base.connection import KeepAlive
+from trioserve.api.base.connection import KeepAlive, current_request
 from trioserve.api.base.fields import RequestBody
-from trioserve.api.base.http import current_request, uncounted_context
+from trioserve.api.base.http import uncounted_context
 from trioserve.api.base.intake import current_intake
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError

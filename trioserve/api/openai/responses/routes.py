@@ -9,6 +9,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import sse
 from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.generation import (
     admit,
     counted_tokens,
@@ -16,7 +17,7 @@ from trioserve.api.base.generation import (
     read_chat,
     respond_stream,
 )
-from trioserve.api.base.http import current_request, long_response
+from trioserve.api.base.http import long_response
 from trioserve.api.base.running import Running
 from trioserve.api.base.service import current_responses
 from trioserve.api.openai.responses.events import (
