@@ -46,6 +46,9 @@ class DeadlineExceededError(RequestEndedError):
     type = "timeout_error"
     code = "deadline_exceeded"
 
+    def __init__(self, message: str = "The request's deadline has passed.") -> None:
+        super().__init__(message)
+
 
 class StalledReaderError(RequestEndedError):
     """The client stopped reading, and the limit for that passed."""

@@ -12,7 +12,8 @@ from trioserve.chat.params import ChatParams
 from trioserve.config import Config
 from trioserve.errors import DeadlineExceededError, InvalidRequestError
 from trioserve.server import RequestContext, Server
-from trioserve.server.generation.completions import best_of
+from trioserve.server.generation.text import best_of
+from trioserve.server.stream import read_all
 from trioserve.testing import ScriptedBackend, scripted, stepping
 from trioserve.types import GenerationParams, SamplingParams
 
@@ -27,13 +28,13 @@ def serve(backend: ScriptedBackend | None = None) -> Server:
 def opened(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, RequestContext]]:
     """Note the tasks and contexts that come to be opened."""
     seen: list[tuple[Any, RequestContext]] = []
-    original = server.parts.requests.open
+    original = server.lifecycle.services.requests.open
 
     def note(task: Any, context: RequestContext, operation: str) -> Any:
         seen.append((task, context))
         return original(task, context, operation)
 
-    monkeypatch.setattr(server.parts.requests, "open", note)
+    monkeypatch.setattr(server.lifecycle.services.requests, "open", note)
     return seen
 
 
@@ -95,11 +96,11 @@ async def test_several_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve(ScriptedBackend(n_slots=3)) as server:
         seen = opened(server, monkeypatch)
         params = await server.params({"seed": 5, "n_probs": 1})
-        outputs = await server.completions.complete(["a", "b"], params, RequestContext(), n=2)
+        outputs = await read_all(server.stream_all(["a", "b"], params, n=2))
         assert [each.text for each in outputs] == ["A", "A", "B", "B"]
         assert [task.params.sampling.seed for task, _ in seen] == [5, 6, 5, 6]
         assert len(best_of(outputs, 2, 1)) == 2
-        chats = await server.chats.answer(HI, params, ChatParams(), RequestContext(), n=3)
+        chats = await read_all(server.stream_chats(HI, params, context=RequestContext(), n=3))
         assert len({each.message.content for each in chats}) == 1
         with pytest.raises(InvalidRequestError, match="number of slots"):
-            await server.completions.complete(["a"], params, RequestContext(), n=4)
+            await read_all(server.stream_all(["a"], params, context=RequestContext(), n=4))

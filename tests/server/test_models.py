@@ -21,14 +21,14 @@ from trioserve.errors import (
     ServerSleepingError,
 )
 from trioserve.server import Models, Server
-from trioserve.server.lifecycle.keeper import ServerState
+from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.testing import ScriptedBackend, stepping
 
 
 @pytest.fixture(autouse=True)
 def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not look at all objects of the tests again and again."""
-    monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
+    monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
 
 
 @attrs.define

@@ -256,7 +256,7 @@ async def test_readers_that_stop_make_way_for_others(autojump_clock: MockClock) 
             start = trio.current_time()
             assert (await server.complete("1", max_tokens=40)).text == "1" * 40
             assert trio.current_time() - start < 5
-            assert server.parts.dispatcher.queued.n_requests == len(stalled) - 3
+            assert server.lifecycle.services.dispatcher.queued.n_requests == len(stalled) - 3
             await trio.sleep(20)
             # Those who read again have another turn, and miss nothing.
             for prompt, stream in zip(prompts[:13], stalled, strict=False):

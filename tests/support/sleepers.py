@@ -11,14 +11,14 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.scripted_server import ScriptedLoader
 from trioserve.server import Server
-from trioserve.server.lifecycle.keeper import ServerState
+from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.testing import ScriptedBackend
 
 
 @pytest.fixture(autouse=True)
 def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not look at all objects of the tests again and again."""
-    monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
+    monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
 
 
 async def until(server: Server, state: ServerState) -> None:

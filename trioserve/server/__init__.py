@@ -9,7 +9,7 @@ told of it. `lifecycle` loads the model, watches over it, puts it to sleep and w
 from __future__ import annotations
 
 from trioserve.server.context import RequestContext
-from trioserve.server.lifecycle.keeper import ServerState
+from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.models import Models
 from trioserve.server.server import Server
 

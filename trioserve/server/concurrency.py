@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 
 import trio
 
-from trioserve.errors import TrioServeError
+from trioserve.errors import DeadlineExceededError, TrioServeError
 
 _T = TypeVar("_T")
 
@@ -37,6 +37,41 @@ async def alongside(function: Callable[[], Awaitable[object]]) -> AsyncIterator[
             raise
     if failure is not None:
         raise failure
+
+
+class deadline_scope:  # noqa: N801 - used as the functions of Trio that make scopes
+    """Give a block up when a deadline comes (`trio.current_time`); infinity: never.
+
+    Raises:
+        DeadlineExceededError: it has come, or did before the block began.
+    """
+
+    def __init__(self, deadline: float) -> None:
+        self._scope = trio.CancelScope(deadline=deadline)
+
+    def __enter__(self) -> None:
+        if self._scope.deadline <= trio.current_time():
+            raise DeadlineExceededError
+        self._scope.__enter__()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._scope.__exit__(exc_type, exc, traceback)
+        if self._scope.cancelled_caught:
+            raise DeadlineExceededError
+
+
+async def until_idle(limiter: trio.CapacityLimiter) -> None:
+    """Wait until all places of a limiter are free, those of abandoned threads included."""
+    places = [object() for _ in range(int(limiter.total_tokens))]
+    for place in places:
+        await limiter.acquire_on_behalf_of(place)
+    for place in places:
+        limiter.release_on_behalf_of(place)
 
 
 class EnteredOnce(ABC):

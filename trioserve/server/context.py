@@ -1,21 +1,23 @@
 """Who asks and until when, and the single fields that a program passes by name.
 
 ``server.chat(messages, tools=[...], temperature=0, timeout=5)`` names a field of `ChatParams`, one
-of `SamplingParams` and the time of a `RequestContext`. Each `take_` function takes its own out.
+of `SamplingParams` and the time of a `RequestContext`. Each of them takes its own out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import attrs
 import trio
 
-from trioserve.chat.params import ChatParams
 from trioserve.errors import DeadlineExceededError, InvalidRequestError
 from trioserve.types import CancelReason, GenerationParams, SamplingParams
+
+_T = TypeVar("_T", bound=attrs.AttrsInstance)
 
 
 @attrs.frozen
@@ -43,45 +45,49 @@ class RequestContext:
     def check_time(self) -> None:
         """Refuse a request whose time is up. Raises DeadlineExceededError."""
         if self.deadline <= trio.current_time():
-            raise DeadlineExceededError("The request's deadline has passed.")
+            raise DeadlineExceededError
 
 
-_SAMPLING = frozenset(attrs.fields_dict(SamplingParams))
-_GENERATION = frozenset(attrs.fields_dict(GenerationParams)) - {"sampling"}
-_CHAT = frozenset(attrs.fields_dict(ChatParams))
-_CONTEXT = frozenset(attrs.fields_dict(RequestContext)) - {"deadline"} | {"timeout"}
+def take(cls: type[_T], fields: dict[str, Any], base: _T | None) -> _T:
+    """Make an object of a class: as `base`, with those of the fields that are the class's."""
+    changes = {name: fields.pop(name) for name in _names_of(cls) & fields.keys()}
+    base = cls() if base is None else base
+    made: _T = attrs.evolve(cast(Any, base), **changes) if changes else base
+    return made
 
 
-def take_context(fields: dict[str, Any], base: RequestContext | None) -> RequestContext:
+def take_context(fields: dict[str, Any], base: RequestContext | None = None) -> RequestContext:
     """Make the context of a call; `timeout` is in seconds from now, None for no limit."""
-    changes = {name: fields.pop(name) for name in _CONTEXT & fields.keys()}
-    if "timeout" in changes:
-        timeout = changes.pop("timeout")
-        changes["deadline"] = math.inf if timeout is None else trio.current_time() + timeout
-    return attrs.evolve(base or RequestContext(), **changes)
+    base = fields.pop("context", None) or base
+    if "timeout" in fields:
+        timeout = fields.pop("timeout")
+        deadline = math.inf if timeout is None else trio.current_time() + timeout
+        base = attrs.evolve(base or RequestContext(), deadline=deadline)
+    return take(RequestContext, fields, base)
 
 
-def take_chat(fields: dict[str, Any], base: ChatParams | None) -> ChatParams:
-    """Make the parameters of a chat."""
-    changes = {name: fields.pop(name) for name in _CHAT & fields.keys()}
-    return attrs.evolve(base or ChatParams(), **changes)
-
-
-def generation_params(base: GenerationParams, fields: Mapping[str, Any]) -> GenerationParams:
-    """Change fields of `GenerationParams` and of its `SamplingParams`.
+def take_params(fields: dict[str, Any], base: GenerationParams) -> GenerationParams:
+    """Change fields of `GenerationParams` and of its `SamplingParams`. Takes all there are.
 
     Raises:
         InvalidRequestError: a field is unknown, has the wrong type or is out of range.
     """
-    refuse({name: fields[name] for name in fields.keys() - _SAMPLING - _GENERATION})
-    sampling = {name: fields[name] for name in _SAMPLING & fields.keys()}
-    changes = {name: fields[name] for name in _GENERATION & fields.keys()}
-    if sampling:
-        changes["sampling"] = attrs.evolve(base.sampling, **sampling)
-    return attrs.evolve(base, **changes) if changes else base
+    if not fields:
+        return base
+    known = _names_of(SamplingParams) | _names_of(GenerationParams) - {"sampling"}
+    refuse({name: fields[name] for name in fields.keys() - known})
+    sampling = take(SamplingParams, fields, base.sampling)
+    if sampling is not base.sampling:
+        fields["sampling"] = sampling
+    return take(GenerationParams, fields, base)
 
 
 def refuse(fields: Mapping[str, Any]) -> None:
     """Refuse fields that are left over. Raises InvalidRequestError."""
     for name in sorted(fields):
         raise InvalidRequestError(f"'{name}' is not a parameter here.", param=name)
+
+
+@cache
+def _names_of(cls: type) -> frozenset[str]:
+    return frozenset(attrs.fields_dict(cls)) - {"deadline"}

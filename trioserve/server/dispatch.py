@@ -428,7 +428,7 @@ class Dispatcher:
                 _, task_id = heapq.heappop(self._deadlines)
                 mailbox = self._mailboxes.get(task_id)
                 if mailbox is not None:
-                    error = DeadlineExceededError("The request's deadline has passed.")
+                    error = DeadlineExceededError()
                     self.end(mailbox, error, CancelReason.DEADLINE)
 
     def _give_up(self, mailbox: Mailbox) -> None:

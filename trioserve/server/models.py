@@ -13,7 +13,7 @@ from trioserve.config import Config
 from trioserve.errors import ConfigError
 from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
-from trioserve.server.lifecycle.keeper import ServerState
+from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.server import Server
 
 #: In these states, a server holds a place in memory, or waits for one.
@@ -100,7 +100,8 @@ class Models(EnteredOnce, Mapping[str, Server]):
         while True:
             others = [server for other, server in self.items() if other != name]
             loaded = [one for one in others if one.state.value in _IN_MEMORY]
-            idle = [(one.idle_since, one) for one in loaded if one.idle_since is not None]
+            since = [(one.lifecycle.idle_since, one) for one in loaded]
+            idle = [(at, one) for at, one in since if at is not None]
             oldest = [min(idle, key=lambda pair: pair[0])[1]] if idle else loaded
             with trio.move_on_after(_LOOK_AGAIN):
                 await _first_to_sleep(oldest)

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
-import attrs
-
+from trioserve import llama
 from trioserve.chat.messages import Audio
 from trioserve.chat.params import ChatParams
-from trioserve.errors import ServerClosingError
-from trioserve.server.context import RequestContext, refuse, take_chat, take_context
-from trioserve.server.generation.chats import Chats
-from trioserve.server.generation.completions import Completions
+from trioserve.config import Config
+from trioserve.errors import ConfigError, ServerClosingError
+from trioserve.server.choices import ManyOutputs
+from trioserve.server.concurrency import EnteredOnce, alongside, deadline_scope
+from trioserve.server.context import RequestContext, refuse, take, take_context, take_params
 from trioserve.server.generation.embeddings import Embeddings, Ranking
+from trioserve.server.generation.requests import ServerResources
+from trioserve.server.generation.slots import SlotFiles
+from trioserve.server.generation.text import check_copies
+from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
+from trioserve.server.lifecycle.sleep import ModelLifecycle
+from trioserve.server.limits.admission import Queue
+from trioserve.server.model import AdapterScales, LoadedModel
 from trioserve.server.prompts.chats import Messages
+from trioserve.server.prompts.infill import InfillPrompts
 from trioserve.server.prompts.media import AnyPrompt
+from trioserve.server.prompts.tokens import PromptLike
 from trioserve.server.runs.events import RunAnswer
 from trioserve.server.runs.loop import Question, check_chat, open_run
-from trioserve.server.runs.params import AnyTool, RunParams, RunTools, take_run, tools_of
+from trioserve.server.runs.params import AnyTool, RunParams, RunTools, tools_of
 from trioserve.server.runs.run import Run
 from trioserve.server.stream import ChatCompletion, ChatStream, Completion, Stream
-from trioserve.server.texts import ServerTexts
-from trioserve.server.transcription import Transcript, TranscriptionParams
-from trioserve.types import GenerationParams
+from trioserve.server.transcription import Transcript, TranscriptionParams, Transcriptions
+from trioserve.tools.registry import ToolRegistry, open_registry
+from trioserve.types import EngineStatus, GenerationParams, Prompt, TokenId
 
 
-class Server(ServerTexts):
+class Server(EnteredOnce):
     """A loaded model, ready for requests inside ``async with Server(config) as server:``.
 
     Entering loads the model in a worker thread. Leaving ends what still runs (its readers get a
@@ -58,15 +66,51 @@ class Server(ServerTexts):
         BridgeError: on entry, when the system has no descriptors left.
     """
 
-    @property
-    def completions(self) -> Completions:
-        """Continues prompts: any number of them, each any number of times."""
-        return self.parts.generation().completions
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        load: Loader = llama.load,
+        drive: Driver = in_thread,
+        asleep: bool = False,
+        room: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> None:
+        self.config = config or Config()
+        if self.config.rpc and load is llama.load:
+            raise ConfigError("rpc: a machine that fails ends the process, so such a model needs "
+                              "one of its own: use the command, or ChildModels")  # fmt: skip
+        self.resources = ServerResources(self.config)
+        #: What requests may hold, those of other connections that are not read yet included.
+        self.memory = self.resources.memory
+        #: Counts what the requests do; none unless the configuration says so.
+        self.metrics = self.resources.metrics
+        #: Who is told when a request starts and ends.
+        self.observers = self.resources.observers
+        #: Tells functions of a program what happens; see `Telemetry.subscribe`.
+        self.telemetry = self.resources.telemetry
+        #: The tools that the configuration allows, while the server runs. They need no model.
+        self.tools = ToolRegistry()
+        #: Loads the model, has it sleep and wakes it.
+        self.lifecycle = ModelLifecycle(self.resources, load, drive, room, asleep=asleep)
+        #: What the model does, as a value that can be waited for. Do not change it.
+        self.state = self.lifecycle.state
 
-    @property
-    def chats(self) -> Chats:
-        """Answers chats, each any number of times."""
-        return self.parts.generation().chats
+    @asynccontextmanager
+    async def _live(self) -> AsyncIterator[None]:
+        async with (
+            self.resources.traced(),
+            open_registry(self.config) as self.tools,
+            alongside(self.memory.keep_trim),
+            alongside(self.lifecycle.run),
+        ):
+            if not self.sleeping:
+                await self.wake()
+            await self.tools.listed()
+            try:
+                yield
+            finally:
+                self.lifecycle.runs.end_all("The server was closed.")
+            await self.lifecycle.close()
 
     # -- prompts that are continued
 
@@ -75,8 +119,6 @@ class Server(ServerTexts):
         self,
         prompt: AnyPrompt,
         params: GenerationParams | None = None,
-        *,
-        context: RequestContext | None = None,
         **fields: Any,
     ) -> AsyncIterator[Stream]:
         """Continue a prompt, token by token: ``async with server.stream("Once") as events:``.
@@ -87,8 +129,7 @@ class Server(ServerTexts):
         Args:
             prompt: text, token ids, or a `MixedPrompt` with images or sound in it.
             params: how to continue it.
-            context: who asks, and until when.
-            fields: single fields, by name.
+            fields: single fields, by name, and `context`: who asks, and until when.
 
         Raises:
             InvalidRequestError: the prompt or a parameter is wrong.
@@ -96,14 +137,29 @@ class Server(ServerTexts):
             DeadlineExceededError: there is no time left; from the iteration, when it has passed.
             ServerClosingError: the server drains, or is closed.
         """
-        context = take_context(fields, context)
-        (await self.known_model(context)).check_generates()
-        params = await self.params(fields, params)
-        async with (
-            self.awake(context),
-            self.completions.stream([prompt], params, context) as (stream,),
-        ):
+        async with self.stream_all([prompt], params, **fields) as (stream,):
             yield stream
+
+    @asynccontextmanager
+    async def stream_all(
+        self,
+        prompts: Sequence[AnyPrompt],
+        params: GenerationParams | None = None,
+        *,
+        n: int = 1,
+        **fields: Any,
+    ) -> AsyncIterator[list[Stream]]:
+        """Continue each prompt `n` times, all at the same time. Otherwise like `stream`.
+
+        The outputs of one prompt stand together, in the order of their seeds.
+        """
+        context = take_context(fields)
+        params = await self.params(fields, params, n=n)
+        async with (
+            self.lifecycle.use(context) as services,
+            services.text.stream(prompts, params, context, n) as streams,
+        ):
+            yield streams
 
     async def complete(
         self, prompt: AnyPrompt, params: GenerationParams | None = None, **fields: Any
@@ -124,8 +180,6 @@ class Server(ServerTexts):
         messages: Messages,
         params: GenerationParams | None = None,
         chat: ChatParams | None = None,
-        *,
-        context: RequestContext | None = None,
         **fields: Any,
     ) -> AsyncIterator[ChatStream]:
         """Answer a chat, token by token. Like `stream`, with `ChatChunk` in place of `Chunk`.
@@ -134,21 +188,33 @@ class Server(ServerTexts):
             messages: the chat, in OpenAI's form: ``[{"role": "user", "content": "Hi"}]``.
             params: how to answer.
             chat: tools, reasoning, and what else belongs to chats.
-            context: who asks, and until when.
-            fields: single fields, by name.
+            fields: single fields, by name, and `context`: who asks, and until when.
 
         Raises:
             TemplateError: the template refuses the messages.
             TrioServeError: as `stream`.
         """
-        chat, context = take_chat(fields, chat), take_context(fields, context)
-        (await self.known_model(context)).check_generates()
-        params = await self.params(fields, params)
-        async with (
-            self.awake(context),
-            self.chats.stream(messages, params, chat, context) as (stream,),
-        ):
+        async with self.stream_chats(messages, params, chat, **fields) as (stream,):
             yield stream
+
+    @asynccontextmanager
+    async def stream_chats(
+        self,
+        messages: Messages,
+        params: GenerationParams | None = None,
+        chat: ChatParams | None = None,
+        *,
+        n: int = 1,
+        **fields: Any,
+    ) -> AsyncIterator[list[ChatStream]]:
+        """Answer a chat `n` times, all at the same time. Otherwise like `stream_chat`."""
+        chat, context = take(ChatParams, fields, chat), take_context(fields)
+        params = await self.params(fields, params, n=n)
+        async with (
+            self.lifecycle.use(context) as services,
+            services.text.stream_chats(messages, params, chat, context, n) as streams,
+        ):
+            yield streams
 
     async def chat(
         self,
@@ -174,10 +240,9 @@ class Server(ServerTexts):
         Raises:
             ServerClosingError: the server is closed.
         """
-        if not self.ready:
+        if not self.lifecycle.ready:
             raise ServerClosingError
-        end = partial(self.parts.generation().engine.end_thinking, stream.task_id)
-        return await self.parts.dispatcher.call(end)
+        return await self.lifecycle.services.text.end_reasoning(stream.task_id)
 
     # -- chats in which tools are run
 
@@ -189,8 +254,6 @@ class Server(ServerTexts):
         params: GenerationParams | None = None,
         chat: ChatParams | None = None,
         run: RunParams | None = None,
-        *,
-        context: RequestContext | None = None,
         **fields: Any,
     ) -> AsyncIterator[Run]:
         """Answer a chat, run the tools that the model calls, and let it answer again.
@@ -210,34 +273,25 @@ class Server(ServerTexts):
                 the run ends, and `RunAnswer.client_calls` has the calls. What `tool_choice`
                 requires is for the first answer.
             run: how many answers there may be, and what the tools may do.
-            context: who asks, and until when all of it is to be done.
-            fields: single fields, by name.
+            fields: single fields, by name, and `context`: who asks, and until when all is done.
 
         Raises:
             InvalidRequestError: a tool or a parameter is wrong.
             UnknownToolError: there is no tool of this name.
             TrioServeError: as `stream_chat`.
         """
-        run, context = take_run(fields, run), take_context(fields, context)
-        chat = take_chat(fields, chat)
-        model = await self.known_model(context)
-        model.check_generates()
-        check_chat(chat, self.config, model)
+        run, context = take(RunParams, fields, run), take_context(fields)
+        chat = take(ChatParams, fields, chat)
         params = await self.params(fields, params)
+        check_chat(chat, self.config, self.model)
         chosen = RunTools.of(tools_of(tools, self.tools), chat.tools or ())
         self.tools.check(run.place)
         with self.memory.hold(context.client) as hold:
-            async with self.awake(context):
-                loaded = await self.parts.prompts.load(messages, hold, context.deadline)
-            question = Question(
-                messages=loaded,
-                params=params,
-                chat=chat,
-                context=context,
-                max_steps=run.max_steps or self.config.tool_max_steps,
-                n_ctx=model.n_ctx_seq,
-            )
-            async with open_run(self, question, chosen, run, self.common, self.runs) as opened:
+            async with self.lifecycle.use(context) as services:
+                with deadline_scope(context.deadline):
+                    loaded = await services.prompts.load(messages, hold)
+            question = Question(loaded, params, chat, context, run)
+            async with open_run(self, question, chosen) as opened:
                 yield opened
 
     async def run(
@@ -255,9 +309,9 @@ class Server(ServerTexts):
         Raises:
             TrioServeError: as `stream_run`, and when the model fails.
         """
-        run = take_run(fields, run)
+        run = take(RunParams, fields, run)
         if run.approve == "ask":
-            run = attrs.evolve(run, approve="none")
+            run = take(RunParams, {"approve": "none"}, run)
         async with self.stream_run(messages, tools, run=run, **fields) as opened:
             return await opened.read()
 
@@ -270,7 +324,6 @@ class Server(ServerTexts):
         dimensions: int | None = None,
         normalize: int | None = None,
         priority: int = 0,
-        context: RequestContext | None = None,
         **fields: Any,
     ) -> Embeddings:
         """Make an embedding of each text. Cancelling it frees the engine within a step.
@@ -282,8 +335,7 @@ class Server(ServerTexts):
             normalize: the norm, as `Config.embd_normalize`, which is the default. With pooling
                 "none" there is no norm.
             priority: -100 to 100; higher goes first in the queue.
-            context: who asks, and until when.
-            fields: single fields of the context, by name.
+            fields: single fields of the context, by name, or `context`: who asks, and until when.
 
         Raises:
             InvalidRequestError: a text has no tokens or too many, or a value is out of range.
@@ -293,13 +345,10 @@ class Server(ServerTexts):
             DeadlineExceededError: the time of the request has passed.
             ServerClosingError: the server drains, or is closed.
         """
-        context = take_context(fields, context)
+        context = take_context(fields)
         refuse(fields)
-        inputs = [inputs] if isinstance(inputs, str) else inputs
-        (await self.known_model(context)).check_embeds()
-        async with self.awake(context):
-            embedder = self.parts.embedder()
-            return await embedder.embed(inputs, dimensions, normalize, priority, context)
+        async with self.lifecycle.use(context, LoadedModel.check_embeds) as services:
+            return await services.embedder.embed(inputs, dimensions, normalize, priority, context)
 
     async def rerank(
         self,
@@ -307,7 +356,6 @@ class Server(ServerTexts):
         documents: str | Sequence[str],
         *,
         priority: int = 0,
-        context: RequestContext | None = None,
         **fields: Any,
     ) -> Ranking:
         """Score how well each document fits a query; see `Ranking.best`. Arguments as in `embed`.
@@ -317,12 +365,10 @@ class Server(ServerTexts):
             NotSupportedError: the server was not started with `reranking`.
             TrioServeError: as `embed`.
         """
-        context = take_context(fields, context)
+        context = take_context(fields)
         refuse(fields)
-        documents = [documents] if isinstance(documents, str) else documents
-        (await self.known_model(context)).check_ranks()
-        async with self.awake(context):
-            return await self.parts.ranker().rerank(query, documents, priority, context)
+        async with self.lifecycle.use(context, LoadedModel.check_ranks) as services:
+            return await services.embedder.rerank(query, documents, priority, context)
 
     # -- recordings
 
@@ -330,8 +376,6 @@ class Server(ServerTexts):
         self,
         recording: Audio | bytes | str | os.PathLike[str],
         params: TranscriptionParams | None = None,
-        *,
-        context: RequestContext | None = None,
         **fields: Any,
     ) -> Transcript:
         """Write down what is spoken in a recording. Cancelling it ends the work.
@@ -339,8 +383,7 @@ class Server(ServerTexts):
         Args:
             recording: a path, or the bytes of a file.
             params: how to transcribe it.
-            context: who asks, and until when.
-            fields: single fields of both, by name.
+            fields: single fields, by name, and `context`: who asks, and until when.
 
         Raises:
             InvalidMediaError: the recording cannot be read.
@@ -349,17 +392,209 @@ class Server(ServerTexts):
             TranscriberError: Whisper could not start, has failed, or has ended.
             TrioServeError: as `chat`.
         """
-        context = take_context(fields, context)
-        names = attrs.fields_dict(TranscriptionParams).keys() & fields.keys()
-        changes = {name: fields.pop(name) for name in names}
+        context = take_context(fields)
+        params = take(TranscriptionParams, fields, params)
         refuse(fields)
-        params = attrs.evolve(params or TranscriptionParams(), **changes)
         audio = recording if isinstance(recording, Audio) else Audio(recording)
-        (await self.known_model(context)).check_transcribes()
+        source = audio.source("recording")
         async with (
-            self.awake(context),
-            self.parts.transcriptions().stream(
-                audio.source("recording"), params, context
-            ) as stream,
+            self.lifecycle.use(context, LoadedModel.check_transcribes) as services,
+            services.transcriptions.stream(source, params, context) as stream,
         ):
             return await stream.read()
+
+    # -- parameters, tokens and rendered chats
+
+    async def params(
+        self, fields: Mapping[str, Any], base: GenerationParams | None = None, *, n: int = 1
+    ) -> GenerationParams:
+        """Make parameters from fields of `GenerationParams` and `SamplingParams`, by name.
+
+        What is not set is as in `base`, or as the server's configuration says. A `logit_bias` may
+        name text in place of a token id. There are to be `n` outputs of each prompt.
+
+        Raises:
+            InvalidRequestError: a field is unknown, has the wrong type or is out of range.
+            NotSupportedError: the server generates no text.
+        """
+        model = await self.lifecycle.known_model()
+        model.check_generates()
+        check_copies(n, model.n_slots)
+        fields = dict(fields)
+        if fields.get("logit_bias") is not None:
+            async with self.lifecycle.use(RequestContext()) as services:
+                biases = await services.tokenizer.biases_of(fields["logit_bias"])
+            fields["logit_bias"] = biases
+        return take_params(fields, base or model.defaults)
+
+    async def tokenize(
+        self,
+        prompt: PromptLike,
+        *,
+        param: str = "prompt",
+        add_special: bool = True,
+        parse_special: bool = True,
+    ) -> tuple[TokenId, ...]:
+        """Turn text into token ids; see `Vocab.tokenize`. Ids in it stay as they are.
+
+        Long text goes to a worker thread. Special tokens are added where it begins with text.
+
+        Raises:
+            InvalidRequestError: text cannot be encoded, or an id is not in the vocabulary; `param`
+                names the field that it came from.
+        """
+        async with self.lifecycle.use(RequestContext()) as services:
+            made = await services.tokenizer.prompt_of(
+                prompt, add_special=add_special, parse_special=parse_special, aside=True
+            )
+        made.check(self.model.vocab.n_tokens, param)
+        return made.tokens
+
+    def detokenize(self, tokens: Sequence[TokenId] | Prompt) -> str:
+        """Turn token ids into text. Bytes that are no character become U+FFFD.
+
+        Of a `Prompt` with media, it has ``[image]`` or the like in their places.
+
+        Raises:
+            InvalidRequestError: an id is not in the vocabulary.
+            ServerSleepingError: the server sleeps; `awake` wakes it.
+        """
+        return self.lifecycle.services.tokenizer.detokenize(tokens)
+
+    async def render(
+        self, messages: Messages, chat: ChatParams | None = None, **fields: Any
+    ) -> str:
+        """Render a chat with the model's template. Media become markers: see `media_marker`.
+
+        Raises:
+            TemplateError: the template refuses the messages.
+            UnsupportedFieldError: the model does not take one of the media.
+            InvalidRequestError: a message is malformed.
+        """
+        chat = take(ChatParams, fields, chat)
+        refuse(fields)
+        async with self.lifecycle.use(RequestContext()) as services:
+            return await services.prompts.render_marked(messages, chat)
+
+    async def count_tokens(
+        self, messages: Messages, chat: ChatParams | None = None, **fields: Any
+    ) -> int:
+        """Count the tokens of a chat's prompt, with those of its media.
+
+        Arguments and errors are those of `render`, and those of loading media.
+        """
+        chat = take(ChatParams, fields, chat)
+        refuse(fields)
+        async with self.lifecycle.use(RequestContext()) as services:
+            return await services.prompts.count_tokens(messages, chat)
+
+    # -- sleep
+
+    @property
+    def sleeping(self) -> bool:
+        """Whether the model is not in memory, and is loaded when somebody needs it.
+
+        So it is until it has been loaded again.
+        """
+        return self.lifecycle.sleeping
+
+    def awake(
+        self, context: RequestContext | None = None, **fields: Any
+    ) -> AbstractAsyncContextManager[object]:
+        """Have the model in memory for as long as a block lasts. It is loaded if need be.
+
+        All that needs the model does this by itself. Those who wait go on in the order in which
+        they came. A cancelled one does not end the loading.
+
+        Args:
+            context: until when to wait, and for how long the model stays idle in memory afterwards.
+            fields: single fields of the context, by name.
+
+        Raises:
+            ModelLoadError: the model cannot be loaded; the next call has it tried again.
+            DeadlineExceededError: the time has passed before it was.
+            QueueFullError: too many wait already.
+            ServerClosingError: the server sleeps, and drains or is closed.
+        """
+        context = take_context(fields, context)
+        refuse(fields)
+        return self.lifecycle.use(context)
+
+    async def wake(self, context: RequestContext | None = None, **fields: Any) -> None:
+        """Load the model if the server sleeps. Arguments and errors are those of `awake`."""
+        async with self.awake(context, **fields):
+            pass
+
+    async def sleep(self) -> None:
+        """Free the model's memory as soon as no request runs; returns when that is done.
+
+        The next request loads the model again. What the caches held is gone by then. When
+        cancelled, the server stays awake, unless it is falling asleep already. Inside `awake` it
+        would wait for itself.
+        """
+        await self.lifecycle.end()
+
+    @property
+    def slots(self) -> SlotFiles:
+        """Saves, restores and erases what slots have computed. Raises as `model`, while asleep."""
+        return self.lifecycle.services.slots
+
+    @property
+    def adapters(self) -> AdapterScales:
+        """The LoRA adapters, and which of them requests get. Raises as `slots`."""
+        return self.lifecycle.services.adapters
+
+    @property
+    def queue(self) -> Queue:
+        """Who waits where. Raises as `slots`."""
+        return self.lifecycle.services.queue
+
+    @property
+    def transcriptions(self) -> Transcriptions:
+        """Transcribes recordings piece by piece. Raises as `slots`."""
+        return self.lifecycle.services.transcriptions
+
+    @property
+    def infill(self) -> InfillPrompts:
+        """Makes prompts that ask the model to fill a gap. Raises as `slots`."""
+        return self.lifecycle.services.infill
+
+    @property
+    def model(self) -> LoadedModel:
+        """What is known of the model, also while the server sleeps.
+
+        Raises:
+            ServerSleepingError: it was never loaded, because the server began asleep.
+            ServerClosingError: it was never loaded.
+        """
+        return self.lifecycle.model
+
+    async def drain(self, timeout: float) -> None:
+        """Refuse new requests and let the running ones finish, for `timeout` seconds at most.
+
+        Those that run on are ended: their readers get a `ServerClosingError`. So are, at once,
+        those that wait for the model to be loaded. When cancelled, the server stays closed for new
+        requests and nothing is ended.
+        """
+        await self.lifecycle.drain(timeout)
+
+    async def status(self) -> EngineStatus:
+        """Look at the slots and the queue, between two steps; in a long step, at an earlier look.
+
+        While the server sleeps, they are as they were before, without the last tasks of slots. The
+        counters go on where they were when it wakes.
+
+        Raises:
+            ServerClosingError: the server is closed.
+        """
+        return await self.lifecycle.status()
+
+    @property
+    def completions(self) -> ManyOutputs:
+        """Deprecated: `stream_all`."""
+        return ManyOutputs(self.stream_all, "completions")
+
+    @property
+    def chats(self) -> ManyOutputs:
+        """Deprecated: `stream_chats`."""
+        return ManyOutputs(self.stream_chats, "chats")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, overload
 
 import attrs
 import trio
@@ -12,6 +14,7 @@ import trio
 from trioserve.chat.deltas import Delta, Message, MessageBuilder
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.errors import RequestEndedError
+from trioserve.server.concurrency import all_of
 from trioserve.server.dispatch import UNREAD_BYTES, Dispatcher, Mailbox, size_of
 from trioserve.server.limits.memory import Hold
 from trioserve.types import (
@@ -289,3 +292,24 @@ class ChatStream:
             prompt_text=self.prompt_text,
             finished=self.finished,
         )
+
+
+@overload
+async def read_all(opened: AbstractAsyncContextManager[list[Stream]]) -> list[Completion]: ...
+
+
+@overload
+async def read_all(
+    opened: AbstractAsyncContextManager[list[ChatStream]],
+) -> list[ChatCompletion]: ...
+
+
+async def read_all(opened: AbstractAsyncContextManager[list[Any]]) -> list[Any]:
+    """Read streams to their ends, at the same time: ``await read_all(server.stream_all(...))``.
+
+    Raises:
+        TrioServeError: one of them failed; the others are cancelled.
+    """
+    async with opened as streams:
+        outputs: list[Any] = await all_of([stream.read for stream in streams])
+    return outputs

@@ -97,7 +97,7 @@ async def test_cancellation_at_every_await_leaves_nothing(path: str, body: dict[
             status = await service.server.status()
             assert all(slot.task_id is None for slot in status.slots)
             assert status.waiting == ()
-            assert len(service.server.parts.dispatcher) == 0
+            assert len(service.server.lifecycle.services.dispatcher) == 0
             assert backend.n_samplers == 0
             now = len(os.listdir("/proc/self/fd")), trio.lowlevel.current_statistics().tasks_living
             assert now == before

@@ -346,7 +346,7 @@ async def a_queue_that_is_full() -> httpx.Response:
 )
 async def a_minute_that_is_used_up() -> httpx.Response:
     async with client_and_service(rate_limit_requests=60) as (client, service):
-        limits = service.server.parts.requests.rate_limits
+        limits = service.server.resources.rate_limits
         limits._clock = lambda: 0.0
         for _ in range(60):
             limits.admit("127.0.0.1")

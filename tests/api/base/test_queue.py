@@ -145,7 +145,7 @@ async def test_slots_tell_of_the_cache_and_of_totals_when_asked() -> None:
 
 async def test_the_wait_is_estimated_from_what_has_ended() -> None:
     async with busy() as (client, service), trio.open_nursery() as nursery:
-        service.server.parts.admission.observe(3000)
+        service.server.lifecycle.services.admission.observe(3000)
         for _ in range(2):
             nursery.start_soon(partial(client.post, "/completion", json={"prompt": "a"}))
         await until_queued(service.server, 2)
@@ -216,7 +216,7 @@ async def test_a_full_queue_is_429_and_says_when_to_come_back(
     path: str, body: dict[str, Any], streaming: bool
 ) -> None:
     async with busy(max_queue=0) as (client, service):
-        service.server.parts.admission.observe(2100)
+        service.server.lifecycle.services.admission.observe(2100)
         answer = await client.post(path, json={**body, "stream": streaming})
         assert answer.status_code == 429
         assert answer.headers["Retry-After"] == "3"
@@ -304,10 +304,10 @@ async def test_a_deadline_in_a_stream_is_an_event(path: str) -> None:
 
 def pass_deadline(server: Server) -> None:
     """Make the time pass that the one request has, without waiting for it."""
-    ((deadline, task_id),) = server.parts.dispatcher._deadlines
+    ((deadline, task_id),) = server.lifecycle.services.dispatcher._deadlines
     assert deadline > trio.current_time() + 900
-    server.parts.dispatcher._deadlines[0] = (trio.current_time(), task_id)
-    server.parts.dispatcher._new_deadline.set()
+    server.lifecycle.services.dispatcher._deadlines[0] = (trio.current_time(), task_id)
+    server.lifecycle.services.dispatcher._new_deadline.set()
 
 
 async def test_the_header_is_for_requests_without_the_field() -> None:
@@ -403,7 +403,7 @@ async def test_a_stream_keeps_its_client(monkeypatch: pytest.MonkeyPatch) -> Non
     async with (
         client_and_service(api_keys=("anna",)) as (client, service),
     ):
-        requests = service.server.parts.requests
+        requests = service.server.lifecycle.services.requests
         original = requests.open
 
         def opened(task: Task, context: RequestContext, operation: str) -> Any:

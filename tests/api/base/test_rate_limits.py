@@ -47,10 +47,10 @@ async def test_tokens_are_reserved_and_settled(stream: bool) -> None:
         answer = await client.post("/completion", json=long)
         assert answer.status_code == 200
         assert int(answer.headers["x-ratelimit-remaining-tokens"]) <= (103 if stream else 1000)
-        requests = service.server.parts.requests
+        requests = service.server.lifecycle.services.requests
         await requests.wait_none()
         assert (
-            requests.rate_limits.remaining("127.0.0.1")["tokens"].remaining > 900
+            requests.resources.rate_limits.remaining("127.0.0.1")["tokens"].remaining > 900
         )  # it used a few
         full = {"prompt": "x" * 60, "n_predict": 60}
         used = [(await client.post("/completion", json=full)).status_code for _ in range(10)]
@@ -89,7 +89,7 @@ async def test_without_limits_there_are_no_headers() -> None:
 async def test_the_sdks_back_off() -> None:
     """With one request left a second, a third one comes after the time that the answer names."""
     async with serving_script(rate_limit_requests=60) as (url, service):
-        limits = service.server.parts.requests.rate_limits
+        limits = service.server.resources.rate_limits
 
         def use_up() -> None:
             while limits.remaining("127.0.0.1")["requests"].remaining:

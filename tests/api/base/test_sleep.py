@@ -17,7 +17,7 @@ from tests.support.scripts import CHAT
 from tests.support.waiting import patiently
 from trioserve.app import create_app
 from trioserve.config import Config
-from trioserve.server.lifecycle.keeper import ServerState
+from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.testing import ScriptedBackend
 from trioserve.types import AdapterInfo
 
@@ -25,7 +25,7 @@ from trioserve.types import AdapterInfo
 @pytest.fixture(autouse=True)
 def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not look at all objects of the tests again and again."""
-    monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
+    monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
 
 
 def make_backend() -> ScriptedBackend:

@@ -187,7 +187,7 @@ async def test_what_left_the_kv_cache_is_saved_from_ram(tmp_path: Path) -> None:
         async with service.server.stream("b" * 49) as stream:  # the other one has to go
             assert (await stream.__anext__()) is not None
         # The slot's last text is the second one now; the first is in RAM alone.
-        scheduler = service.server.parts.loop._scheduler
+        scheduler = service.server.lifecycle.services.loop._scheduler
         found = scheduler.cache.save([97] * 40 + [65] * 30, CacheRoot())
         assert len(found.keys) > 32
         assert (await act(client, 0, "save"))["n_saved"] >= 49
@@ -213,7 +213,7 @@ async def test_a_busy_slot_is_waited_for(tmp_path: Path) -> None:
 async def test_a_client_that_does_not_wait_erases_nothing(tmp_path: Path) -> None:
     backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_slots=1, n_ctx=2**17)
     async with scripted(tmp_path, backend, unread_tokens=8) as (_, service):
-        files = service.server.parts.generation().slot_files
+        files = service.server.slots
         async with service.server.stream("abc") as stream:
             await stream.__anext__()
             with trio.move_on_after(0.01) as scope:
@@ -421,10 +421,10 @@ async def test_what_was_computed_with_an_adapter_is_used_with_it_alone(tmp_path:
     )
     async with Server(config) as server:
         with_it = await server.complete(PROMPT, max_tokens=4, temperature=0.0, id_slot=0)
-        await server.parts.generation().slot_files.save(0, "with", "")
-        await server.parts.generation().slot_files.erase(0, "")
-        server.parts.adapters.set({})
-        await server.parts.generation().slot_files.restore(0, "with", "")
+        await server.slots.save(0, "with", "")
+        await server.slots.erase(0, "")
+        server.adapters.set({})
+        await server.slots.restore(0, "with", "")
         without = await server.complete(PROMPT, max_tokens=4, temperature=0.0)
         assert without.finished.timings.cache_n == 0
         again = await server.complete(PROMPT, max_tokens=4, temperature=0.0, lora=((0, 1.0),))

@@ -15,13 +15,13 @@ from tests.support.scripted_server import ScriptedLoader
 from tests.support.waiting import patiently
 from trioserve.config import Config
 from trioserve.server import Server
-from trioserve.server.lifecycle.keeper import ServerState
+from trioserve.server.lifecycle.sleep import ServerState
 
 
 @pytest.fixture(autouse=True)
 def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not look at all objects of the tests again and again."""
-    monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
+    monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
 
 
 async def until_asleep(server: Server) -> None:

@@ -283,7 +283,7 @@ async def test_a_stream_whose_model_cannot_be_loaded_ends_with_the_error() -> No
 
 async def test_a_model_is_not_loaded_to_be_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     # It would look at all objects of the tests.
-    monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
+    monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
     async with routed({"one": answering("Hi"), "two": None}) as router:
 
         def use(client: ollama.Client) -> None:

@@ -16,7 +16,7 @@ from tests.support.clients import client_of, events_in, use_openai
 from tests.support.http_server import connected, post, serving_script, slots_in_use
 from tests.support.scripts import HI
 from trioserve.api.base.outputs import usage as usage_of
-from trioserve.server.generation.completions import best_of, copies_of
+from trioserve.server.generation.text import best_of, copies_of
 from trioserve.server.stream import Completion
 from trioserve.testing import ScriptedBackend
 from trioserve.types import (

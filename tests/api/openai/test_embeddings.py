@@ -280,7 +280,7 @@ async def test_a_client_that_leaves_frees_the_engine() -> None:
             nursery.start_soon(partial(client.post, "/embeddings", json=body))
             await until(lambda: backend.batches)
             nursery.cancel_scope.cancel()
-        await until(lambda: not len(service.server.parts.dispatcher))
+        await until(lambda: not len(service.server.lifecycle.services.dispatcher))
         assert (await service.server.status()).slots[0].state == "idle"
         assert len(backend.batches) < 2000
 

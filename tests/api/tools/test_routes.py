@@ -300,7 +300,7 @@ async def test_a_model_that_sleeps_is_not_woken_for_tools(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # It would look at all objects of the tests.
-    monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
+    monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
     async with with_tools(Played()) as (client, service):
         await service.server.sleep()
         assert len((await client.get("/tools")).json()) == 1

@@ -34,8 +34,8 @@ async def test_what_is_known_while_it_sleeps() -> None:
         assert server.model.template.source == before.template.source
         assert server.model.vocab.n_tokens == before.vocab.n_tokens
         assert (await server.params({"temperature": 0.5})).sampling.temperature == 0.5
-        server.check_ready()
-        for look in (lambda: server.parts, lambda: server.detokenize([1]), lambda: server.chats):
+        server.lifecycle.check_ready()
+        for look in (lambda: server.queue, lambda: server.detokenize([1]), lambda: server.slots):
             with pytest.raises(ServerSleepingError):
                 look()
         for call in (server.model.vocab.tokenize, server.model.vocab.detokenize):
@@ -124,15 +124,15 @@ async def test_scales_ids_and_limits_last() -> None:
     info = AdapterInfo(path="a.gguf", scale=1.0)
     loader = ScriptedLoader(lambda: ScriptedBackend(adapters=[info]))
     async with loader.serve(rate_limit_requests=5) as server:
-        server.parts.adapters.set({0: 0.25})
-        server.common.rate_limits.admit("me")
+        server.adapters.set({0: 0.25})
+        server.resources.rate_limits.admit("me")
         async with server.stream("a") as stream:
             first = stream.task_id
         await server.sleep()
         async with server.stream("a") as stream:
             assert stream.task_id > first
-        assert server.parts.adapters.scales == (0.25,)
-        assert server.parts.requests.rate_limits.remaining("me")["requests"].remaining == 4
+        assert server.adapters.scales == (0.25,)
+        assert server.resources.rate_limits.remaining("me")["requests"].remaining == 4
 
 
 async def test_nothing_of_an_engine_is_left() -> None:
@@ -141,7 +141,12 @@ async def test_nothing_of_an_engine_is_left() -> None:
         await server.complete("hello")
         left = [
             weakref.ref(one)
-            for one in (loader.backends.pop(), server.parts, server.parts.loop, server.model)
+            for one in (
+                loader.backends.pop(),
+                server.lifecycle.services,
+                server.lifecycle.services.loop,
+                server.model,
+            )
         ]
         await server.sleep()
         release_memory()

@@ -128,7 +128,7 @@ async def test_loading_can_be_cancelled() -> None:
         nursery.start_soon(cancel_when_loading, nursery.cancel_scope)
         async with server:
             raise AssertionError("unreachable")
-    assert server.load_progress == 0.5
+    assert server.lifecycle.load_progress == 0.5
     assert backend.closed
 
 

@@ -23,7 +23,7 @@ from trioserve.errors import (
     ServerClosingError,
 )
 from trioserve.server import RequestContext, Server
-from trioserve.server.lifecycle.keeper import ServerState
+from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.testing import ScriptedBackend, stepping
 from trioserve.types import GenerationParams
 
@@ -41,11 +41,11 @@ async def test_it_sleeps_when_it_was_idle_for_long_enough(mock_clock: MockClock)
         mock_clock.jump(9.9)
         await wait_all_tasks_blocked()
         assert not server.sleeping
-        assert server.ready
+        assert server.lifecycle.ready
         mock_clock.jump(0.2)
         await until(server, ServerState.SLEEPING)
         assert server.sleeping
-        assert not server.ready
+        assert not server.lifecycle.ready
         assert loader.backends[0].closed
         assert (await server.complete("ho")).text == "HO"
         assert not server.sleeping
@@ -97,7 +97,7 @@ async def test_requests_in_flight_are_not_cut(mock_clock: MockClock) -> None:
 async def test_what_is_opened_below_the_server_is_not_cut_either(mock_clock: MockClock) -> None:
     loader = ScriptedLoader()
     async with loader.serve(sleep_idle_seconds=1, stall_timeout=1e6) as server:
-        opened = server.completions.stream(["hello"], GenerationParams(), RequestContext())
+        opened = server.stream_all(["hello"], GenerationParams(), context=RequestContext())
         async with opened as (stream,):
             mock_clock.jump(100)
             await wait_all_tasks_blocked()
@@ -212,17 +212,17 @@ async def test_drain_while_it_sleeps() -> None:
     async with loader.serve() as server:
         await server.sleep()
         await server.drain(10)
-        assert server.draining
+        assert server.lifecycle.draining
         for call in (lambda: server.complete("a"), server.wake):
             with pytest.raises(ServerClosingError):
                 await call()
         with pytest.raises(ServerClosingError):
-            server.check_ready()
+            server.lifecycle.check_ready()
     assert loader.n_begun == 1
     with pytest.raises(ServerClosingError):
         await server.status()
     with pytest.raises(ServerClosingError):
-        _ = server.parts
+        _ = server.lifecycle.services
 
 
 async def test_drain_while_it_wakes(mock_clock: MockClock) -> None:
@@ -268,7 +268,7 @@ async def test_the_failure_of_a_later_engine_is_seen() -> None:
         loader.backends[1].on_decode = fail
         with pytest.raises(EngineError):
             await server.complete("a")
-        assert isinstance((await server.wait_failure()).__cause__, ZeroDivisionError)
+        assert isinstance((await server.lifecycle.wait_failure()).__cause__, ZeroDivisionError)
         # Another engine is another chance.
         await server.sleep()
         assert (await server.complete("a")).text == "A"

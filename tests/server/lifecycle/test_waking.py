@@ -16,7 +16,7 @@ from trioserve.errors import (
     QueueFullError,
     TrioServeError,
 )
-from trioserve.server.lifecycle.keeper import ServerState
+from trioserve.server.lifecycle.sleep import ServerState
 
 __all__ = ["no_collection"]
 

@@ -50,7 +50,7 @@ async def test_a_key_fills_its_share_of_the_queue(
             assert await fill(server, stack, "one") == 1 + n_waiting  # one of them runs
             n_left = min(max_queue - n_waiting, n_waiting)
             assert await fill(server, stack, "two") == n_left
-        dispatcher = server.parts.dispatcher
+        dispatcher = server.lifecycle.services.dispatcher
         assert dispatcher.queued.n_requests == dispatcher.queued.n_tokens == 0
         assert not dispatcher._queued_of
 
@@ -67,15 +67,15 @@ async def test_a_key_fills_its_share_of_the_tokens() -> None:
 async def test_each_prompt_of_a_request_takes_a_place() -> None:
     async with server_of(max_queue=20) as server:
         context, params = RequestContext("one"), await server.params({})
-        async with server.completions.stream(["x"] * 11, params, context):
+        async with server.stream_all(["x"] * 11, params, context=context):
             async with server.stream("y", client="two"):
                 pass
             with pytest.raises(QueueFullError, match="10 requests with this API key"):
                 await server.complete("z", client="one")
         with pytest.raises(QueueFullError, match="with this API key"):
-            async with server.completions.stream(["x"] * 12, params, context):
+            async with server.stream_all(["x"] * 12, params, context=context):
                 pass
-        assert len(server.parts.dispatcher) == 0
+        assert len(server.lifecycle.services.dispatcher) == 0
 
 
 async def test_without_keys_there_is_one_bound() -> None:

@@ -95,7 +95,7 @@ async def test_a_secret_is_not_recovered_from_ram(case: str) -> None:
     config, of_victim, of_attacker, safe = CASES[case]
     backend = ScriptedBackend(n_slots=1, n_ctx=250)
     async with client_and_service(backend, **config) as (client, service):
-        cache = service.server.parts.generation().engine._scheduler.cache
+        cache = service.server.lifecycle.services.loop._scheduler.cache
         await cached(client, f"{KNOWN}{SECRET}9", VICTIM, **of_victim)
 
         async def probe(digit: str) -> int:
@@ -150,7 +150,9 @@ async def test_what_was_compiled_for_one_key_is_not_found_by_another(
         for key in KEYS:
             await server.complete("aaa", client=key, grammar=grammar)
             await server.chat([{"role": "user", "content": "aaa"}], client=key, grammar=grammar)
-        assert owners == [server.common.cache_sharing.owner(key) for key in KEYS for _ in range(2)]
+        assert owners == [
+            server.resources.cache_sharing.owner(key) for key in KEYS for _ in range(2)
+        ]
     assert len(set(owners)) == 2
 
 

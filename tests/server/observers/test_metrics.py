@@ -276,7 +276,7 @@ async def test_a_client_that_goes_away_is_counted() -> None:
         async with connected(url) as connection:
             await connection.send_all(post("/completion", body))
             assert await connection.receive_some()
-        while len(service.server.parts.dispatcher):
+        while len(service.server.lifecycle.services.dispatcher):
             await trio.lowlevel.checkpoint()
         seen = read((await client.get("/metrics")).text)
         assert seen['trioserve:request_cancelled_total{reason="disconnect"}'] == 1

@@ -31,6 +31,7 @@ from trioserve.config import Config
 from trioserve.errors import ConfigError, DecodeError
 from trioserve.server import RequestContext, Server
 from trioserve.server.observers.otel import OpenTelemetry, exporting
+from trioserve.server.stream import read_all
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.types import CancelReason
 
@@ -199,7 +200,7 @@ async def test_each_output_has_a_span() -> None:
     traced = Traced()
     async with server_with(traced, answering("abc"), parallel=2) as server:
         params = await server.params({"max_tokens": 2})
-        await server.completions.complete(["a", "b"], params, RequestContext(), n=2)
+        await read_all(server.stream_all(["a", "b"], params, context=RequestContext(), n=2))
     assert len(traced.spans) == 4
     assert {(span.attributes or {})["trioserve.task_id"] for span in traced.spans} == {1, 2, 3, 4}
 

@@ -94,7 +94,7 @@ async def test_who_waits_is_counted(autojump_clock: MockClock) -> None:
 
 async def test_nothing_is_spent_when_nobody_listens(autojump_clock: MockClock) -> None:
     async with serve() as server:
-        loop = server.parts.loop
+        loop = server.lifecycle.services.loop
         assert loop.watchers == () and server.telemetry not in server.observers
         async with server.telemetry.subscribe(Listener()):
             assert len(loop.watchers) == 1 and server.telemetry in server.observers
@@ -176,7 +176,7 @@ async def test_a_plain_function_is_called_in_a_thread() -> None:
 async def test_a_server_that_sleeps_goes_on_telling(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
+    monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
     listener = Listener()
 
     def load(config: Config, **_progress: object) -> ScriptedBackend:
@@ -202,7 +202,7 @@ async def test_leaving_by_an_error_calls_nothing_more(autojump_clock: MockClock)
             async with server.telemetry.subscribe(listener, interval=1000):
                 await server.complete("p")
                 raise ZeroDivisionError
-        assert not listener.batches and server.parts.loop.watchers == ()
+        assert not listener.batches and server.lifecycle.services.loop.watchers == ()
 
 
 @pytest.mark.parametrize("interval", [0, -1, float("nan")])

@@ -15,7 +15,6 @@ from tests.support.media_files import av_file, image_file, wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripted_server import assert_at_rest, serve
 from trioserve.chat.messages import Audio, Image, Video
-from trioserve.chat.params import ChatParams
 from trioserve.errors import (
     ContextLengthExceededError,
     DeadlineExceededError,
@@ -28,6 +27,7 @@ from trioserve.server import RequestContext, Server
 from trioserve.server.limits.memory import Hold
 from trioserve.server.media.loader import Wanted
 from trioserve.server.prompts.media import MixedPrompt
+from trioserve.server.stream import read_all
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.types import DecodedImage, DecodedMedia, MediaSource
 
@@ -55,7 +55,7 @@ class SlowLoader:
         self.n_loading = 0
         self.may_go_on = trio.Event()
         self.n_bytes = n_bytes
-        server.parts.media._loader = self
+        server.lifecycle.services.media._loader = self
 
     async def load(
         self, sources: Sequence[MediaSource], wanted: Wanted, hold: Hold
@@ -81,8 +81,8 @@ async def test_a_program_gives_bytes_and_paths(tmp_path: Path) -> None:
         assert await server.count_tokens(chat) == len(answer.prompt)
         prompt = MixedPrompt(["a", Image(PNG), "b"])
         assert (await server.complete(prompt)).text == "A(IMAGE 8X4)B"
-        outputs = await server.completions.complete(
-            [prompt, "c"], await server.params({}), RequestContext(), n=2
+        outputs = await read_all(
+            server.stream_all([prompt, "c"], await server.params({}), context=RequestContext(), n=2)
         )
         assert [output.text for output in outputs] == [*["A(IMAGE 8X4)B"] * 2, "C", "C"]
         assert server.memory.n_held == 0
@@ -150,8 +150,8 @@ async def test_the_next_turn_about_an_image_computes_what_is_new(
     backend = {"can_cut": can_cut, "n_seqs": 9, "n_ctx": 4000}
     async with serve_seeing(projector, log_prompts_dir=str(tmp_path), **backend) as server:
         first = [user("What is in the picture?", Image(PNG), "Be brief.")]
-        one, two = await server.chats.answer(
-            first, await server.params({}), ChatParams(), RequestContext(), n=2
+        one, two = await read_all(
+            server.stream_chats(first, await server.params({}), context=RequestContext(), n=2)
         )
         assert one.message == two.message
         assert len(one.prompt) == len(one.prompt.tokens) + 40
@@ -163,7 +163,7 @@ async def test_the_next_turn_about_an_image_computes_what_is_new(
         other = await server.chat([user("What is in the picture?", Image(PNG), "Say more.")])
         assert other.finished.timings.prompt_n < 60
         assert len(projector.encoded) == 1
-        assert server.text_of(one.prompt).count("[image]") == 1
+        assert server.detokenize(one.prompt).count("[image]") == 1
     assert all(path.read_text().count("[image]") == 1 for path in tmp_path.iterdir())
 
 
@@ -214,7 +214,7 @@ async def test_chunks_are_counted_in_place_of_what_was_decoded() -> None:
         params = await server.params({})
         held: dict[int, int] = {}
         for n in (1, 2):
-            async with server.completions.stream([image] * n, params, RequestContext()):
+            async with server.stream_all([image] * n, params, context=RequestContext()):
                 held[n] = server.memory.n_held
         assert held[2] == 2 * held[1] > 10_000
         projector.bytes_per_cell = server.memory.limit // 5 + 1

@@ -73,10 +73,10 @@ async def test_cancelling_anywhere_leaves_nothing() -> None:
             n += 1
             await CancelAtStep(n).run(run_all)
             assert tool.n_running == writing.n_running == 0
-            assert len(server.parts.dispatcher) == 0
+            assert len(server.lifecycle.services.dispatcher) == 0
         await trio.testing.wait_all_tasks_blocked()
         await assert_at_rest(server)
-        await server.runs.wait_none()
+        await server.lifecycle.runs.wait_none()
     assert n > 50
 
 
@@ -207,7 +207,7 @@ async def test_a_run_is_finished_while_the_server_drains() -> None:
                 await server.run(HI, [FakeTool()])
             may_end.set()
             assert (await run.read()).steps == 3
-        assert server.draining
+        assert server.lifecycle.draining
 
 
 async def test_a_run_ends_when_the_drain_runs_out_of_time(
@@ -249,7 +249,7 @@ async def test_a_run_ends_with_its_server() -> None:
 
 
 async def test_the_model_may_sleep_while_a_tool_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trioserve.server.life.release_memory", lambda: None)
+    monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
     backends = [saying([A_CALL])[0], saying(["Done."])[0]]
     loader = ScriptedLoader(lambda: backends[len(loader.backends)])
 

@@ -85,7 +85,7 @@ async def transcript_of(server: Server, source: MediaSource, **params: Any) -> T
 
 def opened(server: Server, source: MediaSource, **params: Any) -> Any:
     context = params.pop("context", RequestContext())
-    return server.parts.transcriptions().stream(source, TranscriptionParams(**params), context)
+    return server.transcriptions.stream(source, TranscriptionParams(**params), context)
 
 
 async def test_a_short_recording_is_one_chat() -> None:
@@ -196,15 +196,15 @@ async def test_a_deadline_is_kept_between_windows_and_in_them() -> None:
 async def test_once_begun_it_waits_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Heard("One,", "two.")
     async with hearing(script) as server:
-        chats = server.parts.generation().chats
-        stream, refusals = chats.stream, iter([False, True, True, False])
+        chats = server.lifecycle.services.text
+        stream, refusals = chats.stream_chats, iter([False, True, True, False])
 
         def refusing(*args: Any, **rest: Any) -> Any:
             if next(refusals):
                 raise QueueFullError("The queue is full.", retry_after=0.01)
             return stream(*args, **rest)
 
-        monkeypatch.setattr(chats, "stream", refusing)
+        monkeypatch.setattr(chats, "stream_chats", refusing)
         assert (await transcript_of(server, LONG)).text == "One, two."
         refusals = iter([True])
         with pytest.raises(QueueFullError):

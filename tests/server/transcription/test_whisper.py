@@ -261,10 +261,10 @@ async def test_whisper_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_server_that_drains_waits_for_it_but_not_for_ever() -> None:
     config = Config(transcription_model="tiny")
     async with Server(config, load=scripted(ScriptedBackend())) as server:
-        parts = server.parts
+        parts = server.lifecycle.services
         source = MediaSource(kind="audio", data=wav_file(1.0), param="file")
         params = TranscriptionParams(prompt="hang")
-        async with parts.transcriptions().stream(source, params, RequestContext()) as stream:
+        async with parts.transcriptions.stream(source, params, RequestContext()) as stream:
             await stream.next()
             await server.drain(0.1)
             with trio.move_on_after(0) as waiting:
@@ -305,7 +305,7 @@ async def test_recordings_are_counted_and_logged() -> None:
             with pytest.raises(InvalidRequestError):
                 await server.transcribe(b"no sound")  # refused, so nothing has begun
             source = MediaSource(kind="audio", data=wav)
-            opened = server.parts.transcriptions().stream(
+            opened = server.transcriptions.stream(
                 source, TranscriptionParams(prompt="hang"), RequestContext()
             )
             async with opened as stream:

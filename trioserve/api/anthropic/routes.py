@@ -34,7 +34,7 @@ async def messages() -> Response:
     request = await read_chat(MessagesRequest.parse)
     server, params, context = await admit(request)
     (stream,) = await open_streams(
-        server.chats.stream(request.messages, params, request.chat_params, context)
+        server.stream_chats(request.messages, params, request.chat_params, context=context)
     )
     head = MessageHead(server.model.info.name, len(stream.prompt))
     blocks = Blocks(show_thinking=request.thinking is None or request.thinking.shown)

@@ -25,7 +25,7 @@ from trioserve.api.base.service import (
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server import RequestContext, Server
 from trioserve.server.dispatch import Mailbox
-from trioserve.server.generation.completions import check_copies
+from trioserve.server.generation.text import check_copies
 from trioserve.server.prompts.infill import Gap, missing_tokens
 from trioserve.server.prompts.media import AnyPrompt, MixedPrompt
 from trioserve.server.prompts.tokens import PromptLike
@@ -49,9 +49,8 @@ async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, R
         TrioServeError: there is no server.
     """
     server = current_server(request.model)
-    server.model.check_generates()
-    param = "n" if request.n_copies == request.n else "best_of"
-    check_copies(request.n_copies, server.model.n_slots, param=param)
+    if request.n_copies != request.n:
+        check_copies(request.n_copies, server.model.n_slots, param="best_of")
     given, limit = request.given_params(), server.config.max_logprobs
     if request.has_max_logprobs and request.n_probs > limit:
         if (asked := request.probs_field) is not None:
@@ -59,7 +58,8 @@ async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, R
                 f"'{asked}' must be at most {limit}, which --max-logprobs sets.", param=asked
             )
         given["n_probs"] = limit
-    params = await server.params(given)  # first: what is wrong neither counts nor wakes the model
+    # First: what is wrong neither counts nor wakes the model.
+    params = await server.params(given, n=request.n_copies)
     context = current_context(request.timeout, request.keep_alive)
     await keep_awake(server, context)
     return server, params, context
@@ -99,7 +99,7 @@ async def gap_prompt(
             param="suffix",
         )
     gap = Gap(prefix=prefix, suffix=suffix)
-    return await server.parts.infill.prompt_for(gap, params.max_tokens)
+    return await server.infill.prompt_for(gap, params.max_tokens)
 
 
 async def open_streams(streams: AbstractAsyncContextManager[list[_S]]) -> list[_S]:
@@ -122,7 +122,7 @@ def pings_of(server: Server, request: GenerationRequest, mailboxes: Sequence[Mai
         interval = server.config.sse_ping_interval
     return sse.Pings(
         interval if interval > 0 else math.inf,
-        server.parts.queue,
+        server.queue,
         mailboxes,
         tell_place=request.queue_comments,
     )

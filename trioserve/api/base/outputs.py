@@ -290,7 +290,7 @@ def output_in_full(
             end_of_generation=server.model.vocab.end_of_generation,
             draft_types=server.config.draft_types,
         ),
-        "prompt": server.text_of(prompt),
+        "prompt": server.detokenize(prompt),
         "has_new_line": "\n" in text,
         "truncated": finished.truncated,
         "stop_type": finished.reason.value,

@@ -39,4 +39,4 @@ def _address_of(current: Request) -> str:
 
 
 def _limits() -> RateLimits:
-    return current_server().common.rate_limits
+    return current_server().resources.rate_limits

@@ -88,14 +88,14 @@ class Service(AppLife):
         """Look whether requests are taken; raises what `server` does, or UnavailableError."""
         if self.failure is not None:
             raise UnavailableError(self.failure.message)
-        self.server.check_ready()
+        self.server.lifecycle.check_ready()
 
     def check_live(self) -> None:
         """Look whether the engine works, if the model is loaded. Raises UnavailableError."""
         if self.failure is not None:
             raise UnavailableError(self.failure.message)
-        if self._server is not None and self._server.ready:
-            self._server.parts.health.check_live()
+        if self._server is not None:
+            self._server.lifecycle.check_live()
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         """Load the model and serve it.
@@ -119,7 +119,7 @@ class Service(AppLife):
 
     async def _until_failure(self, server: Server) -> None:
         """Wait until the engine has failed, and clients have been told; then raise its failure."""
-        failure = await server.wait_failure()
+        failure = await server.lifecycle.wait_failure()
         if self.config.on_engine_failure == "stay":
             await trio.sleep_forever()
         with trio.move_on_after(_FAREWELL):

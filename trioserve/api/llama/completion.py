@@ -36,10 +36,10 @@ from trioserve.api.base.service import (
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext, Server
-from trioserve.server.generation.completions import copies_of
+from trioserve.server.generation.text import copies_of
 from trioserve.server.prompts.infill import File, Gap, check_infill
 from trioserve.server.prompts.media import AnyPrompt
-from trioserve.server.stream import Completion
+from trioserve.server.stream import Completion, read_all
 from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt, TokenId, TokenProbs
 
 # -- what requests may hold
@@ -230,7 +230,7 @@ async def answer(
     n = request.n_copies
     copies = copies_of(params, n) * len(prompts)
     if not request.stream:
-        completions = await server.completions.complete(prompts, params, context, n=n)
+        completions = await read_all(server.stream_all(prompts, params, n=n, context=context))
 
         def write() -> Any:
             results = [
@@ -240,7 +240,7 @@ async def answer(
             return results[0] if len(results) == 1 else results
 
         return await long_response(write, size_of_outputs(completions))
-    streams = await open_streams(server.completions.stream(prompts, params, context, n=n))
+    streams = await open_streams(server.stream_all(prompts, params, n=n, context=context))
     outputs = [
         LlamaOutput(server, request, i, stream.prompt, copies[i])
         for i, stream in enumerate(streams)
@@ -373,7 +373,7 @@ async def fill() -> Response:
         extra=request.input_extra,
         beginning=request.prompt,
     )
-    prompt = await server.parts.infill.prompt_for(gap, params.max_tokens)
+    prompt = await server.infill.prompt_for(gap, params.max_tokens)
     return await answer(server, request, [prompt], params, context)
 
 

@@ -70,7 +70,7 @@ async def slots() -> Response:
 
 def _current_owner() -> str:
     """Whose texts the current request may see; see `CacheSharing`."""
-    return current_server().common.cache_sharing.owner(current_request().api_key)
+    return current_server().resources.cache_sharing.owner(current_request().api_key)
 
 
 def _slot(slot: SlotStatus, owner: str) -> dict[str, Any]:
@@ -130,7 +130,7 @@ async def act(id_slot: str) -> Response:
     A slot that runs is waited for.
     """
     current_server().model.check_generates()
-    files = (await awake_server()).parts.generation().slot_files
+    files = (await awake_server()).slots
     files.check()
     if not id_slot.isdecimal() or len(id_slot) > 9:
         raise InvalidRequestError("Invalid slot ID", param="id_slot")
@@ -158,7 +158,7 @@ async def act(id_slot: str) -> Response:
 @blueprint.get("/lora-adapters")
 async def list_adapters() -> Response:
     """List the adapters that were loaded with the model, each with its scale."""
-    adapters = (await awake_server()).parts.adapters
+    adapters = (await awake_server()).adapters
     return json_response(
         [
             {
@@ -184,5 +184,5 @@ async def set_scales() -> Response:
     if not isinstance(body, list):
         raise InvalidRequestError("Request body must be an array")
     scales = named(readers.lora, body, "lora")
-    (await awake_server()).parts.adapters.set(dict(scales))
+    (await awake_server()).adapters.set(dict(scales))
     return json_response({"success": True})

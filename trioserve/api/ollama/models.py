@@ -269,7 +269,7 @@ async def processes() -> Response:
     server = current_server()
     if server.sleeping:
         return json_response(describe_processes([]))
-    seconds = server.idle_until - trio.current_time()
+    seconds = server.lifecycle.idle_until - trio.current_time()
     loaded = Loaded(
         model=described(server),
         n_ctx=server.model.n_ctx_seq,

@@ -44,7 +44,7 @@ from trioserve.chat.deltas import Message
 from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server import RequestContext, Server
 from trioserve.server.generation.embeddings import Array
-from trioserve.server.lifecycle.keeper import ServerState
+from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.prompts.tokens import PromptLike
 from trioserve.server.stream import ChatCompletion, ChatStream, Stream
 from trioserve.types import GenerationParams, TokenId
@@ -66,7 +66,7 @@ async def chat() -> Response:
     server, params, context = await admit(request)
     writer = _writer(server, request, chat_body)
     (stream,) = await open_streams(
-        server.chats.stream(request.messages, params, request.chat_params, context)
+        server.stream_chats(request.messages, params, request.chat_params, context=context)
     )
     return await _answer(server, request, writer, stream)
 
@@ -94,13 +94,13 @@ async def _generated(
     """Open the stream of a prompt: a chat, unless the prompt is to be taken as it is."""
     if not (request.raw or request.suffix):
         (chat,) = await open_streams(
-            server.chats.stream(request.messages, params, request.chat_params, context)
+            server.stream_chats(request.messages, params, request.chat_params, context=context)
         )
         return chat
     prompt: PromptLike = request.prompt
     if request.suffix:
         prompt = await gap_prompt(server, prompt, request.suffix, params)
-    (stream,) = await open_streams(server.completions.stream([prompt], params, context))
+    (stream,) = await open_streams(server.stream_all([prompt], params, context=context))
     return stream
 
 

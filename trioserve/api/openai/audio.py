@@ -424,11 +424,11 @@ async def translations() -> Response:
 async def _answer(request_class: type[TranslationRequest]) -> Response:
     request = request_class.parse(await read_form())
     server = current_server(request.model)
-    (await server.known_model()).check_transcribes()
+    (await server.lifecycle.known_model()).check_transcribes()
     context = current_context(request.timeout, request.keep_alive)
     await keep_awake(server, context)
     source = MediaSource(kind="audio", data=request.file, param="file")
-    opened = server.parts.transcriptions().stream(source, request.params, context)
+    opened = server.transcriptions.stream(source, request.params, context)
     stream = await current_request().resources.enter_async_context(opened)
     if isinstance(request, TranscriptionRequest) and request.stream:
         encoder = TranscriptEvents(with_logprobs=bool(request.include))

@@ -41,9 +41,9 @@ from trioserve.api.openapi import takes
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.server import RequestContext, Server
-from trioserve.server.generation.completions import best_of
+from trioserve.server.generation.text import best_of
 from trioserve.server.prompts.media import AnyPrompt
-from trioserve.server.stream import ChatCompletion, Completion
+from trioserve.server.stream import ChatCompletion, Completion, read_all
 from trioserve.types import GenerationParams, Prompt
 
 blueprint = Blueprint("openai", __name__)
@@ -66,8 +66,10 @@ async def chat_completions() -> Response:
         return await _run_chat(server, request, params, context)
     if request.stream:
         return await _stream_chat(server, request, params, context)
-    answers = await server.chats.answer(
-        request.messages, params, request.chat_params, context, n=request.n_copies
+    answers = await read_all(
+        server.stream_chats(
+            request.messages, params, request.chat_params, n=request.n_copies, context=context
+        )
     )
     return await long_response(
         lambda: whole_chat(server, request, params, answers), size_of_outputs(answers)
@@ -78,8 +80,8 @@ async def _stream_chat(
     server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> Response:
     streams = await open_streams(
-        server.chats.stream(
-            request.messages, params, request.chat_params, context, n=request.n_copies
+        server.stream_chats(
+            request.messages, params, request.chat_params, n=request.n_copies, context=context
         )
     )
     verbose = Verbose(server, request, params)
@@ -216,11 +218,11 @@ async def completions() -> Response:
     server, params, context = await admit(request)
     prompts, n = await _prompts(server, request, params), request.n_copies
     if not request.stream:
-        outputs = await server.completions.complete(prompts, params, context, n=n)
+        outputs = await read_all(server.stream_all(prompts, params, n=n, context=context))
         return await long_response(
             lambda: whole_completion(server, request, params, outputs), size_of_outputs(outputs)
         )
-    streams = await open_streams(server.completions.stream(prompts, params, context, n=n))
+    streams = await open_streams(server.stream_all(prompts, params, n=n, context=context))
     tokens = [stream.prompt for stream in streams]
     echoes = [_echo(server, request, i // request.n_copies, each) for i, each in enumerate(tokens)]
     verbose = Verbose(server, request, params)
@@ -241,7 +243,7 @@ def _echo(server: Server, request: CompletionRequest, index: int, prompt: Prompt
     if not request.echo:
         return ""
     given = request.prompts[index]
-    return given if isinstance(given, str) else server.text_of(prompt)
+    return given if isinstance(given, str) else server.detokenize(prompt)
 
 
 def whole_completion(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine
 from trioserve.errors import AbandonedError, InputTooLongError, InvalidRequestError
+from trioserve.server.concurrency import deadline_scope
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.memory import Hold
@@ -135,13 +136,14 @@ class Embedder:
 
     async def embed(
         self,
-        inputs: Sequence[AnyPrompt],
+        inputs: str | Sequence[AnyPrompt],
         dimensions: int | None,
         normalize: int | None,
         priority: int,
         context: RequestContext,
     ) -> Embeddings:
         """See `Server.embed`."""
+        inputs = [inputs] if isinstance(inputs, str) else inputs
         self._requests.admission.check_open()
         context.check_time()
         pooled = self.pooling != "none"
@@ -153,8 +155,9 @@ class Embedder:
         default = self._config.embd_normalize
         shape = Shape(normalize=default if normalize is None else normalize, dimensions=dimensions)
         shape.check(self._engine.width)
-        with self._media.hold(context.client) as hold:
-            texts = await self._with_media(inputs, context, hold)
+        with self._requests.resources.memory.hold(context.client) as hold:
+            with deadline_scope(context.deadline):
+                texts = await self._with_media(inputs, context, hold)
             self._check_lengths(texts, "input")
             task = await self._workers.run(
                 lambda stop: self._task(
@@ -176,20 +179,19 @@ class Embedder:
     ) -> list[PromptLike]:
         """Make prompts of the texts that have media in them, one after another."""
         if any(isinstance(each, MixedPrompt) for each in inputs):
-            self._requests.admission.check(0, context.client)  # not to work for nothing
+            self._requests.check_room(context)  # not to work for nothing
         return [
-            await self._media.prompt_of(
-                each.parts, hold, add_special=True, deadline=context.deadline
-            )
+            await self._media.prompt_of(each.parts, hold, add_special=True)
             if isinstance(each, MixedPrompt)
             else each
             for each in inputs
         ]
 
     async def rerank(
-        self, query: str, documents: Sequence[str], priority: int, context: RequestContext
+        self, query: str, documents: str | Sequence[str], priority: int, context: RequestContext
     ) -> Ranking:
         """See `Server.rerank`."""
+        documents = [documents] if isinstance(documents, str) else documents
         self._requests.admission.check_open()
         context.check_time()
         self._check_lengths([query], "query")
@@ -244,8 +246,8 @@ class Embedder:
         param: str,
     ) -> EmbeddingTask:
         """Make a task. With many texts it takes a while."""
-        weight = self._requests.weight_of(context.client)
-        id_ = self._requests.new_id()
+        weight = self._requests.resources.weight_of(context.client)
+        id_ = next(self._requests.resources.task_ids)
         return EmbeddingTask(id_, texts, context.client, weight, priority, param)
 
 

@@ -1,12 +1,18 @@
-"""`Common`: what the engines of a server have in common."""
+"""The life of one request: it is let in, its task is submitted, and it is closed."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from typing import TypeVar
 
-import attrs
+import trio
 from trio_util import AsyncValue
 
 from trioserve.config import Config
@@ -16,78 +22,99 @@ from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.limits.admission import Admission
 from trioserve.server.limits.cache_sharing import CacheSharing
-from trioserve.server.limits.memory import BYTES_PER_TOKEN, Hold, MemoryBudget
+from trioserve.server.limits.memory import BYTES_PER_TOKEN, MemoryBudget
 from trioserve.server.limits.rate_limits import RateLimits
-from trioserve.server.observers.observer import Observer, RequestInfo, observed
+from trioserve.server.observers.metrics import Metrics
+from trioserve.server.observers.observer import Observer, RequestInfo, RequestLog, observed
+from trioserve.server.observers.telemetry import Telemetry
 from trioserve.server.prompts.tokens import text_of
 from trioserve.server.stream import Stream
 from trioserve.types import CancelReason, EmbeddingTask, Task
 
+_T = TypeVar("_T")
 
-@attrs.frozen(kw_only=True)
-class Common:
-    """What belongs to a server and not to one of its engines: it is there while it sleeps, too.
+
+class ServerResources:
+    """What outlasts a server's engines: it is there while the server sleeps, too.
 
     Args:
         config: of the server.
-        memory: bounds what requests hold.
-        observers: who is told when a request starts and ends.
-        in_use: keeps the engine from being ended for as long as a block lasts.
     """
 
-    config: Config
-    memory: MemoryBudget
-    observers: Sequence[Observer]
-    in_use: Callable[[], AbstractContextManager[None]]
-    rate_limits: RateLimits = attrs.field(init=False)
-    cache_sharing: CacheSharing = attrs.field(init=False)
-    task_ids: Iterator[int] = attrs.field(init=False, factory=lambda: itertools.count(1))
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.memory = MemoryBudget.of(config)
+        self.metrics = Metrics() if config.metrics_endpoint else None
+        self.observers: list[Observer] = [RequestLog()]
+        if self.metrics is not None:
+            self.observers.append(self.metrics)
+        self.telemetry = Telemetry(self.observers)
+        self.rate_limits = RateLimits(config.rate_limit_requests, config.rate_limit_tokens)
+        self.cache_sharing = CacheSharing(config)
+        self.task_ids = itertools.count(1)
+        self._weights = dict(zip(config.api_keys, config.api_key_weights, strict=False))
 
-    @rate_limits.default
-    def _make_rate_limits(self) -> RateLimits:
-        return RateLimits(self.config.rate_limit_requests, self.config.rate_limit_tokens)
+    def weight_of(self, client: str) -> float:
+        """How many turns a client has in the queue for one of the others."""
+        return self._weights.get(client, 1.0)
 
-    @cache_sharing.default
-    def _make_cache_sharing(self) -> CacheSharing:
-        return CacheSharing(self.config)
+    @asynccontextmanager
+    async def traced(self) -> AsyncIterator[None]:
+        """Have the requests traced, if the configuration says so, for as long as a block lasts."""
+        if not self.config.otel:
+            yield
+            return
+        exporting = await trio.to_thread.run_sync(_import_exporting)
+        async with exporting(content=self.config.otel_content) as observer:
+            self.observers.append(observer)
+            try:
+                yield
+            finally:
+                self.observers.remove(observer)
+
+
+def _import_exporting() -> Callable[..., AbstractAsyncContextManager[Observer]]:
+    """Import what takes a while to import, and is not always installed."""
+    from trioserve.server.observers.otel import exporting
+
+    return exporting
 
 
 class Requests:
     """Opens requests and closes them, on the event loop.
 
     Args:
-        common: of the server.
+        resources: of the server.
         loop: the engine, whatever it makes.
         dispatcher: has a mailbox for each request.
         admission: says whether a request is let in.
-        model: the model's name.
+        in_use: keeps the engine from being ended for as long as a block lasts.
     """
 
     def __init__(
         self,
-        common: Common,
+        resources: ServerResources,
         loop: EngineLoop,
         dispatcher: Dispatcher,
         admission: Admission,
-        model: str,
+        in_use: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        config = common.config
         self.admission = admission
-        self.rate_limits = common.rate_limits
-        self._common = common
+        self.resources = resources
         self._loop = loop
         self._dispatcher = dispatcher
-        self._model = model
+        self._in_use = in_use
         self._n_open = AsyncValue(0)
-        self._weights = dict(zip(config.api_keys, config.api_key_weights, strict=False))
 
-    def new_id(self) -> int:
-        """Make the id of a task."""
-        return next(self._common.task_ids)
+    def check_room(self, context: RequestContext, n_prompt: int = 0) -> None:
+        """Look whether a request can be let in, before the work on its prompt.
 
-    def weight_of(self, client: str) -> float:
-        """How many turns a client has in the queue for one of the others."""
-        return self._weights.get(client, 1.0)
+        Raises:
+            QueueFullError: too many requests wait already.
+            ServerClosingError: the server drains, or is closed.
+        """
+        self.admission.check_open()
+        self.admission.check(n_prompt, context.client)
 
     @contextmanager
     def open(
@@ -111,45 +138,35 @@ class Requests:
         self._loop.check(task)
         self.admission.check_priority(task.priority, task.client)
         self.admission.check(len(task.prompt), task.client)
-        with self._common.in_use(), self._common.memory.hold(task.client) as held:
+        with self._in_use(), self.resources.memory.hold(task.client) as held:
             held.grow(len(task.prompt) * BYTES_PER_TOKEN)
-            info = RequestInfo(
-                task.id, self._model, len(task.prompt), operation, task, context, self._text(task)
+            settle = self._reserve(task, context)
+            mailbox = self._dispatcher.open(
+                task.id, len(task.prompt), client=task.client, deadline=context.deadline
             )
-            with self._running(task, info, held) as stream:
-                yield stream
+            stream = Stream(task.prompt, mailbox, self._dispatcher, held)
+            model, text = self._loop.info.name, self._text(task)
+            if text is not None:
+                stream.texts = []
+            info = RequestInfo(task.id, model, len(task.prompt), operation, task, context, text)
+            self._n_open.value += 1
+            try:
+                with observed(self.resources.observers, info, stream, context.on_cancel):
+                    self._loop.submit(task)
+                    yield stream
+            finally:
+                self._dispatcher.close(mailbox)
+                self._n_open.value -= 1
+                settle(len(task.prompt) + stream.n_tokens)
+                if stream.finished is not None:
+                    timings = stream.finished.timings
+                    self.admission.observe(timings.prompt_ms + timings.predicted_ms)
 
     def _text(self, task: Task | EmbeddingTask) -> Callable[[], str] | None:
         """What writes the prompt of a task, if the text is to be traced."""
-        if not self._common.config.otel_content:
+        if not self.resources.config.otel_content:
             return None
         return lambda: text_of(self._loop.vocab, task.prompt).decode("utf-8", "replace")
-
-    @contextmanager
-    def _running(
-        self, task: Task | EmbeddingTask, info: RequestInfo, held: Hold
-    ) -> Iterator[Stream]:
-        """Submit a task that was let in."""
-        context = info.context
-        settle = self._reserve(task, context)
-        mailbox = self._dispatcher.open(
-            task.id, len(task.prompt), client=task.client, deadline=context.deadline
-        )
-        stream = Stream(task.prompt, mailbox, self._dispatcher, held)
-        if info.prompt_text is not None:
-            stream.texts = []
-        self._n_open.value += 1
-        try:
-            with observed(self._common.observers, info, stream, context.on_cancel):
-                self._loop.submit(task)
-                yield stream
-        finally:
-            self._dispatcher.close(mailbox)
-            self._n_open.value -= 1
-            settle(len(task.prompt) + stream.n_tokens)
-            if stream.finished is not None:
-                timings = stream.finished.timings
-                self.admission.observe(timings.prompt_ms + timings.predicted_ms)
 
     def _reserve(
         self, task: Task | EmbeddingTask, context: RequestContext
@@ -162,7 +179,11 @@ class Requests:
         if isinstance(task, Task):
             room, limit = self._loop.n_ctx_seq - n_prompt, task.params.max_tokens
             n_output = room if limit < 0 else min(room, limit)
-        return self.rate_limits.reserve(context.limited_as, n_prompt + n_output)
+        return self.resources.rate_limits.reserve(context.limited_as, n_prompt + n_output)
+
+    async def call(self, function: Callable[[], _T]) -> _T:
+        """Call a function on the inference thread; see `Dispatcher.call`."""
+        return await self._dispatcher.call(function)
 
     @contextmanager
     def counted(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import trio
 
 from trioserve.errors import AbandonedError, ServerClosingError
+from trioserve.server.concurrency import until_idle
 from trioserve.server.limits.admission import Admission
 
 _T = TypeVar("_T")
@@ -72,11 +73,7 @@ class Workers:
     async def wait_idle(self) -> None:
         """Wait until no thread works any more, abandoned ones included."""
         for limiter in (self._threads, self._aside):
-            places = [object() for _ in range(int(limiter.total_tokens))]
-            for place in places:
-                await limiter.acquire_on_behalf_of(place)
-            for place in places:
-                limiter.release_on_behalf_of(place)
+            await until_idle(limiter)
 
 
 def _never() -> bool:

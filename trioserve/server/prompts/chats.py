@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any, TypeAlias
 
 import trio
 
-from trioserve.chat.markers import MarkedMessages, mark
+from trioserve.chat.markers import MarkedMessages, mark, media_marker
 from trioserve.chat.messages import Messages as ParsedMessages, parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.chat.template.budget import Limits, OutOfTimeError
@@ -47,7 +46,7 @@ class ChatPrompts:
         self._model = model
         self._tokenizer = tokenizer
         self._workers = workers
-        self._media = media
+        self.media = media
         self._quick = model.template.with_limits(_QUICK)
         self._is_slow = False  # the last render was
 
@@ -58,12 +57,7 @@ class ChatPrompts:
         return await self._workers.run(lambda _: parse_messages(messages), n_chars(messages))
 
     async def mark(
-        self,
-        messages: ParsedMessages,
-        hold: Hold,
-        *,
-        marker: str | None = None,
-        deadline: float = math.inf,
+        self, messages: ParsedMessages, hold: Hold, *, marker: str | None = None
     ) -> MarkedMessages:
         """Read documents, and put markers in the place of media.
 
@@ -71,32 +65,27 @@ class ChatPrompts:
             messages: in normal form.
             hold: counts what the images of documents take.
             marker: see `markers.mark`.
-            deadline: when nobody waits for it any more.
 
         Raises:
             InvalidMediaError: a document cannot be read.
             UnsupportedFieldError: the model does not take one of the media.
             TrioServeError: from reading documents.
         """
-        read = await self._media.read_documents(messages, hold, deadline)
+        read = await self.media.read_documents(messages, hold)
         marked = await self._workers.run(lambda _: mark(read, marker), n_chars(read))
         check_kinds(self._model.modalities, marked.media.values())
         return marked
 
-    async def load(self, messages: Messages, hold: Hold, deadline: float) -> ParsedMessages:
+    async def load(self, messages: Messages, hold: Hold) -> ParsedMessages:
         """Check messages, and load their media, for a chat that becomes several prompts.
 
         Raises:
             TrioServeError: as `parse` and `mark`, and from loading.
         """
-        return await self._media.load_once(await self.parse(messages), hold, deadline)
-
-    def hold(self, owner: str = "") -> Hold:
-        """Begin to count what the media of a request take."""
-        return self._media.hold(owner)
+        return await self.media.load_once(await self.parse(messages), hold)
 
     async def render(self, messages: Messages, chat: ChatParams) -> str:
-        """Render messages without media; see `Server.render`."""
+        """Render messages whose media are marked."""
         self._workers.check_open()
         size = n_chars([messages, chat.tools, chat.template_kwargs])
         if size <= SMALL and not self._is_slow:
@@ -128,20 +117,31 @@ class ChatPrompts:
             kwargs=variables,
         )
 
+    async def render_marked(self, messages: Messages, chat: ChatParams) -> str:
+        """See `Server.render`."""
+        with self.media.memory.hold() as hold:
+            marked = await self.mark(await self.parse(messages), hold, marker=media_marker())
+        return await self.render(marked.messages, chat)
+
     async def count_tokens(self, messages: Messages, chat: ChatParams) -> int:
         """See `Server.count_tokens`."""
-        with self._media.hold() as hold:
+        with self.media.memory.hold() as hold:
             marked = await self.mark(await self.parse(messages), hold)
             text = await self.render(marked.messages, chat)
-            add_special = self._adds_special(text)
-            if not marked.media:
-                tokens = await self._tokenizer.tokenize(text, add_special=add_special, aside=True)
-                return len(tokens)
-            parts = await self._workers.run(lambda _: marked.split(text), len(text))
-            prompt = await self._media.prompt_of(
-                parts, hold, add_special=add_special, fits=False, aside=True
+            return len(await self._without_hints(text, marked, hold, fits=False, aside=True))
+
+    async def _without_hints(
+        self, text: str, marked: MarkedMessages, hold: Hold, *, fits: bool, aside: bool = False
+    ) -> Prompt:
+        add_special = self._adds_special(text)
+        if not marked.media:
+            return await self._tokenizer.prompt_of(
+                text, add_special=add_special, fits=fits, aside=aside
             )
-            return len(prompt)
+        parts = await self._workers.run(lambda _: marked.split(text), len(text))
+        return await self.media.prompt_of(
+            parts, hold, add_special=add_special, fits=fits, aside=aside
+        )
 
     def _adds_special(self, text: str) -> bool:
         """Whether the tokenizer has to add BOS: most templates write it themselves."""
@@ -149,7 +149,7 @@ class ChatPrompts:
         return not (bos and text.startswith(bos))
 
     async def prompt_of(
-        self, text: str, marked: MarkedMessages, chat: ChatParams, hold: Hold, deadline: float
+        self, text: str, marked: MarkedMessages, chat: ChatParams, hold: Hold
     ) -> Prompt:
         """Make a prompt of a rendered chat, with hints where a checkpoint is useful.
 
@@ -158,18 +158,8 @@ class ChatPrompts:
             marked: the messages.
             chat: what they were rendered with.
             hold: counts what media take; it outlasts the prompt.
-            deadline: when the request is cancelled.
         """
-        add_special = self._adds_special(text)
-        if marked.media:
-            parts = await self._workers.run(lambda _: marked.split(text), len(text))
-            prompt = await self._media.prompt_of(
-                parts, hold, add_special=add_special, deadline=deadline
-            )
-        else:
-            prompt = Prompt(
-                await self._tokenizer.tokenize(text, add_special=add_special, fits=True)
-            )
+        prompt = await self._without_hints(text, marked, hold, fits=True)
         if not self._model.keeps_checkpoints:
             return prompt
         find = partial(self._hints, text, prompt, marked, chat)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -22,7 +21,6 @@ from trioserve.chat.messages import (
 from trioserve.engine.backend import Projector
 from trioserve.errors import (
     ContextLengthExceededError,
-    DeadlineExceededError,
     InvalidMediaError,
     PayloadTooLargeError,
     UnsupportedFieldError,
@@ -141,7 +139,7 @@ class MediaPrompts:
         self._projector = projector
         self._loader = loader
         self._workers = workers
-        self._memory = memory
+        self.memory = memory
         self._n_ctx = n_ctx
         self._modalities = modalities
         self._video_fps = video_fps
@@ -153,19 +151,12 @@ class MediaPrompts:
         """Samples a second of the sound that the model takes; 0: it takes none."""
         return 0 if self._projector is None else self._projector.audio_rate
 
-    def hold(self, owner: str = "") -> Hold:
-        """Begin to count what the media of a request take."""
-        return self._memory.hold(owner)
-
-    async def read_documents(
-        self, messages: Messages, hold: Hold, deadline: float = math.inf
-    ) -> Messages:
-        """Put text and images in the place of documents. `hold` and `deadline`: see `prompt_of`.
+    async def read_documents(self, messages: Messages, hold: Hold) -> Messages:
+        """Put text and images in the place of documents. `hold`: see `prompt_of`.
 
         Raises:
             UnsupportedFieldError: this server reads no PDFs.
             InvalidMediaError: one cannot be read; the error names the part.
-            DeadlineExceededError: the deadline passes.
             TrioServeError: from loading.
         """
         documents = [one for message in messages for one in documents_in(message)]
@@ -177,16 +168,14 @@ class MediaPrompts:
                 f"{_MAX_DOCUMENTS}.",
                 param=documents[_MAX_DOCUMENTS].param,
             )
-        with trio.move_on_at(deadline):
-            return Messages([await self._with_pages(message, hold) for message in messages])
-        raise DeadlineExceededError("The request's deadline has passed.")
+        return Messages([await self._with_pages(message, hold) for message in messages])
 
-    async def load_once(self, messages: Messages, hold: Hold, deadline: float) -> Messages:
+    async def load_once(self, messages: Messages, hold: Hold) -> Messages:
         """Put decoded media in the place of files, for a chat that becomes several prompts.
 
         Arguments and errors are those of `read_documents`.
         """
-        messages = await self.read_documents(messages, hold, deadline)
+        messages = await self.read_documents(messages, hold)
         sources = [
             part["media"]
             for message in messages
@@ -197,10 +186,8 @@ class MediaPrompts:
         check_kinds(self._modalities, sources)
         if not sources or self._projector is None:
             return messages
-        with trio.move_on_at(deadline):
-            loaded = iter(await self._loader.load(sources, self._wanted(self._projector), hold))
-            return Messages([_with_decoded(message, loaded) for message in messages])
-        raise DeadlineExceededError("The request's deadline has passed.")
+        loaded = iter(await self._loader.load(sources, self._wanted(self._projector), hold))
+        return Messages([_with_decoded(message, loaded) for message in messages])
 
     async def _with_pages(self, message: Message, hold: Hold) -> Message:
         if not documents_in(message):
@@ -235,7 +222,6 @@ class MediaPrompts:
         hold: Hold,
         *,
         add_special: bool,
-        deadline: float = math.inf,
         fits: bool = True,
         aside: bool = False,
     ) -> Prompt:
@@ -245,7 +231,6 @@ class MediaPrompts:
             parts: text, and where media come from.
             hold: counts what the media take; it outlasts the prompt.
             add_special: see `Vocab.tokenize`.
-            deadline: when nobody waits for it any more.
             fits: whether it has to fit into the context.
             aside: whether no prompt comes of it that somebody continues.
 
@@ -253,16 +238,8 @@ class MediaPrompts:
             UnsupportedFieldError: the model does not take one of the media.
             InvalidMediaError: one cannot be had, or used; the error names the part.
             ContextLengthExceededError: the prompt does not fit.
-            DeadlineExceededError: the deadline passes.
             TrioServeError: from loading.
         """
-        with trio.move_on_at(deadline):
-            return await self._prompt_of(parts, hold, add_special, fits, aside)
-        raise DeadlineExceededError("The request's deadline has passed.")
-
-    async def _prompt_of(
-        self, parts: Parts, hold: Hold, add_special: bool, fits: bool, aside: bool
-    ) -> Prompt:
         sources = [part for part in parts if isinstance(part, MediaSource)]
         check_kinds(self._modalities, sources)
         assert self._projector is not None
@@ -276,9 +253,9 @@ class MediaPrompts:
             def enough(n_cells: int) -> bool:
                 if fits and n_cells > self._n_ctx:
                     raise ContextLengthExceededError(n_cells, self._n_ctx, at_least=True)
-                if n_cells * projector.bytes_per_cell > self._memory.limit:
+                if n_cells * projector.bytes_per_cell > self.memory.limit:
                     raise PayloadTooLargeError(
-                        f"The media of the request take more than {self._memory.limit} bytes of "
+                        f"The media of the request take more than {self.memory.limit} bytes of "
                         "memory, which --max-request-memory allows."
                     )
                 return stop()

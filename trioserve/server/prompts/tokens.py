@@ -213,18 +213,14 @@ class Tokenizer:
             return await self._workers.run_in_thread(work, aside=True)
         return await self._workers.run(work, size)
 
-    def text_of(self, prompt: Prompt) -> str:
-        """See `Server.text_of`. While draining too: running requests write their last event."""
+    def detokenize(self, tokens: Sequence[TokenId] | Prompt) -> str:
+        """See `Server.detokenize`. While draining too: running requests write their last event."""
         if self._admission.closed:
             raise ServerClosingError
-        return text_of(self._vocab, prompt).decode("utf-8", "replace")
-
-    def detokenize(self, tokens: Sequence[TokenId]) -> str:
-        """See `Server.detokenize`. While draining too, as `text_of`."""
-        if self._admission.closed:
-            raise ServerClosingError
-        Prompt(tokens).check(self._vocab.n_tokens, "tokens")
-        return self._vocab.detokenize(tokens).decode("utf-8", "replace")
+        if not isinstance(tokens, Prompt):
+            tokens = Prompt(tokens)
+            tokens.check(self._vocab.n_tokens, "tokens")
+        return text_of(self._vocab, tokens).decode("utf-8", "replace")
 
     async def biases_of(self, biases: Any) -> Any:
         """Give each token of a text the bias of the text; biases of ids stay.

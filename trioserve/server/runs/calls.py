@@ -15,7 +15,7 @@ from trioserve.chat.deltas import Message, ToolCall
 from trioserve.errors import TrioServeError
 from trioserve.server.concurrency import all_of
 from trioserve.server.context import RequestContext
-from trioserve.server.generation.requests import Common
+from trioserve.server.generation.requests import ServerResources
 from trioserve.server.observers.observer import ToolRecord, observed_tool
 from trioserve.server.runs.events import (
     ApprovalGiven,
@@ -93,7 +93,7 @@ class Calls:
         tools: what may be called.
         params: what they may do.
         context: who asks.
-        common: of the server.
+        resources: of the server.
     """
 
     def __init__(
@@ -102,15 +102,15 @@ class Calls:
         tools: RunTools,
         params: RunParams,
         context: RequestContext,
-        common: Common,
+        resources: ServerResources,
     ) -> None:
         self._run = run
         self._feed = run.feed
         self._tools = tools
         self._params = params
         self._context = context
-        self._observers = common.observers
-        self._approval_timeout = common.config.tool_approval_timeout
+        self._observers = resources.observers
+        self._approval_timeout = resources.config.tool_approval_timeout
         self._places = trio.CapacityLimiter(_MAX_PARALLEL)
 
     async def run(

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import trio
 
 from trioserve.chat.deltas import ToolCall
 from trioserve.chat.messages import Messages
 from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.config import Config
-from trioserve.errors import DeadlineExceededError, InvalidRequestError, UnsupportedFieldError
-from trioserve.server.concurrency import alongside
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.server.concurrency import alongside, deadline_scope
 from trioserve.server.context import RequestContext
-from trioserve.server.generation.requests import Common
 from trioserve.server.limits.admission import let_finish
 from trioserve.server.model import LoadedModel
-from trioserve.server.prompts.chats import Messages as AnyMessages
 from trioserve.server.runs.calls import Calls, assistant_message, tool_message
 from trioserve.server.runs.events import EndReason, RunAnswer, RunEnded, StepChunk, StepStarted
 from trioserve.server.runs.params import RunParams, RunTools
-from trioserve.server.runs.run import Run, Runs
+from trioserve.server.runs.run import Run
 from trioserve.server.stream import ChatChunk, ChatStream
-from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings, TokenId
+from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings
+
+if TYPE_CHECKING:
+    from trioserve.server.server import Server
 
 #: Characters of a token, generously: what has more of them is cut before it is tokenized.
 _MAX_CHARS = 16
@@ -35,27 +35,15 @@ _MAX_CHARS = 16
 _NOTE = 24
 
 
-class Tokens(Protocol):
-    """Turns text into tokens and back, as `Server` does."""
-
-    async def tokenize(
-        self, prompt: str, *, add_special: bool = True, parse_special: bool = True
-    ) -> tuple[TokenId, ...]:
-        """Turn text into token ids."""
-
-    def detokenize(self, tokens: tuple[TokenId, ...]) -> str:
-        """Turn token ids into text."""
-
-
-async def fit(text: str, n_tokens: int, tokens: Tokens) -> str:
+async def fit(text: str, n_tokens: int, server: Server) -> str:
     """Cut a text to so many tokens, with a note that says so. It is left as it is if it fits."""
     head = _as_unicode(text[: max(0, n_tokens) * _MAX_CHARS])
     if 4 * len(text) <= n_tokens:  # a token has at least a byte
         return head
-    ids = await tokens.tokenize(head, add_special=False, parse_special=False)
+    ids = await server.tokenize(head, add_special=False, parse_special=False)
     if len(ids) <= n_tokens and len(head) == len(text):
         return head
-    n_chars = len(tokens.detokenize(ids[: max(0, n_tokens - _NOTE)]))
+    n_chars = len(server.detokenize(ids[: max(0, n_tokens - _NOTE)]))
     note = f"[cut here: all {len(text)} characters are too long for the context]"
     return f"{head[:n_chars]}\n{note}"
 
@@ -65,24 +53,7 @@ def _as_unicode(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-class Model(Tokens, Protocol):
-    """What answers chats, as `Server` does."""
-
-    def stream_chat(
-        self,
-        messages: AnyMessages,
-        params: GenerationParams | None,
-        chat: ChatParams | None,
-        *,
-        context: RequestContext | None,
-    ) -> AbstractAsyncContextManager[ChatStream]:
-        """Answer a chat."""
-
-    def awake(self, context: RequestContext | None) -> AbstractAsyncContextManager[None]:
-        """Have the model in memory for as long as a block lasts."""
-
-
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Question:
     """What is asked of the model, and how."""
 
@@ -90,15 +61,14 @@ class Question:
     params: GenerationParams
     chat: ChatParams
     context: RequestContext
-    max_steps: int
-    n_ctx: int
+    run: RunParams
 
 
-class Loop:
+class AgentLoop:
     """One run.
 
     Args:
-        model: answers.
+        server: answers.
         question: what is asked.
         tools: what it may call.
         calls: runs what the server runs of it.
@@ -106,10 +76,11 @@ class Loop:
     """
 
     def __init__(
-        self, model: Model, question: Question, tools: RunTools, calls: Calls, run: Run
+        self, server: Server, question: Question, tools: RunTools, calls: Calls, run: Run
     ) -> None:
-        self._model = model
+        self._server = server
         self._asked = question
+        self._max_steps = question.run.max_steps or server.config.tool_max_steps
         self._tools = tools
         self._calls = calls
         self._run = run
@@ -149,7 +120,7 @@ class Loop:
         """
         messages = Messages((*self._asked.messages, *self._added))
         chat, context = self._chat(step), self._context(step)
-        answering = self._model.stream_chat(messages, self._asked.params, chat, context=context)
+        answering = self._server.stream_chat(messages, self._asked.params, chat, context=context)
         async with answering as stream:
             self._feed.put(StepStarted(self._feed.new_id(), step))
             if step == 1:
@@ -197,7 +168,7 @@ class Loop:
         await self._run_calls(step, stream)
         if self._of_client(message.tool_calls):
             return "client_tools"
-        return "max_steps" if step == self._asked.max_steps else None
+        return "max_steps" if step == self._max_steps else None
 
     def _of_client(self, calls: Iterable[ToolCall]) -> list[ToolCall]:
         return [call for call in calls if self._tools.is_of_client(call.name)]
@@ -216,17 +187,15 @@ class Loop:
             return
         assert stream.finished is not None
         used = len(stream.prompt) + stream.finished.timings.predicted_n
-        share = (self._asked.n_ctx - used) // 2 // len(calls)
-        with trio.move_on_at(self._asked.context.deadline) as scope:
+        share = (self._server.model.n_ctx_seq - used) // 2 // len(calls)
+        with deadline_scope(self._asked.context.deadline):
             results = await self._calls.run(step, calls, partial(self._fit, share))
             written = zip(calls, results, strict=True)
             self._added += [tool_message(call, content) for call, content in written]
-        if scope.cancelled_caught:
-            raise DeadlineExceededError("The request's deadline has passed.")
 
     async def _fit(self, n_tokens: int, text: str) -> str:
-        async with self._model.awake(self._asked.context):
-            return await fit(text, n_tokens, self._model)
+        async with self._server.awake(self._asked.context):
+            return await fit(text, n_tokens, self._server)
 
 
 def _sum(one: Timings, other: Timings) -> Timings:
@@ -261,26 +230,16 @@ def check_chat(chat: ChatParams, config: Config, model: LoadedModel) -> None:
 
 
 @asynccontextmanager
-async def open_run(
-    model: Model, question: Question, tools: RunTools, params: RunParams, common: Common, runs: Runs
-) -> AsyncIterator[Run]:
+async def open_run(server: Server, question: Question, tools: RunTools) -> AsyncIterator[Run]:
     """Have the model answer, and run what it calls, for as long as a block lasts.
-
-    Args:
-        model: answers.
-        question: what is asked.
-        tools: what may be called.
-        params: what the run may do.
-        common: of the server.
-        runs: of the server.
 
     Raises:
         TrioServeError: the model cannot begin its first answer.
     """
     run = Run()
-    calls = Calls(run, tools, params, question.context, common)
-    loop = Loop(model, question, tools, calls, run)
-    with runs.hold(run):
+    calls = Calls(run, tools, question.run, question.context, server.resources)
+    loop = AgentLoop(server, question, tools, calls, run)
+    with server.lifecycle.runs.hold(run):
         async with alongside(partial(_do, loop, run)):
             await run.began.wait()
             run.feed.check_begun()
@@ -294,7 +253,7 @@ def _alone(error: Exception) -> Exception:
     return error
 
 
-async def _do(loop: Loop, run: Run) -> None:
+async def _do(loop: AgentLoop, run: Run) -> None:
     with run.scope:
         try:
             answer = await loop.run()

@@ -17,7 +17,7 @@ from trioserve.chat.messages import Messages, media_part
 from trioserve.chat.params import ChatParams
 from trioserve.errors import MemoryFullError, TooManyRequestsError, UnsupportedFieldError
 from trioserve.server.context import RequestContext
-from trioserve.server.generation.chats import Chats
+from trioserve.server.generation.text import TextGenerator
 from trioserve.server.limits.workers import Stop, Workers
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.server.transcription.transcript import (
@@ -202,7 +202,7 @@ class ModelTranscriber:
     request has that slot, the next window waits.
 
     Args:
-        chats: asks the model.
+        text: asks the model.
         workers: cut the recording.
         defaults: the parameters of a request that sets none.
         template: source of the model's chat template.
@@ -212,7 +212,7 @@ class ModelTranscriber:
 
     def __init__(
         self,
-        chats: Chats,
+        text: TextGenerator,
         workers: Workers,
         defaults: GenerationParams,
         *,
@@ -221,7 +221,7 @@ class ModelTranscriber:
         instruction: str,
     ) -> None:
         self.rate = rate
-        self._chats = chats
+        self._text = text
         self._workers = workers
         self._defaults = defaults
         self._by_system = _LFM2_TOOLS in template
@@ -286,7 +286,7 @@ class ModelTranscriber:
         while True:
             try:
                 (stream,) = await stack.enter_async_context(
-                    self._chats.stream(messages, generation, _PLAIN, context)
+                    self._text.stream_chats(messages, generation, _PLAIN, context, 1)
                 )
             except (TooManyRequestsError, MemoryFullError) as error:
                 if may_be_refused:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -10,14 +10,14 @@ from typing import Protocol, TypeAlias
 import attrs
 import trio
 
-from trioserve.errors import DeadlineExceededError, ServerClosingError, TrioServeError
-from trioserve.server.concurrency import alongside
+from trioserve.errors import ServerClosingError, TrioServeError
+from trioserve.server.concurrency import alongside, deadline_scope
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.admission import let_finish
-from trioserve.server.limits.memory import Hold, MemoryBudget
+from trioserve.server.limits.memory import Hold
 from trioserve.server.media.loader import MediaLoader, Wanted
-from trioserve.server.observers.observer import Observer, TranscriptionRecord, observed_recording
+from trioserve.server.observers.observer import TranscriptionRecord, observed_recording
 from trioserve.types import DecodedAudio, MediaSource, TokenId, TokenProbs
 
 
@@ -189,23 +189,17 @@ class Transcriptions:
     Args:
         transcriber: turns them into text.
         loader: decodes them.
-        memory: what requests may hold.
         requests: counts them.
-        observers: are told of them.
     """
 
     def __init__(
         self,
         transcriber: Transcriber,
         loader: MediaLoader,
-        memory: MemoryBudget,
         requests: Requests,
-        observers: Iterable[Observer] = (),
     ) -> None:
-        self._observers = observers
         self._transcriber = transcriber
         self._loader = loader
-        self._memory = memory
         self._requests = requests
 
     @asynccontextmanager
@@ -225,12 +219,12 @@ class Transcriptions:
         self._requests.admission.check_open()
         self._transcriber.check(params)
         context.check_time()
-        with self._requests.counted(), self._memory.hold(context.client) as hold:
+        with self._requests.counted(), self._requests.resources.memory.hold(context.client) as hold:
             audio = await self._decode(source, hold, context)
             # No buffer: who does not read holds up the work.
             into, out = trio.open_memory_channel[TranscriptEvent | TrioServeError](0)
-            with observed_recording(self._observers, audio.seconds) as record:
-                work = partial(self._transcribe, audio, params, context, into, record)
+            with observed_recording(self._requests.resources.observers, audio.seconds) as noted:
+                work = partial(self._transcribe, audio, params, context, into, noted)
                 async with alongside(work):
                     yield TranscriptStream(audio.seconds, out)
 
@@ -242,11 +236,10 @@ class Transcriptions:
         self, source: MediaSource, hold: Hold, context: RequestContext
     ) -> DecodedAudio:
         wanted = Wanted(kinds=frozenset({"audio"}), rate=self._transcriber.rate)
-        with trio.move_on_at(context.deadline):
+        with deadline_scope(context.deadline):
             (audio,) = await self._loader.load([source], wanted, hold)
             assert isinstance(audio, DecodedAudio)
             return audio
-        raise DeadlineExceededError("The request's deadline has passed.")
 
     async def _transcribe(
         self,

@@ -15,13 +15,13 @@ import trio
 
 import trioserve.media
 from trioserve.errors import (
-    DeadlineExceededError,
     InvalidRequestError,
     QueueFullError,
     ServerClosingError,
     TranscriberError,
     UnsupportedFieldError,
 )
+from trioserve.server.concurrency import deadline_scope
 from trioserve.server.context import RequestContext
 from trioserve.server.transcription.transcript import (
     Segment,
@@ -98,21 +98,17 @@ class WhisperChild:
         """Begin a job."""
         assert self._process.stdin is not None
         head = json.dumps({**fields, "n_bytes": len(samples)}) + "\n"
-        with trio.move_on_at(deadline) as scope:
+        with deadline_scope(deadline):
             try:
                 await self._process.stdin.send_all(head.encode())
                 await self._process.stdin.send_all(samples)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise await self._end() from error
-        if scope.cancelled_caught:
-            raise DeadlineExceededError("The request's deadline has passed.")
 
     async def receive(self, deadline: float) -> dict[str, Any]:
         """Wait for the next event."""
-        with trio.move_on_at(deadline) as scope:
+        with deadline_scope(deadline):
             line = await self._line()
-        if scope.cancelled_caught:
-            raise DeadlineExceededError("The request's deadline has passed.")
         event: dict[str, Any] = json.loads(line)
         if "error" in event:
             raise TranscriberError(f"Whisper failed: {event['error']}")
@@ -232,10 +228,8 @@ class WhisperTranscriber:
                 f"{n_waiting} {wait} to be transcribed, and no more may.",
                 retry_after=_RETRY_AFTER,
             )
-        with trio.move_on_at(context.deadline):
+        with deadline_scope(context.deadline):
             await self._turn.acquire()
-            return
-        context.check_time()
 
     async def _ready(self, deadline: float) -> WhisperChild:
         """The process that has the model: the one from before, or a new one."""

@@ -45,7 +45,7 @@ async def responses() -> Response:
         return await _run(server, request, chat, params, context)
     with request.input.naming_items():
         (stream,) = await open_streams(
-            server.chats.stream(chat.messages, params, chat.chat_params, context)
+            server.stream_chats(chat.messages, params, chat.chat_params, context=context)
         )
     model, n_prompt = server.model, len(stream.prompt)
     builder = ResponseBuilder(model.info.name, request, chat, params, n_prompt, model.vocab)

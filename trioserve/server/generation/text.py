@@ -1,0 +1,398 @@
+"""Prompts that are continued and chats that are answered, each any number of times."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+import attrs
+import trio
+
+from trioserve.chat.grammar.answer import after_thinking, constrain
+from trioserve.chat.messages import documents_in
+from trioserve.chat.params import ChatParams, ToolChoice, choose
+from trioserve.chat.parse.parser import MessageParser, message_parser, thinking_of
+from trioserve.chat.template.continuation import continued_prompt_tail
+from trioserve.config import Config
+from trioserve.engine import Engine
+from trioserve.engine.backend import Vocab
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.server.concurrency import deadline_scope, until_idle
+from trioserve.server.context import RequestContext
+from trioserve.server.generation.requests import Requests
+from trioserve.server.limits.memory import Hold
+from trioserve.server.limits.workers import Workers
+from trioserve.server.model import AdapterScales, LoadedModel
+from trioserve.server.prompts.chats import ChatPrompts, Messages, n_chars
+from trioserve.server.prompts.media import AnyPrompt, MixedPrompt
+from trioserve.server.prompts.tokens import PromptLog, Tokenizer
+from trioserve.server.stream import ChatStream, Completion, Stream
+from trioserve.types import (
+    Constraint,
+    GenerationParams,
+    Grammar,
+    Prompt,
+    Task,
+    Thinking,
+    ThinkingBudget,
+    TokenId,
+)
+
+#: Stands for a seed that is drawn anew for each output, as -1 does.
+RANDOM_SEED = 2**32 - 1
+
+#: Seconds that a grammar may take to compile, the wait for those before it included.
+_COMPILE_TIMEOUT = 10.0
+
+
+def check_copies(n: int, n_slots: int, *, param: str = "n") -> None:
+    """Refuse more outputs of a prompt than can run at the same time.
+
+    Raises:
+        InvalidRequestError: there are fewer slots.
+    """
+    if n > n_slots:
+        raise InvalidRequestError(
+            f"'{param}' must be between 1 and {n_slots}, the number of slots.", param=param
+        )
+
+
+def copies_of(params: GenerationParams, n: int) -> list[GenerationParams]:
+    """Make the parameters of `n` outputs of one prompt: a seed counts up, as in llama-server.
+
+    Only the first may have a slot of its choice.
+    """
+    seed = params.sampling.seed
+    copies = [params]
+    for i in range(1, n):
+        sampling = params.sampling
+        if seed not in (-1, RANDOM_SEED):
+            sampling = attrs.evolve(sampling, seed=(seed + i) % 2**32)
+        copies.append(attrs.evolve(params, sampling=sampling, id_slot=-1))
+    return copies
+
+
+def best_of(outputs: Sequence[Completion], n_copies: int, n: int) -> list[Completion]:
+    """Keep, of the outputs of each prompt, the `n` whose tokens are most probable on average.
+
+    Those of one prompt stand together, `n_copies` of them. They need `n_probs`.
+    """
+    if n_copies == n:
+        return list(outputs)
+    best = []
+    for start in range(0, len(outputs), n_copies):
+        best += sorted(outputs[start : start + n_copies], key=_mean_logprob, reverse=True)[:n]
+    return best
+
+
+def _mean_logprob(output: Completion) -> float:
+    logprobs = [each.chosen.logprob for each in output.probs]
+    return sum(logprobs) / len(logprobs) if logprobs else -math.inf
+
+
+def control_tokens(vocab: Vocab) -> frozenset[TokenId]:
+    """Find the tokens that have a name, and stand for no text."""
+    pairs = zip(vocab.pieces, vocab.names, strict=True)
+    return frozenset(token for token, (piece, name) in enumerate(pairs) if name and not piece)
+
+
+class TextGenerator:
+    """Has an engine continue prompts and answer chats.
+
+    Args:
+        config: what holds for requests that do not say.
+        model: has the template.
+        engine: makes the text.
+        requests: opens a request for each output.
+        tokenizer: turns prompts into tokens.
+        workers: do the work on long text.
+        prompts: renders chats.
+        adapters: the LoRA adapters.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: LoadedModel,
+        engine: Engine,
+        requests: Requests,
+        tokenizer: Tokenizer,
+        workers: Workers,
+        prompts: ChatPrompts,
+        adapters: AdapterScales,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._engine = engine
+        self._requests = requests
+        self._tokenizer = tokenizer
+        self._workers = workers
+        self._prompts = prompts
+        self._adapters = adapters
+        self._resources = requests.resources
+        self._sharing = requests.resources.cache_sharing
+        self._prompt_log: PromptLog | None = None
+        if config.log_prompts_dir:
+            self._prompt_log = PromptLog(config.log_prompts_dir, model.vocab)
+        #: Control tokens whose names are a part of all texts.
+        self._shown = control_tokens(model.vocab) if config.special else frozenset()
+        self._compiler = trio.CapacityLimiter(4)  # one that is tried out holds up no other
+
+    # -- prompts
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        prompts: Sequence[AnyPrompt],
+        params: GenerationParams,
+        context: RequestContext,
+        n: int,
+    ) -> AsyncIterator[list[Stream]]:
+        """See `Server.stream_all`."""
+        context.check_time()
+        async with AsyncExitStack() as stack:
+            hold = stack.enter_context(self._resources.memory.hold(context.client))
+            made = [await self._prompt_of(prompt, context, hold) for prompt in prompts]
+            tasks = [task for each in made for task in await self._tasks(each, params, context, n)]
+            yield [
+                stack.enter_context(self._requests.open(task, context, "text_completion"))
+                for task in tasks
+            ]
+
+    async def _prompt_of(self, prompt: AnyPrompt, context: RequestContext, hold: Hold) -> Prompt:
+        if not isinstance(prompt, MixedPrompt):
+            return await self._tokenizer.prompt_of(prompt, fits=True)
+        self._requests.check_room(context)
+        with deadline_scope(context.deadline):
+            return await self._prompts.media.prompt_of(prompt.parts, hold, add_special=True)
+
+    async def _tasks(
+        self,
+        prompt: Prompt,
+        params: GenerationParams,
+        context: RequestContext,
+        n: int,
+        *,
+        preserved_tokens: frozenset[TokenId] = frozenset(),
+        budget: ThinkingBudget | None = None,
+    ) -> list[Task]:
+        """Make the tasks of `n` outputs of a prompt.
+
+        Args:
+            prompt: what is continued.
+            params: how.
+            context: who asks, and until when.
+            n: how many outputs there are.
+            preserved_tokens: control tokens whose names are a part of the output's text.
+            budget: ends reasoning that takes too long.
+        """
+        adapters = self._adapters.choose(params.lora)
+        root = self._sharing.root(adapters, context.client, params.cache_salt)
+        constraint = None
+        if params.grammar is not None:
+            self._requests.check_room(context, len(prompt))  # not to work for nothing
+            constraint = await self._compile(params.grammar, root.owner, context.deadline)
+        tasks = [
+            Task(
+                next(self._resources.task_ids),
+                prompt,
+                copy,
+                context.client,
+                self._resources.weight_of(context.client),
+                constraint,
+                preserved_tokens=preserved_tokens | self._shown,
+                special=bool(self._shown),
+                budget=budget,
+                root=root,
+            )
+            for copy in copies_of(params, n)
+        ]
+        if self._prompt_log is not None:
+            for task in tasks:
+                await self._prompt_log.write(task.id, prompt)
+        return tasks
+
+    async def _compile(self, grammar: Grammar, owner: str, deadline: float) -> Constraint:
+        """Compile a grammar in a thread. When cancelled, the thread goes on by itself.
+
+        Raises:
+            InvalidRequestError: the grammar cannot be used, or takes too long.
+            DeadlineExceededError: the deadline of the request passes.
+        """
+        with deadline_scope(deadline), trio.move_on_after(_COMPILE_TIMEOUT):
+            return await trio.to_thread.run_sync(
+                self._engine.compile,
+                grammar,
+                owner,
+                limiter=self._compiler,
+                abandon_on_cancel=True,
+            )
+        raise InvalidRequestError(
+            f"'{grammar.param}' was not compiled within {_COMPILE_TIMEOUT:g} seconds.",
+            param=grammar.param,
+        )
+
+    # -- chats
+
+    @asynccontextmanager
+    async def stream_chats(
+        self,
+        messages: Messages,
+        params: GenerationParams,
+        chat: ChatParams,
+        context: RequestContext,
+        n: int,
+    ) -> AsyncIterator[list[ChatStream]]:
+        """See `Server.stream_chats`."""
+        context.check_time()
+        choice = self._choice(chat)
+        async with AsyncExitStack() as stack:
+            hold = stack.enter_context(self._resources.memory.hold(context.client))
+            with deadline_scope(context.deadline):
+                text, prompt, tail = await self._rendered(messages, chat, choice, context, hold)
+            chat = self._with_defaults(chat, choice)
+            thinking = thinking_of(
+                self._model.template.format, tail, may_begin=chat.continue_final_message is None
+            )
+            grammar = await self._grammar(params.grammar, chat, choice, tail, context)
+            if grammar is not None:
+                grammar = self._after_thinking(grammar, thinking, chat)
+                if not grammar.lazy:
+                    thinking = None  # all of the output is as the grammar says
+            if grammar is not params.grammar:
+                params = attrs.evolve(params, grammar=grammar)
+            tasks = await self._tasks(
+                prompt,
+                params,
+                context,
+                n,
+                preserved_tokens=self._model.preserved_tokens,
+                budget=await self._budget(thinking, chat),
+            )
+            yield [
+                ChatStream(
+                    stack.enter_context(self._requests.open(task, context, "chat")),
+                    self._parser(chat, tail),
+                    text,
+                )
+                for task in tasks
+            ]
+
+    def _choice(self, chat: ChatParams) -> ToolChoice:
+        choice = choose(chat.tool_choice, chat.tools or ())
+        if choice.mode != "auto" and not self._model.template.takes_tools:
+            raise UnsupportedFieldError(
+                "'tool_choice' needs templates in Jinja, and this server runs with --no-jinja.",
+                param="tool_choice",
+            )
+        return choice
+
+    async def _rendered(
+        self,
+        messages: Messages,
+        chat: ChatParams,
+        choice: ToolChoice,
+        context: RequestContext,
+        hold: Hold,
+    ) -> tuple[str, Prompt, str]:
+        """Render a chat. Returns the text, the prompt, and how the prompt ends."""
+        template = self._model.template
+        # By text, a model whose template knows no tools would be told to call them.
+        if choice.mode == "none" and not template.capabilities.supports_tools:
+            chat = attrs.evolve(chat, tools=None)
+        parsed = await self._prompts.parse(messages)
+        if any(map(documents_in, parsed)):
+            self._requests.check_room(context)  # not to read them for nothing
+        marked = await self._prompts.mark(parsed, hold)
+        if marked.media:
+            self._requests.check_room(context)  # not to load media for nothing
+        text = await self._prompts.render(marked.messages, chat)
+        prompt = await self._prompts.prompt_of(text, marked, chat, hold)
+        part = chat.continue_final_message
+        if part is None:
+            return text, prompt, text[-256:]
+        return text, prompt, continued_prompt_tail(marked.messages, part, template.format)
+
+    def _with_defaults(self, chat: ChatParams, choice: ToolChoice) -> ChatParams:
+        """Put what the configuration and the model say in the place of what the chat does not."""
+        can, parallel = self._model.template.capabilities, chat.parallel_tool_calls
+        if parallel is None:
+            parallel = can.supports_parallel_tool_calls or not can.supports_tools
+        skips = self._config.skip_chat_parsing
+        return attrs.evolve(
+            chat,
+            tool_choice=choice,
+            parallel_tool_calls=parallel,
+            parse_tools=chat.parse_tools and choice.mode != "none" and not skips,
+            reasoning_format="none"
+            if skips
+            else chat.reasoning_format or self._config.reasoning_format,
+        )
+
+    async def _grammar(
+        self,
+        answer: Grammar | None,
+        chat: ChatParams,
+        choice: ToolChoice,
+        tail: str,
+        context: RequestContext,
+    ) -> Grammar | None:
+        """Make the grammar of an answer, with the calls that it has to have."""
+        make = partial(
+            constrain,
+            self._model.template.format,
+            chat.tools or (),
+            choice,
+            parallel=chat.parallel_tool_calls or False,
+            prompt_tail=tail,
+            answer=answer,
+            owner=self._sharing.owner(context.client),
+        )
+        return await self._workers.run(lambda _: make(), n_chars(chat.tools))
+
+    def _after_thinking(
+        self, grammar: Grammar, thinking: Thinking | None, chat: ChatParams
+    ) -> Grammar:
+        assert chat.reasoning_format is not None
+        return after_thinking(grammar, self._model.template.format, thinking, chat.reasoning_format)
+
+    def _parser(self, chat: ChatParams, tail: str) -> MessageParser:
+        assert chat.reasoning_format is not None
+        return message_parser(
+            self._model.template.format,
+            parse_tools=chat.parse_tools,
+            reasoning_format=chat.reasoning_format,
+            tools=chat.tools or (),
+            prompt_tail=tail,
+        )
+
+    async def _budget(self, thinking: Thinking | None, chat: ChatParams) -> ThinkingBudget | None:
+        """Make the budget of an answer that may begin with reasoning; None: it needs none."""
+        n_tokens = chat.reasoning_budget
+        if n_tokens < 0:
+            n_tokens = self._config.reasoning_budget
+        if thinking is None or (n_tokens < 0 and not chat.reasoning_control):
+            return None
+        message = chat.reasoning_message
+        if message is None:
+            message = self._config.reasoning_budget_message
+        texts = (message, thinking.end)
+        closing = [
+            await self._tokenizer.tokenize(text, add_special=False, is_fragment=True)
+            for text in texts
+            if text
+        ]
+        return ThinkingBudget(
+            thinking=thinking, n_tokens=n_tokens, closing=tuple(itertools.chain(*closing))
+        )
+
+    async def end_reasoning(self, task_id: int) -> bool:
+        """See `Server.end_reasoning`."""
+        return await self._requests.call(partial(self._engine.end_thinking, task_id))
+
+    async def wait_idle(self) -> None:
+        """Wait until no grammar is being compiled any more."""
+        await until_idle(self._compiler)

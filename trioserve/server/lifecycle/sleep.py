@@ -1,0 +1,435 @@
+"""How the model of a server is loaded when a request needs it, falls asleep, and wakes up."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from functools import partial
+from pathlib import Path
+
+import attrs
+import structlog
+import trio
+from trio_util import AsyncValue
+
+from trioserve.errors import (
+    EngineError,
+    QueueFullError,
+    ServerClosingError,
+    ServerSleepingError,
+    TrioServeError,
+)
+from trioserve.server.concurrency import alongside, deadline_scope
+from trioserve.server.context import RequestContext
+from trioserve.server.generation.requests import ServerResources
+from trioserve.server.lifecycle.engine import Driver, Loader, running_engine
+from trioserve.server.lifecycle.services import EngineServices
+from trioserve.server.limits.memory import release_memory
+from trioserve.server.model import LoadedModel
+from trioserve.server.runs.run import Runs
+from trioserve.types import EngineCounters, EngineStatus
+
+_log = structlog.stdlib.get_logger("trioserve.server")
+
+#: Seconds after which those come back who were refused because too many wait for the model.
+_RETRY_AFTER = 5.0
+
+
+class ServerState(enum.Enum):
+    """What the model of a server does."""
+
+    LOADING = "loading"
+    READY = "ready"
+    SLEEPING = "sleeping"  # it is not in memory; a request loads it
+    CLOSED = "closed"
+
+
+@attrs.define(eq=False)
+class _Start:
+    """The next start of an engine: who waits for it, first come first, and why it failed."""
+
+    waiting: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    error: TrioServeError | None = None
+
+
+class ModelLifecycle:
+    """Loads the model when a request needs it, and frees it when it was idle for long enough.
+
+    Requests that come while it is not loaded wait for it, and go on in the order in which they
+    came. When it cannot be loaded, all that wait get the error, and the next one has it tried
+    again. A model in use is never freed.
+
+    Args:
+        resources: of the server.
+        load: loads the model.
+        drive: runs the engine.
+        room: makes room for the model, as a block around its time in memory.
+        asleep: whether the model need not be loaded in the beginning.
+    """
+
+    def __init__(
+        self,
+        resources: ServerResources,
+        load: Loader,
+        drive: Driver,
+        room: Callable[[], AbstractAsyncContextManager[None]],
+        *,
+        asleep: bool,
+    ) -> None:
+        config = resources.config
+        self._resources = resources
+        self._load = load
+        self._drive = drive
+        self._room = room
+        self._begun = asleep  # it was loaded, or need not be
+        #: Seconds for which the model stays idle in memory. Below 0: for ever.
+        self._default_keep_alive = self._keep_alive = config.sleep_idle_seconds
+        self._max_waiting = config.max_queue + config.parallel
+        #: The answers for which tools are run.
+        self.runs = Runs()
+        self.load_progress = 0.0
+        self.state = AsyncValue(ServerState.SLEEPING)
+        #: What requests use while the model is loaded. It stays when all is closed.
+        self.current: EngineServices | None = None
+        #: Whether nothing new is taken.
+        self.draining = False
+        self._next = _Start()
+        self._refuses = False
+        self._closing = False
+        self._n_users = 0  # those that wait for the model included
+        self._n_told = 0  # who wait for it to sleep
+        self._last_used = -math.inf
+        self._changed = trio.Event()  # there is something new of the above
+        self._failure: AsyncValue[EngineError | None] = AsyncValue(None)
+        # Of the last engine:
+        self._model: LoadedModel | None = None
+        self._status: EngineStatus | None = None  # before it ended, to fall asleep
+        self._scales: tuple[float, ...] = ()  # of its adapters, then
+        self._before = EngineCounters()  # what earlier engines had done
+
+    async def run(self) -> None:
+        """Start and end engines, one at a time, until closed or cancelled.
+
+        Raises:
+            Exception: an engine ended with it, or could not be started for a reason that is not
+                a `TrioServeError`.
+        """
+        try:
+            while not self._closing:
+                while not self._next.waiting:
+                    await self._until_changed(math.inf)
+                await self._run_one()
+        finally:
+            self.refuse()
+            self.state.value = ServerState.CLOSED
+
+    async def _run_one(self) -> None:
+        self.state.value = ServerState.LOADING
+        async with AsyncExitStack() as stack:
+            try:
+                self.current = await stack.enter_async_context(self._engine())
+            except TrioServeError as error:
+                if self._last_used > -math.inf:
+                    _log.error("the model cannot be loaded again", reason=error.message)
+                self.state.value = ServerState.SLEEPING
+                self._fail(error)
+                return
+            await self._while_needed(self.current)
+            if self._closing:
+                return
+            self.current = None
+        await self._rest()
+        self.state.value = ServerState.SLEEPING
+
+    async def _while_needed(self, current: EngineServices) -> None:
+        """Let those in who wait, and return when nobody has come for long enough."""
+        self._keep_alive = self._default_keep_alive
+        self._last_used = trio.current_time()
+        self.state.value = ServerState.READY
+        self._next.waiting.unpark()  # who wakes the next one
+        while True:
+            while trio.current_time() < self._ends_at:
+                await self._until_changed(self._ends_at)
+            if self._closing:
+                return
+            await self._remember(current)
+            if trio.current_time() >= self._ends_at:
+                return  # nobody came meanwhile, and from here to the end nobody else runs
+
+    @property
+    def idle_since(self) -> float | None:
+        """When the engine that runs was used last; None: it is in use, or none runs."""
+        idle = self.state.value is ServerState.READY and not self._n_users
+        return self._last_used if idle else None
+
+    @property
+    def _ends_at(self) -> float:
+        """When the engine is to end, as far as is known."""
+        if self._closing:
+            return -math.inf
+        if self._n_users:
+            return math.inf
+        if self._n_told:
+            return -math.inf
+        return self.idle_until
+
+    @property
+    def idle_until(self) -> float:
+        """When the engine ends if nobody uses it from now on; infinite: it does not."""
+        last_used = trio.current_time() if self._n_users else self._last_used
+        return math.inf if self._keep_alive < 0 else last_used + self._keep_alive
+
+    async def _until_changed(self, deadline: float) -> None:
+        with trio.move_on_at(deadline):
+            await self._changed.wait()
+            self._changed = trio.Event()
+
+    def _fail(self, error: TrioServeError) -> None:
+        """Tell those who wait that there is no engine."""
+        failed, self._next = self._next, _Start()
+        failed.error = error
+        failed.waiting.unpark_all()
+
+    def refuse(self) -> None:
+        """Let nobody wait for an engine any more. Those who do get a `ServerClosingError`."""
+        self._refuses = True
+        self._fail(ServerClosingError())
+
+    async def close(self) -> None:
+        """Start no engine any more, and end the one that runs, though it may be in use.
+
+        One that is being started or ended is left to the cancellation of `run`.
+        """
+        self.refuse()
+        if self.current is not None:
+            self._closing = True
+            self._changed.set()
+            await self.state.wait_value(ServerState.CLOSED)
+
+    # -- one engine
+
+    @asynccontextmanager
+    async def _engine(self) -> AsyncIterator[EngineServices]:
+        """Load the model, and run its engine for as long as a block lasts.
+
+        Raises:
+            ModelLoadError: from the loader.
+            ConfigError: there is no such strategy.
+            BridgeError: the system has no descriptors left.
+        """
+        began = trio.current_time()
+        self.load_progress = 0.0
+        config, telemetry = self._resources.config, self._resources.telemetry
+        running = running_engine(config, self._load, self._drive, self._note_progress)
+        async with self._room(), running as (loop, dispatcher):
+            introduce = partial(LoadedModel.introduce, loop, config)
+            model = await trio.to_thread.run_sync(introduce)
+            services = EngineServices(self._resources, model, loop, dispatcher, self.in_use)
+            services.admission.draining = self.draining
+            if self._status is not None:
+                self._before = self._status.counters
+                services.adapters.set(dict(enumerate(self._scales)))
+                seconds = round(trio.current_time() - began, 3)
+                _log.info("awake", model=model.info.name, seconds=seconds)
+            self._model, self._begun = model, True
+            if (metrics := self._resources.metrics) is not None:
+                metrics.model_name = model.info.name
+                metrics.adapters = [Path(one.path).stem for one in loop.adapters]
+            telemetry.attach(loop)
+            async with (
+                alongside(dispatcher.run),
+                alongside(services.health.run),
+                alongside(partial(self._note_failure, services)),
+            ):
+                try:
+                    yield services
+                finally:
+                    await services.close()
+                    telemetry.attach(None)
+
+    def _note_progress(self, share: float) -> None:
+        self.load_progress = share
+
+    async def _note_failure(self, services: EngineServices) -> None:
+        self._failure.value = await services.health.wait_failure()
+
+    async def wait_failure(self) -> EngineError:
+        """Wait until an engine has failed; returns with what. Its requests have been told."""
+        await self._failure.wait_value(lambda failure: failure is not None)
+        failure: EngineError = self._failure.value
+        return failure
+
+    async def _remember(self, services: EngineServices) -> None:
+        """Keep what will be asked for while the server sleeps."""
+        status = await services.health.status()
+        self._status = attrs.evolve(
+            status,
+            # Their last tasks may be long.
+            slots=tuple(attrs.evolve(slot, task=None) for slot in status.slots),
+            counters=status.counters.after(self._before),
+        )
+        self._scales = services.adapters.scales
+
+    async def _rest(self) -> None:
+        """Give back what an engine leaves behind."""
+        self._model = self.model.asleep()
+        await trio.to_thread.run_sync(release_memory)
+        _log.info("asleep", model=self.model.info.name)
+
+    # -- what is known of it
+
+    @property
+    def sleeping(self) -> bool:
+        """Whether the model is not in memory, and is loaded when a request needs it."""
+        closed = self.state.value is ServerState.CLOSED
+        return self.current is None and self._begun and not closed
+
+    @property
+    def services(self) -> EngineServices:
+        """What requests use while the model is loaded. Raises as `model`."""
+        if self.current is None:
+            raise ServerSleepingError if self.sleeping else ServerClosingError
+        return self.current
+
+    @property
+    def model(self) -> LoadedModel:
+        """What is known of the model, also while it sleeps.
+
+        Raises:
+            ServerSleepingError: it was never loaded, because the server began asleep.
+            ServerClosingError: it was never loaded.
+        """
+        if self._model is None:
+            raise ServerSleepingError if self.sleeping else ServerClosingError
+        return self._model
+
+    async def known_model(self, context: RequestContext | None = None) -> LoadedModel:
+        """What is known of the model, which is loaded if it never was."""
+        if self._model is None and self.sleeping:
+            async with self.use(context or RequestContext()):
+                pass
+        return self.model
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model is loaded and the server not closed."""
+        return self.current is not None and not self.current.admission.closed
+
+    async def drain(self, timeout: float) -> None:
+        """See `Server.drain`."""
+        self.draining = True
+        self.refuse()
+        runs = self.runs
+        if not self.sleeping:
+            self.services.admission.draining = True
+        with trio.move_on_after(timeout) as scope:
+            await runs.wait_none()
+            if not self.sleeping:
+                await self.services.requests.wait_none()
+        if scope.cancelled_caught:
+            message = f"The server shut down, {timeout:g} seconds after it was told to."
+            runs.end_all(message)
+            if not self.sleeping:
+                self.services.requests.end_all(message)
+
+    def check_ready(self) -> None:
+        """Look whether requests are taken. A server that sleeps takes them.
+
+        Raises:
+            UnavailableError: the engine has failed.
+            ServerClosingError: the server drains, or is closed.
+        """
+        if self.draining:
+            raise ServerClosingError
+        if not self.sleeping:
+            self.services.health.check_ready()
+
+    def check_live(self) -> None:
+        """Look whether the engine works, if there is one.
+
+        Raises:
+            UnavailableError: it has failed, or a step takes too long.
+        """
+        if self.current is not None and self.ready:
+            self.current.health.check_live()
+
+    async def status(self) -> EngineStatus:
+        """See `Server.status`."""
+        if self.sleeping:
+            await trio.lowlevel.checkpoint()
+            return self._status or EngineStatus(slots=(), waiting=())
+        with self.in_use(counts=False):
+            status = await self.services.health.status()
+            return attrs.evolve(status, counters=status.counters.after(self._before))
+
+    # -- those who use the engine
+
+    @contextmanager
+    def in_use(self, *, counts: bool = True) -> Iterator[None]:
+        """Keep the engine that runs from being ended, for as long as a block lasts.
+
+        Where it does not count, the engine has been idle meanwhile all the same.
+        """
+        self._n_users += 1
+        try:
+            yield
+        finally:
+            self._n_users -= 1
+            if counts:
+                self._last_used = trio.current_time()
+            if not self._n_users:
+                self._changed.set()
+
+    @asynccontextmanager
+    async def use(
+        self, context: RequestContext, check: Callable[[LoadedModel], None] | None = None
+    ) -> AsyncIterator[EngineServices]:
+        """See `Server.awake`. A check raises where the model is of a wrong kind."""
+        if check is not None:
+            check(await self.known_model(context))
+        with self.in_use():
+            if self.current is None or self._next.waiting:
+                await self._until_started(context.deadline)
+            if context.keep_alive is not None:
+                self._keep_alive = context.keep_alive
+            yield self.services
+
+    async def _until_started(self, deadline: float) -> None:
+        start = self._next
+        if self._refuses:
+            raise ServerClosingError
+        if len(start.waiting) >= self._max_waiting:
+            n_waiting = len(start.waiting)
+            wait = "request waits" if n_waiting == 1 else "requests wait"
+            raise QueueFullError(
+                f"{n_waiting} {wait} for the model to be loaded, and no more may.",
+                retry_after=_RETRY_AFTER,
+            )
+        self._changed.set()
+        with deadline_scope(deadline):
+            await start.waiting.park()
+        if start.error is not None:
+            # Another one for each: an exception keeps the frames that it was raised through.
+            raise type(start.error)(start.error.message) from start.error
+        start.waiting.unpark()
+
+    async def end(self) -> None:
+        """Have the engine end as soon as nobody uses it, and wait until it has.
+
+        When cancelled, it goes on.
+        """
+        self._n_told += 1
+        self._changed.set()
+        try:
+            await self.state.wait_value(
+                lambda state: state in (ServerState.SLEEPING, ServerState.CLOSED)
+            )
+        finally:
+            self._n_told -= 1
