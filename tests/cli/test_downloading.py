@@ -10,12 +10,12 @@ from structlog.testing import capture_logs
 from tests.support.command import Terminal
 from trioserve.cli import progress
 from trioserve.cli.progress import reporting
-from trioserve.models.hub import Progress
+from trioserve.models.hub import DownloadProgress
 
 
-def at(done: int, total: int = 2_000_000_000, name: str = "m-Q8_0.gguf") -> Progress:
+def at(done: int, total: int = 2_000_000_000, name: str = "m-Q8_0.gguf") -> DownloadProgress:
     url = f"https://hub/user/repo/resolve/main/{name}?x=1"
-    return Progress(url=url, done=done, total=total, all_done=done, all_total=total)
+    return DownloadProgress(url=url, done=done, total=total, all_done=done, all_total=total)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tests.support.media_files import image_file, wav_file
 from trioserve.media import child
 from trioserve.media.files import MediaLimits
 from trioserve.media.pipe import PipeError, read, write_data, write_message
-from trioserve.media.process import Answer, Order
+from trioserve.media.process import AnswerReader, Order
 from trioserve.types import DecodedAudio, DecodedImage
 
 LIMITS = MediaLimits(max_pixels=1000, max_bytes=2**20, max_seconds=2, max_frames=2)
@@ -69,11 +69,11 @@ def test_orders_are_served_until_there_are_no_more() -> None:
     orders.seek(0)
     child.serve(LIMITS, orders, answers)
     answers.seek(0)
-    found = Answer(Order(format="png", kind="image"), LIMITS).read(answers)
+    found = AnswerReader(Order(format="png", kind="image"), LIMITS).read(answers)
     assert isinstance(found, DecodedImage) and found.width == 8
     assert read(answers, 0) == {"refused": "has 40 x 30 pixels, and 1000 in all are the most"}
     assert "cannot be read (" in str(read(answers, 0))
-    sound = Answer(Order(format="wav", kind="audio", rate=8000), LIMITS).read(answers)
+    sound = AnswerReader(Order(format="wav", kind="audio", rate=8000), LIMITS).read(answers)
     assert isinstance(sound, DecodedAudio) and sound.rate == 8000
     with pytest.raises(PipeError):
         read(answers, 0)
@@ -111,7 +111,7 @@ def test_an_answer_that_cannot_be_is_not_believed(
     answers.seek(0)
     order = Order(format="x", kind=kind, rate=8000, fps=4.0)  # type: ignore[arg-type]
     with pytest.raises(PipeError):
-        Answer(order, LIMITS).read(answers)
+        AnswerReader(order, LIMITS).read(answers)
 
 
 @pytest.mark.parametrize(

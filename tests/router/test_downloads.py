@@ -16,7 +16,7 @@ from tests.support.fake_fleet import FakeCatalog, FakeFleet, entry
 from trioserve.errors import HubError, InvalidRequestError
 from trioserve.models import hub
 from trioserve.models.catalog import Source
-from trioserve.models.hub import HubReference, Progress
+from trioserve.models.hub import DownloadProgress, HubReference
 from trioserve.router.downloads import Downloads
 from trioserve.router.states import FleetEvent
 
@@ -39,10 +39,14 @@ class FakeHub:
         return attrs.make_class("Remote", ["name"])(f"{reference.repo}:Q8_0")
 
     async def pull(
-        self, reference: HubReference, *, token: str | None, on_progress: Callable[[Progress], None]
+        self,
+        reference: HubReference,
+        *,
+        token: str | None,
+        on_progress: Callable[[DownloadProgress], None],
     ) -> None:
         self.pulled.append(str(reference))
-        on_progress(Progress(url="http://x/a", done=1, total=2, all_done=1, all_total=2))
+        on_progress(DownloadProgress(url="http://x/a", done=1, total=2, all_done=1, all_total=2))
         await self.step.wait()
         if self.failure is not None:
             raise self.failure

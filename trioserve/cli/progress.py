@@ -29,7 +29,7 @@ from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE
 
 if TYPE_CHECKING:
     from trioserve.engine import AnyBackend
-    from trioserve.models.hub import Progress
+    from trioserve.models.hub import DownloadProgress
 
 _log = structlog.stdlib.get_logger("trioserve")
 
@@ -106,7 +106,7 @@ async def fetch(status: StatusPipe, config: Config) -> Config:
     """
     with reporting(sys.stderr) as report:
 
-        def both(progress: Progress) -> None:
+        def both(progress: DownloadProgress) -> None:
             report(progress)
             status.progress(progress.all_done / max(progress.all_total, 1), "downloading")
 
@@ -133,7 +133,7 @@ class DownloadReport:
         self._tenths = 0
         self._first: tuple[float, int] | None = None  # when, and how many bytes were there
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: DownloadProgress) -> None:
         """Report how far it is."""
         now, done, total = monotonic(), progress.all_done, progress.all_total
         if self._first is None:

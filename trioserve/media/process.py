@@ -45,7 +45,7 @@ class Order:
     with_images: bool = False  # whether the pages of a document become images, too
 
 
-class Answer:
+class AnswerReader:
     """Reads what comes for one order."""
 
     def __init__(self, order: Order, limits: MediaLimits) -> None:
@@ -239,7 +239,7 @@ class Decoder:
                 write_message(process.stdin, attrs.asdict(order))
                 write_data(process.stdin, data)
                 process.stdin.flush()
-                return Answer(order, self._limits).read(process.stdout)
+                return AnswerReader(order, self._limits).read(process.stdout)
             except (PipeError, OSError) as error:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LAST)

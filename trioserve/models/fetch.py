@@ -14,7 +14,7 @@ from trioserve.errors import HubError, ModelLoadError
 from trioserve.models import hub_reference
 
 if TYPE_CHECKING:
-    from trioserve.models.hub import HubReference, Progress
+    from trioserve.models.hub import DownloadProgress, HubReference
 
 
 def is_local(config: Config) -> bool:
@@ -27,7 +27,7 @@ def is_local(config: Config) -> bool:
 
 
 async def fetch(
-    config: Config, on_progress: Callable[[Progress], None] = lambda progress: None
+    config: Config, on_progress: Callable[[DownloadProgress], None] = lambda progress: None
 ) -> Config:
     """Find the models that a configuration names, and download those that are not there.
 
@@ -73,7 +73,7 @@ async def fetch(
 
 
 @attrs.frozen
-class _Found:
+class _Located:
     """Paths, and the name of a model of the hub."""
 
     path: str | None
@@ -84,7 +84,7 @@ class _Found:
 class _Files:
     """Finds files, or downloads them."""
 
-    def __init__(self, config: Config, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(self, config: Config, on_progress: Callable[[DownloadProgress], None]) -> None:
         from trioserve.models.hub import cache
 
         self._config = config
@@ -98,7 +98,7 @@ class _Files:
         file: str | None = None,
         *,
         with_projector: bool = False,
-    ) -> _Found:
+    ) -> _Located:
         """Find what two fields name."""
         from trioserve.models.hub import HubReference
 
@@ -106,7 +106,7 @@ class _Files:
             return await self._model(HubReference.parse(on_hub, file=file), with_projector)
         reference = None if text is None else hub_reference(text)
         if reference is None:
-            return _Found(text)
+            return _Located(text)
         try:
             return await self._model(reference, with_projector)
         except HubError as error:
@@ -116,20 +116,20 @@ class _Files:
 
     async def at(self, url: str, place: str | None) -> str:
         """The path of what is at an address: that place, if there is one."""
-        from trioserve.models.hub import url as urls
+        from trioserve.models.hub import place_of, pull_url
 
         path = None if place is None else Path(place)
         if self._offline:
-            path = urls.place_of(url, path)
+            path = place_of(url, path)
             if not await trio.Path(path).is_file():
                 self._refuse(url)
             return str(path)
-        found = await urls.pull(
+        found = await pull_url(
             url, path, token=self._config.hf_token, on_progress=self._on_progress
         )
         return str(found)
 
-    async def _model(self, reference: HubReference, with_projector: bool) -> _Found:
+    async def _model(self, reference: HubReference, with_projector: bool) -> _Located:
         from trioserve.models import hub
 
         model = await trio.to_thread.run_sync(hub.find, reference)
@@ -143,7 +143,7 @@ class _Files:
                 on_progress=self._on_progress,
             )
         projector = None if model.mmproj is None else str(model.mmproj)
-        return _Found(str(model.files[0]), model.name, projector)
+        return _Located(str(model.files[0]), model.name, projector)
 
     def _refuse(self, what: str) -> NoReturn:
         raise ModelLoadError(

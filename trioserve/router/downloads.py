@@ -12,7 +12,7 @@ import trio
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError
 from trioserve.models import hub
 from trioserve.models.catalog import ModelEntry, Source
-from trioserve.models.hub import HubReference, Progress
+from trioserve.models.hub import DownloadProgress, HubReference
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import FleetEvent
 
@@ -121,7 +121,7 @@ class Downloads:
             event = FleetEvent(model=name, event="download_finished")
         self._fleet.tell(event)
 
-    def _note(self, name: str, download: Download, progress: Progress) -> None:
+    def _note(self, name: str, download: Download, progress: DownloadProgress) -> None:
         download.files[progress.url] = (progress.done, progress.total)
         data = download.progress()
         self._fleet.tell(FleetEvent(model=name, event="download_progress", data=data))

@@ -1,4 +1,4 @@
-"""Tokens that a grammar forces are those that its masks would have left, one by one."""
+"""GrammarVocab that a grammar forces are those that its masks would have left, one by one."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from trioserve.errors import (
     HubUnavailableError,
 )
 from trioserve.models.hub import (
+    DownloadProgress,
     HubModel,
     HubReference,
-    Progress,
     cached_models,
     client,
     download,
@@ -84,7 +84,7 @@ async def test_a_model_arrives_in_the_layout_of_the_cache(hub: Hub, cache: Path)
 
 
 async def test_all_parts_of_a_split_model_arrive(hub: Hub) -> None:
-    seen: list[Progress] = []
+    seen: list[DownloadProgress] = []
     model = await pulled("bf16", on_progress=seen.append)
     assert model.name == f"{REPO}:BF16"
     assert [path.name for path in model.files] == list(SPLIT)
@@ -159,7 +159,7 @@ async def test_a_download_that_brings_nothing_is_given_up_and_kept(hub: Hub, cac
     assert starts(hub)[-1] == 300_000
 
 
-def _then_nothing(hub: Hub, progress: Progress) -> None:
+def _then_nothing(hub: Hub, progress: DownloadProgress) -> None:
     if progress.done:
         hub.n_cuts, hub.cut_after = 1000, 0
 
@@ -168,7 +168,7 @@ async def test_an_error_in_between_loses_nothing(hub: Hub) -> None:
     hub.n_cuts, hub.cut_after = 1, 300_000
     busy, expired = (503, {}), (403, {})
 
-    def fail_once(progress: Progress) -> None:
+    def fail_once(progress: DownloadProgress) -> None:
         if progress.done == 300_000:
             hub.cdn_failures = [busy, expired, busy, expired]
 
@@ -183,7 +183,7 @@ async def test_a_connection_that_falls_silent_is_made_again(
     monkeypatch.setitem(client._TIMEOUTS, "read", 0.3)
     hub.hold_after = 2**20 + 1000
 
-    def go_on(progress: Progress) -> None:
+    def go_on(progress: DownloadProgress) -> None:
         if progress.done:
             hub.hold_after = None
 
@@ -205,7 +205,7 @@ async def test_a_server_that_continues_at_another_place(hub: Hub) -> None:
     hub.n_cuts, hub.cut_after = 1, 300_000
     wrong = {"Content-Range": f"bytes 5-{len(MODEL) - 1}/{len(MODEL)}"}
 
-    def fail_once(progress: Progress) -> None:
+    def fail_once(progress: DownloadProgress) -> None:
         if progress.done == 300_000:
             hub.cdn_failures = [(206, wrong)]
 
@@ -254,7 +254,7 @@ async def test_a_cancelled_download_goes_on_where_it_ended(hub: Hub, cache: Path
 
 
 async def test_a_model_of_which_one_part_came_is_no_model(hub: Hub, cache: Path) -> None:
-    def stop(progress: Progress) -> None:
+    def stop(progress: DownloadProgress) -> None:
         if progress.all_done > progress.total:  # the second part comes
             scope.cancel()
 
@@ -296,12 +296,12 @@ async def test_a_blob_that_was_cut_short_is_replaced(hub: Hub) -> None:
 async def test_two_who_want_the_same_model_download_it_once(hub: Hub) -> None:
     hub.hold_after = 2**20 + 1000
     got: list[HubModel] = []
-    waiting: list[Progress] = []
+    waiting: list[DownloadProgress] = []
 
     async def one(on_progress: object) -> None:
         got.append(await pulled(on_progress=on_progress))
 
-    def release(progress: Progress) -> None:
+    def release(progress: DownloadProgress) -> None:
         waiting.append(progress)
         hub.go_on.set()
 

@@ -16,13 +16,13 @@ from trioserve.chat.formats.syntax import (
     JsonCall,
     JsonContent,
     Literals,
+    Marker,
     Maybe,
     Name,
     OneOf,
     Parameters,
     QuotedName,
     Reasoning,
-    Text,
     ToolCalls,
 )
 
@@ -53,11 +53,11 @@ GENERIC_CALLS = ToolCalls(
     bare="{",
     starts=(),
     opening=(
-        Text("{"),
+        Marker("{"),
         Choice(
             '"response"',
-            (Text('"response"'), Text(":"), JsonContent()),
-            (OneOf(('"tool_calls"', '"tool_call"')), Text(":"), Maybe(("[",))),
+            (Marker('"response"'), Marker(":"), JsonContent()),
+            (OneOf(('"tool_calls"', '"tool_call"')), Marker(":"), Maybe(("[",))),
         ),
     ),
     call=(_NAMED,),
@@ -77,7 +77,11 @@ LLAMA3 = ChatFormat(
             Choice(
                 "{",
                 (_LLAMA3_CALL,),
-                (Name(until=(".call(",)), Text(".call"), Literals(open="(", equals="=", close=")")),
+                (
+                    Name(until=(".call(",)),
+                    Marker(".call"),
+                    Literals(open="(", equals="=", close=")"),
+                ),
             ),
         ),
         between=(";",),
@@ -108,7 +112,7 @@ def _array(
 ) -> ToolCalls:
     return ToolCalls(
         starts=(start,),
-        opening=(Text("["),),
+        opening=(Marker("["),),
         call=(call,),
         between=(",",),
         closing=("]", *closing),
@@ -159,7 +163,7 @@ COMMAND_R = ChatFormat(
     mentions=("<|CHATBOT_TOKEN|>", "Action:"),
     tool_calls=ToolCalls(
         starts=("Action:",),
-        opening=(Text("```json"), Text("[")),
+        opening=(Marker("```json"), Marker("[")),
         call=(_COHERE,),
         between=(",",),
         closing=("]", "```"),
@@ -171,8 +175,8 @@ APERTUS = ChatFormat(
     reasoning=Reasoning("<|inner_prefix|>", "<|inner_suffix|>"),
     tool_calls=ToolCalls(
         starts=("<|tools_prefix|>",),
-        opening=(Text("["),),
-        call=(Text("{"), QuotedName(), Text(":"), JsonArguments(), Text("}")),
+        opening=(Marker("["),),
+        call=(Marker("{"), QuotedName(), Marker(":"), JsonArguments(), Marker("}")),
         between=(",",),
         closing=("]", "<|tools_suffix|>"),
     ),
@@ -208,14 +212,14 @@ DEEPSEEK_R1 = ChatFormat(
     tool_calls=ToolCalls(
         starts=_DEEPSEEK[:2],
         call=(
-            Text(_DEEPSEEK[1]),
-            Text("function"),
-            Text("<｜tool▁sep｜>"),
+            Marker(_DEEPSEEK[1]),
+            Marker("function"),
+            Marker("<｜tool▁sep｜>"),
             Name(until=("\n",)),
-            Text("```json"),
+            Marker("```json"),
             JsonArguments(),
-            Text("```"),
-            Text(_DEEPSEEK[2]),
+            Marker("```"),
+            Marker(_DEEPSEEK[2]),
         ),
         again=(_DEEPSEEK[1],),
         closing=("<｜tool▁calls▁end｜>",),
@@ -231,11 +235,11 @@ DEEPSEEK_V3_1 = ChatFormat(
     tool_calls=ToolCalls(
         starts=_DEEPSEEK[:2],
         call=(
-            Text(_DEEPSEEK[1]),
+            Marker(_DEEPSEEK[1]),
             Name(until=("<｜tool▁sep｜>",)),
-            Text("<｜tool▁sep｜>"),
+            Marker("<｜tool▁sep｜>"),
             JsonArguments(),
-            Text(_DEEPSEEK[2]),
+            Marker(_DEEPSEEK[2]),
         ),
         again=(_DEEPSEEK[1],),
         closing=("<｜tool▁calls▁end｜>",),
@@ -247,11 +251,11 @@ KIMI_K2 = ChatFormat(
     tool_calls=ToolCalls(
         starts=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
         call=(
-            Text("<|tool_call_begin|>"),
+            Marker("<|tool_call_begin|>"),
             Name(until=("<|tool_call_argument_begin|>",), prefix="functions.", counted=True),
-            Text("<|tool_call_argument_begin|>"),
+            Marker("<|tool_call_argument_begin|>"),
             JsonArguments(),
-            Text("<|tool_call_end|>"),
+            Marker("<|tool_call_end|>"),
         ),
         again=("<|tool_call_begin|>",),
         closing=("<|tool_calls_section_end|>",),
@@ -270,13 +274,13 @@ SOLAR = ChatFormat(
     tool_calls=ToolCalls(
         starts=("<|tool_calls|>", "<|tool_call:begin|>"),
         call=(
-            Text("<|tool_call:begin|>"),
+            Marker("<|tool_call:begin|>"),
             Ignore(until=("<|tool_call:name|>",)),
-            Text("<|tool_call:name|>"),
+            Marker("<|tool_call:name|>"),
             Name(until=("<|tool_call:args|>",)),
-            Text("<|tool_call:args|>"),
+            Marker("<|tool_call:args|>"),
             JsonArguments(),
-            Text("<|tool_call:end|>"),
+            Marker("<|tool_call:end|>"),
         ),
         again=("<|tool_call:begin|>",),
         closing=("<|calls|>",),
@@ -288,7 +292,7 @@ FUNCTIONARY_3_1 = ChatFormat(
     mentions=("<function=", "</function>", "<|eom_id|>"),
     tool_calls=ToolCalls(
         starts=("<function=",),
-        call=(Name(until=(">",)), Text(">"), JsonArguments(), Text("</function>")),
+        call=(Name(until=(">",)), Marker(">"), JsonArguments(), Marker("</function>")),
     ),
 )
 
@@ -300,9 +304,9 @@ QWEN3_CODER = ChatFormat(
     tool_calls=ToolCalls(
         starts=("<tool_call>", "<function="),
         call=(
-            Text("<function="),
+            Marker("<function="),
             Name(until=(">",)),
-            Text(">"),
+            Marker(">"),
             Parameters(
                 open="<parameter=",
                 key_end=">",
@@ -329,9 +333,9 @@ SEED_OSS = ChatFormat(
     tool_calls=ToolCalls(
         starts=("<seed:tool_call>", "<function="),
         call=(
-            Text("<function="),
+            Marker("<function="),
             Name(until=(">",)),
-            Text(">"),
+            Marker(">"),
             Parameters(
                 open="<parameter=",
                 key_end=">",
@@ -351,16 +355,16 @@ MINIMAX_M2 = ChatFormat(
     tool_calls=ToolCalls(
         starts=("<minimax:tool_call>",),
         call=(
-            Text('<invoke name="'),
+            Marker('<invoke name="'),
             Name(until=('">',)),
-            Text('">'),
+            Marker('">'),
             Parameters(
                 open='<parameter name="',
                 key_end='">',
                 close="</parameter>",
                 ends=("</invoke>",),
             ),
-            Text("</invoke>"),
+            Marker("</invoke>"),
         ),
         again=('<invoke name="',),
         closing=("</minimax:tool_call>",),
@@ -374,9 +378,9 @@ MINIMAX_M3 = ChatFormat(
     tool_calls=ToolCalls(
         starts=(f"{_M3}<tool_call>",),
         call=(
-            Text(f'{_M3}<invoke name="'),
+            Marker(f'{_M3}<invoke name="'),
             Name(until=('">',)),
-            Text('">'),
+            Marker('">'),
             Elements(mark=_M3, parent="invoke", item="item"),
         ),
         again=(f'{_M3}<invoke name="',),
@@ -390,9 +394,9 @@ DEEPSEEK_V3_2 = ChatFormat(
     tool_calls=ToolCalls(
         starts=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
         call=(
-            Text('<｜DSML｜invoke name="'),
+            Marker('<｜DSML｜invoke name="'),
             Name(until=('">',)),
-            Text('">'),
+            Marker('">'),
             Parameters(
                 open='<｜DSML｜parameter name="',
                 key_end='"',
@@ -401,7 +405,7 @@ DEEPSEEK_V3_2 = ChatFormat(
                 close="</｜DSML｜parameter>",
                 ends=("</｜DSML｜invoke>",),
             ),
-            Text("</｜DSML｜invoke>"),
+            Marker("</｜DSML｜invoke>"),
         ),
         again=('<｜DSML｜invoke name="',),
         closing=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
@@ -415,7 +419,7 @@ MINICPM5 = ChatFormat(
         starts=('<function name="',),
         call=(
             Name(until=('">',)),
-            Text('">'),
+            Marker('">'),
             Parameters(
                 open='<param name="',
                 key_end='">',
@@ -423,7 +427,7 @@ MINICPM5 = ChatFormat(
                 ends=("</function>",),
                 cdata=True,
             ),
-            Text("</function>"),
+            Marker("</function>"),
         ),
     ),
 )
@@ -442,7 +446,7 @@ GLM = ChatFormat(
                 close="</arg_value>",
                 ends=("</tool_call>",),
             ),
-            Text("</tool_call>"),
+            Marker("</tool_call>"),
         ),
     ),
 )
@@ -453,9 +457,9 @@ HUNYUAN = ChatFormat(
     tool_calls=ToolCalls(
         starts=("<tool_calls:opensource>",),
         call=(
-            Text("<tool_call:opensource>"),
+            Marker("<tool_call:opensource>"),
             Name(until=("<tool_sep:opensource>",)),
-            Text("<tool_sep:opensource>"),
+            Marker("<tool_sep:opensource>"),
             Parameters(
                 open="<arg_key:opensource>",
                 key_end="</arg_key:opensource>",
@@ -463,7 +467,7 @@ HUNYUAN = ChatFormat(
                 close="</arg_value:opensource>",
                 ends=("</tool_call:opensource>",),
             ),
-            Text("</tool_call:opensource>"),
+            Marker("</tool_call:opensource>"),
         ),
         again=("<tool_call:opensource>",),
         closing=("</tool_calls:opensource>",),
@@ -476,10 +480,10 @@ KIMI_K3 = ChatFormat(
     tool_calls=ToolCalls(
         starts=("<|open|>tools<|sep|>",),
         call=(
-            Text('<|open|>call tool="'),
+            Marker('<|open|>call tool="'),
             Name(until=('"',)),
             Ignore(until=("<|sep|>",)),
-            Text("<|sep|>"),
+            Marker("<|sep|>"),
             Parameters(
                 open='<|open|>argument key="',
                 key_end='"',
@@ -488,7 +492,7 @@ KIMI_K3 = ChatFormat(
                 close="<|close|>argument<|sep|>",
                 ends=("<|close|>call<|sep|>",),
             ),
-            Text("<|close|>call<|sep|>"),
+            Marker("<|close|>call<|sep|>"),
         ),
         again=('<|open|>call tool="',),
         closing=("<|close|>tools<|sep|>",),
@@ -507,7 +511,7 @@ LFM2 = ChatFormat(
     mentions=("List of tools: ",),
     tool_calls=ToolCalls(
         starts=("<|tool_call_start|>",),
-        opening=(Text("["),),
+        opening=(Marker("["),),
         call=(Name(until=("(",)), Literals(open="(", equals="=", close=")")),
         between=(",",),
         closing=("]", "<|tool_call_end|>"),
@@ -523,7 +527,7 @@ GEMMA4 = ChatFormat(
     tool_calls=ToolCalls(
         starts=("<|tool_call>",),
         call=(
-            Text("call:"),
+            Marker("call:"),
             Name(until=("{",)),
             Literals(open="{", equals=":", close="}", quotes=('<|"|>',), escapes=False),
         ),
@@ -536,7 +540,7 @@ FUNCTION_GEMMA = ChatFormat(
     tool_calls=ToolCalls(
         starts=("<start_function_call>",),
         call=(
-            Text("call:"),
+            Marker("call:"),
             Name(until=("{",)),
             Literals(open="{", equals=":", close="}", quotes=("<escape>",), escapes=False),
         ),

@@ -14,7 +14,7 @@ import attrs
 
 
 @attrs.frozen
-class Text:
+class Marker:
     """This text must come."""
 
     text: str
@@ -109,7 +109,7 @@ class Literals:
 
 
 Step: TypeAlias = (
-    "Text | Maybe | OneOf | Ignore | Name | QuotedName | JsonArguments | JsonCall | Parameters"
+    "Marker | Maybe | OneOf | Ignore | Name | QuotedName | JsonArguments | JsonCall | Parameters"
     " | Literals | Elements | JsonContent | Choice"
 )
 

@@ -21,13 +21,13 @@ from trioserve.chat.formats.syntax import (
     JsonCall,
     JsonContent,
     Literals,
+    Marker,
     Maybe,
     Name,
     OneOf,
     Parameters,
     QuotedName,
     Step,
-    Text,
     ToolCalls,
 )
 from trioserve.chat.grammar.arguments import ElementWriter, LiteralWriter, ParameterWriter
@@ -149,7 +149,7 @@ class CallWriter:
     def _steps(self, steps: Sequence[Step], function: Function) -> Iterator[str]:
         before: Step | None = None
         for step in steps:
-            joined = isinstance(step, Text) and isinstance(before, Name | Ignore)
+            joined = isinstance(step, Marker) and isinstance(before, Name | Ignore)
             if not joined and not isinstance(step, Name | Ignore | Literals):
                 yield self._rules.space
             yield self._step(step, before, function)
@@ -158,7 +158,7 @@ class CallWriter:
     def _step(self, step: Step, before: Step | None, function: Function) -> str:
         rules, arguments = self._rules, function.arguments
         match step:
-            case Text(text):
+            case Marker(text):
                 return rules.marker(text)
             case OneOf(texts) | Maybe(texts):
                 return choice(rules.marker(text) for text in texts)
@@ -451,9 +451,9 @@ class _MarkerWriter:
         """Find the texts that show that a call begins, and how many steps they have read."""
         syntax = self._syntax
         first = syntax.call[0]
-        if isinstance(first, Text) and first.text in syntax.starts and not syntax.opening:
+        if isinstance(first, Marker) and first.text in syntax.starts and not syntax.opening:
             return (first.text,), 1  # all ways to begin lead there
-        texts = [one.text for one in syntax.opening if isinstance(one, Text)]
+        texts = [one.text for one in syntax.opening if isinstance(one, Marker)]
         if len(texts) != len(syntax.opening) or not any(one[0].isalpha() for one in syntax.starts):
             return syntax.starts, 0
         # A word is no marker by itself: what follows it belongs to it, with or without blanks.

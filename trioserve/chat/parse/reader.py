@@ -15,13 +15,13 @@ from trioserve.chat.formats.syntax import (
     JsonCall,
     JsonContent,
     Literals,
+    Marker,
     Maybe,
     Name,
     OneOf,
     Parameters,
     QuotedName,
     Step,
-    Text,
 )
 from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
 from trioserve.chat.parse.arguments import ElementReader, LiteralReader, ParameterReader
@@ -94,7 +94,7 @@ class CallReader:
     def _step(self, step: Step) -> Reading:
         cursor = self._cursor
         match step:
-            case Text(text):
+            case Marker(text):
                 return cursor.one_of((text,))
             case OneOf(texts):
                 return cursor.one_of(texts)

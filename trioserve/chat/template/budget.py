@@ -52,7 +52,7 @@ class OutOfTimeError(Exception):
     """A render has used up its time, and its limits are such that it may be tried again."""
 
 
-class Queue(list[Any]):
+class GrowingList(list[Any]):
     """What ``[]`` makes in a template: a list that may grow by plain values.
 
     The sandbox keeps lists immutable, but some models' templates use one as a queue. Its size
@@ -141,7 +141,7 @@ class Meter:
         if (known := self._known.get(id(value))) is not None:
             return known[0], known[1]
         children = [*value, *value.values()] if isinstance(value, dict) else value
-        size, levels = 64 + (Queue.ROOM if isinstance(value, Queue) else 0), 0
+        size, levels = 64 + (GrowingList.ROOM if isinstance(value, GrowingList) else 0), 0
         max_depth = MAX_INPUT_DEPTH if self._reads_input else MAX_DEPTH
         for child in children if depth < max_depth else ():
             child_size, child_levels = self.measure(child, depth + 1)
@@ -176,7 +176,7 @@ class Meter:
 
     def admit_list(self, value: list[Any]) -> list[Any]:
         """Check and count a list that is written out; an empty one may grow."""
-        admitted: list[Any] = self.admit(value) if value else Queue()
+        admitted: list[Any] = self.admit(value) if value else GrowingList()
         return admitted
 
     def admit_slice(self, value: Any) -> Any:

@@ -38,14 +38,14 @@ from jinja2.tests import TESTS
 from jinja2.utils import Namespace as JinjaNamespace, _PassArg
 from markupsafe import escape
 
-from trioserve.chat.template.budget import MAX_INT, SCALAR, Output, Queue, current, require
+from trioserve.chat.template.budget import MAX_INT, SCALAR, GrowingList, Output, current, require
 from trioserve.errors import TemplateError
 
 #: What templates may use of each type. Of strings not what makes bytes, or any amount of text.
 _SAFE_ATTRIBUTES: dict[type, frozenset[str]] = {
     str: frozenset(dir(str)) - {"encode", "maketrans", "translate"},
     list: frozenset({"copy", "count", "index"}),
-    Queue: frozenset({"append", "copy", "count", "index", "pop"}),
+    GrowingList: frozenset({"append", "copy", "count", "index", "pop"}),
     tuple: frozenset({"count", "index"}),
     dict: frozenset({"copy", "get", "items", "keys", "values"}),
     range: frozenset({"count", "index", "start", "stop", "step"}),

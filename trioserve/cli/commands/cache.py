@@ -47,12 +47,12 @@ def pull(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 async def _pull(config: Config) -> None:
     from trioserve.models import hub
-    from trioserve.models.hub import url as urls
+    from trioserve.models.hub import pull_url
 
     with reporting(sys.stderr) as report:
         if config.model_url is not None:
             path = None if config.model is None else Path(config.model)
-            pulled = await urls.pull(
+            pulled = await pull_url(
                 config.model_url, path, token=config.hf_token, on_progress=report
             )
             report.end()

@@ -24,7 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from trioserve.errors import EngineError, InvalidRequestError, OutputError
 from trioserve.llama.grammar import gbnf, trial
 from trioserve.llama.grammar.matcher import CompiledGrammar, MaskPool, brief
-from trioserve.llama.grammar.tokens import Tokens
+from trioserve.llama.grammar.tokens import GrammarVocab
 from trioserve.llama.vocab import LlamaVocab
 from trioserve.types import Grammar, TokenId
 
@@ -337,7 +337,7 @@ class Compiler:
 
     def __init__(self, vocab: LlamaVocab, *, n_threads: int = 1) -> None:
         self.pool = MaskPool(n_threads)
-        self._tokens = Tokens(vocab)
+        self._tokens = GrammarVocab(vocab)
         self._vocab = vocab
         self._compiled: OrderedDict[_Key, CompiledGrammar] = OrderedDict()
         self._n_bytes = 0  # that they take, roughly

@@ -88,11 +88,11 @@ def to_lark(text: str, tokens: TokenNames) -> str:
     Raises:
         GbnfError: it is not GBNF, or too large.
     """
-    rules = _Parser(text, tokens).rules()
+    rules = _GbnfParser(text, tokens).rules()
     return _Writer(rules).lark()
 
 
-class _Parser:
+class _GbnfParser:
     """Reads GBNF, one rule after another."""
 
     def __init__(self, text: str, tokens: TokenNames) -> None:

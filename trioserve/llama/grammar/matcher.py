@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 
 from trioserve.engine.reasoning import TriggerScanner
 from trioserve.errors import InvalidRequestError, OutputError, TrioServeError
-from trioserve.llama.grammar.tokens import Mask, Tokens, all_but, none_but
+from trioserve.llama.grammar.tokens import GrammarVocab, Mask, all_but, none_but
 from trioserve.types import Constraint, Grammar, TokenId
 
 #: Seconds that the inference thread waits for a mask; it should take a thousandth of that.
@@ -112,7 +112,7 @@ class CompiledGrammar(Constraint):
         self,
         grammar: Grammar,
         matcher: LLMatcher,
-        tokens: Tokens,
+        tokens: GrammarVocab,
         pool: MaskPool,
         on_error: Callable[[CompiledGrammar], None],
     ) -> None:

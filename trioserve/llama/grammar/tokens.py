@@ -135,7 +135,7 @@ class NameIndex:
         return np.array(sorted(ids), dtype=np.int32)
 
 
-class Tokens:
+class GrammarVocab:
     """What compiled grammars and matchers need to know of a vocabulary."""
 
     def __init__(self, vocab: LlamaVocab) -> None:
@@ -155,7 +155,7 @@ class Tokens:
 
     @cached_property
     def names(self) -> NameIndex:
-        """Tokens by their names."""
+        """GrammarVocab by their names."""
         return NameIndex(self._vocab.names)
 
     @cached_property

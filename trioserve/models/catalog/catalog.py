@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +24,7 @@ from trioserve.models.catalog.files import models_in
 from trioserve.models.catalog.presets import Preset, of_all, read_presets, without
 from trioserve.models.gguf import parts_of, total_size
 from trioserve.models.hub import HubReference, cached_models, find
+from trioserve.models.hub.reference import PREFERRED
 
 
 class Source(Enum):
@@ -81,9 +82,6 @@ class CatalogChanges:
     removed: frozenset[str] = frozenset()
 
 
-#: Of several quantizations, the one that a name without one means; else the first.
-_PREFERRED = ("Q4_K_M", "Q8_0")
-
 #: What Ollama's clients add to a name.
 _LATEST = ":latest"
 
@@ -115,11 +113,13 @@ def find_named(
     if (found := _exact(entries, name)) is not None:
         return found
     visible = [one for one in entries.values() if not one.hidden]
-    if "case" in steps and (found := _only(name, _without_case(visible, name))) is not None:
+    wanted = name.removesuffix(_LATEST)
+    folded = wanted.casefold()
+    if "case" in steps and (found := _only(visible, name, folded.__eq__)) is not None:
         return found
-    if (found := _in_repository(visible, name, ignores_case="case" in steps)) is not None:
+    if (found := _in_repository(visible, wanted, ignores_case="case" in steps)) is not None:
         return found
-    if "part" in steps and (found := _only(name, _with_part(visible, name))) is not None:
+    if "part" in steps and (found := _only(visible, name, lambda one: folded in one)) is not None:
         return found
     if default is not None and (found := _exact(entries, default)) is not None:
         return found
@@ -136,12 +136,8 @@ def _unnamed(entries: Mapping[str, ModelEntry], default: str | None) -> ModelEnt
     raise UnknownModelError(f"The request names no model. {_listed(visible)}", param="model")
 
 
-def _untagged(name: str) -> str:
-    return name.removesuffix(_LATEST)
-
-
 def _exact(entries: Mapping[str, ModelEntry], name: str) -> ModelEntry | None:
-    for wanted in (name, _untagged(name)):
+    for wanted in (name, name.removesuffix(_LATEST)):
         if wanted in entries:
             return entries[wanted]
         for one in entries.values():
@@ -150,42 +146,35 @@ def _exact(entries: Mapping[str, ModelEntry], name: str) -> ModelEntry | None:
     return None
 
 
-def _without_case(entries: Iterable[ModelEntry], name: str) -> list[ModelEntry]:
-    wanted = _untagged(name).casefold()
-    return [
-        one for one in entries if wanted in (each.casefold() for each in (one.name, *one.aliases))
-    ]
-
-
-def _in_repository(
-    entries: Iterable[ModelEntry], name: str, *, ignores_case: bool
+def _only(
+    entries: Iterable[ModelEntry], name: str, fits: Callable[[str], bool]
 ) -> ModelEntry | None:
-    """Of a repository that is named without a quantization, choose what would be downloaded."""
-    wanted = _untagged(name)
-    own = {}
-    for one in entries:
-        repo, _, quant = one.name.rpartition(":")
-        if repo == wanted or (ignores_case and repo.casefold() == wanted.casefold()):
-            own[quant.upper()] = one
-    return next((own[quant] for quant in (*_PREFERRED, *own) if quant in own), None)
+    """Find the only model of which a name fits, regardless of case.
 
-
-def _with_part(entries: Iterable[ModelEntry], name: str) -> list[ModelEntry]:
-    wanted = _untagged(name).casefold()
-    return [
-        one
-        for one in entries
-        if any(wanted in each.casefold() for each in (one.name, *one.aliases))
+    Raises:
+        AmbiguousModelError: there are several.
+    """
+    found = [
+        one for one in entries if any(fits(each.casefold()) for each in (one.name, *one.aliases))
     ]
-
-
-def _only(name: str, found: list[ModelEntry]) -> ModelEntry | None:
     if len(found) > 1:
         names = ", ".join(one.name for one in found[:_MAX_NAMES])
         raise AmbiguousModelError(
             f"The model {name!r} may be any of {len(found)}: {names}.", param="model"
         )
     return found[0] if found else None
+
+
+def _in_repository(
+    entries: Iterable[ModelEntry], wanted: str, *, ignores_case: bool
+) -> ModelEntry | None:
+    """Of a repository that is named without a quantization, choose what would be downloaded."""
+    own = {}
+    for one in entries:
+        repo, _, quant = one.name.rpartition(":")
+        if repo == wanted or (ignores_case and repo.casefold() == wanted.casefold()):
+            own[quant.upper()] = one
+    return next((own[quant] for quant in (*PREFERRED, *own) if quant in own), None)
 
 
 def _listed(entries: list[ModelEntry]) -> str:
@@ -204,7 +193,7 @@ _WHICH = frozenset({"model", "hf_repo", "hf_file", "model_url"})
 
 
 @attrs.frozen
-class _Found:
+class _FoundModel:
     """A model before presets: where it is from, and its files."""
 
     source: Source
@@ -212,9 +201,9 @@ class _Found:
     mmproj: Path | None = None
 
 
-def _bundled() -> _Found:
+def _bundled() -> _FoundModel:
     projector = BUNDLED_PROJECTOR if BUNDLED_PROJECTOR.exists() else None
-    return _Found(Source.BUNDLED, (BUNDLED,), projector)
+    return _FoundModel(Source.BUNDLED, (BUNDLED,), projector)
 
 
 class Catalog:
@@ -317,12 +306,12 @@ class Catalog:
     def _read(self) -> dict[str, ModelEntry]:
         known = {BUNDLED_NAME: _bundled()}
         known |= {
-            one.name: _Found(Source.CACHE, one.files, one.mmproj)
+            one.name: _FoundModel(Source.CACHE, one.files, one.mmproj)
             for one in cached_models(self._cache_dir)
         }
         if self._models_dir is not None:
             known |= {
-                one.name: _Found(Source.DIRECTORY, one.files, one.mmproj)
+                one.name: _FoundModel(Source.DIRECTORY, one.files, one.mmproj)
                 for one in models_in(self._models_dir)
             }
         everywhere = Preset()
@@ -393,7 +382,7 @@ class _Builder:
         self._cache_dir = cache_dir
         self.copied: set[Path | None] = set()
 
-    def entry(self, name: str, found: _Found | None, section: Preset | None) -> ModelEntry:
+    def entry(self, name: str, found: _FoundModel | None, section: Preset | None) -> ModelEntry:
         """Make the entry of a name.
 
         Raises:
@@ -439,7 +428,7 @@ class _Builder:
         model = None if reference is None else find(reference, self._cache_dir)
         return None if model is None else model.files[0]
 
-    def _named(self, name: str, options: Options) -> _Found | None:
+    def _named(self, name: str, options: Options) -> _FoundModel | None:
         """Find the files that a preset names; None if they are not here yet."""
         path, repository = _value(options, "model"), _value(options, "hf_repo")
         reference = None if repository else hub_reference(path)
@@ -451,9 +440,9 @@ class _Builder:
                 raise ConfigError(f"models_preset: [{name}] {error.message}") from None
         if reference is None:
             is_there = path and ("model_url" not in options or Path(path).exists())
-            return _Found(Source.PRESET, parts_of(Path(path))) if is_there else None
+            return _FoundModel(Source.PRESET, parts_of(Path(path))) if is_there else None
         model = find(reference, self._cache_dir)
-        return None if model is None else _Found(Source.CACHE, model.files, model.mmproj)
+        return None if model is None else _FoundModel(Source.CACHE, model.files, model.mmproj)
 
 
 def _takes_projector(options: Options) -> bool:

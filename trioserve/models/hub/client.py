@@ -47,7 +47,7 @@ _FAILURES = (
 )
 
 
-class Answer:
+class HubResponse:
     """The answer to a GET, whose body is still to be read."""
 
     def __init__(self, url: str, response: httpcore.Response, linked: Mapping[str, str]) -> None:
@@ -125,7 +125,7 @@ class HttpClient:
     @asynccontextmanager
     async def get(
         self, url: str, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[HubResponse]:
         """Send a GET and follow redirects; the answer may have any other status.
 
         Raises:
@@ -136,7 +136,7 @@ class HttpClient:
         async with AsyncExitStack() as stack:
             for _ in range(_MAX_REDIRECTS):
                 response = await stack.enter_async_context(self._send(url, headers or {}))
-                answer = Answer(url, response, linked)
+                answer = HubResponse(url, response, linked)
                 location = answer.headers.get("location")
                 if answer.status not in _REDIRECTS or location is None:
                     break
@@ -171,7 +171,7 @@ class HttpClient:
             async with request as response:
                 yield response
 
-    async def json(self, url: str, repo: str) -> tuple[Any, Answer]:
+    async def json(self, url: str, repo: str) -> tuple[Any, HubResponse]:
         """Ask the hub's API about a repository, again if it fails.
 
         Raises:
@@ -186,7 +186,7 @@ class HttpClient:
             await trio.sleep(FIRST_WAIT * attempt)
         return await self._json(url, repo)
 
-    async def _json(self, url: str, repo: str) -> tuple[Any, Answer]:
+    async def _json(self, url: str, repo: str) -> tuple[Any, HubResponse]:
         async with self.get(url, {"Accept": "application/json"}) as answer:
             self.check(answer, repo)
             body = bytearray()
@@ -201,7 +201,7 @@ class HttpClient:
                 f"{_host(url)} does not answer as the hub does; look at HF_ENDPOINT."
             ) from None
 
-    def check(self, answer: Answer, what: str) -> None:
+    def check(self, answer: HubResponse, what: str) -> None:
         """Raise the error that the status stands for, if it is not 2xx.
 
         Args:
@@ -223,7 +223,7 @@ class HttpClient:
             )
         raise HubError(f"{host} answers with status {status}.")
 
-    def _check_access(self, answer: Answer, what: str) -> None:
+    def _check_access(self, answer: HubResponse, what: str) -> None:
         """Look at the statuses that say who may have what."""
         status, host = answer.status, _host(answer.url)
         if status == 404:
@@ -390,7 +390,7 @@ def _files(entries: Any, repo: str, base: str) -> Iterator[tuple[str, RemoteFile
             )
 
 
-def _next_page(answer: Answer) -> str | None:
+def _next_page(answer: HubResponse) -> str | None:
     match = _NEXT.search(answer.headers.get("link", ""))
     return match and urljoin(answer.url, match[1])
 

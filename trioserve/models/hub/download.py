@@ -1,4 +1,9 @@
-"""Downloads a file."""
+"""Downloads files: goes on where an earlier download ended, and through lost connections.
+
+The name of a file ends in ``.incomplete`` until all of it is there and its hash is right. Its size
+is what was received, though room is reserved for the rest, so another process can go on from there.
+Locks are those of huggingface_hub: one process has a lock, and one task in it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,9 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -20,7 +26,7 @@ import trio
 from filelock import FileLock, Timeout
 
 from trioserve.errors import DiskFullError, HashMismatchError, HubError, HubUnavailableError
-from trioserve.models.hub.client import Answer, HttpClient, RemoteFile
+from trioserve.models.hub.client import HttpClient, HubResponse, RemoteFile
 
 _READ_SIZE = 16 * 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -215,7 +221,7 @@ _INTERVAL = 0.1
 
 
 @attrs.frozen(kw_only=True)
-class Progress:
+class DownloadProgress:
     """How far a download is: one of its files, and all of them together, in bytes."""
 
     url: str
@@ -225,7 +231,7 @@ class Progress:
     all_total: int
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[DownloadProgress], None]
 
 
 class Reporter:
@@ -245,7 +251,7 @@ class Reporter:
             return
         self._reported = now
         self._on_progress(
-            Progress(
+            DownloadProgress(
                 url=url,
                 done=n_bytes,
                 total=self._sizes[url],
@@ -387,7 +393,66 @@ class _Piece:
         last = "" if self.end is None else self.end - 1
         return {"Range": f"bytes={self.start}-{last}"}
 
-    def is_in(self, answer: Answer) -> bool:
+    def is_in(self, answer: HubResponse) -> bool:
         """Whether an answer is this piece, and not another one, or all of the file."""
         found = answer.headers.get("content-range", "")
         return answer.status == 206 and found.startswith(f"bytes {self.start}-")
+
+
+@attrs.frozen(kw_only=True)
+class DownloadTarget:
+    """A file that is to be downloaded, and where it goes."""
+
+    file: RemoteFile
+    path: Path
+    incomplete: Path  # where what there is of it is
+    lock: Path
+    is_there: Callable[[], bool]  # whether all of it is there; blocks
+    #: Called when it is there, in a thread.
+    on_done: Callable[[], None] = lambda: None
+    #: Whether what there is of it is of the same file for sure.
+    can_resume: bool = True
+
+
+async def download(
+    client: HttpClient, targets: Iterable[DownloadTarget], on_progress: OnProgress
+) -> None:
+    """Download what is missing of some files.
+
+    What somebody else downloads, in this process or in another, is waited for.
+
+    Raises:
+        HubError: one of its family, which says what is wrong in a sentence.
+    """
+    # All room is reserved before the first byte comes. The order is the same for all, so that no
+    # two wait for each other.
+    ordered = sorted(targets, key=lambda one: one.lock)
+    reporter = Reporter({one.file.url: one.file.size or 0 for one in ordered}, on_progress)
+    async with AsyncExitStack() as stack:
+        opened = [(one, await _open(stack, one, reporter)) for one in ordered]
+        for target, partial_file in opened:
+            if partial_file is not None:
+                report = partial(reporter, target.file.url)
+                await transfer(client, target.file, partial_file, target.path, report)
+                await trio.to_thread.run_sync(target.on_done)
+
+
+async def _open(
+    stack: AsyncExitStack, target: DownloadTarget, reporter: Reporter
+) -> PartialFile | None:
+    """Lock a file and open what there is of it; None if all of it is there."""
+    report, run = partial(reporter, target.file.url), trio.to_thread.run_sync
+
+    def watch() -> None:
+        """Report how far somebody else is."""
+        with suppress(OSError):
+            report(target.incomplete.stat().st_size)
+
+    if not await run(target.is_there):
+        await stack.enter_async_context(locked(target.lock, watch))
+    if await run(target.is_there):  # somebody else got it
+        report(target.file.size or 0)
+        return None
+    if not target.can_resume:
+        await run(partial(target.incomplete.unlink, missing_ok=True))
+    return await stack.enter_async_context(open_partial(target.incomplete, target.file, report))

@@ -1,17 +1,26 @@
-"""`pull`: brings a model from the hub into the cache."""
+"""Brings models here: `pull` from the hub into its cache, `pull_url` from an address.
+
+Files from an address (``--model-url``) are where llama.cpp has them: in its cache, each with its
+ETag in a file beside it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import sys
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import attrs
 import structlog
 import trio
 
-from trioserve.errors import HubError
+from trioserve.errors import HubError, HubUnavailableError
 from trioserve.models.hub.cache import (
     HubModel,
     RepoFolder,
@@ -19,16 +28,16 @@ from trioserve.models.hub.cache import (
     default_endpoint,
     default_token,
 )
-from trioserve.models.hub.client import HttpClient, Listing, RemoteFile, list_files, open_client
-from trioserve.models.hub.download import (
-    OnProgress,
-    PartialFile,
-    Reporter,
-    locked,
-    open_partial,
-    transfer,
+from trioserve.models.hub.client import (
+    HttpClient,
+    HubResponse,
+    Listing,
+    RemoteFile,
+    list_files,
+    open_client,
 )
-from trioserve.models.hub.reference import HubReference, choose, name_of, projector_beside
+from trioserve.models.hub.download import DownloadTarget, OnProgress, disk_errors, download
+from trioserve.models.hub.reference import HubReference, choose, name_of, parts_of, projector_beside
 
 _log = structlog.stdlib.get_logger("trioserve.hub")
 
@@ -101,7 +110,36 @@ async def pull(
         if not with_projector:
             model = attrs.evolve(model, projector=None)
         folder = RepoFolder(cache_dir or default_cache_dir(), reference.repo)
-        return await _Download(client, model, folder, on_progress).run()
+        by_digest = {_target(folder, model, path).lock: path for path in model.everything}
+        targets = [_target(folder, model, path) for path in by_digest.values()]
+        await download(client, targets, on_progress)
+    return await trio.to_thread.run_sync(_publish, folder, model)
+
+
+def _target(folder: RepoFolder, model: RemoteModel, path: str) -> DownloadTarget:
+    file = model.everything[path]
+    assert file.digest is not None  # `_look_up` has seen to it
+    blob, link = folder.blob(file.digest), folder.file(model.listing.commit, path)
+    return DownloadTarget(
+        file=file,
+        path=blob,
+        incomplete=folder.blob(f"{file.digest}.incomplete"),
+        lock=folder.lock(file.digest),
+        is_there=lambda: any(
+            one.is_file() and one.stat().st_size == file.size for one in (link, blob)
+        ),
+    )
+
+
+def _publish(folder: RepoFolder, model: RemoteModel) -> HubModel:
+    """Make the links, when all files are there."""
+    commit = model.listing.commit
+    for path, file in model.everything.items():
+        folder.link(commit, path, file.digest or "")
+    folder.set_ref(model.listing.branch, commit)
+    found = folder.model(commit, next(iter(model.files)))
+    assert found is not None
+    return found
 
 
 def _client(token: str | None, endpoint: str | None) -> AbstractAsyncContextManager[HttpClient]:
@@ -126,80 +164,110 @@ async def _look_up(client: HttpClient, reference: HubReference) -> RemoteModel:
     )
 
 
-class _Download:
-    """The files of one model, on their way into the cache."""
+# -- from an address
 
-    def __init__(
-        self, client: HttpClient, model: RemoteModel, folder: RepoFolder, on_progress: OnProgress
-    ) -> None:
-        self._client = client
-        self._model = model
-        self._files = model.everything
-        self._folder = folder
-        sizes = {file.url: file.size or 0 for file in self._files.values()}
-        self._reporter = Reporter(sizes, on_progress)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
-    async def run(self) -> HubModel:
-        """Get what is missing, and make the links when all of it is there."""
-        by_digest = {self._digest(path): path for path in self._files}
-        async with AsyncExitStack() as stack:
-            # All room is reserved before the first byte comes. The order is the same for all, so
-            # that no two wait for each other.
-            opened = {path: await self._open(stack, path) for _, path in sorted(by_digest.items())}
-            for path, partial_file in opened.items():
-                if partial_file is not None:
-                    await self._transfer(path, partial_file)
-        return await trio.to_thread.run_sync(self._publish)
 
-    async def _open(self, stack: AsyncExitStack, path: str) -> PartialFile | None:
-        """Lock a file and open what there is of it; None if all of it is there."""
-        file = self._files[path]
-        lock = self._folder.lock(self._digest(path))
-        if not await trio.to_thread.run_sync(self._is_there, path):
-            await stack.enter_async_context(locked(lock, partial(self._watch, path)))
-        if await trio.to_thread.run_sync(self._is_there, path):  # somebody else got it
-            self._report(path, file.size or 0)
-            return None
-        return await stack.enter_async_context(
-            open_partial(self._incomplete(path), file, partial(self._report, path))
-        )
+def place_of(url: str, path: Path | None = None) -> Path:
+    """Where the file at an address goes: to `path`, or into llama.cpp's cache.
 
-    async def _transfer(self, path: str, partial_file: PartialFile) -> None:
-        await transfer(
-            self._client,
-            self._files[path],
-            partial_file,
-            self._folder.blob(self._digest(path)),
-            partial(self._report, path),
-        )
+    The parts of a split model keep their names, by which llama.cpp finds them.
 
-    def _publish(self) -> HubModel:
-        listing = self._model.listing
-        for path in self._files:
-            self._folder.link(listing.commit, path, self._digest(path))
-        self._folder.set_ref(listing.branch, listing.commit)
-        model = self._folder.model(listing.commit, next(iter(self._model.files)))
-        assert model is not None  # all files are there
-        return model
+    Raises:
+        HubError: the address has no name of a file.
+    """
+    name = os.path.basename(unquote(urlsplit(url).path))
+    if path is not None and len(parts_of(name)) == 1:
+        return path
+    if not name.endswith(".gguf"):
+        raise HubError(f"{url.partition('?')[0]} is not the address of a GGUF file.")
+    return _cache_dir() / name if path is None else path.with_name(name)
 
-    def _digest(self, path: str) -> str:
-        digest = self._files[path].digest
-        assert digest is not None  # `_look_up` has seen to it
-        return digest
 
-    def _is_there(self, path: str) -> bool:
-        size = self._files[path].size
-        blob = self._folder.blob(self._digest(path))
-        link = self._folder.file(self._model.listing.commit, path)
-        return any(one.is_file() and one.stat().st_size == size for one in (link, blob))
+async def pull_url(
+    url: str, path: Path | None = None, *, token: str | None, on_progress: OnProgress
+) -> Path:
+    """Download the model at an address, unless it is there; returns its first file.
 
-    def _incomplete(self, path: str) -> Path:
-        return self._folder.blob(f"{self._digest(path)}.incomplete")
+    What is there is taken as it is if the server cannot be reached. The token is for the hub, and
+    goes nowhere else.
 
-    def _watch(self, path: str) -> None:
-        """Report how far somebody else is."""
-        with suppress(OSError):
-            self._report(path, self._incomplete(path).stat().st_size)
+    Raises:
+        HubError: one of its family, which says what is wrong in a sentence.
+    """
+    parts = urlsplit(url)
+    urls = [urlunsplit(parts._replace(path=one)) for one in parts_of(parts.path)]
+    places = [place_of(one, path) for one in urls]
+    async with _client(token or None, None) as client:
+        try:
+            targets = [await _ask(client, *one) for one in zip(urls, places, strict=True)]
+        except HubUnavailableError as error:
+            if not all([await trio.Path(place).is_file() for place in places]):
+                raise
+            _log.warning(f"{error.message} What is in the cache is served.", file=str(places[0]))
+            return places[0]
+        await download(client, targets, on_progress)
+    return places[0]
 
-    def _report(self, path: str, n_bytes: int) -> None:
-        self._reporter(self._files[path].url, n_bytes)
+
+async def _ask(client: HttpClient, url: str, place: Path) -> DownloadTarget:
+    """Ask for a file, but read nothing of it."""
+    async with client.get(url) as answer:
+        parts = urlsplit(url)  # a query or a name of a user may hold a secret
+        name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        client.check(answer, name)
+        return _target_at(url, name, answer, place)
+
+
+def _target_at(url: str, name: str, answer: HubResponse, place: Path) -> DownloadTarget:
+    headers, size = answer.headers, answer.length
+    linked = headers.get("x-linked-etag", "").strip('"')
+    # What the server says so that others can tell whether the file has changed.
+    version = linked or headers.get("etag") or headers.get("last-modified") or ""
+    digest = linked if _SHA256.fullmatch(linked) else None
+    note = place.with_name(f"{place.name}.etag")
+    mark = hashlib.sha256(f"{url} {version}".encode()).hexdigest()[:16]
+    lock = hashlib.sha256(str(place.absolute()).encode()).hexdigest()
+
+    def is_there() -> bool:
+        if not place.is_file():
+            return False
+        known = _read(note)
+        return known == version if known and version else place.stat().st_size == size
+
+    return DownloadTarget(
+        file=RemoteFile(name=name, url=url, size=size, digest=digest),
+        path=place,
+        incomplete=place.with_name(f"{place.name}.{mark}.incomplete"),
+        lock=default_cache_dir() / ".locks" / "urls" / f"{lock}.lock",
+        is_there=is_there,
+        on_done=partial(_write, note, version),
+        can_resume=bool(version),  # or what there is may be of another file
+    )
+
+
+def _cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    if folder := environ.get("LLAMA_CACHE"):
+        return Path(folder).expanduser()
+    if sys.platform == "win32":
+        base = Path(environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "llama.cpp"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _write(path: Path, text: str) -> None:
+    with disk_errors(path):
+        new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, path)

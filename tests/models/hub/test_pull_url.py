@@ -11,19 +11,19 @@ import trio
 from tests.hub.server import Hub
 from tests.support.waiting import patiently
 from trioserve.errors import HubError, HubUnavailableError
-from trioserve.models.hub import Progress, url as urls
+from trioserve.models.hub import DownloadProgress, pull_url
 
 MODEL = random.Random(0).randbytes(2**20 + 5)
 NEWER = random.Random(1).randbytes(2**20 + 5)
 
 
-def ignore(progress: Progress) -> None:
+def ignore(progress: DownloadProgress) -> None:
     """Nobody looks."""
 
 
 async def pulled(url: str, path: Path | None = None) -> Path:
     with patiently():
-        return await urls.pull(url, path, token=None, on_progress=ignore)
+        return await pull_url(url, path, token=None, on_progress=ignore)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def cancelled(hub: Hub, address: str) -> None:
     """Begin a download, and cancel it in the middle."""
     hub.hold_after = 2**20
     with trio.CancelScope() as scope:
-        await urls.pull(
+        await pull_url(
             address, token=None, on_progress=lambda one: scope.cancel() if one.done else None
         )
     assert scope.cancelled_caught
