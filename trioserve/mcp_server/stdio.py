@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import select
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -14,10 +13,9 @@ import structlog
 import trio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 
 from trioserve.errors import TrioServeError
-from trioserve.tools.mcp.stdio import LineReader, LineTooLongError, without_surrogates
+from trioserve.tools.mcp.stdio import LineReader, LineTooLongError, read_message
 
 _log = structlog.stdlib.get_logger("trioserve.mcp")
 
@@ -115,21 +113,12 @@ async def _read(source: _Input, hear: MemoryObjectSendStream[SessionMessage | Ex
     async with hear:
         while (line := await _next(lines)) is not None:
             try:
-                message = _parsed(line)
+                message = read_message(line)
             except (ValueError, RecursionError):
                 shown = line[:200].decode("utf-8", "replace")
                 _log.warning("a line is no message", line=shown)
                 continue
             await hear.send(SessionMessage(message))
-
-
-def _parsed(line: bytes) -> JSONRPCMessage:
-    """Read a message. Halves of surrogate pairs, which JavaScript sends, become U+FFFD."""
-    try:
-        return jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValueError:
-        value = without_surrogates(json.loads(line))
-        return jsonrpc_message_adapter.validate_python(value, by_name=False)
 
 
 async def _next(lines: LineReader) -> bytes | None:

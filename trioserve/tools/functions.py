@@ -89,11 +89,8 @@ def _field(parameter: inspect.Parameter, hint: Any) -> tuple[Any, ...]:
         return parameter.name, hint
     if default is None or isinstance(default, str | int | float):
         return parameter.name, hint, default
-    return parameter.name, _or_unset(hint), msgspec.UNSET
-
-
-def _or_unset(hint: Any) -> Any:
-    return typing.Union[hint, msgspec.UnsetType]  # noqa: UP007 - not all hints know |
+    unset = typing.Union[hint, msgspec.UnsetType]  # noqa: UP007 - not all hints know |
+    return parameter.name, unset, msgspec.UNSET
 
 
 @attrs.frozen(eq=False)

@@ -280,7 +280,7 @@ async def open_process(
         "rlimits": [("RLIMIT_CORE", 0)] if limits is None else limits.rlimits,
         "processes": 0 if limits is None else limits.processes,
         "memory": 0 if limits is None else limits.memory,
-        "sandbox": None if sandbox is None else _order_of(sandbox),
+        "sandbox": None if sandbox is None else attrs.asdict(sandbox),
         "last": [*last],
         "temporary": None if limits is None and sandbox is None else tempfile.gettempdir(),
         "folder_variables": ["TMPDIR", *(["HOME"] if sandbox is not None else [])],
@@ -312,14 +312,6 @@ async def _start_supervisor(stdin: bool, stderr: Literal["pipe", "stdout"]) -> P
             ours.close()
             raise
     return Process(supervisor, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
-
-
-def _order_of(sandbox: CommandSandbox) -> dict[str, list[str]]:
-    return {
-        "writable": [*sandbox.writable],
-        "readable": [*sandbox.readable],
-        "devices": [*sandbox.devices],
-    }
 
 
 @attrs.frozen(kw_only=True)

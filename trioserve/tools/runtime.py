@@ -290,7 +290,9 @@ class OwnContainer:
 
     async def _start(self) -> None:
         self._name = f"trioserve-tools-{os.getpid()}-{secrets.token_hex(4)}"
-        argv = [self._engine, "run", "--rm", "-i", "--name", self._name, *self._options()]
+        argv = [self._engine, "run", "--rm", "-i", "--name", self._name]
+        argv += [f"--pids-limit={self._limits.processes}"]
+        argv += [f"--memory={self._limits.memory}"] if self._limits.memory else []
         # It is removed even when this process is killed, and ends even when all processes are: its
         # shell ends with standard input.
         last = [self._engine, "rm", "-f", self._name]
@@ -309,10 +311,6 @@ class OwnContainer:
             await self.aclose()
             raise
         _log.info("tools run in the container %s of %s", self._name, self._image)
-
-    def _options(self) -> list[str]:
-        options = [f"--pids-limit={self._limits.processes}"]
-        return options + ([f"--memory={self._limits.memory}"] if self._limits.memory else [])
 
     async def _until_ready(self, client: Process) -> None:
         assert client.stdin is not None and client.stderr is not None

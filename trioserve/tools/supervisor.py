@@ -67,12 +67,12 @@ class CommandSupervisor:
         wakeups = self._prepare()
         try:
             self._start()
-            self._tell("started")
+            _tell(self._control, "started")
             limit = self._watch(wakeups)
         finally:
             self._end_all()
         if self._status is not None:
-            self._tell(f"ended {os.waitstatus_to_exitcode(self._status)} {limit}")
+            _tell(self._control, f"ended {os.waitstatus_to_exitcode(self._status)} {limit}")
 
     def _prepare(self) -> int:
         confinement.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -118,7 +118,7 @@ class CommandSupervisor:
     def _become_command(self, to_failures: int) -> NoReturn:
         try:
             os.setsid()
-            self._tell(f"pid {os.getpid()}")  # before it could kill this process's parent
+            _tell(self._control, f"pid {os.getpid()}")  # before it could kill this process's parent
             confinement.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             for name, value in self._order["rlimits"]:
                 _lower(getattr(resource, name), value)
@@ -217,9 +217,6 @@ class CommandSupervisor:
                 _become(["sh", "-c", _REMOVE, "sh", self._folder], {"PATH": _SYSTEM_PATH})
         if self._order["last"]:
             _become(self._order["last"], self._order["env"])
-
-    def _tell(self, line: str) -> None:
-        _tell(self._control, line)
 
 
 def _become(argv: list[str], env: dict[str, str]) -> NoReturn:

@@ -86,10 +86,6 @@ def _param_of(message: str) -> str | None:
     return ".".join(names) or None
 
 
-def _ignore(_: str) -> None:
-    pass
-
-
 @attrs.frozen(kw_only=True)
 class ToolInfo:
     """What a tool is, for a model and for people."""
@@ -134,7 +130,7 @@ class ToolCallContext:
     #: Of what `read_file` reads: "base64", or empty for text.
     response_type: str = ""
     #: Is told the output of a tool that streams, piece by piece. It is called on the event loop.
-    on_output: Callable[[str], None] = _ignore
+    on_output: Callable[[str], None] = lambda _: None
 
 
 @attrs.frozen

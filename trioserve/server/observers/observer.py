@@ -303,13 +303,14 @@ def _log_end(request: RequestInfo, end: RequestEnd) -> None:
         "completion_tokens": end.n_output,
     }
     if (timings := end.timings) is not None:
-        facts |= {
-            "cached_tokens": timings.cache_n,
-            "prefill_tokens_per_s": _rate(timings.prompt_n, timings.prompt_ms),
-            "decode_tokens_per_s": _rate(timings.predicted_n - 1, timings.predicted_ms),
-            "queue_ms": round(timings.queue_ms, 1),
-            "ttft_ms": round(timings.queue_ms + timings.prompt_ms, 1),
-        }
+        facts["cached_tokens"] = timings.cache_n
+        for name, n, ms in (
+            ("prefill_tokens_per_s", timings.prompt_n, timings.prompt_ms),
+            ("decode_tokens_per_s", timings.predicted_n - 1, timings.predicted_ms),
+        ):
+            facts[name] = round(n / ms * 1e3, 1) if ms > 0 and n > 0 else 0.0
+        facts["queue_ms"] = round(timings.queue_ms, 1)
+        facts["ttft_ms"] = round(timings.queue_ms + timings.prompt_ms, 1)
     facts["total_ms"] = round(end.total_s * 1e3, 1)
     if end.finish is not None:
         _log.info("request ended", **facts, finish=end.finish.value)
@@ -321,10 +322,6 @@ def _log_end(request: RequestInfo, end: RequestEnd) -> None:
         if error is not None and error.__cause__ is not None:
             facts["cause"] = repr(error.__cause__)
         _log.warning("request failed", **facts, error=message)
-
-
-def _rate(n: int, ms: float) -> float:
-    return round(n / ms * 1e3, 1) if ms > 0 and n > 0 else 0.0
 
 
 __getattr__ = renamed_names(

@@ -276,13 +276,11 @@ async def _close(closing: list[Callable[[], object]]) -> None:
     with trio.move_on_after(FAREWELL, shield=True) as scope:
         async with trio.open_nursery() as nursery:
             for shut_down in closing:
-                nursery.start_soon(partial(_in_thread, shut_down))
+                nursery.start_soon(
+                    partial(trio.to_thread.run_sync, shut_down, abandon_on_cancel=True)
+                )
     if scope.cancelled_caught:
         _log.warning("the last traces and metrics could not be sent", seconds=FAREWELL)
-
-
-async def _in_thread(shut_down: Callable[[], object]) -> None:
-    await trio.to_thread.run_sync(shut_down, abandon_on_cancel=True)
 
 
 def _open(closing: list[Callable[[], object]], content: bool) -> OpenTelemetry:

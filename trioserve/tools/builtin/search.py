@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, get_args
 
 import attrs
@@ -64,7 +64,8 @@ class FindFiles(FileCall):
         wanted = Filter(self.include, self.exclude)
         listing = files.list(self.path, _kinds(self.type), max(0, self.max_depth))
         found, total = _first_entries(listing, wanted, min(self.limit, _MAX_RESULTS))
-        text = "".join(_lines(found)) + f"\n---\nTotal matches: {total}\n"
+        lines = [f"{shown(one.path)}{'/' if one.is_dir else ''}\n" for one in found]
+        text = "".join(lines) + f"\n---\nTotal matches: {total}\n"
         if total > len(found):
             text += (
                 f"[{len(found)} results limit reached ({total} total matches). Refine the glob "
@@ -98,10 +99,6 @@ def _first_entries(
             if total <= limit:
                 found.append(entry)
     return found, total
-
-
-def _lines(entries: Iterable[DirectoryEntry]) -> Iterable[str]:
-    return (f"{shown(one.path)}{'/' if one.is_dir else ''}\n" for one in entries)
 
 
 class GrepFiles(FileCall):

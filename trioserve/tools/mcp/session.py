@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
@@ -229,7 +228,8 @@ async def with_session(
     """
 
     try:
-        async with _streams(entry) as streams, _open_client(streams, on_list_changed) as client:
+        connected = stdio_streams(entry) if isinstance(entry, StdioEntry) else http_streams(entry)
+        async with connected as streams, _open_client(streams, on_list_changed) as client:
             with trio.fail_after(START_SECONDS):
                 await client.initialize()
             return await use(McpSession(client, entry.timeout))
@@ -251,10 +251,6 @@ def _open_client(streams: Streams, on_list_changed: Callable[[], None]) -> Clien
     return ClientSession(
         dispatcher=_Dispatcher(*streams), client_info=_CLIENT_INFO, message_handler=on_message
     )
-
-
-def _streams(entry: Entry) -> AbstractAsyncContextManager[Streams]:
-    return stdio_streams(entry) if isinstance(entry, StdioEntry) else http_streams(entry)
 
 
 class _Dispatcher(JSONRPCDispatcher[TransportContext]):

@@ -215,9 +215,9 @@ class _Server:
             return None
         try:
             if len(line) > _LONG_MESSAGE:
-                message = await trio.to_thread.run_sync(_parsed, line)
+                message = await trio.to_thread.run_sync(read_message, line)
             else:
-                message = _parsed(line)
+                message = read_message(line)
         except (ValueError, RecursionError):
             if not self._has_said_nonsense:
                 self._has_said_nonsense = True
@@ -236,8 +236,12 @@ def _is_awaited(message: JSONRPCMessage) -> bool:
     return message.method == "notifications/tools/list_changed"
 
 
-def _parsed(line: bytes) -> JSONRPCMessage:
-    """A message. Text that is no Unicode is mended, and an answer that is none is an error."""
+def read_message(line: bytes) -> JSONRPCMessage:
+    """Read a message. Text that is no Unicode is mended, and an answer that is none is an error.
+
+    Raises:
+        ValueError, RecursionError: it is no message.
+    """
     try:
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
