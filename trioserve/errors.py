@@ -46,8 +46,10 @@ class DeadlineExceededError(RequestEndedError):
     type = "timeout_error"
     code = "deadline_exceeded"
 
-    def __init__(self, message: str = "The request's deadline has passed.") -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str = "The request's deadline has passed.", *, param: str | None = None
+    ) -> None:
+        super().__init__(message, param=param)
 
 
 class StalledReaderError(RequestEndedError):

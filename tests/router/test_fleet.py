@@ -32,8 +32,7 @@ from trioserve.errors import (
 from trioserve.router.child import HealthCheck
 from trioserve.router.fleet import Child, Fleet
 from trioserve.router.forward import ModelProcessError
-from trioserve.router.states import FleetEvent, QueueStatus, Status
-from trioserve.router.supervisor import MAX_DEATHS, WINDOW
+from trioserve.router.states import MAX_DEATHS, WINDOW, FleetEvent, QueueStatus, Status
 
 A, B, C = entry("a"), entry("b"), entry("c")
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
     nullcontext,
 )
+from contextvars import Context, copy_context
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import attrs
+import structlog
 import trio
 
 from trioserve.errors import (
@@ -23,18 +28,22 @@ from trioserve.errors import (
     UnknownModelError,
 )
 from trioserve.models.catalog import Catalog, ModelEntry
-from trioserve.router.child import Child, HealthCheck
+from trioserve.router.child import Child, HealthCheck, Report, estimate
 from trioserve.router.forward import ChildAnswer, ChildConnection, NotTakenError, Outgoing, connect
 from trioserve.router.launch import Launcher, open_launcher, socket_folder
 from trioserve.router.schedule import Lease, Schedule
-from trioserve.router.states import Events, FleetEvent, ModelState, QueueStatus, Status
-from trioserve.router.supervisor import FleetSupervisor, Record, too_often
+from trioserve.router.states import Events, FleetEvent, ModelState, QueueStatus, Record, Status
 from trioserve.server.concurrency import EnteredOnce, alongside
 
 __all__ = ["Child", "Fleet"]
 
+_log = structlog.stdlib.get_logger("trioserve.router")
+
 #: Seconds that processes have to end after their requests, when all are drained.
 _GRACE = 5.0
+
+#: How far a model is loaded, in the form of llama-server, but for the value.
+_PROGRESS: dict[str, Any] = {"stages": ["text_model"], "current": "text_model"}
 
 #: Seconds between two times that requests which wait are told where they stand.
 _NEWS_INTERVAL = 0.1
@@ -73,14 +82,23 @@ class Fleet(EnteredOnce):
         self.catalog = catalog
         self.max_models = max_models
         self._drain_timeout = drain_timeout
-        self._launcher = launcher
         self._watch = watch or HealthCheck()
         self._schedule = Schedule(max_models=max_models, max_memory=max_memory)
         self._events = Events()
         self._listeners: set[_Bell] = set()  # of those who want to know where they stand
         self._news = _Bell()
-        self._supervisor: FleetSupervisor | None = None
-        self._closed = False
+        self._records: dict[str, Record] = {}
+        self._open_launcher: Callable[[], AbstractAsyncContextManager[Launcher]] = lambda: (
+            nullcontext(launcher) if launcher else open_launcher(catalog.environment)
+        )
+        # These are there on entry: the folder is that of the sockets.
+        self._launcher: Launcher
+        self._folder: Path
+        self._context: Context
+        self._n_children = 0
+        self._nursery: trio.Nursery | None = None
+        self._running = trio.Event()
+        self._closed = True  # until it is entered
 
     # -- life
 
@@ -95,29 +113,18 @@ class Fleet(EnteredOnce):
                 f"{self.max_models}"
             )
         async with AsyncExitStack() as stack:
-            folder = stack.enter_context(socket_folder())
-            launcher = await stack.enter_async_context(self._open_launcher())
-            self._supervisor = supervisor = FleetSupervisor(
-                self._schedule,
-                launcher,
-                self._watch,
-                folder=folder,
-                tell=self.tell,
-                changed=self._news.ring,
-            )
+            self._folder = stack.enter_context(socket_folder())
+            self._launcher = await stack.enter_async_context(self._open_launcher())
             for entry in at_once:
-                supervisor.record(entry)
+                self._record(entry)
                 self._schedule.want(entry.name)
-            await stack.enter_async_context(alongside(supervisor.run))
+            self._context = copy_context()
+            self._closed = False
+            await stack.enter_async_context(alongside(self._have_processes))
             await stack.enter_async_context(alongside(self._tell_waiting))
-            await supervisor.running.wait()
+            await self._running.wait()
             stack.callback(self._close)
             yield
-
-    def _open_launcher(self) -> AbstractAsyncContextManager[Launcher]:
-        if self._launcher is not None:
-            return nullcontext(self._launcher)
-        return open_launcher(self.catalog.environment)
 
     async def _tell_waiting(self) -> None:
         """Have those who wait look where they stand, when that may have changed."""
@@ -129,7 +136,8 @@ class Fleet(EnteredOnce):
 
     def _close(self) -> None:
         self._closed = True
-        self._parts.close(ServerClosingError())
+        for name in self._records:
+            self._schedule.unload(name, ServerClosingError())
 
     async def drain(self) -> None:
         """Take nothing new, have all processes finish their requests, and wait for their end.
@@ -137,18 +145,11 @@ class Fleet(EnteredOnce):
         What is left after `drain_timeout` is killed.
         """
         self._close()
-        children = [one.child for one in self._parts.records.values() if one.child is not None]
+        children = [one.child for one in self._records.values() if one.child is not None]
         for child in children:
             child.stop(self._drain_timeout + _GRACE)
         for child in children:
             await child.finished.wait()
-
-    @property
-    def _parts(self) -> FleetSupervisor:
-        """Raises ServerClosingError before the fleet is entered."""
-        if self._supervisor is None:
-            raise ServerClosingError
-        return self._supervisor
 
     # -- what requests do
 
@@ -185,7 +186,7 @@ class Fleet(EnteredOnce):
         lease = self._schedule.join(entry.name, changed)
         try:
             if not lease.granted:
-                self._parts.turn()
+                self._turn()
                 await self._until_granted(lease, bell, on_wait)
             record.use()
             assert child is not None
@@ -193,18 +194,18 @@ class Fleet(EnteredOnce):
         finally:
             record.use()
             self._schedule.leave(lease)
-            self._parts.turn()
+            self._turn()
 
     def _usable(self, entry: ModelEntry, autoload: bool) -> Record:
         """The record of a model that may be used. Raises as `use`."""
         if self._closed:
             raise ServerClosingError
-        record = self._parts.record(entry)
+        record = self._record(entry)
         runs = record.child is not None and not record.child.asked
         if not runs and not autoload:
             raise ModelNotLoadedError(f"The model {entry.name!r} is not loaded.", param="model")
         if not runs and record.deaths.wait_s(trio.current_time()):
-            raise too_often(record)
+            raise record.too_often()
         return record
 
     def is_ready(self, entry: ModelEntry) -> bool:
@@ -227,7 +228,7 @@ class Fleet(EnteredOnce):
             self._listeners.discard(bell)
 
     def _waiting(self, lease: Lease) -> QueueStatus:
-        record = self._parts.records[lease.model]
+        record = self._records[lease.model]
         is_next = self._schedule.is_loading(lease.model)
         return QueueStatus(
             position=self._schedule.position(lease),
@@ -246,13 +247,13 @@ class Fleet(EnteredOnce):
         """
         if self._closed:
             raise ServerClosingError
-        record = self._parts.record(entry)
+        record = self._record(entry)
         if record.child is not None and not record.child.asked:
             raise InvalidRequestError(f"The model {entry.name!r} is running already.")
         record.deaths.forget()
         self._schedule.release(entry.name)
         self._schedule.want(entry.name)
-        self._parts.turn()
+        self._turn()
 
     async def unload(self, entry: ModelEntry) -> None:
         """Begin to stop a model, which gets its `stop_timeout`. One that still loads is killed.
@@ -260,13 +261,13 @@ class Fleet(EnteredOnce):
         Raises:
             InvalidRequestError: it is not running, and nobody waits for it.
         """
-        record = self._parts.record(entry)
+        record = self._record(entry)
         if record.child is None and not self._schedule.is_queued(entry.name):
             raise InvalidRequestError(f"The model {entry.name!r} is not running.")
         error = ModelLoadError(f"The model {entry.name!r} was unloaded before it was ready.")
         if self._schedule.unload(entry.name, error):
-            self._parts.stop(record)
-        self._parts.turn()
+            self._stop(record)
+        self._turn()
 
     async def reload(self) -> None:
         """Read the catalog again, and wait until what has changed or is gone is not running.
@@ -277,7 +278,7 @@ class Fleet(EnteredOnce):
             ConfigError: as `Catalog.reload`.
         """
         changes = await trio.to_thread.run_sync(self.catalog.reload)
-        records, ending = self._parts.records, []
+        records, ending = self._records, []
         for name, record in list(records.items()):
             record.entry = self.catalog.entries.get(name, record.entry)
             if name in changes.removed:
@@ -291,19 +292,142 @@ class Fleet(EnteredOnce):
                 continue
             self._schedule.forget(name)
             if must_stop:
-                self._parts.stop(record)
+                self._stop(record)
             if record.child is not None:
                 ending.append(record.child)
-        self._parts.turn()
+        self._turn()
         for child in ending:
             await child.finished.wait()
         self.tell(FleetEvent(model="*", event="models_reload"))
+
+    # -- processes
+
+    async def _have_processes(self) -> None:
+        """Start and stop processes until cancelled, which kills them."""
+        async with trio.open_nursery() as self._nursery:
+            self._running.set()
+            self._turn()
+            await trio.sleep_forever()
+
+    def _record(self, entry: ModelEntry) -> Record:
+        return self._records.setdefault(entry.name, Record(entry))
+
+    def _turn(self) -> None:
+        """Do what is to be done now."""
+        if self._nursery is None or self._closed:
+            return
+        decision = self._schedule.decide()
+        for name in decision.stop:
+            self._stop(self._records[name])
+        for name in decision.start:
+            self._start(self._records[name])
+        for name in decision.estimate:
+            self._begin(self._estimate, self._records[name])
+        if self._schedule.has_waiting:
+            self._news.ring()
+
+    def _stop(self, record: Record) -> None:
+        """Have a process end: when its requests have, or at once if it is not ready."""
+        if record.child is not None:
+            record.child.stop(record.entry.stop_timeout if record.is_ready else 0.0)
+
+    def _begin(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Begin a task, which is ours and not that of the request that was the occasion for it."""
+        assert self._nursery is not None
+        self._context.copy().run(self._nursery.start_soon, function, *args)
+
+    # -- one process
+
+    def _start(self, record: Record) -> None:
+        self._n_children += 1
+        child = Child(record.entry.name, self._folder / f"{self._n_children}.sock", self._watch)
+        record.begin(child)
+        self._announce(record)
+        self._begin(self._attend, record, child)
+
+    async def _attend(self, record: Record, child: Child) -> None:
+        """Have a process from its start to its end."""
+        try:
+            await child.run(self._launcher, record.known.args, partial(self._told, record))
+        except ModelLoadError as error:
+            child.message = error.message
+        finally:
+            self._ended(record, child)
+            child.finished.set()
+
+    def _told(self, record: Record, report: Report) -> None:
+        """A process has told its state."""
+        name = record.entry.name
+        data: dict[str, Any] = {}
+        match report.get("state"):
+            case "downloading" | "loading" as state:
+                record.note(value=Status(state), progress=report.get("progress"))
+                data = {"progress": _PROGRESS | {"value": record.known.progress}}
+            case "ready":
+                record.is_ready = True
+                info = report.get("info", record.known.info)
+                record.note(value=Status.LOADED, progress=None, info=info)
+                data = {"info": report["info"]} if "info" in report else {}
+                self._schedule.ready(name)
+            case "sleeping":
+                record.note(value=Status.SLEEPING)
+                self._schedule.asleep(name)
+            case "ended":
+                self._schedule.dying(name)  # the rest when all that it wrote has been read
+                return
+            case _:
+                return  # it has failed, and will end
+        self._announce(record, data)
+        self._turn()
+
+    def _ended(self, record: Record, child: Child) -> None:
+        """A process has ended: see who has to know, and whether there is to be another one."""
+        name, was_ready = record.entry.name, record.is_ready
+        record.end(child)
+        self._schedule.gone(name, ModelLoadError(child.last_words()))
+        self._announce(record, {"exit_code": child.exit_code})
+        if record.known.failed and not self._closed:
+            _log.error("the process of a model has ended", model=name, reason=record.known.message,
+                       exit_code=child.exit_code)  # fmt: skip
+            self._recover(record, was_ready)
+        self._turn()
+
+    def _recover(self, record: Record, was_ready: bool) -> None:
+        """Start a process again that has died, unless that happens too often."""
+        name = record.entry.name
+        delay = record.deaths.note(trio.current_time())
+        if delay is None:
+            self._schedule.refuse(name, record.too_often())
+        elif was_ready:
+            self._schedule.hold(name)
+            self._schedule.want(name)
+            self._begin(self._release, name, delay)
+
+    async def _release(self, name: str, delay: float) -> None:
+        await trio.sleep(delay)
+        self._schedule.release(name)
+        self._turn()
+
+    async def _estimate(self, record: Record) -> None:
+        """Find out what memory a model needs."""
+        entry = record.entry
+        try:
+            need = await estimate(self._launcher, entry.name, entry.args)
+        except ModelLoadError as error:
+            self._schedule.not_estimated(entry.name, error)
+        else:
+            self._schedule.estimated(entry.name, need)
+        self._turn()
+
+    def _announce(self, record: Record, data: Mapping[str, Any] | None = None) -> None:
+        about = {"status": record.known.value.value, **(data or {})}
+        self.tell(FleetEvent(model=record.entry.name, event="status_change", data=about))
 
     # -- what is to be seen
 
     def state(self, name: str) -> ModelState:
         """A model as it is now."""
-        record = self._parts.records.get(name)
+        record = self._records.get(name)
         if record is None:
             return ModelState()
         return attrs.evolve(

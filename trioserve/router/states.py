@@ -1,7 +1,8 @@
-"""What a fleet tells of its models, and the events that it sends to all who subscribe."""
+"""What a fleet knows of its models, and what it tells of them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
@@ -10,6 +11,10 @@ from typing import Any
 
 import attrs
 import trio
+
+from trioserve.errors import ModelFailedError
+from trioserve.models.catalog import ModelEntry
+from trioserve.router.child import Child
 
 
 class Status(StrEnum):
@@ -101,3 +106,85 @@ class Events:
             except (trio.WouldBlock, trio.BrokenResourceError):
                 self._subscribers.discard(one)
                 one.close()
+
+
+#: This many deaths within these seconds are too many; for as long, it is not started again.
+MAX_DEATHS = 3
+WINDOW = 60.0
+
+#: Seconds before the next start, after the first death within the window and the second.
+_DELAYS = (0.25, 1.0)
+
+
+class Deaths:
+    """The recent deaths of one model's processes. Times are those of any clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._failed_until = 0.0
+
+    def note(self, now: float) -> float | None:
+        """Count a death. Returns the seconds until the next start; None: there were too many."""
+        self._times = [*(time for time in self._times if time > now - WINDOW), now]
+        if len(self._times) < MAX_DEATHS:
+            return _DELAYS[len(self._times) - 1]
+        self._failed_until = now + WINDOW
+        return None
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until it may be started, when there were too many deaths; otherwise 0."""
+        return max(0.0, self._failed_until - now)
+
+    def forget(self) -> None:
+        """Begin anew, because a person asked for it or the model has changed."""
+        self._times.clear()
+        self._failed_until = 0.0
+
+
+@attrs.define(eq=False)
+class Record:
+    """A model, its process if it has one, and what became of the last one."""
+
+    entry: ModelEntry
+    child: Child | None = None
+    is_ready: bool = False  # its process was ready once, though it may sleep
+    known: ModelState = attrs.field(factory=ModelState)  # but for what changes with each request
+    last_used: float | None = None
+    deaths: Deaths = attrs.field(factory=Deaths)
+
+    def note(self, **changes: Any) -> None:
+        """Change what is known."""
+        self.known = attrs.evolve(self.known, **changes)
+
+    def begin(self, child: Child) -> None:
+        """A process is being started."""
+        self.child, self.is_ready = child, False
+        args = (*self.entry.args, "--host", str(child.socket_path))
+        self.known = ModelState(value=Status.LOADING, args=args, socket_path=child.socket_path)
+        self.use()
+
+    def end(self, child: Child) -> None:
+        """Its process has ended."""
+        self.child, self.is_ready = None, False
+        self.note(
+            value=Status.UNLOADED,
+            socket_path=None,
+            progress=None,
+            exit_code=child.exit_code,
+            failed=not child.asked,
+        )
+        if self.known.failed:
+            self.note(message=child.last_words(), log_tail=tuple(child.lines))
+
+    def use(self) -> None:
+        """Note that it is in use now."""
+        self.last_used = time.time()
+
+    def too_often(self) -> ModelFailedError:
+        """The error when its processes have died too often."""
+        wait_s = self.deaths.wait_s(trio.current_time())
+        return ModelFailedError(
+            f"The model {self.entry.name!r} has failed {MAX_DEATHS} times within a minute, so it "
+            f"is not started again for another {wait_s:.0f} seconds. {self.known.message}",
+            retry_after=wait_s,
+        )
