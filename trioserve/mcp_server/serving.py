@@ -87,7 +87,7 @@ class ModelTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         raise NotImplementedError
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Take the fields that are set: for the others, the server has defaults of its own."""
+        """Take the fields that are set: the server has defaults for the others."""
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not UNSET}
 

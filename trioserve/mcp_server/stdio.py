@@ -25,7 +25,7 @@ MAX_MESSAGE = 64 * 2**20
 #: Bytes that a pipe takes without blocking if it takes any.
 _MAX_WRITE = getattr(select, "PIPE_BUF", 512)
 
-#: Seconds to write what is left when the client says no more. It may not read any longer.
+#: Seconds to write the last messages when the client has closed its end. It may not read them.
 _GRACE = 2.0
 
 Heard = MemoryObjectReceiveStream[SessionMessage | Exception]
@@ -134,7 +134,7 @@ async def _next(lines: LineReader) -> bytes | None:
 
 
 async def _write(stdout: int, said: MemoryObjectReceiveStream[SessionMessage]) -> bool:
-    """Write messages until there are no more; returns false if nobody reads them."""
+    """Write messages until there are no more; returns false when the client stops reading."""
     async with said:
         async for item in said:
             text = item.message.model_dump_json(by_alias=True, exclude_unset=True)

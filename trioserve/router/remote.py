@@ -293,7 +293,7 @@ class ChildModels(EnteredOnce, Mapping[str, "RemoteServer"]):
 
 
 class RemoteServer:
-    """A model in a process of its own. Any Trio cancel scope around a call cancels its work there.
+    """A model in a separate process. Any Trio cancel scope around a call cancels its work there.
 
     Fields are those of the requests of the HTTP interface, such as `temperature`, `max_tokens` or
     `tools`. `timeout` is in seconds from now, and counts while the process is started, too.

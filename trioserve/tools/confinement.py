@@ -2,7 +2,7 @@
 
 Landlock is a sandbox that a process puts around itself and all that it starts. It does not keep a
 command from changing the modes, owners and times of files outside of it, and root may change those
-of all. On a read-only file system nobody can. With some capabilities, root may also look into the
+of all. A read-only file system prevents that. With some capabilities, root may also look into the
 memory of other processes, such as the server.
 
 Like `supervisor`, which uses it, this imports nothing of trioserve.

@@ -40,10 +40,10 @@ def tool_of(
     Args:
         function: any function with named parameters.
         name: the tool's; the default is the function's.
-        description: what the model is told; the default is the docstring.
+        description: what the tool does, for the model; the default is the docstring.
         writes: whether it may change something, so that a person is asked before.
         abandon_on_cancel: what becomes of a function in a thread whose call is cancelled. It cannot
-            be ended. False: the cancelled call waits for it. True: it goes on, and nobody waits.
+            be ended. False: the cancelled call waits for it. True: it runs on without a reader.
 
     Raises:
         InvalidRequestError: it cannot be called by a model; `param` is "tools".
@@ -83,7 +83,7 @@ def tool_of(
 
 
 def _field(parameter: inspect.Parameter, hint: Any) -> tuple[Any, ...]:
-    """Describe a parameter. What is not given is left to the function, but the model is told."""
+    """Describe a parameter. The model sees its default; the function applies it."""
     default = parameter.default
     if default is parameter.empty:
         return parameter.name, hint

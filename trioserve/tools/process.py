@@ -51,7 +51,7 @@ _PATIENCE = 8.0
 #: Bytes of one line of a supervisor.
 _MAX_LINE = 4096
 
-#: Bytes beyond those that are kept, after which a program that goes on writing is ended.
+#: Bytes that a program may write beyond those that are kept. Then it is ended.
 MAX_LOST = 64 * 2**20
 
 
@@ -70,7 +70,7 @@ class CommandLimits:
 
     @property
     def rlimits(self) -> list[tuple[str, int]]:
-        """What the kernel looks after, for each process."""
+        """The limits that the kernel enforces, for each process."""
         limits = [
             ("RLIMIT_CORE", 0),
             ("RLIMIT_NOFILE", self.descriptors),
@@ -353,7 +353,7 @@ async def run(
         argv: the program and its arguments, as for `open_process`.
         timeout: seconds after which it is ended.
         max_output: bytes that are kept of what it writes. It may write more, to a limit.
-        on_output: is told what is kept, piece by piece.
+        on_output: receives what is kept, piece by piece.
         stdin: what it reads; "held": nothing, but that ends only with this process, or with the
             time.
         merged: whether `CommandOutput.data` has standard error, too.

@@ -38,7 +38,7 @@ from trioserve.tools.sandbox import PathSandbox
 
 _ASK_TIMEOUT = 15.0
 
-#: Runs a command in a directory, until standard input ends, which is when nobody waits any more:
+#: Runs a command in a directory, until standard input ends, which is when the call was given up:
 #: the program that reaches the place has ended, or the connection is lost. What the command has
 #: started ends with it: it has a group of its own where there is ``setsid``, and processes that
 #: left the group are known by a variable where there is ``/proc``. In the middle of ``exec``, a
@@ -88,7 +88,7 @@ _MAX_WORDS = 2000
 #: What begins with ``-`` would be an option.
 _TARGET = re.compile(r"[A-Za-z0-9._@][A-Za-z0-9._@-]*")
 
-#: There is nobody to answer a question, so keys must do, and the host must be known.
+#: No person answers a question, so keys must do, and the host must be known.
 _OPTIONS = (
     "BatchMode=yes",
     "PasswordAuthentication=no",
@@ -140,7 +140,7 @@ class Runtime(ABC):
             cwd: the directory that it starts in; None: where the runtime says.
             timeout: seconds after which it is ended.
             max_output: bytes of its output that are kept.
-            on_output: is told what is kept, piece by piece.
+            on_output: receives what is kept, piece by piece.
 
         Raises:
             InvalidRequestError: tools may not use this directory.

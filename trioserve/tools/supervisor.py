@@ -97,7 +97,7 @@ class CommandSupervisor:
         if not self._child:
             self._become_command(to_failures)
         os.close(to_failures)
-        # Whoever reads what the command writes is to see its end.
+        # The reader of what the command writes must see its end.
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(nothing, standard)

@@ -129,7 +129,7 @@ class ToolCallContext:
     runtime: str | None = None
     #: Of what `read_file` reads: "base64", or empty for text.
     response_type: str = ""
-    #: Is told the output of a tool that streams, piece by piece. It is called on the event loop.
+    #: Receives the output of a tool that streams, piece by piece, on the event loop.
     on_output: Callable[[str], None] = lambda _: None
 
 
@@ -180,8 +180,7 @@ class Tool(ABC):
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         """Run it. When cancelled, what it has started has ended before this raises `Cancelled`.
 
-        What the model can mend, such as the path of a file that is not there, is a result with an
-        error.
+        What the model can correct, such as a wrong path, is a result with an error.
 
         Args:
             arguments: by name; they may be anything that JSON can say.

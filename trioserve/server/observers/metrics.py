@@ -232,7 +232,7 @@ class Metrics:
         }
 
     def _families(self, status: EngineStatus) -> Iterator[tuple[Metric, str]]:
-        """All metrics of ours, each with its place in the JSON object, if it has one."""
+        """The metrics named `trioserve:`, each with its place in the JSON object, if it has one."""
         counted = ((one, key) for each, key in self._counted for one in each.collect())
         for family, key in (*counted, *self._read(status)):
             family.samples = [

@@ -1,4 +1,4 @@
-"""What a server tells of its work: an `Event`, an `Observer` that takes it, and the log.
+"""What a server reports of its work: an `Event`, an `Observer` that takes it, and the log.
 
 A server has a list of observers. They are called on the event loop: twice for a request, when it
 starts and when it has ended, and never for a token. The times between, of admission and of the
@@ -34,7 +34,7 @@ from trioserve.types import (
 _log = structlog.stdlib.get_logger("trioserve.request")
 
 #: How a call of a tool may end: it has a result; the result is an error; it was not allowed; a
-#: person has stopped it; nobody waits for it any more.
+#: person has stopped it; its request was cancelled.
 ToolOutcome: TypeAlias = Literal["finished", "failed", "denied", "stopped", "cancelled"]
 
 #: How the work on a recording may end.
@@ -137,8 +137,8 @@ class TranscriptionRecord:
         return "finished" if self.is_finished else "cancelled"
 
 
-#: What observers are told of. A `StepRecord` comes from the engine's thread, and only reaches those
-#: who subscribe to `Telemetry`.
+#: What observers receive. A `StepRecord` comes from the engine's thread, and only reaches functions
+#: that subscribe to `Telemetry`.
 Event: TypeAlias = RequestStarted | RequestRecord | ToolRecord | TranscriptionRecord | StepRecord
 
 
@@ -186,7 +186,7 @@ def observed(
     """Tell the observers of a request, which the block submits and reads.
 
     Args:
-        observers: are told, in this order.
+        observers: receive the events, in this order.
         request: what is known from the start.
         stream: of the request; says how it ended.
         on_cancel: the reason if the block is cancelled or left early.

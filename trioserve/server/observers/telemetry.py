@@ -57,10 +57,10 @@ Callback: TypeAlias = Callable[[TelemetryBatch], Awaitable[None]] | Callable[[Te
 
 
 class Telemetry:
-    """Tells whoever has subscribed. While nobody has, it costs nothing.
+    """Passes events to the functions that have subscribed. Without any, it costs nothing.
 
     Args:
-        observers: those of the server. It is one of them while somebody listens.
+        observers: those of the server. It is one of them while a function is subscribed.
     """
 
     def __init__(self, observers: list[Observer]) -> None:
@@ -70,7 +70,7 @@ class Telemetry:
         self._n_records = 0  # of engines that have ended
 
     def attach(self, loop: EngineLoop | None) -> None:
-        """Go on with another engine, or with none while the server sleeps."""
+        """Take the steps of another engine, or of none while the server sleeps."""
         self._n_records = self._next_index - 1
         self._loop = loop
         if loop is not None:
@@ -113,7 +113,7 @@ class Telemetry:
             self._watch()
 
     def _watch(self) -> None:
-        """Have the engine and the requests tell those who listen, and nobody else."""
+        """Have the engine and the server send events only while a function is subscribed."""
         if self._loop is not None:
             self._loop.watchers = tuple(feed.steps for feed in self._feeds)
         if self in self._observers:

@@ -1,6 +1,6 @@
 """`FileTool`, and the tools that read, write and edit a file.
 
-`edit_file` replaces pieces of a file, each of which the file must have exactly once.
+`edit_file` replaces pieces of a file. The file must have each piece exactly once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_READ_SECONDS = 15.0
 _NUL = b"\0"
 _N_PROBED = 8192
 
-#: Bytes of the file that is replaced, for which a diff is made.
+#: Bytes of the largest file whose replacement is shown as a diff.
 _MAX_COMPARED = 4 * 2**20
 _MAX_EDITED = 4 * 2**20
 
@@ -75,7 +75,7 @@ class FileCall(msgspec.Struct):
     WRITES: ClassVar[bool] = False
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
-        """Do the work, in a worker thread. Raises ToolFileError for what the model can mend."""
+        """Do the work, in a worker thread. Raises ToolFileError for what the model can correct."""
         raise NotImplementedError
 
     def diff(self, files: FileStore) -> str | None:

@@ -293,7 +293,7 @@ def _failed(what: str, path: str, error: OSError) -> ToolFileError:
 
 def _write(name: str, data: bytes, folder: int) -> None:
     try:
-        # Whoever may not write to a file may not replace it, either.
+        # A user who may not write to a file may not replace it, either.
         old = open_regular(name, os.O_WRONLY, folder)
     except FileNotFoundError:
         _replace(name, data, folder, None)

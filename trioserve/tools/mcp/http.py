@@ -56,7 +56,7 @@ SESSION_LOST = "Session terminated"
 
 @asynccontextmanager
 async def http_streams(entry: HttpEntry) -> AsyncIterator[Streams]:
-    """What a server says, and what it is told. The connections are closed when the block is left.
+    """Connect to a server; gives the streams from it and to it. They are closed with the block.
 
     Raises:
         ToolServerError: the address cannot be used.
@@ -116,7 +116,7 @@ class _HttpClient(httpx2.AsyncClient):
     """Sends what the SDK's transport has it send, and looks at the answers.
 
     Args:
-        background: where it is told that a call was given up, so that no other call waits for that.
+        background: where it sends that a call was given up, so that no other call waits for that.
         options: of the client.
     """
 

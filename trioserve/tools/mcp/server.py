@@ -19,7 +19,7 @@ from trioserve.tools.tool import ToolResult
 
 _log = structlog.stdlib.get_logger("trioserve.tools")
 
-#: Seconds after which a server is ended that nobody calls.
+#: Seconds without a call after which a server is ended.
 IDLE_SECONDS = 300.0
 
 #: Seconds after a start that failed in which the server is not started again.
@@ -39,7 +39,7 @@ class McpServer:
 
     Args:
         entry: which.
-        on_tools: is told its tools whenever it has listed them.
+        on_tools: receives its tools whenever it has listed them.
         nursery: where it runs.
     """
 
@@ -83,14 +83,14 @@ class McpServer:
         *,
         may_repeat: bool,
     ) -> ToolResult:
-        """Call a tool, and start the server if need be. When cancelled, the server is told so.
+        """Call a tool, and start the server if it does not run. Cancelling reaches the server.
 
         A server that answers nothing any more after a call was given up is ended.
 
         Args:
             tool: its name, as the server has it.
             arguments: by name.
-            on_output: is told the progress.
+            on_output: receives the progress.
             may_repeat: whether the call can be made again when the server ends while it does it.
 
         Raises:
@@ -110,7 +110,7 @@ class McpServer:
         raise AssertionError("the second attempt returns or raises")
 
     async def _running(self) -> _Connection:
-        """The connection to the server, which is started if need be.
+        """The connection to the server, which is started if it does not run.
 
         Raises:
             ToolServerError: it cannot be started.
@@ -129,7 +129,7 @@ class McpServer:
                 return run
 
     async def _serve(self, run: _Connection) -> None:
-        """Run the server until nobody needs it, or it ends."""
+        """Run the server until it ends, or is idle for long."""
         try:
             await with_session(self.entry, partial(self._use, run), run.list_changed)
         except ToolServerError as error:

@@ -149,7 +149,7 @@ class McpSession:
     async def call(
         self, tool: str, arguments: Mapping[str, Any], on_output: Callable[[str], None]
     ) -> ToolResult:
-        """Call a tool. When cancelled, the server is told so.
+        """Call a tool. When cancelled, the call is cancelled in the server, too.
 
         Raises:
             ToolTimeoutError: it takes too long.
@@ -254,7 +254,7 @@ def _open_client(streams: Streams, on_list_changed: Callable[[], None]) -> Clien
 
 
 class _Dispatcher(JSONRPCDispatcher[TransportContext]):
-    """Mends what servers get wrong: one tool that makes no sense does not hide the others."""
+    """Corrects what servers get wrong: one tool that makes no sense does not hide the others."""
 
     async def send_raw_request(
         self,

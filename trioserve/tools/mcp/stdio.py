@@ -109,7 +109,7 @@ class LineReader:
 
 
 class Pace:
-    """Makes whoever does too much wait. What is enough for a second may be done at once."""
+    """Limits a rate by waiting. What is enough for a second may be done at once."""
 
     def __init__(self, per_second: float) -> None:
         self._per_second = per_second
@@ -123,7 +123,7 @@ class Pace:
 
 @asynccontextmanager
 async def stdio_streams(entry: StdioEntry) -> AsyncIterator[Streams]:
-    """Start a server. What it says, and what it is told.
+    """Start a server; gives the streams from it and to it.
 
     When the block is left, its input ends; soon after, it is ended with all that it has started. At
     once, if the block is cancelled.
@@ -210,7 +210,7 @@ class _Server:
         return f"{how}; it wrote last: {words}" if words else how
 
     async def _message(self, line: bytes) -> JSONRPCMessage | None:
-        """The message of a line; None: it is none, or one that nobody waits for."""
+        """The message of a line; None: it is none, or has no reader."""
         if not line.strip():
             return None
         try:
@@ -228,7 +228,7 @@ class _Server:
 
 
 def _is_awaited(message: JSONRPCMessage) -> bool:
-    """Whether somebody waits for this. Most notifications are for the logs of other clients."""
+    """Whether a message has a reader. Most notifications are for the logs of other clients."""
     if not isinstance(message, JSONRPCNotification):
         return True
     if message.method == "notifications/progress":
@@ -237,7 +237,7 @@ def _is_awaited(message: JSONRPCMessage) -> bool:
 
 
 def read_message(line: bytes) -> JSONRPCMessage:
-    """Read a message. Text that is no Unicode is mended, and an answer that is none is an error.
+    """Read a message. Text that is no Unicode is corrected, and an answer that is none is an error.
 
     Raises:
         ValueError, RecursionError: it is no message.
@@ -267,7 +267,7 @@ def without_surrogates(value: Any) -> Any:
 
 
 class _Outbox:
-    """What a server is told. A request waits for room, but not the notice that it was given up."""
+    """Messages to a server. A request waits for room, but not the notice that it was given up."""
 
     def __init__(self) -> None:
         self._put, self._taken = trio.open_memory_channel[bytes](math.inf)

@@ -88,9 +88,9 @@ class McpTool(Tool):
         return self._info
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
-        """Call it. The server is started if need be. Its output is what it tells of its progress.
+        """Call it. The server is started if it does not run. Its output is its progress.
 
-        The model is told of a server that has ended, or takes too long.
+        A server that has ended, or takes too long, is an error for the model to read.
         """
         try:
             return await self._server.call(
