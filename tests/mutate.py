@@ -39,7 +39,7 @@ TARGETS = (
     "trioserve/chat/parse",
     "trioserve/server/dispatch.py",
     "trioserve/server/limits/admission.py",
-    "trioserve/api/sessions/session.py",
+    "trioserve/api/sessions.py",
 )
 
 _FAST = ("tests", "-m", "not system")

@@ -9,7 +9,7 @@ from prometheus_client import Metric
 from quart import Response, request
 
 from trioserve.api.base.intake import Intake, current_intake
-from trioserve.api.sessions.sessions import Sessions
+from trioserve.api.sessions import Sessions
 from trioserve.server.observers.metrics import gauge, prometheus_text, render_process, total
 
 #: The type of what `render` writes.

@@ -29,7 +29,7 @@ from trioserve.api.base.fields import RequestBody, field
 from trioserve.api.base.http import ID_HEADER, current_request_id, json_response, receive_of
 from trioserve.api.base.intake import current_intake
 from trioserve.api.openapi import takes
-from trioserve.api.sessions.session import OffsetError, Send, StreamFormat, StreamSession
+from trioserve.api.sessions import OffsetError, Send, StreamFormat, StreamSession
 from trioserve.errors import (
     InvalidRequestError,
     NotFoundError,

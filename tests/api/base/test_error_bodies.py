@@ -21,7 +21,7 @@ from tests.support.scripts import CHAT
 from trioserve import errors
 from trioserve.api.base.errors import InternalError
 from trioserve.api.llama import admin
-from trioserve.api.sessions.session import OffsetError
+from trioserve.api.sessions import OffsetError
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.router.forward import NotTakenError

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from trioserve.api.sessions.session import EventFraming, Framing
+from trioserve.api.sessions import EventFraming, Framing
 
 BODIES = st.lists(
     st.sampled_from(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trioserve.api.sessions.session import OffsetError, Ring
+from trioserve.api.sessions import OffsetError, Ring
 
 MARK = b"\n\n"
 

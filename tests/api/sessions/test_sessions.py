@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.api import metrics
-from trioserve.api.sessions.session import Send, StreamFormat, StreamSession
-from trioserve.api.sessions.sessions import Sessions
+from trioserve.api.sessions import Send, Sessions, StreamFormat, StreamSession
 from trioserve.config import Config
 from trioserve.errors import QueueFullError, ServerClosingError, StreamStoppedError
 from trioserve.server.concurrency import alongside

@@ -26,7 +26,7 @@ from tests.support.scripts import CHAT, HI, answering, endless
 from tests.support.waiting import PATIENCE, patiently, until
 from trioserve.api import streams
 from trioserve.api.base.service import Service
-from trioserve.api.sessions.session import StreamSession
+from trioserve.api.sessions import StreamSession
 
 CHATS = "/v1/chat/completions"
 STREAM = {**CHAT, "stream": True}

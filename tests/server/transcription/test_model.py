@@ -181,7 +181,7 @@ async def test_leaving_early_frees_the_slot() -> None:
     async with hearing(Heard("x" * ENDLESS), n_slots=1) as server:
         async with opened(server, LONG) as stream:
             assert isinstance(stream, TranscriptStream)
-            await stream.next()
+            await anext(stream)
         again = await transcript_of(server, SHORT)
     assert again.text == "more"
 
@@ -226,7 +226,7 @@ async def test_events_come_as_they_are_heard() -> None:
     async with hearing(Heard("One,", "two.")) as server, opened(server, LONG) as stream:
         events = []
         while not events or not isinstance(events[-1], Summary):
-            events.append(await stream.next())
+            events.append(await anext(stream))
     assert "".join(each.text for each in events if hasattr(each, "probs")) == "One, two."
     assert sum(isinstance(each, Segment) for each in events) == 2
 
@@ -257,7 +257,7 @@ async def test_a_program_gives_paths_and_bytes(tmp_path: Path) -> None:
 async def test_what_has_begun_is_finished_while_the_server_drains() -> None:
     async with hearing(Heard("One,", "two.")) as server, trio.open_nursery() as nursery:
         async with opened(server, LONG) as stream:
-            first = await stream.next()
+            first = await anext(stream)
             nursery.start_soon(server.drain, 30)
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(ServerClosingError):

@@ -265,7 +265,7 @@ async def test_a_server_that_drains_waits_for_it_but_not_for_ever() -> None:
         source = MediaSource(kind="audio", data=wav_file(1.0), param="file")
         params = TranscriptionParams(prompt="hang")
         async with parts.transcriptions.stream(source, params, RequestContext()) as stream:
-            await stream.next()
+            await anext(stream)
             await server.drain(0.1)
             with trio.move_on_after(0) as waiting:
                 await parts.requests.wait_none()
@@ -273,7 +273,7 @@ async def test_a_server_that_drains_waits_for_it_but_not_for_ever() -> None:
             await parts.close()
             with pytest.raises(ServerClosingError):
                 while True:
-                    await stream.next()
+                    await anext(stream)
 
 
 async def test_a_process_that_is_starting_ends_with_the_transcriber(
@@ -309,7 +309,7 @@ async def test_recordings_are_counted_and_logged() -> None:
                 source, TranscriptionParams(prompt="hang"), RequestContext()
             )
             async with opened as stream:
-                await stream.next()
+                await anext(stream)
             assert server.metrics is not None
             written = server.metrics.render(await server.status()).decode()
     label = 'model_name="scripted"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import attrs
@@ -18,7 +17,6 @@ from trioserve.api.base.fields import (
     json_type,
     list_schema,
     mapping,
-    named,
     object_schema,
     of_class,
     or_null,
@@ -156,39 +154,7 @@ class Continuation:
     echo: bool = False
 
 
-@json_type(
-    properties={
-        "add_generation_prompt": {"type": "boolean"},
-        "continue_final_message": {"enum": [True, False, "content", "reasoning_content"]},
-        "echo": {"type": "boolean"},
-    }
-)
-def _continuation(body: Mapping[str, Any]) -> Continuation:
-    """Read ``add_generation_prompt``, ``continue_final_message`` and ``echo``.
-
-    Unless `continue_final_message` is given, a final message of the assistant's is continued, and
-    the answer repeats it, as in llama-server.
-    """
-    add = _optional(body, "add_generation_prompt", boolean)
-    part = _optional(body, "continue_final_message", _part)
-    echo = _optional(body, "echo", boolean)
-    if part is None and _ends_with_assistant(body["messages"]):
-        return Continuation(False, "auto", echo is not False)
-    if part is None or part is False:
-        return Continuation(add is not False)
-    if add:
-        raise InvalidRequestError(
-            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
-            param="continue_final_message",
-        )
-    return Continuation(False, part, echo is True)
-
-
-def _optional(body: Mapping[str, Any], name: str, read: Any) -> Any:
-    value = body.get(name)
-    return None if value is None else named(read, value, name)
-
-
+@json_type({"enum": [True, False, "content", "reasoning_content"]})
 def _part(value: Any) -> ContinueFinalMessage | bool:
     """Take a boolean, or the part of the message that is continued; false: none is."""
     if isinstance(value, bool):
@@ -237,10 +203,32 @@ class TemplateRequest(RequestBody):
     model: str | None = field(read=readers.model_name, default=None)
     messages: Messages = field(read=_messages)
     tools: Tools = field(read=_tools, factory=Tools)
-    continuation: Continuation = field(whole=_continuation)
+    add_generation_prompt: bool | None = None
+    continue_final_message: ContinueFinalMessage | bool | None = field(read=_part, default=None)
+    echo: bool | None = None
+    continuation: Continuation = attrs.field(init=False)
     chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
     reasoning_effort: str | None = None
     verbosity: str | None = None
+
+    @continuation.default
+    def _continuation(self) -> Continuation:
+        """Say how the prompt ends.
+
+        Unless `continue_final_message` is given, a final message of the assistant's is continued,
+        and the answer repeats it, as in llama-server.
+        """
+        add, part = self.add_generation_prompt, self.continue_final_message
+        if part is None and _ends_with_assistant(self.messages):
+            return Continuation(False, "auto", self.echo is not False)
+        if part is None or isinstance(part, bool):
+            return Continuation(add is not False)
+        if add:
+            raise InvalidRequestError(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+                param="continue_final_message",
+            )
+        return Continuation(False, part, self.echo is True)
 
     @property
     def tool_names(self) -> list[str]:

@@ -34,7 +34,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from trio_util import AsyncValue
 
-from trioserve.api.sessions.session import StreamSession
+from trioserve.api.sessions import StreamSession
 from trioserve.errors import RequestEndedError, TrioServeError
 from trioserve.types import CancelReason
 

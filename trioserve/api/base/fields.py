@@ -223,7 +223,8 @@ def fields_of(cls: Any, names: Iterable[str] | None = None) -> list[Field]:
 
 @cache
 def _all_fields_of(cls: Hashable) -> tuple[Field, ...]:
-    return tuple(_field_of(cls, name) for name in attrs.fields_dict(cast(Any, cls)))
+    fields = attrs.fields_dict(cast(Any, cls)).items()
+    return tuple(_field_of(cls, name) for name, attribute in fields if attribute.init)
 
 
 def _field_of(cls: Any, name: str) -> Field:

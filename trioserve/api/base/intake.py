@@ -7,7 +7,7 @@ from collections import Counter
 from quart import Quart, current_app
 from trio_util import AsyncValue
 
-from trioserve.api.sessions.sessions import Sessions
+from trioserve.api.sessions import Sessions
 from trioserve.config import Config
 from trioserve.server.limits.memory import MemoryBudget
 

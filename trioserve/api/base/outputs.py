@@ -261,82 +261,65 @@ class LiveTimings:
         )
 
 
-def output_in_full(
-    server: Server,
-    request: GenerationRequest,
-    params: GenerationParams,
-    prompt: Prompt,
-    finished: Finished,
-    *,
-    text: str,
-    tokens: Sequence[TokenId],
-    index: int,
-) -> dict[str, Any]:
-    """Write an output that has ended. `text` and `tokens` are empty at the end of a stream."""
-    n_predicted = finished.timings.predicted_n
-    return {
-        "index": index,
-        "content": text,
-        "tokens": tokens,
-        "id_slot": finished.slot_id,
-        "stop": True,
-        "model": server.model.info.name,
-        "tokens_predicted": n_predicted,
-        "tokens_evaluated": len(prompt),
-        "generation_settings": generation_settings(
-            params,
-            request,
-            reasoning_format=server.config.reasoning_format,
-            end_of_generation=server.model.vocab.end_of_generation,
-            draft_types=server.config.draft_types,
-        ),
-        "prompt": server.detokenize(prompt),
-        "has_new_line": "\n" in text,
-        "truncated": finished.truncated,
-        "stop_type": finished.reason.value,
-        "stopping_word": finished.stopping_word,
-        # The last token was sampled, and not decoded.
-        "tokens_cached": len(prompt) + max(n_predicted - 1, 0),
-        "timings": timings(finished.timings),
-    }
+class OutputWriter:
+    """Writes outputs that have ended as llama-server's own routes do; on others, as ``__verbose``.
 
-
-class Verbose:
-    """Writes ``__verbose``, where a request asks for it or the log level is debug.
-
-    Call it with the number of an output, its prompt and how it ended, and for a whole answer with
-    its tokens.
+    That field is there where a request asks for it, or the log level is debug.
     """
 
     def __init__(
         self, server: Server, request: GenerationRequest, params: GenerationParams
     ) -> None:
+        self.model = server.model.info.name
         self._server, self._request, self._params = server, request, params
         wanted = request.verbose
-        self.is_on = server.config.log_level == "debug" if wanted is None else wanted
+        self._is_verbose = server.config.log_level == "debug" if wanted is None else wanted
 
-    def __call__(
+    def whole(
         self,
         index: int,
         prompt: Prompt,
         finished: Finished,
+        *,
+        text: str = "",
         tokens: Sequence[TokenId] = (),
     ) -> dict[str, Any]:
-        """Write the field, or nothing."""
-        if not self.is_on:
+        """Write an output. `text` and `tokens` are empty at the end of a stream."""
+        server, n_predicted = self._server, finished.timings.predicted_n
+        return {
+            "index": index,
+            "content": text,
+            "tokens": tokens,
+            "id_slot": finished.slot_id,
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": n_predicted,
+            "tokens_evaluated": len(prompt),
+            "generation_settings": generation_settings(
+                self._params,
+                self._request,
+                reasoning_format=server.config.reasoning_format,
+                end_of_generation=server.model.vocab.end_of_generation,
+                draft_types=server.config.draft_types,
+            ),
+            "prompt": server.detokenize(prompt),
+            "has_new_line": "\n" in text,
+            "truncated": finished.truncated,
+            "stop_type": finished.reason.value,
+            "stopping_word": finished.stopping_word,
+            # The last token was sampled, and not decoded.
+            "tokens_cached": len(prompt) + max(n_predicted - 1, 0),
+            "timings": timings(finished.timings),
+        }
+
+    def verbose(
+        self, index: int, prompt: Prompt, finished: Finished, tokens: Sequence[TokenId] = ()
+    ) -> dict[str, Any]:
+        """Write the field, or nothing; of a whole answer with its tokens."""
+        if not self._is_verbose:
             return {}
         text = self._server.detokenize(tokens) if tokens else ""
-        written = output_in_full(
-            self._server,
-            self._request,
-            self._params,
-            prompt,
-            finished,
-            text=text,
-            tokens=tokens,
-            index=index,
-        )
-        return {"__verbose": written}
+        return {"__verbose": self.whole(index, prompt, finished, text=text, tokens=tokens)}
 
 
 def read_arguments(text: str) -> Any:

@@ -21,11 +21,12 @@ from trioserve.server.dispatch import Mailbox
 from trioserve.server.limits.admission import Queue
 from trioserve.server.runs.events import RunEnded, RunEvent, StepStarted
 from trioserve.server.stream import ChatChunk, ChatStream, Stream
+from trioserve.server.transcription.transcript import Summary, TranscriptEvent
 from trioserve.types import Chunk, Finished, Progress, TokenProbs, WaitingStatus
 
 Event: TypeAlias = Progress | Chunk | ChatChunk | Finished
 
-_E = TypeVar("_E", bound=Event | RunEvent)
+_E = TypeVar("_E", bound=Event | RunEvent | TranscriptEvent)
 _Told = TypeVar("_Told", contravariant=True)
 
 
@@ -130,7 +131,7 @@ class EventSource(Generic[_E]):
     """The events of one or more streams as they come, each with the number of its stream.
 
     `next` waits for the next one, and raises what the streams raise. Cancelling it loses nothing.
-    There are `n_streams` last events in all, of type `Finished` or `RunEnded`.
+    There are `n_streams` last events in all, of type `Finished`, `RunEnded` or `Summary`.
     """
 
     n_streams: int
@@ -245,7 +246,7 @@ def _has_begun(first: Sequence[tuple[int, Any]]) -> bool:
     return bool(first) and not isinstance(first[-1][1], StepStarted)
 
 
-def _is_long(event: Event | RunEvent) -> bool:
+def _is_long(event: Event | RunEvent | TranscriptEvent) -> bool:
     """Whether it takes more than a few milliseconds to write an event."""
     if isinstance(event, RunEnded):
         event = event.answer.finished
@@ -287,7 +288,7 @@ async def _write(
                 data = await trio.to_thread.run_sync(writer.encode, index, event)
             else:
                 data = writer.encode(index, event)
-            if isinstance(event, Finished | RunEnded):
+            if isinstance(event, Finished | RunEnded | Summary):
                 running -= 1
                 data += b"" if running else writer.end()
             if data:
@@ -317,13 +318,13 @@ class Pings:
     """
 
     interval: float
-    queue: Queue
-    mailboxes: Sequence[Mailbox]
+    queue: Queue | None = None
+    mailboxes: Sequence[Mailbox] = ()
     tell_place: bool = False
 
     def is_queued(self) -> bool:
         """Whether none of the streams has a slot yet."""
-        return all(mailbox.queued for mailbox in self.mailboxes)
+        return self.queue is not None and all(mailbox.queued for mailbox in self.mailboxes)
 
     def pause(self) -> float:
         """Seconds until the next comment, for as long as nothing else was sent."""
@@ -331,7 +332,7 @@ class Pings:
 
     async def comment(self) -> bytes:
         """Write a comment for a silent stream: its place in the queue, or just a ping."""
-        if self.is_queued():
+        if self.queue is not None and self.is_queued():
             with trio.move_on_after(LOOK_TIMEOUT):
                 place = await self.queue.first_of([each.task_id for each in self.mailboxes])
                 if place is not None:

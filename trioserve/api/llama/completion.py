@@ -24,7 +24,7 @@ from trioserve.api.base.fields import (
 from trioserve.api.base.generation import admit, open_streams, read_chat, respond_stream
 from trioserve.api.base.generation_request import UNSUPPORTED_IN_LLAMA, TextRequest
 from trioserve.api.base.http import json_response, long_response, size_of_outputs
-from trioserve.api.base.outputs import output_in_full
+from trioserve.api.base.outputs import OutputWriter
 from trioserve.api.base.readers import GivenPrompt, RawPrompt
 from trioserve.api.base.running import NOT_RUNNING
 from trioserve.api.base.service import (
@@ -259,7 +259,8 @@ class LlamaOutput:
         prompt: Prompt,
         params: GenerationParams,
     ) -> None:
-        self._server, self._request, self._params = server, request, params
+        self._writer = OutputWriter(server, request, params)
+        self._request, self._params = request, params
         self._index, self._prompt = index, prompt
         self._has_new_line = False
         self._timings = writers.LiveTimings(len(prompt), monotonic)
@@ -275,7 +276,6 @@ class LlamaOutput:
         if isinstance(event, Finished):
             return self._last(event, "", (), {})
         if isinstance(event, Progress):
-            self._timings.on_progress(event)
             extra = self._timings.with_progress(event, timed=self._request.timings_per_token)
             return self._partial("", ()) | extra
         self._timings.on_output(len(event.tokens), event.drafts)
@@ -313,16 +313,7 @@ class LlamaOutput:
         self, finished: Finished, text: str, tokens: Sequence[TokenId], extra: Mapping[str, Any]
     ) -> dict[str, Any]:
         shown = tokens if self._request.return_tokens else ()
-        result = output_in_full(
-            self._server,
-            self._request,
-            self._params,
-            self._prompt,
-            finished,
-            text=text,
-            tokens=shown,
-            index=self._index,
-        )
+        result = self._writer.whole(self._index, self._prompt, finished, text=text, tokens=shown)
         result["has_new_line"] = self._has_new_line
         return _select(result | dict(extra), self._request.response_fields)
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import attrs
-import trio
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, outputs, readers, sse
 from trioserve.api.base.body import Form, read_form
-from trioserve.api.base.connection import KeepAlive, current_request
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
     MismatchError,
     boolean,
@@ -36,7 +35,6 @@ from trioserve.server.transcription import (
     Transcript,
     TranscriptEvent,
     TranscriptionParams,
-    TranscriptStream,
     TranscriptUsage,
 )
 from trioserve.types import MediaSource, TokenProbs
@@ -365,7 +363,7 @@ AS_TEXT: Mapping[str, Callable[[Transcript], str]] = {
 # -- as events
 
 
-class TranscriptEvents:
+class TranscriptEvents(sse.EventWriter[TranscriptEvent]):
     """Writes the events of a streamed transcript, and keeps what its last one repeats."""
 
     def __init__(self, *, with_logprobs: bool) -> None:
@@ -373,7 +371,7 @@ class TranscriptEvents:
         self._texts: list[str] = []
         self._probs: list[TokenProbs] = []
 
-    def encode(self, event: TranscriptEvent) -> bytes:
+    def encode(self, index: int, event: TranscriptEvent) -> bytes:
         """Write an event; empty when there is nothing to tell."""
         if isinstance(event, Text):
             return self._delta(event)
@@ -431,8 +429,11 @@ async def _answer(request_class: type[TranslationRequest]) -> Response:
     opened = server.transcriptions.stream(source, request.params, context)
     stream = await current_request().resources.enter_async_context(opened)
     if isinstance(request, TranscriptionRequest) and request.stream:
-        encoder = TranscriptEvents(with_logprobs=bool(request.include))
-        return await _respond_events(stream, server.config.sse_ping_interval, encoder)
+        writer = TranscriptEvents(with_logprobs=bool(request.include))
+        events = sse.EventSource.of(stream)
+        interval = server.config.sse_ping_interval
+        pings = sse.Pings(interval if interval > 0 else math.inf)
+        return await sse.respond(current_request(), events, writer, pings, errors.last_event)
     transcript = await stream.read()
     wanted = request.response_format
     if (write := AS_TEXT.get(wanted)) is not None:
@@ -440,31 +441,3 @@ async def _answer(request_class: type[TranslationRequest]) -> Response:
     write_json = as_verbose_json if wanted == "verbose_json" else as_json
     size = _SEGMENT_SIZE * len(transcript.segments) + len(transcript.probs)
     return await long_response(lambda: write_json(transcript, request), size)
-
-
-async def _respond_events(
-    stream: TranscriptStream, ping_interval: float, encoder: TranscriptEvents
-) -> Response:
-    """Make the response that streams a transcript. An error before any text has its own status."""
-    interval = ping_interval if ping_interval > 0 else math.inf
-    first: TranscriptEvent | None = None
-    with trio.move_on_after(interval):
-        first = await stream.next()
-    current_request().keep_alive = KeepAlive(interval)
-    return Response(
-        _events(stream, first, encoder), headers=sse.HEADERS, content_type=sse.CONTENT_TYPE
-    )
-
-
-async def _events(
-    stream: TranscriptStream, event: TranscriptEvent | None, encoder: TranscriptEvents
-) -> AsyncGenerator[bytes, None]:
-    # An async generator, so no nursery or cancel scope may be open at a `yield`.
-    try:
-        while not isinstance(event, Summary):
-            if event is not None and (data := encoder.encode(event)):
-                yield data
-            event = await stream.next()
-        yield encoder.encode(event)
-    except Exception as error:  # the status is sent: an event has to say it
-        yield errors.last_event(error)

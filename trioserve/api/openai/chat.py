@@ -23,13 +23,12 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.http import long_response, size_of_outputs
-from trioserve.api.base.outputs import Verbose
+from trioserve.api.base.outputs import OutputWriter
 from trioserve.api.base.running import Running
 from trioserve.api.base.service import current_responses
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
-    RunEvents,
     chat_logprobs,
     finish_reason,
     text_logprobs,
@@ -84,8 +83,8 @@ async def _stream_chat(
             request.messages, params, request.chat_params, n=request.n_copies, context=context
         )
     )
-    verbose = Verbose(server, request, params)
-    events = ChatEvents(server.model.info.name, request, params, streams, verbose)
+    writer = OutputWriter(server, request, params)
+    events = ChatEvents(request, params, writer, streams[0].prompt, len(streams))
     running = Running(streams, context.client, request.reasoning_control)
     current_request().resources.enter_context(current_responses().running(events.id, running))
     return await respond_stream(server, request, streams, events)
@@ -96,9 +95,8 @@ async def _run_chat(
 ) -> Response:
     """Answer a chat for which the server runs tools."""
     run = await open_run(server, request, params, context)
-    verbose = Verbose(server, request, params)
     if request.stream:
-        events = RunEvents(server.model.info.name, request, params, verbose)
+        events = ChatEvents(request, params, OutputWriter(server, request, params))
         return await respond_run(server, request, run, events, events.id)
     answer, chat = await read_run(run)
 
@@ -144,7 +142,9 @@ def _whole(
         "usage": writers.usage(sum(len(each.prompt) for each in outputs[::n]), timings, copies=n),
         "id": writers.new_id(PREFIXES[kind]),
         "timings": writers.timings(timings[0]),
-        **Verbose(server, request, params)(0, first.prompt, first.finished, first.tokens),
+        **OutputWriter(server, request, params).verbose(
+            0, first.prompt, first.finished, first.tokens
+        ),
     }
 
 
@@ -225,8 +225,8 @@ async def completions() -> Response:
     streams = await open_streams(server.stream_all(prompts, params, n=n, context=context))
     tokens = [stream.prompt for stream in streams]
     echoes = [_echo(server, request, i // request.n_copies, each) for i, each in enumerate(tokens)]
-    verbose = Verbose(server, request, params)
-    events = CompletionEvents(server.model.info.name, request, params, tokens, echoes, verbose)
+    writer = OutputWriter(server, request, params)
+    events = CompletionEvents(request, params, writer, tokens, echoes)
     return await respond_stream(server, request, streams, events)
 
 

@@ -16,7 +16,7 @@ import attrs
 
 from trioserve.api.base import outputs, sse
 from trioserve.api.base.chat_request import ChatRequest
-from trioserve.api.base.outputs import Verbose
+from trioserve.api.base.outputs import OutputWriter
 from trioserve.api.openai.request import CompletionRequest
 from trioserve.chat.deltas import (
     ContentDelta,
@@ -40,7 +40,7 @@ from trioserve.server.runs.events import (
     ToolReturned,
     ToolStarted,
 )
-from trioserve.server.stream import ChatChunk, ChatStream
+from trioserve.server.stream import ChatChunk
 from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt, Timings, TokenProbs
 
 
@@ -98,53 +98,77 @@ class Frame:
         return f'data: {{"choices":[{choice}],{self._shared},{sse.encode(extra)[1:-1]}}}\n\n'
 
 
-class ChatEvents(sse.EventWriter[sse.Event]):
-    """Writes the chunks of a streamed chat completion, of one or more choices.
+class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
+    """Writes the chunks of a streamed chat, of one or more choices, or of a run of tools.
 
     Without ``include_usage`` the last chunk of each choice carries its timings, as in
     llama-server; with it, one more chunk carries the usage of all, as in OpenAI's API.
+
+    Args:
+        request: what was asked for.
+        params: how it is answered.
+        writer: writes ``__verbose``.
+        prompt: of all choices; none: it is known when the run has ended.
+        n: how many choices there are.
     """
 
     def __init__(
         self,
-        model: str,
         request: ChatRequest,
         params: GenerationParams,
-        streams: Sequence[ChatStream],
-        verbose: Verbose,
+        writer: OutputWriter,
+        prompt: Prompt | None = None,
+        n: int = 1,
     ) -> None:
-        self._request = request
-        self._prompt, self._verbose = streams[0].prompt, verbose
-        self._n_prompt = len(self._prompt)
-        self._frame = Frame(model, "chat.completion.chunk", "chatcmpl")
+        self._request, self._writer, self._prompt = request, writer, prompt
+        self._n_prompt = 0 if prompt is None else len(prompt)
+        self._frame = Frame(writer.model, "chat.completion.chunk", "chatcmpl")
         self.id = self._frame.id
-        self._opened = False
+        self._opened = n == 1
         self._choices = [
-            ChoiceEvents(i, self._frame, request, params, self._n_prompt)
-            for i in range(len(streams))
+            ChoiceEvents(i, self._frame, request, params, self._n_prompt) for i in range(n)
         ]
+        self._calls = ClientCalls(request.tool_names)
+        self._totals: Mapping[str, Any] = {}  # of a run, when it has ended
 
-    def encode(self, index: int, event: sse.Event) -> bytes:
+    def encode(self, index: int, event: sse.Event | RunEvent) -> bytes:
         """Write an event of one choice."""
         choice = self._choices[index]
+        if isinstance(event, StepChunk):
+            event = event.chunk
         if isinstance(event, Progress) and not self._request.return_progress:
             choice.note(event)
             return b""
-        opening = self._open()
+        return (self._open() + self._told(index, choice, event)).encode()
+
+    def _told(self, index: int, choice: ChoiceEvents, event: sse.Event | RunEvent) -> str:
         if isinstance(event, ChatChunk):
-            return (opening + choice.chunk(event)).encode()
+            is_run = self._request.run_tools is not None
+            return choice.chunk(self._calls.pick(event) if is_run else event)
         if isinstance(event, Finished):
-            more = self._verbose(index, self._prompt, event)
-            return (opening + choice.last(event, more)).encode()
-        assert isinstance(event, Progress)
-        return (opening + choice.progress(event)).encode()
+            assert self._prompt is not None
+            return choice.last(event, self._writer.verbose(index, self._prompt, event))
+        if isinstance(event, Progress):
+            return choice.progress(event)
+        assert not isinstance(event, Chunk)
+        if isinstance(event, StepStarted):
+            self._calls.begin_step()
+            choice.begin_prompt(0)
+        told = choice.aside(**{EVENT: event_fields(event)})
+        return told + self._ended(choice, event.answer) if isinstance(event, RunEnded) else told
+
+    def _ended(self, choice: ChoiceEvents, answer: RunAnswer) -> str:
+        self._totals = {"usage": usage(answer), "timings": outputs.timings(answer.timings)}
+        last = attrs.evolve(answer.finished, timings=answer.timings)
+        more = self._writer.verbose(0, answer.prompt, last)
+        return choice.last(last, more, reason=finish_reason(answer))
 
     def _open(self) -> str:
         """Begin several choices in their order, before the first event: OpenAI's client wants it.
 
         One that is alone begins with its own first event.
         """
-        if self._opened or len(self._choices) == 1:
+        if self._opened:
             return ""
         self._opened = True
         return "".join(choice.begin() for choice in self._choices)
@@ -153,10 +177,12 @@ class ChatEvents(sse.EventWriter[sse.Event]):
         """Write the usage, where it was asked for, and the last line."""
         if not self._request.stream_options.include_usage:
             return sse.DONE
-        timings = [choice.timings for choice in self._choices]
-        usage = outputs.usage(self._n_prompt, timings, copies=len(timings))
-        first = outputs.timings(timings[0])
-        return self._frame.chunk("", usage=usage, timings=first).encode() + sse.DONE
+        totals = self._totals
+        if not totals:
+            timings = [choice.timings for choice in self._choices]
+            used = outputs.usage(self._n_prompt, timings, copies=len(timings))
+            totals = {"usage": used, "timings": outputs.timings(timings[0])}
+        return self._frame.chunk("", **totals).encode() + sse.DONE
 
 
 class ChoiceEvents:
@@ -281,16 +307,15 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
 
     def __init__(
         self,
-        model: str,
         request: CompletionRequest,
         params: GenerationParams,
+        writer: OutputWriter,
         prompts: Sequence[Prompt],
         echoes: Sequence[str],
-        verbose: Verbose,
     ) -> None:
         self._request, self._params = request, params
-        self._prompts, self._verbose = prompts, verbose
-        self._frame = Frame(model, "text_completion", "cmpl")
+        self._prompts, self._writer = prompts, writer
+        self._frame = Frame(writer.model, "text_completion", "cmpl")
         self._n_prompts = [len(prompt) for prompt in prompts]
         self._echoes = list(echoes)
         self._offsets = [len(echo) for echo in echoes]  # of the next token in the text
@@ -304,8 +329,8 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         if isinstance(event, Finished):
             return self._last(index, event).encode()
         assert isinstance(event, Progress)
-        self._live[index].on_progress(event)
         if not self._request.return_progress:
+            self._live[index].on_progress(event)
             return b""
         timed = self._request.timings_per_token
         extra = self._live[index].with_progress(event, timed=timed)
@@ -340,7 +365,7 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         self._timings[index] = event.timings
         choice = self._choice(index, "", finish=outputs.finish_reason(event.reason))
         extra = {"timings": outputs.timings(event.timings)}
-        extra |= self._verbose(index, self._prompts[index], event)
+        extra |= self._writer.verbose(index, self._prompts[index], event)
         if not self._request.stream_options.include_usage:
             extra["usage"] = outputs.usage(self._n_prompts[index], [event.timings])
         return self._frame.chunk(choice, **extra)
@@ -458,49 +483,3 @@ class ClientCalls:
             return delta
         index = self._indexes.get(delta.index)
         return None if index is None else attrs.evolve(delta, index=index)
-
-
-class RunEvents(sse.EventWriter[RunEvent]):
-    """Writes the chunks of a streamed chat for which the server runs tools."""
-
-    def __init__(
-        self, model: str, request: ChatRequest, params: GenerationParams, verbose: Verbose
-    ) -> None:
-        self._request, self._verbose = request, verbose
-        self._frame = Frame(model, "chat.completion.chunk", "chatcmpl")
-        self.id = self._frame.id
-        self._choice = ChoiceEvents(0, self._frame, request, params, 0)
-        self._calls = ClientCalls(request.tool_names)
-        self._last: Mapping[str, Any] = {}  # the fields of the chunk with the usage
-
-    def encode(self, index: int, event: RunEvent) -> bytes:
-        """Write an event."""
-        if isinstance(event, StepChunk):
-            return self._step(event.chunk).encode()
-        if isinstance(event, StepStarted):
-            self._calls.begin_step()
-            self._choice.begin_prompt(0)
-        told = self._choice.aside(**{EVENT: event_fields(event)})
-        if isinstance(event, RunEnded):
-            told += self._end(event.answer)
-        return told.encode()
-
-    def _step(self, chunk: ChatChunk | Progress) -> str:
-        if isinstance(chunk, ChatChunk):
-            return self._choice.chunk(self._calls.pick(chunk))
-        if self._request.return_progress:
-            return self._choice.progress(chunk)
-        self._choice.note(chunk)
-        return ""
-
-    def _end(self, answer: RunAnswer) -> str:
-        self._last = {"usage": usage(answer), "timings": outputs.timings(answer.timings)}
-        last = attrs.evolve(answer.finished, timings=answer.timings)
-        more = self._verbose(0, answer.prompt, last)
-        return self._choice.last(last, more, reason=finish_reason(answer))
-
-    def end(self) -> bytes:
-        """Write the usage, where it was asked for, and the last line."""
-        if not self._request.stream_options.include_usage:
-            return sse.DONE
-        return self._frame.chunk("", **self._last).encode() + sse.DONE

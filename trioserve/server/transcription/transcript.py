@@ -156,7 +156,10 @@ class TranscriptStream:
         self.duration = duration  # of the recording, in seconds
         self._events = events
 
-    async def next(self) -> TranscriptEvent:
+    def __aiter__(self) -> TranscriptStream:
+        return self
+
+    async def __anext__(self) -> TranscriptEvent:
         """Wait for the next event. The last one is a `Summary`."""
         event = await self._events.receive()
         if isinstance(event, TrioServeError):
@@ -168,7 +171,7 @@ class TranscriptStream:
         texts: list[str] = []
         probs: list[TokenProbs] = []
         segments: list[Segment] = []
-        while not isinstance(event := await self.next(), Summary):
+        while not isinstance(event := await anext(self), Summary):
             if isinstance(event, Text):
                 texts.append(event.text)
                 probs += event.probs
