@@ -17,7 +17,7 @@ import trio
 from tests.support.command import Running, serving
 from tests.support.http_server import chunks_of, post
 from tests.support.waiting import patiently
-from trioserve.cli.serving import fleet_of
+from trioserve.cli.serving import catalog_of, fleet_of
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
@@ -62,16 +62,16 @@ async def busy_slots(running: Running, model: str) -> int:
 
 def test_a_model_that_is_named_is_served_alone(models: Path) -> None:
     for argv in (["-m", "x.gguf", "--models-dir", str(models)], ["-hf", "user/repo"], []):
-        assert fleet_of(parse(argv, {}).config, argv, {}) is None
+        assert catalog_of(parse(argv, {}).config, argv, {}) is None
 
 
 def test_models_to_choose_from_make_a_fleet(models: Path) -> None:
     argv = ["--models-dir", str(models), "--models-max", "3"]
-    make = fleet_of(parse(argv, {}).config, argv, {})
-    assert make is not None
-    fleet = make()
-    assert list(fleet.catalog.entries) == ["one", "two", "bundled"]
-    assert fleet.max_models == 3
+    config = parse(argv, {}).config
+    catalog = catalog_of(config, argv, {})
+    assert catalog is not None
+    assert list(catalog.entries) == ["one", "two", "bundled"]
+    assert fleet_of(config, catalog).max_models == 3
 
 
 def test_models_in_the_cache_make_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,15 +79,15 @@ def test_models_in_the_cache_make_a_fleet(tmp_path: Path, monkeypatch: pytest.Mo
     file.parent.mkdir(parents=True)
     file.symlink_to(BUNDLED)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    make = fleet_of(Config(), [], {})
-    assert make is not None
-    assert list(make().catalog.entries) == ["user/repo:Q8_0", "bundled"]
+    catalog = catalog_of(Config(), [], {})
+    assert catalog is not None
+    assert list(catalog.entries) == ["user/repo:Q8_0", "bundled"]
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     argv = ["--models-dir", str(tmp_path / "none")]
     with pytest.raises(ConfigError, match="cannot be read"):
-        fleet_of(parse(argv, {}).config, argv, {})
+        catalog_of(parse(argv, {}).config, argv, {})
 
 
 RPC = ("--rpc", "127.0.0.1:50052")
@@ -99,14 +99,14 @@ def test_a_model_that_other_machines_compute_has_a_process_of_its_own(
     monkeypatch.setattr(library, "check", lambda: None)
     for argv in (["-m", "x.gguf", *RPC], list(RPC)):
         config = parse(argv, {}).config
-        make = fleet_of(config, argv, {})
-        assert make is not None
-        assert len(make().catalog.entries) == 1
-        assert fleet_of(config, argv, {}, watched=True) is None
+        catalog = catalog_of(config, argv, {})
+        assert catalog is not None
+        assert len(catalog.entries) == 1
+        assert catalog_of(config, argv, {}, watched=True) is None
     argv = ["--models-dir", str(models), *RPC]
-    make = fleet_of(parse(argv, {}).config, argv, {})
-    assert make is not None
-    assert list(make().catalog.entries) == ["one", "two", "bundled"]
+    catalog = catalog_of(parse(argv, {}).config, argv, {})
+    assert catalog is not None
+    assert list(catalog.entries) == ["one", "two", "bundled"]
 
 
 def test_without_the_library_there_are_no_other_machines(
@@ -114,7 +114,7 @@ def test_without_the_library_there_are_no_other_machines(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="run `trioserve rpc build`"):
-        fleet_of(parse(RPC, {}).config, RPC, {})
+        catalog_of(parse(RPC, {}).config, RPC, {})
 
 
 # -- the command

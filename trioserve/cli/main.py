@@ -21,7 +21,7 @@ from trioserve.cli import commands, help as texts
 from trioserve.cli.commands import cache
 from trioserve.cli.memory import limit_arenas
 from trioserve.cli.progress import StatusPipe, fetch, take_status
-from trioserve.cli.serving import fleet_of, serve
+from trioserve.cli.serving import catalog_of, serve
 from trioserve.config import logs
 from trioserve.config.parse import parse
 from trioserve.errors import TrioServeError
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if status.is_open:
             config = attrs.evolve(config, log_format="json")  # for who reads it
         logs.configure(config)
-        fleet = fleet_of(config, words, os.environ, watched=status.is_open)
+        catalog = catalog_of(config, words, os.environ, watched=status.is_open)
     except TrioServeError as error:
         status.tell("failed", message=error.message)
         print(f"trioserve: {error.message}", file=sys.stderr)
@@ -103,6 +103,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in parsed.notes:
         _log.warning(note)
     try:
-        return serve(config, status, fleet)
+        return serve(config, status, catalog)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -10,7 +10,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from ipaddress import ip_address
@@ -49,22 +49,22 @@ _GRACE = 3.0
 def serve(
     config: Config,
     status: StatusPipe | None = None,
-    fleet: Callable[[], Fleet] | None = None,
+    catalog: Catalog | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT. Blocks; returns the exit code.
 
     Args:
         config: what to serve.
         status: where to tell how that goes; the default is nowhere.
-        fleet: makes the models to serve, each of which has a process of its own, in place of the
-            one that the configuration names.
+        catalog: the models to serve, each in a process of its own, in place of the one that the
+            configuration names.
     """
     status = status or StatusPipe()
     exit_code = 0
     with ExitStack() as closing:
         try:
             _check_files(config)
-            if fleet is None or config.rpc:
+            if catalog is None or config.rpc:
                 _check_models(config)
             listening = closing.enter_context(open_sockets(config))
             check_reach(config, listening)
@@ -78,7 +78,7 @@ def serve(
 
         raise_limit()
         try:
-            trio.run(_serve, config, listening, status, fleet)
+            trio.run(_serve, config, listening, status, catalog)
         except* LifespanFailureError:
             exit_code = 1  # there is no model or no engine; the service has logged why
     return exit_code
@@ -134,7 +134,7 @@ async def _serve(
     config: Config,
     listening: Sequence[socket.socket],
     status: StatusPipe,
-    fleet: Callable[[], Fleet] | None,
+    catalog: Catalog | None,
 ) -> None:
     """Serve until a signal.
 
@@ -146,9 +146,9 @@ async def _serve(
 
     from trioserve.api.base.service import Service
 
-    app = _make_app(config, status, fleet)
+    app = _make_app(config, status, catalog)
     service: Service | RouterService = app.extensions["trioserve"]
-    model = "many" if fleet is not None else config.model_named or "bundled"
+    model = "many" if catalog is not None else config.model_named or "bundled"
     stop = trio.Event()
     hypercorn_config = _hypercorn_config(config, listening)
     async with trio.open_nursery() as watching:
@@ -168,11 +168,11 @@ async def _serve(
         watching.cancel_scope.cancel()
 
 
-def _make_app(config: Config, status: StatusPipe, fleet: Callable[[], Fleet] | None) -> QuartTrio:
+def _make_app(config: Config, status: StatusPipe, catalog: Catalog | None) -> QuartTrio:
     from trioserve.app import create_app, create_router
 
-    if fleet is not None:
-        return create_router(config, fleet)
+    if catalog is not None:
+        return create_router(config, partial(fleet_of, config, catalog))
     app = create_app(config, load=partial(load, status))
     app.extensions["trioserve"].fetch = partial(fetch, status)
     return app
@@ -358,12 +358,12 @@ def url_of(listening: socket.socket, *, secure: bool = False) -> str:
 # -- one model or many
 
 
-def fleet_of(
+def catalog_of(
     config: Config, argv: Sequence[str], environ: Mapping[str, str], *, watched: bool = False
-) -> Callable[[], Fleet] | None:
-    """Find the models that there are to choose from, unless one is named. Blocks.
+) -> Catalog | None:
+    """Find the models that there are to choose from. Blocks.
 
-    A model that other machines compute has a fleet, too, of itself: its process may end or hang
+    A model that other machines compute has a catalog, too, of itself: its process may end or hang
     with any of them, and must be watched.
 
     Args:
@@ -373,31 +373,11 @@ def fleet_of(
         watched: whether another program watches this process, and starts it again.
 
     Returns:
-        what makes their fleet; None where there is one model to serve.
+        the models; None where there is one to serve, in this process.
 
     Raises:
         ConfigError: the models cannot be listed, or there cannot be other machines here.
     """
-    catalog = _catalog_of(config, argv, environ, watched=watched)
-    if catalog is None:
-        return None
-
-    def make() -> Fleet:
-        from trioserve.router.fleet import Fleet
-
-        return Fleet(
-            catalog,
-            max_models=config.models_max,
-            max_memory=config.models_memory * 2**20,
-            drain_timeout=config.drain_timeout,
-        )
-
-    return make
-
-
-def _catalog_of(
-    config: Config, argv: Sequence[str], environ: Mapping[str, str], *, watched: bool
-) -> Catalog | None:
     is_asked_for = config.models_dir is not None or config.models_preset is not None
     if config.rpc and not watched:
         from trioserve.llama.rpc import library
@@ -415,3 +395,15 @@ def _catalog_of(
     from trioserve.models.catalog import OneModel
 
     return OneModel(config, argv, environ)
+
+
+def fleet_of(config: Config, catalog: Catalog) -> Fleet:
+    """Make what runs the models of a catalog."""
+    from trioserve.router.fleet import Fleet
+
+    return Fleet(
+        catalog,
+        max_models=config.models_max,
+        max_memory=config.models_memory * 2**20,
+        drain_timeout=config.drain_timeout,
+    )

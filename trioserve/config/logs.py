@@ -137,20 +137,22 @@ def configure(config: Config, stream: TextIO | None = None) -> None:
     stream = sys.stderr if stream is None else stream
     sink = Sink(stream, "standard error")
     level = _LEVELS[config.log_level]
-    pretty = _is_pretty(config, stream)
+    is_auto, is_terminal = config.log_format == "auto", stream.isatty()
+    pretty = is_terminal if is_auto else config.log_format == "pretty"
     shared: list[Processor] = [structlog.contextvars.merge_contextvars]
     if config.log_prefix:
         shared += [structlog.stdlib.add_logger_name, structlog.processors.add_log_level]
     if config.log_timestamps:
         form = "%H:%M:%S" if pretty and file is None else "iso"
         shared += [structlog.processors.TimeStamper(fmt=form, utc=form == "iso")]
-    renderers = _console(config, stream) if pretty else _JSON
+    colors = is_terminal if config.log_colors == "auto" else config.log_colors == "on"
+    renderers = [_console(colors)] if pretty else _JSON
     if file is not None:
-        renderers = [_Copy(Sink(file, "the log file")), *renderers]
+        renderers = [_copied_to(Sink(file, "the log file")), *renderers]
     structlog.configure(
         processors=[*shared, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=_Factory(sink),
+        logger_factory=lambda *names: _Line(sink, names[0] if names else "trioserve"),
         cache_logger_on_first_use=True,
     )
     _route_logging(sink, level, shared, renderers)
@@ -168,32 +170,23 @@ def _open(path: str | None) -> io.RawIOBase | None:
     return _file
 
 
-class _Copy:
-    """A processor that writes each line to a file too, as JSON."""
+def _copied_to(sink: Sink) -> Processor:
+    """Make a processor that writes each line to a file too, as JSON."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def __call__(self, logger: Any, method: str, event: EventDict) -> EventDict:
+    def copy(logger: Any, method: str, event: EventDict) -> EventDict:
         line: Any = dict(event)
         for processor in _JSON:
             line = processor(logger, method, line)
-        self._sink.write(f"{line}\n")
+        sink.write(f"{line}\n")
         return event
 
-
-def _is_pretty(config: Config, stream: TextIO) -> bool:
-    return config.log_format == "pretty" or (config.log_format == "auto" and stream.isatty())
+    return copy
 
 
-def _console(config: Config, stream: TextIO) -> list[Processor]:
-    colors = config.log_colors
-    console = structlog.dev.ConsoleRenderer(
-        colors=stream.isatty() if colors == "auto" else colors == "on",
-        pad_event_to=0,
-        exception_formatter=structlog.dev.plain_traceback,
+def _console(colors: bool) -> Processor:
+    return structlog.dev.ConsoleRenderer(
+        colors=colors, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
     )
-    return [console]
 
 
 def _ordered(_logger: Any, _method: str, event: EventDict) -> EventDict:
@@ -221,14 +214,6 @@ class _Line:
         self._sink.write(f"{message}\n")
 
     debug = info = warning = error = critical = exception = msg
-
-
-class _Factory:
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def __call__(self, *args: Any) -> _Line:
-        return _Line(self._sink, args[0] if args else "trioserve")
 
 
 #: Libraries that log each request at the level of info, with the sessions of MCP servers.

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
 from trioserve.errors import InvalidRequestError
 
 INT32_MAX = 2**31 - 1
+
+Validator: TypeAlias = "Callable[[Any, attrs.Attribute[Any], Any], None]"
+
+
+def _wrong(attribute: attrs.Attribute[Any], must_be: str) -> InvalidRequestError:
+    return InvalidRequestError(f"'{attribute.name}' must be {must_be}.", param=attribute.name)
 
 
 def _is_finite(value: float) -> bool:
@@ -20,19 +26,16 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def in_range(
-    low: float, high: float = math.inf
-) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+def in_range(low: float, high: float = math.inf) -> Validator:
     """Make an attrs validator: a finite number with ``low <= value <= high``."""
 
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         wants = int if attribute.type in (int, "int") else (int, float)
         if isinstance(value, bool) or not isinstance(value, wants):
-            kind = "an integer" if wants is int else "a number"
-            raise InvalidRequestError(f"'{attribute.name}' must be {kind}.", param=attribute.name)
+            raise _wrong(attribute, "an integer" if wants is int else "a number")
         if not _is_finite(value) or not low <= value <= high:
-            bounds = f"at least {low}" if high == math.inf else f"between {low} and {high}"
-            raise InvalidRequestError(f"'{attribute.name}' must be {bounds}.", param=attribute.name)
+            no_end = high == math.inf
+            raise _wrong(attribute, f"at least {low}" if no_end else f"between {low} and {high}")
 
     check.bounds = (low, high)  # type: ignore[attr-defined]
     return check
@@ -41,20 +44,15 @@ def in_range(
 def is_bool(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Validate true or false."""
     if not isinstance(value, bool):
-        raise InvalidRequestError(
-            f"'{attribute.name}' must be true or false.", param=attribute.name
-        )
+        raise _wrong(attribute, "true or false")
 
 
-def is_text(max_length: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+def is_text(max_length: int) -> Validator:
     """Make an attrs validator: a string with at most so many characters."""
 
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, str) or len(value) > max_length:
-            raise InvalidRequestError(
-                f"'{attribute.name}' must be a string of at most {max_length} characters.",
-                param=attribute.name,
-            )
+            raise _wrong(attribute, f"a string of at most {max_length} characters")
 
     return check
 
@@ -62,9 +60,20 @@ def is_text(max_length: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]
 def are_strings(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Validate a tuple of strings."""
     if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
-        raise InvalidRequestError(
-            f"'{attribute.name}' must be a list of strings.", param=attribute.name
-        )
+        raise _wrong(attribute, "a list of strings")
+
+
+def _are_pairs(of: str, *, lowest_id: float = -math.inf, most: float = math.inf) -> Validator:
+    """Make a validator: a tuple of pairs of an id and a number, which is not NaN."""
+
+    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        for pair in value if isinstance(value, tuple) else [None]:
+            match pair:
+                case (int(id_), float() | int() as x) if id_ >= lowest_id and abs(x) <= most:
+                    continue
+            raise _wrong(attribute, f"a list of pairs of {of}")
+
+    return check
 
 
 def to_tuple(value: Any) -> Any:
@@ -110,17 +119,6 @@ SAMPLER_LETTERS = {
     "i": "infill",
     "a": "adaptive_p",
 }
-
-
-def _are_biases(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    for pair in value if isinstance(value, tuple) else [None]:
-        match pair:
-            case (int(), float() | int()):
-                continue
-        raise InvalidRequestError(
-            f"'{attribute.name}' must be a list of pairs of token id and bias.",
-            param=attribute.name,
-        )
 
 
 def _known_samplers(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -176,7 +174,7 @@ class SamplingParams:
     ignore_eos: bool = attrs.field(default=False, validator=is_bool)
     #: Pairs of token id and what is added to its logit; ``-inf`` forbids the token.
     logit_bias: tuple[tuple[TokenId, float], ...] = attrs.field(
-        default=(), converter=to_tuple, validator=_are_biases
+        default=(), converter=to_tuple, validator=_are_pairs("token id and bias")
     )
 
 
@@ -190,22 +188,9 @@ MAX_SALT = 256
 GRAMMAR_KINDS = ("json_schema", "json_object", "gbnf", "regex", "tools")
 
 
-def _are_scales(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    for pair in value if isinstance(value, tuple) else [None]:
-        match pair:
-            case (int(id_), float() | int() as scale) if id_ >= 0 and abs(scale) <= MAX_SCALE:
-                continue
-        raise InvalidRequestError(
-            f"'{attribute.name}' must be a list of pairs of adapter id and scale.",
-            param=attribute.name,
-        )
-
-
 def _known_kind(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value not in GRAMMAR_KINDS:
-        raise InvalidRequestError(
-            f"'{attribute.name}' must be one of {', '.join(GRAMMAR_KINDS)}.", param=attribute.name
-        )
+        raise _wrong(attribute, f"one of {', '.join(GRAMMAR_KINDS)}")
 
 
 def _is_text(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -226,9 +211,7 @@ def _are_triggers(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -
         isinstance(texts, tuple) and texts and all(isinstance(one, str) and one for one in texts)
         for texts in groups
     ):
-        raise InvalidRequestError(
-            f"'{attribute.name}' must be tuples of text.", param=attribute.name
-        )
+        raise _wrong(attribute, "tuples of text")
 
 
 @attrs.frozen(kw_only=True)
@@ -278,7 +261,7 @@ class Grammar:
 
 def _is_grammar(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and not isinstance(value, Grammar):
-        raise InvalidRequestError(f"'{attribute.name}' must be a Grammar.", param=attribute.name)
+        raise _wrong(attribute, "a Grammar")
 
 
 @attrs.frozen(kw_only=True)
@@ -308,7 +291,9 @@ class GenerationParams:
     id_slot: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))  # -1: any slot
     #: Pairs of adapter id and scale; those that are not named have 0. Empty: as the server says.
     lora: tuple[tuple[int, float], ...] = attrs.field(
-        default=(), converter=to_tuple, validator=_are_scales
+        default=(),
+        converter=to_tuple,
+        validator=_are_pairs("adapter id and scale", lowest_id=0, most=MAX_SCALE),
     )
     priority: int = attrs.field(default=0, validator=in_range(-100, 100))  # higher goes first
     n_probs: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))  # per output token
