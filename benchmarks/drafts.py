@@ -61,7 +61,7 @@ _UNFORCED = """
 import sys
 from trioserve.cli.main import main
 from trioserve.engine import output
-sampler_pool.MAX_AHEAD = 0
+output.MAX_AHEAD = 0
 sys.exit(main())
 """
 

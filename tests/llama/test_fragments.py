@@ -14,7 +14,7 @@ from tests.support.sentence_pieces import USER_DEFINED, write_sentence_pieces, w
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.llama import LlamaBackend
-from trioserve.llama.grammar.tokens import Tokens
+from trioserve.llama.grammar.tokens import GrammarVocab
 from trioserve.types import FinishReason, Grammar, SamplingParams
 
 VOCABULARIES = {
@@ -53,7 +53,9 @@ def test_a_fragment_is_spelled_to_the_byte(backend: LlamaBackend, text: str) -> 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(text=TEXTS.map(lambda text: text + MARK))
 def test_so_is_what_a_grammar_forces(backend: LlamaBackend, text: str) -> None:
-    assert backend.vocab.detokenize(Tokens(backend.vocab).split(text.encode())) == text.encode()
+    assert (
+        backend.vocab.detokenize(GrammarVocab(backend.vocab).split(text.encode())) == text.encode()
+    )
 
 
 @pytest.mark.parametrize(

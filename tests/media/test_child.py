@@ -26,11 +26,11 @@ from tests.support.media_bombs import GOOD
 from trioserve.media import child, files
 from trioserve.media.files import MediaLimits
 
-files = [make() for make in GOOD.values()]
+texts = [make() for make in GOOD.values()]
 if os.getuid() == 0:
     os.setuid(65534)
 child.confine(MediaLimits())
-for data in files:
+for data in texts:
     format = files.sniff(data)
     order = {"format": format.name, "kind": format.kinds[0], "rate": 16000, "fps": 4.0}
     sizes = [len(one) for one in child.decode(order, data, MediaLimits()) if isinstance(one, bytes)]
