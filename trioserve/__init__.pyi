@@ -127,7 +127,7 @@ from .server.runs.params import (
     RunParams as RunParams,
 )
 from .server.runs.run import (
-    Run as Run,
+    AgentRun as AgentRun,
 )
 from .server.stream import (
     ChatChunk as ChatChunk,

@@ -14,7 +14,7 @@ from hypercorn.utils import LifespanFailureError
 from quart_trio import QuartTrio
 
 from trioserve import api
-from trioserve.api.base.app_life import AppLife
+from trioserve.api.base.app_state import AppState
 from trioserve.api.base.service import Service
 from trioserve.api.router.service import OpenFleet, RouterService
 from trioserve.config import Config, logs
@@ -65,13 +65,13 @@ def create_router(config: Config, open_fleet: OpenFleet) -> QuartTrio:
     return app
 
 
-def _app_of(service: AppLife) -> QuartTrio:
+def _app_of(service: AppState) -> QuartTrio:
     app = QuartTrio("trioserve", static_folder=None)
     app.after_serving(service.stop)
     return app
 
 
-async def _begin(app: QuartTrio, service: AppLife) -> None:
+async def _begin(app: QuartTrio, service: AppState) -> None:
     try:
         api.configure(app, service.config)
     except ConfigError as error:
@@ -80,7 +80,7 @@ async def _begin(app: QuartTrio, service: AppLife) -> None:
     app.nursery.start_soon(_live, service)
 
 
-async def _live(service: AppLife) -> None:
+async def _live(service: AppState) -> None:
     """Run the service. When it fails, end the process that serves it.
 
     Hypercorn goes on without an app's lifespan when that raises, except for this one error,

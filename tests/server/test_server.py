@@ -5,15 +5,18 @@ The engine is stepping on the event loop, and time is virtual.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+import trioserve
 from tests.support.cancellation import CancelAtStep
 from tests.support.scripted_server import assert_at_rest, read, serve
 from trioserve.config import Config
@@ -494,3 +497,16 @@ async def test_text_goes_both_ways() -> None:
         assert server.detokenize([0xC3]) == "\ufffd"
         with pytest.raises((TemplateError, InvalidRequestError)):
             await server.render([{"role": "user"}])
+
+
+def test_only_this_package_reaches_behind_a_server() -> None:
+    """Routes and programs use the public names of `Server`: its services are the package's own."""
+    package = Path(trioserve.__file__).parent
+    outside = [path for path in package.rglob("*.py") if package / "server" not in path.parents]
+    reaching = [
+        f"{path.relative_to(package)}:{node.lineno}"
+        for path in outside
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "services"
+    ]
+    assert reaching == []

@@ -25,7 +25,7 @@ from trioserve.api import (
     router,
     streams,
 )
-from trioserve.api.base import access, errors, http, intake, rate_limits, tcp, vendors
+from trioserve.api.base import access, app_state, errors, http, rate_limits, tcp, vendors
 from trioserve.api.base.connection import (
     ANSWERING,
     MEMORY,
@@ -72,14 +72,14 @@ def _add(app: QuartTrio, *blueprints: Blueprint) -> None:
         app.register_blueprint(each)
 
 
-def _install_base(app: QuartTrio, served: intake.Intake) -> None:
+def _install_base(app: QuartTrio, served: app_state.AppState) -> None:
     app.asgi_http_class = Connection
     app.request_class = Request
     app.config["RESPONSE_TIMEOUT"] = None  # a stream lasts as long as it lasts
     # Stopping waits for the inference thread, which a long tick can hold.
     app.config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] = 60.0
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
-    intake.attach(app, served)
+    app_state.attach(app, served)
     app.config[ANSWERING] = served.n_answering
     app.config[MEMORY] = lambda: served.memory
     tcp.install()

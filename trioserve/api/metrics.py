@@ -8,7 +8,7 @@ import trio
 from prometheus_client import Metric
 from quart import Response, request
 
-from trioserve.api.base.intake import Intake, current_intake
+from trioserve.api.base.app_state import AppState, current_app_state
 from trioserve.api.sessions import Sessions
 from trioserve.server.observers.metrics import gauge, prometheus_text, render_process, total
 
@@ -19,20 +19,20 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 async def count(response: Response) -> Response:
     """Count an answer by its route and status."""
     route = request.url_rule.rule if request.url_rule is not None else ""
-    current_intake().n_answers[route, response.status_code] += 1
+    current_app_state().n_answers[route, response.status_code] += 1
     return response
 
 
-async def render(intake: Intake) -> bytes:
+async def render(state: AppState) -> bytes:
     """Write them, in the text format of Prometheus."""
     own = await trio.to_thread.run_sync(render_process)
-    return prometheus_text((*_answers(intake), *_streams(intake.streams))) + own
+    return prometheus_text((*_answers(state), *_streams(state.streams))) + own
 
 
-def _answers(intake: Intake) -> Iterator[Metric]:
-    answers = {(route, str(status)): n for (route, status), n in sorted(intake.n_answers.items())}
+def _answers(state: AppState) -> Iterator[Metric]:
+    answers = {(route, str(status)): n for (route, status), n in sorted(state.n_answers.items())}
     yield total("http_answers", "HTTP answers, when they begin", answers, "route", "status")
-    yield gauge("http_connections", "Open connections", intake.n_connections)
+    yield gauge("http_connections", "Open connections", state.n_connections)
 
 
 def _streams(sessions: Sessions) -> Iterator[Metric]:

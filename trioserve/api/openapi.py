@@ -20,8 +20,8 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve._version import __version__
 from trioserve.api.base import fields, vendors
 from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
+from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.http import json_response
-from trioserve.api.base.intake import current_intake
 from trioserve.errors import TrioServeError
 
 blueprint = Blueprint("openapi", __name__)
@@ -98,7 +98,7 @@ async def serve() -> Response:
     """Describe the API."""
     described = current_app.extensions.get(_NAME)
     if described is None:
-        described = describe(current_app, with_keys=bool(current_intake().config.api_keys))
+        described = describe(current_app, with_keys=bool(current_app_state().config.api_keys))
         current_app.extensions[_NAME] = described
     return json_response(described | {"servers": [{"url": request.root_path or "/"}]})
 

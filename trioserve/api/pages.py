@@ -22,7 +22,7 @@ from quart import Blueprint, request, send_file
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.exceptions import NotFound
 
-from trioserve.api.base.intake import current_intake
+from trioserve.api.base.app_state import current_app_state
 from trioserve.errors import NotFoundError
 
 blueprint = Blueprint("pages", __name__)
@@ -103,7 +103,7 @@ async def asset(name: str) -> Response:
 
 
 async def _serve(name: str, caching: str) -> Response:
-    config = current_intake().config
+    config = current_app_state().config
     if config.static_path is not None:
         return await _file(config.static_path, name)
     if not config.ui:
@@ -167,7 +167,7 @@ def _inside(directory: Path, name: str) -> Path | None:
 
 async def serve_static() -> Response | None:
     """Serve a file of ``--path`` where there is no route. To be done after the check of keys."""
-    directory = current_intake().config.static_path
+    directory = current_app_state().config.static_path
     is_free = isinstance(request.routing_exception, NotFound)
     if directory is None or not is_free or request.method not in ("GET", "HEAD"):
         return None

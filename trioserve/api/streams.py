@@ -15,6 +15,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
 from trioserve.api.base import access, errors, fields as json_schema, limits, readers, sse
+from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import (
     boundary_of,
     is_form,
@@ -27,7 +28,6 @@ from trioserve.api.base.body import (
 from trioserve.api.base.connection import WAITED_HEADER, current_request
 from trioserve.api.base.fields import RequestBody, field
 from trioserve.api.base.http import ID_HEADER, current_request_id, json_response, receive_of
-from trioserve.api.base.intake import current_intake
 from trioserve.api.openapi import takes
 from trioserve.api.sessions import OffsetError, Send, StreamFormat, StreamSession
 from trioserve.errors import (
@@ -162,7 +162,7 @@ async def take_over() -> Response | None:
         return None
     default = _stream_by_default(takes)
     wanted = None if default is None else _Wanted.read(request.headers)
-    if default is None or wanted is None or not current_intake().streams.is_open:
+    if default is None or wanted is None or not current_app_state().streams.is_open:
         return None
     body = await _stream_body(default=default, always=wanted.wait is not None)
     return None if body is None else await _begin(wanted, body)
@@ -210,7 +210,7 @@ async def _stream_body(*, default: bool, always: bool) -> bytes | None:
 
 async def _begin(wanted: _Wanted, body: bytes) -> Response:
     """Begin a session, and make the response to the current request."""
-    current, sessions = current_request(), current_intake().streams
+    current, sessions = current_request(), current_app_state().streams
     app: Any = current_app._get_current_object()  # type: ignore[attr-defined]
     scope = {**current.scope, "headers": _headers(current.scope["headers"], len(body))}
     receive = receive_of(body)
@@ -327,7 +327,7 @@ async def read() -> Response:
 async def stop() -> Response:
     """Stop a stream, and forget it. Where there is none, nothing is to be done."""
     if (session := _named()) is not None:
-        current_intake().streams.stop(session, _STOPPED)
+        current_app_state().streams.stop(session, _STOPPED)
     return Response(status=204)
 
 
@@ -336,7 +336,7 @@ async def stop() -> Response:
 async def lookup() -> Response:
     """Tell of the streams of some conversations, as far as there are any."""
     wanted = await read_body_as(LookupRequest.parse)
-    found = current_intake().streams.lookup(current_request().api_key, wanted.conversation_ids)
+    found = current_app_state().streams.lookup(current_request().api_key, wanted.conversation_ids)
     return json_response(
         [
             {
@@ -356,7 +356,7 @@ def _named() -> StreamSession | None:
     if given is None:
         raise InvalidRequestError("'conv_id' is required.", param="conv_id")
     id_ = conversation_id(given.encode(), "conv_id")
-    return current_intake().streams.find(current_request().api_key, id_)
+    return current_app_state().streams.find(current_request().api_key, id_)
 
 
 # -- by the name that nobody guesses
@@ -381,13 +381,13 @@ async def read_secret(id_: str) -> Response:
 async def stop_secret(id_: str) -> Response:
     """Stop a stream, and forget it. Where there is none, nothing is to be done."""
     if (session := _secret(id_)) is not None:
-        current_intake().streams.stop(session, _STOPPED)
+        current_app_state().streams.stop(session, _STOPPED)
     return Response(status=204)
 
 
 def _secret(id_: str) -> StreamSession | None:
     """Find a stream. Raises PermissionDeniedError: another key is shown than made it."""
-    session = current_intake().streams.find_secret(id_)
+    session = current_app_state().streams.find_secret(id_)
     shown = access.key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
     if session is not None and session.names.key and shown not in ("", session.names.key):
         raise PermissionDeniedError("This stream belongs to another API key.")

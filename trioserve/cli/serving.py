@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import hypercorn
     from quart_trio import QuartTrio
 
-    from trioserve.api.base.app_life import AppLife
+    from trioserve.api.base.app_state import AppState
     from trioserve.api.base.service import Service
     from trioserve.api.router.service import RouterService
     from trioserve.models.catalog import Catalog
@@ -225,7 +225,7 @@ async def _follow_sleep(service: Service, status: StatusPipe) -> None:
 
 
 async def _until_signal(
-    service: AppLife, stop: trio.Event, *, task_status: trio.TaskStatus[None]
+    service: AppState, stop: trio.Event, *, task_status: trio.TaskStatus[None]
 ) -> None:
     """Wait for a signal, drain, and set `stop`. A second signal meets the default action."""
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -240,7 +240,7 @@ async def _until_signal(
     stop.set()
 
 
-async def _follow_failure(service: AppLife, status: StatusPipe) -> None:
+async def _follow_failure(service: AppState, status: StatusPipe) -> None:
     """End the process soon after its server has failed."""
     await service.wait_ended()
     if service.failure is not None:

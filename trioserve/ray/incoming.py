@@ -15,7 +15,7 @@ from trioserve.api.base.vendors import Fields
 from trioserve.api.router import proxy
 from trioserve.config import Config
 from trioserve.errors import PayloadTooLargeError, TrioServeError
-from trioserve.server.limits.memory import Hold
+from trioserve.server.limits.memory import MemoryReservation
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -80,7 +80,7 @@ class Incoming:
         pairs = parse_qsl(self.query, keep_blank_values=True)
         return dict(reversed(pairs))
 
-    async def read(self, receive: Receive, config: Config, held: Hold) -> None:
+    async def read(self, receive: Receive, config: Config, held: MemoryReservation) -> None:
         """Receive the body, and parse it.
 
         Raises:
@@ -101,7 +101,7 @@ class Incoming:
         else:
             self.fields = await asyncio.to_thread(self._parse)
 
-    async def _receive(self, receive: Receive, config: Config, held: Hold) -> bytes:
+    async def _receive(self, receive: Receive, config: Config, held: MemoryReservation) -> bytes:
         parts: list[bytes] = []
         n_bytes = 0
         while True:

@@ -1,18 +1,38 @@
-"""Small pieces of structured concurrency that Trio does not have."""
+"""Small pieces of structured concurrency that Trio does not have, and threads for long work."""
 
 from __future__ import annotations
 
+import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import trio
 
-from trioserve.errors import DeadlineExceededError, TrioServeError
+from trioserve.errors import (
+    AbandonedError,
+    DeadlineExceededError,
+    ServerClosingError,
+    TrioServeError,
+)
 
 _T = TypeVar("_T")
+
+#: Work of this cost (characters to tokenize, token ids) is done on the event loop: it takes about
+#: 1 ms.
+SMALL = 4096
+
+#: Asked by work now and then: whether nobody waits for it any longer.
+Stop = Callable[[], bool]
+
+#: Pieces of work that are done at the same time for prompts, and beside them for whoever asks for
+#: nothing but tokens or text.
+_N_THREADS = 4
+_N_ASIDE = 2
 
 
 @asynccontextmanager
@@ -72,6 +92,74 @@ async def until_idle(limiter: trio.CapacityLimiter) -> None:
         await limiter.acquire_on_behalf_of(place)
     for place in places:
         limiter.release_on_behalf_of(place)
+
+
+class Gate(Protocol):
+    """Whether a server is open."""
+
+    closed: bool
+
+    def check_open(self) -> None:
+        """Raise ServerClosingError when the server drains or is closed."""
+
+
+async def offload(work: Callable[[], _T], cost: float) -> _T:
+    """Do work here, or in a thread if its cost is not `SMALL`; either way a checkpoint."""
+    if cost <= SMALL:
+        await trio.lowlevel.checkpoint()
+        return work()
+    return await trio.to_thread.run_sync(work)
+
+
+class Workers:
+    """Does small work on the event loop, and other work in one of a few threads.
+
+    When its caller is cancelled, the work is told to stop, and goes on without anybody waiting
+    for it until it looks. Its thread counts as taken until then.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._threads = trio.CapacityLimiter(_N_THREADS)
+        self._aside = trio.CapacityLimiter(_N_ASIDE)
+
+    async def offload(
+        self, work: Callable[[Stop], _T], cost: float = math.inf, *, aside: bool = False
+    ) -> _T:
+        """Do work here, or in a thread if its cost is not `SMALL`; either way a checkpoint.
+
+        Args:
+            work: is told whether to stop.
+            cost: see `SMALL`. The default is always too much for the event loop.
+            aside: whether it is not for a prompt, and so leaves the threads of prompts alone.
+
+        Raises:
+            ServerClosingError: the server was closed, so that the work was given up.
+        """
+        if cost <= SMALL:
+            await trio.lowlevel.checkpoint()
+            self._gate.check_open()
+            return work(_never)
+        cancelled = threading.Event()
+        try:
+            return await trio.to_thread.run_sync(
+                partial(work, lambda: cancelled.is_set() or self._gate.closed),
+                limiter=self._aside if aside else self._threads,
+                abandon_on_cancel=True,
+            )
+        except AbandonedError:
+            raise ServerClosingError from None
+        finally:
+            cancelled.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until no thread works any more, abandoned ones included."""
+        for limiter in (self._threads, self._aside):
+            await until_idle(limiter)
+
+
+def _never() -> bool:
+    return False
 
 
 class EnteredOnce(ABC):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import attrs
 import trio
 
 from trioserve.errors import DeadlineExceededError, InvalidRequestError
 from trioserve.types import CancelReason, GenerationParams, SamplingParams
+from trioserve.types.params import changed
 
 _T = TypeVar("_T", bound=attrs.AttrsInstance)
 
@@ -52,8 +53,7 @@ def take(cls: type[_T], fields: dict[str, Any], base: _T | None) -> _T:
     """Make an object of a class: as `base`, with those of the fields that are the class's."""
     changes = {name: fields.pop(name) for name in _names_of(cls) & fields.keys()}
     base = cls() if base is None else base
-    made: _T = attrs.evolve(cast(Any, base), **changes) if changes else base
-    return made
+    return changed(base, changes) if changes else base
 
 
 def take_context(fields: dict[str, Any], base: RequestContext | None = None) -> RequestContext:

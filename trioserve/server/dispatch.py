@@ -389,7 +389,8 @@ class Dispatcher:
                 continue
             else:
                 mailbox.put(event)
-            self._pause_if_full(mailbox)
+            if mailbox.n_unread >= self._unread_tokens or mailbox.n_bytes >= UNREAD_BYTES:
+                self._pause(mailbox)
 
     def _dispatch_tokens(self, chunks: Chunks) -> None:
         columns = zip(chunks.task_ids, chunks.texts, chunks.tokens, strict=True)
@@ -397,11 +398,12 @@ class Dispatcher:
             mailbox = self._mailboxes.get(task_id)
             if mailbox is not None and not mailbox.ended:
                 mailbox.put_token(text, token)
-                self._pause_if_full(mailbox)
+                if mailbox.n_unread >= self._unread_tokens or mailbox.n_bytes >= UNREAD_BYTES:
+                    self._pause(mailbox)
 
-    def _pause_if_full(self, mailbox: Mailbox) -> None:
-        is_full = mailbox.n_unread >= self._unread_tokens or mailbox.n_bytes >= UNREAD_BYTES
-        if is_full and not mailbox.ended and mailbox not in self._paused:
+    def _pause(self, mailbox: Mailbox) -> None:
+        """Pause the task of a mailbox that is full."""
+        if not mailbox.ended and mailbox not in self._paused:
             self._engine.pause(mailbox.task_id)
             self._paused[mailbox] = trio.current_time() + self._stall_timeout
             self._someone_paused.set()

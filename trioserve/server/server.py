@@ -30,7 +30,7 @@ from trioserve.server.prompts.tokens import PromptLike
 from trioserve.server.runs.events import RunAnswer
 from trioserve.server.runs.loop import Question, check_chat, open_run
 from trioserve.server.runs.params import AnyTool, RunParams, RunTools, tools_of
-from trioserve.server.runs.run import Run
+from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatCompletion, ChatStream, Completion, Stream
 from trioserve.server.transcription import Transcript, TranscriptionParams, Transcriptions
 from trioserve.tools.registry import ToolRegistry, open_registry
@@ -255,7 +255,7 @@ class Server(EnteredOnce):
         chat: ChatParams | None = None,
         run: RunParams | None = None,
         **fields: Any,
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[AgentRun]:
         """Answer a chat, run the tools that the model calls, and let it answer again.
 
         So it goes on until an answer calls none: ``async with server.stream_run(...) as events:``.

@@ -16,7 +16,7 @@ from trioserve.chat.parse.parser import MessageParser
 from trioserve.errors import RequestEndedError
 from trioserve.server.concurrency import all_of
 from trioserve.server.dispatch import UNREAD_BYTES, Dispatcher, Mailbox, size_of
-from trioserve.server.limits.memory import Hold
+from trioserve.server.limits.memory import MemoryReservation
 from trioserve.types import (
     CancelReason,
     Chunk,
@@ -70,7 +70,7 @@ class Stream:
     """
 
     def __init__(
-        self, prompt: Prompt, mailbox: Mailbox, dispatcher: Dispatcher, held: Hold
+        self, prompt: Prompt, mailbox: Mailbox, dispatcher: Dispatcher, held: MemoryReservation
     ) -> None:
         self.prompt = prompt
         self.finished: Finished | None = None

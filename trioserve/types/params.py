@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
 
 from trioserve.errors import InvalidRequestError
+
+_T = TypeVar("_T", bound=attrs.AttrsInstance)
 
 INT32_MAX = 2**31 - 1
 
@@ -84,6 +87,23 @@ def to_tuple(value: Any) -> Any:
 def to_strings(value: Any) -> Any:
     """The same, and make a tuple of a string."""
     return (value,) if isinstance(value, str) else to_tuple(value)
+
+
+def changed(base: _T, changes: Mapping[str, Any]) -> _T:
+    """Make parameters with some other values. Only those are checked: the others were before.
+
+    Raises:
+        InvalidRequestError: a value has the wrong type or is out of range.
+    """
+    made, attributes = copy(base), attrs.fields_dict(type(base))
+    for name, value in changes.items():
+        attribute = attributes[name]
+        if (convert := cast(Any, attribute.converter)) is not None:
+            value = convert(value)
+        if attribute.validator is not None:
+            attribute.validator(made, attribute, value)
+        object.__setattr__(made, name, value)
+    return made
 
 
 #: A place in the vocabulary of the model.

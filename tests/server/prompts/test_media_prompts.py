@@ -24,7 +24,7 @@ from trioserve.errors import (
     UnsupportedFieldError,
 )
 from trioserve.server import RequestContext, Server
-from trioserve.server.limits.memory import Hold
+from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.media.loader import Wanted
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.stream import read_all
@@ -58,7 +58,7 @@ class SlowLoader:
         server.lifecycle.services.media._loader = self
 
     async def load(
-        self, sources: Sequence[MediaSource], wanted: Wanted, hold: Hold
+        self, sources: Sequence[MediaSource], wanted: Wanted, hold: MemoryReservation
     ) -> list[DecodedMedia]:
         """Wait, and make them."""
         hold.grow(self.n_bytes)

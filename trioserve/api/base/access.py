@@ -13,8 +13,8 @@ from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
 from trioserve.api.base import vendors
+from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.connection import current_request
-from trioserve.api.base.intake import current_intake
 from trioserve.config import Config
 from trioserve.errors import AuthenticationError, PermissionDeniedError
 
@@ -52,7 +52,7 @@ def is_valid(shown: str, keys: Iterable[str]) -> bool:
 
 async def check_key() -> None:
     """Refuse the current request if it has no valid key, once the configuration has keys."""
-    config = current_intake().config
+    config = current_app_state().config
     # By the rule, not by the path: a path may lead out of its beginning again.
     rule = request.url_rule.rule if request.url_rule is not None else ""
     if not config.api_keys or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
@@ -132,7 +132,7 @@ async def allow_origin(response: Response) -> Response:
     """Mark an answer for the pages that may read it."""
     origin = request.headers.get("Origin", "")
     response.headers.add("Vary", "Origin")
-    response.headers.update(headers_for(origin, request.method, current_intake().config))
+    response.headers.update(headers_for(origin, request.method, current_app_state().config))
     return response
 
 
@@ -223,4 +223,4 @@ def check_embedding(headers: Headers, config: Config) -> None:
 async def check_site() -> None:
     """Refuse the current request if it comes from another site. To be done before keys."""
     server = request.scope.get("server") or ("",)  # none: a Unix socket
-    check(request.path, request.headers, server[0], current_intake().config)
+    check(request.path, request.headers, server[0], current_app_state().config)

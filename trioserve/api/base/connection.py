@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from quart import Request as QuartRequest
 
     from trioserve.server.dispatch import Mailbox
-    from trioserve.server.limits.memory import Hold
+    from trioserve.server.limits.memory import MemoryReservation
 
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?", re.ASCII)
 
@@ -105,7 +105,7 @@ class Request(TrioRequest):
     arrived: float
     api_key: str = ""
     limited_as: str = ""
-    held: Hold
+    held: MemoryReservation
     overload: TrioServeError | None = None
     resources: AsyncExitStack
     abort: Callable[[], None]

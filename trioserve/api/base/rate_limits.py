@@ -8,7 +8,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base.connection import Request
 from trioserve.api.base.service import current_server
 from trioserve.api.base.vendors import vendor_of
-from trioserve.server.limits.rate_limits import RateLimits
+from trioserve.server.limits.clients import RateLimits
 
 
 def admit(current: Request) -> str:

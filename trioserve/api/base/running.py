@@ -13,7 +13,7 @@ from trio_util import AsyncValue
 
 from trioserve.errors import DeadlineExceededError, ServerClosingError, UnknownToolCallError
 from trioserve.server.observers.observer import ToolRecord
-from trioserve.server.runs.run import Run
+from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatStream
 from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 
@@ -108,7 +108,7 @@ class Running:
     streams: Sequence[ChatStream]  # of a run: that of its step
     client: str  # who may find it
     reasoning_control: bool  # whether the request allows that its reasoning is ended
-    run: Run | None = None  # what it is the answer of, if the server runs tools for it
+    run: AgentRun | None = None  # what it is the answer of, if the server runs tools for it
 
     @property
     def live(self) -> list[ChatStream]:

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 import trio
 from quart import Quart, current_app
 
-from trioserve.api.base.app_life import AppLife
+from trioserve.api.base.app_state import AppState, app_state_of
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
-from trioserve.api.base.intake import intake_of
 from trioserve.api.base.running import Responses
 from trioserve.config import Config
 from trioserve.errors import (
@@ -34,7 +33,7 @@ _T = TypeVar("_T")
 _FAREWELL = 3.0
 
 
-class Service(AppLife):
+class Service(AppState):
     """Holds the `Server` of an app, which answers while the model is still loading.
 
     Making one loads nothing; `run` does.
@@ -144,7 +143,7 @@ class Service(AppLife):
 
 def service_of(app: Quart) -> Service:
     """The service of an app."""
-    service = intake_of(app)
+    service = app_state_of(app)
     assert isinstance(service, Service)
     return service
 

@@ -35,7 +35,7 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 
 from trioserve.api.base import errors, sse
-from trioserve.api.base.intake import NAME, Intake
+from trioserve.api.base.app_state import NAME, AppState
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class HTTP1(H11Protocol):
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Refuse a request by its head. Raises InvalidRequestError."""
-        if _intake_in(self.app) is None:
+        if _state_in(self.app) is None:
             await super()._check_protocol(event)
             return
         if event.http_version not in (b"1.0", b"1.1"):
@@ -116,7 +116,7 @@ class HTTP1(H11Protocol):
             raise InvalidRequestError("The target of the request is neither a path nor a URL.")
 
     async def _create_stream(self, request: h11.Request) -> None:
-        if _intake_in(self.app) is not None:
+        if _state_in(self.app) is not None:
             request = h11.Request(
                 method=request.method,
                 target=request.target,
@@ -144,12 +144,12 @@ class TCPConnection(TCPServer):
 
     async def run(self) -> None:
         """Talk to the client until one of the two has had enough."""
-        intake = _intake_in(self.app)
+        state = _state_in(self.app)
         try:
-            if intake is None:
+            if state is None:
                 await super().run()
             else:
-                await self._serve(intake)
+                await self._serve(state)
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client went away
         except* Exception as group:
@@ -157,15 +157,15 @@ class TCPConnection(TCPServer):
         finally:
             await self._close()
 
-    async def _serve(self, intake: Intake) -> None:
-        if intake.n_connections >= (intake.config.max_connections or max_connections()):
-            await self._refuse(intake)
+    async def _serve(self, state: AppState) -> None:
+        if state.n_connections >= (state.config.max_connections or max_connections()):
+            await self._refuse(state)
             return
-        intake.n_connections += 1
+        state.n_connections += 1
         try:
             await super().run()
         finally:
-            intake.n_connections -= 1
+            state.n_connections -= 1
 
     async def protocol_send(self, event: Event) -> None:
         """Send what the protocol says. What comes while the connection is being closed is lost."""
@@ -199,10 +199,10 @@ class TCPConnection(TCPServer):
         self._client_has_gone = True
         await self.idle_task.stop()  # or the descriptor would stay open until it ends by itself
 
-    async def _refuse(self, intake: Intake) -> None:
+    async def _refuse(self, state: AppState) -> None:
         """Say that there are too many connections, whatever the client is about to ask."""
         stream: Any = self.stream  # Hypercorn's annotation knows TLS only
-        is_plain, waits = hasattr(stream, "send_eof"), intake.n_refused < _MAX_REFUSED
+        is_plain, waits = hasattr(stream, "send_eof"), state.n_refused < _MAX_REFUSED
         if not waits and not is_plain:
             return  # TLS would wait for the client
         error = UnavailableError("The server has as many connections as it takes.")
@@ -211,7 +211,7 @@ class TCPConnection(TCPServer):
             f"HTTP/1.1 {error.status} \r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        intake.n_refused += 1
+        state.n_refused += 1
         try:
             with trio.move_on_after(_CLOSE_TIMEOUT):
                 await stream.send_all(head.encode() + body)
@@ -220,7 +220,7 @@ class TCPConnection(TCPServer):
                 if waits:  # unread bytes would make a reset of the close
                     await stream.receive_some(2**16)
         finally:
-            intake.n_refused -= 1
+            state.n_refused -= 1
 
     async def _close(self) -> None:
         with trio.move_on_after(_CLOSE_TIMEOUT, shield=True):
@@ -235,8 +235,8 @@ def _is_target(target: str) -> bool:
     return target.startswith(("/", "http://", "https://", "*"))
 
 
-def _intake_in(app: Any) -> Intake | None:
-    """The intake of an app as Hypercorn wraps it, if it is one of ours."""
+def _state_in(app: Any) -> AppState | None:
+    """The state of an app as Hypercorn wraps it, if it is one of ours."""
     extensions: dict[str, Any] = getattr(getattr(app, "app", None), "extensions", {})
     return extensions.get(NAME)
 

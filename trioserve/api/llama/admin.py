@@ -9,8 +9,8 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base
 from trioserve.api.base import outputs
+from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.http import json_response
-from trioserve.api.base.intake import current_intake
 from trioserve.api.base.service import current_server, current_service
 from trioserve.api.openapi import takes
 from trioserve.chat.markers import media_marker
@@ -177,7 +177,7 @@ async def metrics() -> Response:
     server, metrics = _current()
     status = await server.status()
     return Response(
-        metrics.render(status) + await base.render(current_intake()),
+        metrics.render(status) + await base.render(current_app_state()),
         headers={"Process-Start-Time-Unix": str(int(metrics.started))},
         content_type=base.CONTENT_TYPE,
     )

@@ -23,14 +23,14 @@ from trioserve.server import RequestContext, Server
 from trioserve.server.dispatch import Mailbox, size_of
 from trioserve.server.runs.events import RunAnswer, RunEvent, StepChunk, StepStarted
 from trioserve.server.runs.params import RunParams
-from trioserve.server.runs.run import Run
+from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatChunk, ChatCompletion, ChatStream
 from trioserve.types import GenerationParams
 
 
 async def open_run(
     server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
-) -> Run:
+) -> AgentRun:
     """Begin the run that a request asks for. It ends with the current request at the latest.
 
     Raises:
@@ -67,7 +67,7 @@ async def open_run(
 async def respond_run(
     server: Server,
     request: ChatRequest,
-    run: Run,
+    run: AgentRun,
     writer: sse.EventWriter[RunEvent],
     id_: str,
     on_error: sse.OnError = errors.last_event,
@@ -89,7 +89,7 @@ async def respond_run(
     )
 
 
-async def read_run(run: Run) -> tuple[RunAnswer, ChatCompletion]:
+async def read_run(run: AgentRun) -> tuple[RunAnswer, ChatCompletion]:
     """Read a run to the end: what it has come to, and the last answer with the timings of all.
 
     Raises:
@@ -168,7 +168,7 @@ async def stop(id_: str) -> Response:
     return json_response({"success": True})
 
 
-def _find(id_: str) -> Run:
+def _find(id_: str) -> AgentRun:
     """Find the run of an answer. Raises NotFoundError: there is none, or it is another client's."""
     response = current_responses().find(id_, current_request().api_key)
     if response is None or response.run is None:

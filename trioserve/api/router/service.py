@@ -12,8 +12,7 @@ import trio
 from quart import current_app
 from trio_util import AsyncValue
 
-from trioserve.api.base.app_life import AppLife
-from trioserve.api.base.intake import intake_of
+from trioserve.api.base.app_state import AppState, app_state_of
 from trioserve.api.router.metrics import RouterMetrics
 from trioserve.config import Config
 from trioserve.config.parse import parse
@@ -39,7 +38,7 @@ _FAREWELL = 3.0
 OpenFleet: TypeAlias = Callable[[], AbstractAsyncContextManager[Fleet]]
 
 
-class RouterService(AppLife):
+class RouterService(AppState):
     """Holds the `Fleet` of an app.
 
     Args:
@@ -155,7 +154,7 @@ def _modalities_of(entry: ModelEntry) -> Modalities:
 
 def current_router() -> RouterService:
     """The service of the app that handles the current request."""
-    service = intake_of(current_app)
+    service = app_state_of(current_app)
     assert isinstance(service, RouterService)
     return service
 

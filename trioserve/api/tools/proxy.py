@@ -21,9 +21,9 @@ from quart import Blueprint, Quart, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import access
+from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import read_whole
 from trioserve.api.base.connection import GRACE, Request, current_request
-from trioserve.api.base.intake import current_intake
 from trioserve.api.openapi import takes
 from trioserve.config import Config
 from trioserve.errors import (
@@ -114,7 +114,7 @@ class _Proxy:
 @takes(None, query={"url": "where the request goes"})
 async def forward() -> Response:
     """Send a request of a page to an MCP server of another origin, with ``--ui-mcp-proxy``."""
-    config = current_intake().config
+    config = current_app_state().config
     if not config.has_mcp_proxy:
         raise PermissionDeniedError("This feature is disabled. Start the server with "
                                     "--ui-mcp-proxy.")  # fmt: skip

@@ -15,12 +15,11 @@ from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, sse
-from trioserve.api.base.app_life import AppLife
+from trioserve.api.base.app_state import AppState, current_app_state
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import KeepAlive, current_request
 from trioserve.api.base.fields import RequestBody
 from trioserve.api.base.http import uncounted_context
-from trioserve.api.base.intake import current_intake
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
 from trioserve.server.concurrency import alongside
@@ -48,10 +47,9 @@ class CallRequest(RequestBody):
     stream: bool = False
 
 
-def _life() -> AppLife:
+def _life() -> AppState:
     """The service behind the current app. Raises PermissionDeniedError: it has no tools."""
-    life = current_intake()
-    assert isinstance(life, AppLife)
+    life = current_app_state()
     if not life.config.has_tools:
         raise PermissionDeniedError(
             "This feature is disabled. Start the server with --tools or --mcp-servers-config."
@@ -117,7 +115,7 @@ def _arguments(tool: Tool, params: Mapping[str, Any]) -> Mapping[str, Any]:
 class _StreamedCall:
     """One call, and its output on the way to the client."""
 
-    def __init__(self, life: AppLife, tool: Tool, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, life: AppState, tool: Tool, arguments: Mapping[str, Any]) -> None:
         self._life = life
         self._tool = tool
         self._arguments = arguments

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine
 from trioserve.errors import AbandonedError, InputTooLongError, InvalidRequestError
-from trioserve.server.concurrency import deadline_scope
+from trioserve.server.concurrency import Stop, Workers, deadline_scope
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
-from trioserve.server.limits.memory import Hold
-from trioserve.server.limits.workers import Stop, Workers
+from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.prompts.media import AnyPrompt, MediaPrompts, MixedPrompt
 from trioserve.server.prompts.tokens import PromptLike, tokens_of
 from trioserve.server.stream import Stream
@@ -101,8 +100,8 @@ def _norms(matrix: NDArray[np.float64], norm: int) -> NDArray[np.float64]:
     return np.asarray(np.linalg.norm(matrix, ord=norm, axis=1))
 
 
-#: Embeddings with more numbers than this, all together, are normalized in a thread.
-_MANY_NUMBERS = 65536
+#: So many numbers are normalized while a character is tokenized.
+_NUMBERS_A_CHARACTER = 16
 
 #: How many times the text of its tokens a text may be as long, because vocabularies drop blanks.
 _DROPPED = 4
@@ -159,7 +158,7 @@ class Embedder:
             with deadline_scope(context.deadline):
                 texts = await self._with_media(inputs, context, hold)
             self._check_lengths(texts, "input")
-            task = await self._workers.run(
+            task = await self._workers.offload(
                 lambda stop: self._task(
                     (self._text_of(each, stop) for each in texts), context, priority, "input"
                 ),
@@ -170,12 +169,12 @@ class Embedder:
         vectors = result.embeddings
         if pooled:
             apply = partial(shape.apply, vectors)
-            is_large = len(inputs) * self._engine.width > _MANY_NUMBERS
-            vectors = await self._workers.run_in_thread(lambda _: apply()) if is_large else apply()
+            cost = len(inputs) * self._engine.width // _NUMBERS_A_CHARACTER
+            vectors = await self._workers.offload(lambda _: apply(), cost)
         return Embeddings(vectors, tuple(map(len, task.texts)), result.timings)
 
     async def _with_media(
-        self, inputs: Sequence[AnyPrompt], context: RequestContext, hold: Hold
+        self, inputs: Sequence[AnyPrompt], context: RequestContext, hold: MemoryReservation
     ) -> list[PromptLike]:
         """Make prompts of the texts that have media in them, one after another."""
         if any(isinstance(each, MixedPrompt) for each in inputs):
@@ -196,7 +195,7 @@ class Embedder:
         context.check_time()
         self._check_lengths([query], "query")
         self._check_lengths(documents, "documents")
-        task = await self._workers.run(
+        task = await self._workers.offload(
             lambda stop: self._task(
                 (self._pair(query, document, stop) for document in documents),
                 context,

@@ -21,9 +21,8 @@ from trioserve.errors import ServerClosingError
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.limits.admission import Admission
-from trioserve.server.limits.cache_sharing import CacheSharing
+from trioserve.server.limits.clients import CacheSharing, RateLimits
 from trioserve.server.limits.memory import BYTES_PER_TOKEN, MemoryBudget
-from trioserve.server.limits.rate_limits import RateLimits
 from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import Observer, RequestInfo, RequestLog, observed
 from trioserve.server.observers.telemetry import Telemetry

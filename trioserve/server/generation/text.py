@@ -20,11 +20,10 @@ from trioserve.config import Config
 from trioserve.engine import Engine
 from trioserve.engine.backend import Vocab
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-from trioserve.server.concurrency import deadline_scope, until_idle
+from trioserve.server.concurrency import Workers, deadline_scope, until_idle
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
-from trioserve.server.limits.memory import Hold
-from trioserve.server.limits.workers import Workers
+from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.model import AdapterScales, LoadedModel
 from trioserve.server.prompts.chats import ChatPrompts, Messages, n_chars
 from trioserve.server.prompts.media import AnyPrompt, MixedPrompt
@@ -40,6 +39,7 @@ from trioserve.types import (
     ThinkingBudget,
     TokenId,
 )
+from trioserve.types.params import changed
 
 #: Stands for a seed that is drawn anew for each output, as -1 does.
 RANDOM_SEED = 2**32 - 1
@@ -70,8 +70,8 @@ def copies_of(params: GenerationParams, n: int) -> list[GenerationParams]:
     for i in range(1, n):
         sampling = params.sampling
         if seed not in (-1, RANDOM_SEED):
-            sampling = attrs.evolve(sampling, seed=(seed + i) % 2**32)
-        copies.append(attrs.evolve(params, sampling=sampling, id_slot=-1))
+            sampling = changed(sampling, {"seed": (seed + i) % 2**32})
+        copies.append(changed(params, {"sampling": sampling, "id_slot": -1}))
     return copies
 
 
@@ -162,7 +162,9 @@ class TextGenerator:
                 for task in tasks
             ]
 
-    async def _prompt_of(self, prompt: AnyPrompt, context: RequestContext, hold: Hold) -> Prompt:
+    async def _prompt_of(
+        self, prompt: AnyPrompt, context: RequestContext, hold: MemoryReservation
+    ) -> Prompt:
         if not isinstance(prompt, MixedPrompt):
             return await self._tokenizer.prompt_of(prompt, fits=True)
         self._requests.check_room(context)
@@ -263,7 +265,7 @@ class TextGenerator:
                 if not grammar.lazy:
                     thinking = None  # all of the output is as the grammar says
             if grammar is not params.grammar:
-                params = attrs.evolve(params, grammar=grammar)
+                params = changed(params, {"grammar": grammar})
             tasks = await self._tasks(
                 prompt,
                 params,
@@ -296,7 +298,7 @@ class TextGenerator:
         chat: ChatParams,
         choice: ToolChoice,
         context: RequestContext,
-        hold: Hold,
+        hold: MemoryReservation,
     ) -> tuple[str, Prompt, str]:
         """Render a chat. Returns the text, the prompt, and how the prompt ends."""
         template = self._model.template
@@ -351,7 +353,7 @@ class TextGenerator:
             answer=answer,
             owner=self._sharing.owner(context.client),
         )
-        return await self._workers.run(lambda _: make(), n_chars(chat.tools))
+        return await self._workers.offload(lambda _: make(), n_chars(chat.tools))
 
     def _after_thinking(
         self, grammar: Grammar, thinking: Thinking | None, chat: ChatParams

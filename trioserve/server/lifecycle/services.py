@@ -10,6 +10,7 @@ import trio
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import EngineLoop
+from trioserve.server.concurrency import Workers
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.generation.embeddings import Embedder
 from trioserve.server.generation.requests import Requests, ServerResources
@@ -17,7 +18,6 @@ from trioserve.server.generation.slots import SlotFiles
 from trioserve.server.generation.text import TextGenerator
 from trioserve.server.lifecycle.engine import Health
 from trioserve.server.limits.admission import Admission, Queue
-from trioserve.server.limits.workers import Workers
 from trioserve.server.media.loader import MediaLoader
 from trioserve.server.model import AdapterScales, LoadedModel
 from trioserve.server.prompts.chats import ChatPrompts
@@ -73,12 +73,12 @@ class EngineServices:
         )
         self.prompts = ChatPrompts(model, self.tokenizer, self.workers, self.media)
         self.infill = InfillPrompts(config, model, self.tokenizer)
-        self._text: TextGenerator | None = None
         self._slots: SlotFiles | None = None
         self._embedder: Embedder | None = None
         self._transcriptions: Transcriptions | None = None
         if isinstance(loop, Engine):
-            self._text = TextGenerator(
+            #: What makes text, if the model does.
+            self.text = TextGenerator(
                 config,
                 model,
                 loop,
@@ -110,13 +110,6 @@ class EngineServices:
         )
 
     @property
-    def text(self) -> TextGenerator:
-        """What makes text. Raises NotSupportedError where nothing does."""
-        self.model.check_generates()
-        assert self._text is not None
-        return self._text
-
-    @property
     def slots(self) -> SlotFiles:
         """What slots have computed, as files. Raises NotSupportedError where there are none."""
         self.model.check_generates()
@@ -145,5 +138,5 @@ class EngineServices:
             if self._transcriptions is not None:
                 await self._transcriptions.aclose()
             await self.workers.wait_idle()
-            if self._text is not None:
-                await self._text.wait_idle()
+            if self.model.pooling is None:
+                await self.text.wait_idle()

@@ -90,9 +90,9 @@ class MemoryBudget:
         """Make the budget of a configuration."""
         return cls(config.max_request_memory, shared=len(config.api_keys) > 1)
 
-    def hold(self, owner: str = "") -> Hold:
+    def hold(self, owner: str = "") -> MemoryReservation:
         """Begin to count what a request holds."""
-        return Hold(self, owner)
+        return MemoryReservation(self, owner)
 
     def take(self, n_bytes: int, owner: str, n_more: int) -> None:
         """Let a request that holds `n_bytes` hold `n_more`.
@@ -151,7 +151,7 @@ class MemoryBudget:
             await trio.to_thread.run_sync(trim)
 
 
-class Hold:
+class MemoryReservation:
     """What one request holds of a budget, for as long as a block lasts."""
 
     def __init__(self, budget: MemoryBudget, owner: str) -> None:
@@ -189,8 +189,8 @@ class Hold:
         self._budget.pass_on(self.n_bytes, self.owner, owner)
         self.owner = owner
 
-    def detach(self) -> Hold:
+    def detach(self) -> MemoryReservation:
         """Make another one of what is held, which outlasts the block."""
-        other = Hold(self._budget, self.owner)
+        other = MemoryReservation(self._budget, self.owner)
         other.n_bytes, self.n_bytes = self.n_bytes, 0
         return other

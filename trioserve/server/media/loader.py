@@ -29,7 +29,7 @@ from trioserve.errors import (
 from trioserve.media.files import Format, MediaLimits, sniff
 from trioserve.media.process import Decoder, DecoderError, Order
 from trioserve.server.concurrency import alongside
-from trioserve.server.limits.memory import Hold
+from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.media.fetch import Fetcher, FetchRules
 from trioserve.types import (
     DecodedAudio,
@@ -211,7 +211,7 @@ class MediaLoader:
         return cls(limits, media_path=folder, urls=config.media_urls)
 
     async def load(
-        self, sources: Sequence[MediaSource], wanted: Wanted, hold: Hold
+        self, sources: Sequence[MediaSource], wanted: Wanted, hold: MemoryReservation
     ) -> list[DecodedMedia]:
         """Load all media of a request, in their order.
 
@@ -245,7 +245,7 @@ class MediaLoader:
             loaded.append(media)
         return loaded
 
-    async def read(self, source: MediaSource, hold: Hold) -> bytes:
+    async def read(self, source: MediaSource, hold: MemoryReservation) -> bytes:
         """Read a file as it is, or fetch it. Otherwise like `load`."""
         try:
             return await self._read(source, hold)
@@ -254,7 +254,7 @@ class MediaLoader:
             raise InvalidMediaError(message, param=source.param) from error
 
     async def load_document(
-        self, source: DocumentSource, *, with_images: bool, hold: Hold
+        self, source: DocumentSource, *, with_images: bool, hold: MemoryReservation
     ) -> DecodedDocument:
         """Decode a PDF whose data are there. Otherwise like `load`.
 
@@ -291,7 +291,9 @@ class MediaLoader:
         """End the processes that decode. Nothing is loaded any more."""
         await self._decoders.aclose()
 
-    async def _load(self, source: MediaSource, wanted: Wanted, hold: Hold) -> DecodedMedia:
+    async def _load(
+        self, source: MediaSource, wanted: Wanted, hold: MemoryReservation
+    ) -> DecodedMedia:
         if source.decoded is not None:
             return source.decoded  # and counted by whoever has decoded it
         before = hold.n_bytes
@@ -302,7 +304,7 @@ class MediaLoader:
         hold.grow(size_of(media))
         return media
 
-    async def _read(self, source: MediaSource, hold: Hold) -> bytes:
+    async def _read(self, source: MediaSource, hold: MemoryReservation) -> bytes:
         if source.data is not None:
             return source.data
         if source.path is not None:

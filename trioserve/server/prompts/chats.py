@@ -7,17 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-import trio
-
 from trioserve.chat.markers import MarkedMessages, mark, media_marker
-from trioserve.chat.messages import Messages as ParsedMessages, parse_messages
+from trioserve.chat.messages import Messages as ParsedMessages, documents_in, parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.chat.template.budget import Limits, OutOfTimeError
 from trioserve.chat.template.continuation import find_divergence_points, render_continued
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.engine.backend import Vocab
-from trioserve.server.limits.memory import Hold
-from trioserve.server.limits.workers import SMALL, Stop, Workers
+from trioserve.server.concurrency import SMALL, Stop, Workers
+from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.model import LoadedModel
 from trioserve.server.prompts.media import MediaPrompts, check_kinds
 from trioserve.server.prompts.tokens import Tokenizer
@@ -54,10 +52,10 @@ class ChatPrompts:
         """Check messages. Raises InvalidRequestError: one is malformed."""
         if isinstance(messages, ParsedMessages):
             return messages
-        return await self._workers.run(lambda _: parse_messages(messages), n_chars(messages))
+        return await self._workers.offload(lambda _: parse_messages(messages), n_chars(messages))
 
     async def mark(
-        self, messages: ParsedMessages, hold: Hold, *, marker: str | None = None
+        self, messages: ParsedMessages, hold: MemoryReservation, *, marker: str | None = None
     ) -> MarkedMessages:
         """Read documents, and put markers in the place of media.
 
@@ -71,12 +69,14 @@ class ChatPrompts:
             UnsupportedFieldError: the model does not take one of the media.
             TrioServeError: from reading documents.
         """
-        read = await self.media.read_documents(messages, hold)
-        marked = await self._workers.run(lambda _: mark(read, marker), n_chars(read))
-        check_kinds(self._model.modalities, marked.media.values())
+        if any(map(documents_in, messages)):
+            messages = await self.media.read_documents(messages, hold)
+        marked = await self._workers.offload(lambda _: mark(messages, marker), n_chars(messages))
+        if marked.media:
+            check_kinds(self._model.modalities, marked.media.values())
         return marked
 
-    async def load(self, messages: Messages, hold: Hold) -> ParsedMessages:
+    async def load(self, messages: Messages, hold: MemoryReservation) -> ParsedMessages:
         """Check messages, and load their media, for a chat that becomes several prompts.
 
         Raises:
@@ -86,15 +86,15 @@ class ChatPrompts:
 
     async def render(self, messages: Messages, chat: ChatParams) -> str:
         """Render messages whose media are marked."""
-        self._workers.check_open()
-        size = n_chars([messages, chat.tools, chat.template_kwargs])
-        if size <= SMALL and not self._is_slow:
-            await trio.lowlevel.checkpoint()
+        cost = n_chars([messages, chat.tools, chat.template_kwargs])
+        if cost <= SMALL and not self._is_slow:
             try:
-                return self._render(self._quick, messages, chat)
+                return await self._workers.offload(
+                    lambda _: self._render(self._quick, messages, chat), cost
+                )
             except OutOfTimeError:
                 pass  # all is done again, where it may take its time
-        return await self._workers.run_in_thread(lambda _: self._render_slowly(messages, chat))
+        return await self._workers.offload(lambda _: self._render_slowly(messages, chat))
 
     def _render_slowly(self, messages: Messages, chat: ChatParams) -> str:
         began = time.thread_time()
@@ -131,14 +131,20 @@ class ChatPrompts:
             return len(await self._without_hints(text, marked, hold, fits=False, aside=True))
 
     async def _without_hints(
-        self, text: str, marked: MarkedMessages, hold: Hold, *, fits: bool, aside: bool = False
+        self,
+        text: str,
+        marked: MarkedMessages,
+        hold: MemoryReservation,
+        *,
+        fits: bool,
+        aside: bool = False,
     ) -> Prompt:
         add_special = self._adds_special(text)
         if not marked.media:
             return await self._tokenizer.prompt_of(
                 text, add_special=add_special, fits=fits, aside=aside
             )
-        parts = await self._workers.run(lambda _: marked.split(text), len(text))
+        parts = await self._workers.offload(lambda _: marked.split(text), len(text))
         return await self.media.prompt_of(
             parts, hold, add_special=add_special, fits=fits, aside=aside
         )
@@ -149,7 +155,7 @@ class ChatPrompts:
         return not (bos and text.startswith(bos))
 
     async def prompt_of(
-        self, text: str, marked: MarkedMessages, chat: ChatParams, hold: Hold
+        self, text: str, marked: MarkedMessages, chat: ChatParams, hold: MemoryReservation
     ) -> Prompt:
         """Make a prompt of a rendered chat, with hints where a checkpoint is useful.
 
@@ -163,7 +169,7 @@ class ChatPrompts:
         if not self._model.keeps_checkpoints:
             return prompt
         find = partial(self._hints, text, prompt, marked, chat)
-        hints = await self._workers.run_in_thread(find)
+        hints = await self._workers.offload(find)
         return Prompt(prompt.tokens, media=prompt.media, divergence_points=hints)
 
     def _hints(

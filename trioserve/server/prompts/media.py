@@ -25,8 +25,8 @@ from trioserve.errors import (
     PayloadTooLargeError,
     UnsupportedFieldError,
 )
-from trioserve.server.limits.memory import Hold, MemoryBudget
-from trioserve.server.limits.workers import Stop, Workers
+from trioserve.server.concurrency import Stop, Workers
+from trioserve.server.limits.memory import MemoryBudget, MemoryReservation
 from trioserve.server.media.loader import Wanted
 from trioserve.server.prompts.tokens import PromptLike
 from trioserve.types import (
@@ -47,15 +47,15 @@ class Loader(Protocol):
     """Loads media; `trioserve.server.media.loader.MediaLoader` is one."""
 
     async def load(
-        self, sources: Sequence[MediaSource], wanted: Wanted, hold: Hold
+        self, sources: Sequence[MediaSource], wanted: Wanted, hold: MemoryReservation
     ) -> list[DecodedMedia]:
         """Load all media of a request, in their order; `hold` counts what they take."""
 
-    async def read(self, source: MediaSource, hold: Hold) -> bytes:
+    async def read(self, source: MediaSource, hold: MemoryReservation) -> bytes:
         """Read or fetch a file."""
 
     async def load_document(
-        self, source: DocumentSource, *, with_images: bool, hold: Hold
+        self, source: DocumentSource, *, with_images: bool, hold: MemoryReservation
     ) -> DecodedDocument:
         """Decode a document."""
 
@@ -151,7 +151,7 @@ class MediaPrompts:
         """Samples a second of the sound that the model takes; 0: it takes none."""
         return 0 if self._projector is None else self._projector.audio_rate
 
-    async def read_documents(self, messages: Messages, hold: Hold) -> Messages:
+    async def read_documents(self, messages: Messages, hold: MemoryReservation) -> Messages:
         """Put text and images in the place of documents. `hold`: see `prompt_of`.
 
         Raises:
@@ -170,7 +170,7 @@ class MediaPrompts:
             )
         return Messages([await self._with_pages(message, hold) for message in messages])
 
-    async def load_once(self, messages: Messages, hold: Hold) -> Messages:
+    async def load_once(self, messages: Messages, hold: MemoryReservation) -> Messages:
         """Put decoded media in the place of files, for a chat that becomes several prompts.
 
         Arguments and errors are those of `read_documents`.
@@ -189,7 +189,7 @@ class MediaPrompts:
         loaded = iter(await self._loader.load(sources, self._wanted(self._projector), hold))
         return Messages([_with_decoded(message, loaded) for message in messages])
 
-    async def _with_pages(self, message: Message, hold: Hold) -> Message:
+    async def _with_pages(self, message: Message, hold: MemoryReservation) -> Message:
         if not documents_in(message):
             return message
         content: list[dict[str, Any]] = []
@@ -197,7 +197,7 @@ class MediaPrompts:
             content += await self._parts(part["document"], hold) if "document" in part else [part]
         return {**message, "content": content}
 
-    async def _parts(self, source: DocumentSource, hold: Hold) -> list[dict[str, Any]]:
+    async def _parts(self, source: DocumentSource, hold: MemoryReservation) -> list[dict[str, Any]]:
         if source.url is None:
             return await self._pages(source, hold)
         data = await self._loader.read(MediaSource(url=source.url, param=source.param), hold)
@@ -206,7 +206,7 @@ class MediaPrompts:
             return [media_part(MediaSource(data=data, param=source.param))]
         return await self._pages(part["document"], hold) if part["type"] == "document" else [part]
 
-    async def _pages(self, source: DocumentSource, hold: Hold) -> list[dict[str, Any]]:
+    async def _pages(self, source: DocumentSource, hold: MemoryReservation) -> list[dict[str, Any]]:
         sees = self._modalities.vision
         document = await self._loader.load_document(source, with_images=sees, hold=hold)
         if not sees and not any(page.text.strip() for page in document.pages):
@@ -219,7 +219,7 @@ class MediaPrompts:
     async def prompt_of(
         self,
         parts: Parts,
-        hold: Hold,
+        hold: MemoryReservation,
         *,
         add_special: bool,
         fits: bool = True,
@@ -264,7 +264,7 @@ class MediaPrompts:
 
         try:
             async with self._preparing:
-                prompt = await self._workers.run_in_thread(prepare, aside=aside)
+                prompt = await self._workers.offload(prepare, aside=aside)
         except InvalidMediaError as error:
             source = parts[error.index]
             assert isinstance(source, MediaSource)

@@ -18,8 +18,8 @@ from trioserve.errors import (
     InvalidRequestError,
     ServerClosingError,
 )
+from trioserve.server.concurrency import SMALL, Stop, Workers
 from trioserve.server.limits.admission import Admission
-from trioserve.server.limits.workers import SMALL, Stop, Workers
 from trioserve.types import Prompt, TokenId
 
 _log = structlog.stdlib.get_logger("trioserve")
@@ -209,9 +209,7 @@ class Tokenizer:
             is_fragment=is_fragment,
             limit=self._n_ctx if fits else None,
         )
-        if aside and size > SMALL:
-            return await self._workers.run_in_thread(work, aside=True)
-        return await self._workers.run(work, size)
+        return await self._workers.offload(work, size, aside=aside)
 
     def detokenize(self, tokens: Sequence[TokenId] | Prompt) -> str:
         """See `Server.detokenize`. While draining too: running requests write their last event."""
@@ -239,7 +237,7 @@ class Tokenizer:
             match pair:
                 case (str(text), _):
                     size += 64 + len(text)
-        return await self._workers.run(partial(self._biases_of, biases), size)
+        return await self._workers.offload(partial(self._biases_of, biases), size)
 
     def _biases_of(self, biases: tuple[Any, ...], stop: Stop) -> tuple[Any, ...]:
         found: list[Any] = []

@@ -26,7 +26,7 @@ from trioserve.server.runs.events import (
     ToolStarted,
 )
 from trioserve.server.runs.params import RunParams, RunTools
-from trioserve.server.runs.run import Decision, Run
+from trioserve.server.runs.run import AgentRun, Decision
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
 _MAX_QUOTED = 200
@@ -98,7 +98,7 @@ class Calls:
 
     def __init__(
         self,
-        run: Run,
+        run: AgentRun,
         tools: RunTools,
         params: RunParams,
         context: RequestContext,

@@ -60,8 +60,9 @@ class ToolCalled:
 
 @attrs.frozen
 class ApprovalNeeded:
-    """The call waits for `Run.approve` or `Run.deny`. `preview` is a diff of what it would change,
-    where that is known.
+    """The call waits for `AgentRun.approve` or `AgentRun.deny`.
+
+    `preview` is a diff of what it would change, where that is known.
     """
 
     id: int
@@ -109,7 +110,7 @@ class ToolReturned:
     diff: str | None
     #: For how long the tool ran.
     seconds: float
-    #: Whether `Run.stop` has ended it.
+    #: Whether `AgentRun.stop` has ended it.
     stopped: bool
 
 

@@ -21,7 +21,7 @@ from trioserve.server.model import LoadedModel
 from trioserve.server.runs.calls import Calls, assistant_message, tool_message
 from trioserve.server.runs.events import EndReason, RunAnswer, RunEnded, StepChunk, StepStarted
 from trioserve.server.runs.params import RunParams, RunTools
-from trioserve.server.runs.run import Run
+from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings
 
@@ -76,7 +76,7 @@ class AgentLoop:
     """
 
     def __init__(
-        self, server: Server, question: Question, tools: RunTools, calls: Calls, run: Run
+        self, server: Server, question: Question, tools: RunTools, calls: Calls, run: AgentRun
     ) -> None:
         self._server = server
         self._asked = question
@@ -230,13 +230,13 @@ def check_chat(chat: ChatParams, config: Config, model: LoadedModel) -> None:
 
 
 @asynccontextmanager
-async def open_run(server: Server, question: Question, tools: RunTools) -> AsyncIterator[Run]:
+async def open_run(server: Server, question: Question, tools: RunTools) -> AsyncIterator[AgentRun]:
     """Have the model answer, and run what it calls, for as long as a block lasts.
 
     Raises:
         TrioServeError: the model cannot begin its first answer.
     """
-    run = Run()
+    run = AgentRun()
     calls = Calls(run, tools, question.run, question.context, server.resources)
     loop = AgentLoop(server, question, tools, calls, run)
     with server.lifecycle.runs.hold(run):
@@ -253,7 +253,7 @@ def _alone(error: Exception) -> Exception:
     return error
 
 
-async def _do(loop: AgentLoop, run: Run) -> None:
+async def _do(loop: AgentLoop, run: AgentRun) -> None:
     with run.scope:
         try:
             answer = await loop.run()

@@ -14,7 +14,7 @@ from trioserve.tools.functions import tool_of
 from trioserve.tools.registry import ToolRegistry
 from trioserve.tools.tool import Tool, ToolCallContext
 
-#: What is done with calls that may change something: "ask" waits for `Run.approve`, "all" runs
+#: What is done with calls that may change something: "ask" waits for `AgentRun.approve`, "all" runs
 #: them, "none" refuses them. A function is asked, and says whether to run the call.
 Approval: TypeAlias = Literal["ask", "all", "none"] | Callable[[RunCall], Awaitable[bool]]
 

@@ -1,4 +1,4 @@
-"""`Run`: what a caller holds of an answer for which tools are run, and how its events get there."""
+"""`AgentRun`: what a caller holds of an answer with tools, and how its events get there."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Feed:
         return event
 
 
-class Run:
+class AgentRun:
     """The events of a run, as they come. The last one is `RunEnded`.
 
     Iterate over it within the block that opened it. Cancelling an iteration loses nothing; leaving
@@ -282,11 +282,11 @@ class Runs:
     """The runs that are going on."""
 
     def __init__(self) -> None:
-        self._runs: set[Run] = set()
+        self._runs: set[AgentRun] = set()
         self._n_open = AsyncValue(0)
 
     @contextmanager
-    def hold(self, run: Run) -> Iterator[None]:
+    def hold(self, run: AgentRun) -> Iterator[None]:
         """Know a run for as long as a block lasts."""
         self._runs.add(run)
         self._n_open.value = len(self._runs)

@@ -16,9 +16,9 @@ from trioserve.chat.deltas import ContentDelta
 from trioserve.chat.messages import Messages, media_part
 from trioserve.chat.params import ChatParams
 from trioserve.errors import MemoryFullError, TooManyRequestsError, UnsupportedFieldError
+from trioserve.server.concurrency import Stop, Workers
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.text import TextGenerator
-from trioserve.server.limits.workers import Stop, Workers
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.server.transcription.transcript import (
     Segment,
@@ -249,13 +249,13 @@ class ModelTranscriber:
         """
         self.check(params)
         longest = _LONGEST_TIMED if params.timed else _LONGEST
-        windows = await self._workers.run_in_thread(lambda _: windows_of(audio, longest))
+        windows = await self._workers.offload(lambda _: windows_of(audio, longest))
         joiner, usage = Joiner(), TranscriptUsage()
         for i, window in enumerate(windows):
             n_left = None if params.max_tokens is None else params.max_tokens - usage.n_output
             if n_left == 0:
                 break
-            sound = await self._workers.run_in_thread(partial(_cut_out, window, audio))
+            sound = await self._workers.offload(partial(_cut_out, window, audio))
             heard = _Heard(window, joiner, params.temperature)
             async with AsyncExitStack() as stack:
                 stream = await self._ask(

@@ -15,7 +15,7 @@ from trioserve.server.concurrency import alongside, deadline_scope
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.admission import let_finish
-from trioserve.server.limits.memory import Hold
+from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.media.loader import MediaLoader, Wanted
 from trioserve.server.observers.observer import TranscriptionRecord, observed_recording
 from trioserve.types import DecodedAudio, MediaSource, TokenId, TokenProbs
@@ -236,7 +236,7 @@ class Transcriptions:
         await self._transcriber.aclose()
 
     async def _decode(
-        self, source: MediaSource, hold: Hold, context: RequestContext
+        self, source: MediaSource, hold: MemoryReservation, context: RequestContext
     ) -> DecodedAudio:
         wanted = Wanted(kinds=frozenset({"audio"}), rate=self._transcriber.rate)
         with deadline_scope(context.deadline):

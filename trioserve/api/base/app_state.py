@@ -1,32 +1,47 @@
-"""`AppLife`: the life of what answers requests, a server or a router, within the life of an app."""
+"""`AppState`: what an app knows of its connections and requests, and what answers them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 
 import structlog
 import trio
+from quart import Quart, current_app
+from trio_util import AsyncValue
 
-from trioserve.api.base.intake import Intake
 from trioserve.api.base.running import ClientToolCalls
+from trioserve.api.sessions import Sessions
 from trioserve.config import Config
 from trioserve.errors import TrioServeError
+from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer
 from trioserve.tools.registry import ToolRegistry
 
 _log = structlog.stdlib.get_logger("trioserve.api")
 
+#: Where an app has its state: `app.extensions[NAME]`.
+NAME = "trioserve"
 
-class AppLife(Intake, ABC):
-    """An intake with something behind it, which begins with `run` and ends with `stop`.
+
+class AppState(ABC):
+    """The state of an app: it counts connections and requests, and a server or a router answers.
+
+    That begins with `run` and ends with `stop`.
 
     Args:
         config: what to serve. May be set until `run` is called.
     """
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config)
+        self.config = config
+        self.n_connections = 0  # that are served
+        self.n_refused = 0  # connections that are being told that there are too many
+        self.n_answers: Counter[tuple[str, int]] = Counter()  # by route and status
+        self.n_answering = AsyncValue(0)  # requests whose responses are not sent yet
+        self.streams = Sessions()  # that outlive the connections of their readers
+        self._own_memory = MemoryBudget.of(config)
         #: Why nothing answers: it could not begin, or it broke.
         self.failure: TrioServeError | None = None
         #: The calls of `tools` by clients.
@@ -35,6 +50,11 @@ class AppLife(Intake, ABC):
         self._stopping = False
         self._loaded = trio.Event()
         self._ended = trio.Event()
+
+    @property
+    def memory(self) -> MemoryBudget:
+        """What requests may hold."""
+        return self._own_memory
 
     @property
     @abstractmethod
@@ -107,3 +127,20 @@ class AppLife(Intake, ABC):
         self._scope.cancel()
         with trio.CancelScope(shield=True):
             await self._ended.wait()
+
+
+def attach(app: Quart, state: AppState) -> None:
+    """Make `state` the one of an app."""
+    app.extensions[NAME] = state
+
+
+def app_state_of(app: Quart) -> AppState:
+    """The state of an app."""
+    state = app.extensions[NAME]
+    assert isinstance(state, AppState)
+    return state
+
+
+def current_app_state() -> AppState:
+    """The state of the app that handles the current request."""
+    return app_state_of(current_app)

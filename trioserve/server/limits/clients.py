@@ -1,19 +1,23 @@
-"""Requests and tokens a minute, for each API key or address.
+"""What each client has of its own: requests and tokens a minute, and its texts in the caches.
 
-Each client has two token buckets, which fill up at a steady rate and hold what a minute brings. A
-request takes one request, and as many tokens as its prompt has and its output may have; at its end
-it gets back what it did not use. No library does the second part on Trio.
+A client is an API key or an address. For its rate it has two token buckets, which fill up steadily
+and hold what a minute brings. A request takes one request, and as many tokens as its prompt has and
+its output may have; at its end it gets back what it did not use. No library does the second part on
+Trio. A prompt that another client has sent is quicker, and that tells: so caches are divided, too.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from time import monotonic
 
 import attrs
 
+from trioserve.config import Config
 from trioserve.errors import RateLimitError
+from trioserve.types import Adapters, CacheRoot
 
 #: Seconds in which an empty bucket fills up.
 PERIOD = 60.0
@@ -145,3 +149,33 @@ class RateLimits:
 
 def _settled(_n_used: int) -> None:
     """Nothing was taken."""
+
+
+class CacheSharing:
+    """Says under which root the text of a request stands.
+
+    Where the configuration has API keys, each of them has roots of its own, unless all are to
+    share. Keys and salts go no further: a root has digests of them, which are the same in every
+    process, as files with saved slots need.
+
+    Args:
+        config: whether there are keys, and what they share.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._by_key = bool(config.api_keys) and config.cache_sharing == "key"
+
+    def owner(self, client: str) -> str:
+        """Whose text it is that a client sends; empty: everybody's."""
+        return _digest("owner", client) if self._by_key else ""
+
+    def root(self, adapters: Adapters, client: str, salt: str) -> CacheRoot:
+        """The root of a text."""
+        return CacheRoot(adapters, self.owner(client), _digest("salt", salt))
+
+
+def _digest(kind: str, value: str) -> str:
+    if not value:
+        return ""
+    data = value.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=16, person=kind.encode()).hexdigest()
