@@ -59,7 +59,7 @@ def test_drafts_that_are_rolled_back_leave_the_cells_in_one_span() -> None:
     while slot.request is not None:
         propose(harness, slot, "??")
         harness.step()
-        assert len(harness.engine._scheduler.cache._held._cells._spans[0]) == 1
+        assert len(harness.engine._scheduler.cache.held._cells._spans[0]) == 1
     assert harness.text(1) == "HELLO WORLD"
 
 

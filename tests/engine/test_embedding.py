@@ -83,6 +83,7 @@ def test_a_task_from_start_to_end() -> None:
 def test_timings_are_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10.0
     monkeypatch.setattr("trioserve.engine.embedding.monotonic", lambda: now)
+    monkeypatch.setattr("trioserve.engine.queue.monotonic", lambda: now)
     run = EmbeddingState(task(1, 3))
     assert run.waiting_status(1, 10.5).waited_s == 0.5
     run.admitted_at, now = 10.25, 12.25

@@ -288,28 +288,28 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(slot_id=st.integers(0, 4), erase=st.booleans(), owner=owners)
     def save_restore_or_erase(self, slot_id: int, erase: bool, owner: str) -> None:
-        scheduler = self.engine._scheduler
-        slot = scheduler.slots[slot_id]
+        engine = self.engine
+        slot = engine._scheduler.slots[slot_id]
 
         def work() -> None:
             if slot.kept and slot.root.owner != owner:
                 with pytest.raises(PermissionDeniedError):
-                    scheduler.save(slot, owner)
+                    engine.save_slot(slot_id, owner)
                 with pytest.raises(PermissionDeniedError):
-                    scheduler.erase(slot, owner)
+                    engine.erase_slot(slot_id, owner)
                 return
             if erase:
-                scheduler.erase(slot, owner)
+                engine.erase_slot(slot_id, owner)
                 return
             try:
-                saved = scheduler.save(slot, owner)
+                saved = engine.save_slot(slot_id, owner)
             except UnavailableError:
                 assert min(slot.kept) < 0, "only media are computed in parts"
                 return
             assert saved.root.owner == owner
-            scheduler.erase(slot, owner)
+            engine.erase_slot(slot_id, owner)
             try:
-                scheduler.restore(slot, saved)
+                engine.restore_slot(slot_id, saved)
             except KVCacheFullError:
                 return
             assert slot.kept == list(saved.keys)
@@ -522,12 +522,12 @@ def test_what_was_saved_and_restored_is_prefilled_no_more() -> None:
     harness = Harness()
     harness.submit(1, "hello world", max_tokens=1)
     harness.run()
-    scheduler = harness.engine._scheduler
-    saved = scheduler.save(scheduler.slots[0], "")
+    engine, scheduler = harness.engine, harness.engine._scheduler
+    saved = engine.save_slot(0, "")
     assert bytes(saved.keys) == b"hello world"
-    assert scheduler.erase(scheduler.slots[0], "") == 11
-    assert scheduler.erase(scheduler.slots[0], "") == 0 and scheduler.cache.taken == 0
-    scheduler.restore(scheduler.slots[1], saved)
+    assert engine.erase_slot(0, "") == 11
+    assert engine.erase_slot(0, "") == 0 and scheduler.cache.held.taken == 0
+    engine.restore_slot(1, saved)
     assert scheduler.slots[1].kept == list(b"hello world")
     harness.submit(2, "hello world!", max_tokens=1)
     harness.run()

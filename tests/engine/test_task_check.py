@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from tests.support.scripted_media import prompt_of
-from trioserve.engine.task_check import check_media, check_task
+from trioserve.engine import DecodeMaximal, Engine
 from trioserve.errors import (
     ContextLengthExceededError,
     EngineError,
@@ -18,6 +18,10 @@ from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.types import AdapterInfo, CacheRoot, GenerationParams, Grammar, Prompt, Task
 
 Error = type[Exception] | None
+
+
+def engine_of(backend: ScriptedBackend) -> Engine:
+    return Engine(backend, DecodeMaximal(), lambda: None)
 
 
 def outcome(error: Error) -> AbstractContextManager[object]:
@@ -48,7 +52,7 @@ def test_a_task_fits_the_context_the_vocabulary_the_slots_and_the_adapters(
     backend = ScriptedBackend(n_slots=2, n_ctx=20, adapters=[AdapterInfo(path="0")])
     task = Task(1, Prompt(prompt), GenerationParams(**options), root=CacheRoot(adapters))
     with outcome(error):
-        check_task(task, backend)
+        engine_of(backend).check(task)
 
 
 @pytest.mark.parametrize(
@@ -67,5 +71,6 @@ def test_a_chunk_that_is_decoded_whole_fits_what_is_decoded_at_once(
 ) -> None:
     monkeypatch.setattr(ScriptedProjector, "max_chunk", max_chunk)
     projector = ScriptedProjector(n_cells=n_cells, is_causal=is_causal)
+    backend = ScriptedBackend(n_batch=64, projector=projector)
     with outcome(error):
-        check_media(prompt_of("see [image:x]", projector), projector, 64, "prompt")
+        engine_of(backend).check_media(prompt_of("see [image:x]", projector), "prompt")

@@ -69,7 +69,7 @@ class Machine:
 
     def step(self, n_tokens: int = 1) -> float:
         """Run one; returns how long it took."""
-        began, limit = self.now, self.governor.limit(n_tokens)
+        began, limit = self.now, self.governor.plan(n_tokens)[1]
         seconds, cpu_seconds = self._decode(n_tokens)
         while limit is not None and seconds > limit:
             if self.threads_of(n_tokens) - cpu_seconds / seconds > LOST_CORES:
@@ -87,7 +87,7 @@ class Machine:
         return self.now - BETWEEN - began
 
     def threads_of(self, n_tokens: int) -> int:
-        threads = self.governor.choose(n_tokens)
+        threads = self.governor.plan(n_tokens)[0]
         assert threads in self.choices
         return threads
 
@@ -98,7 +98,7 @@ class Machine:
         """Run for a while; returns the threads of each step."""
         used, end = [], self.now + seconds
         while self.now < end:
-            used.append(self.governor.choose(n_tokens))
+            used.append(self.governor.plan(n_tokens)[0])
             self.step(n_tokens)
         return used
 
@@ -169,7 +169,7 @@ def test_after_each_trial_that_fails_the_next_one_comes_after_twice_the_time() -
     machine.others, machine.stall = 1, 0.0
     trials, threads = [], 2
     while len(trials) < 10:
-        before, threads = threads, machine.governor.choose(1)
+        before, threads = threads, machine.governor.plan(1)[0]
         if threads < before:
             trials.append(machine.now)
         machine.step()
@@ -191,12 +191,12 @@ def test_fewer_threads_are_tried_again_once_steps_have_lasted_for_so_long(lost: 
             governor.observe(Step(1, seconds, seconds * (2 - lost), now))
 
     step(WINDOW, 1 / 32, 1.0)
-    assert governor.choose(1) == 1
+    assert governor.plan(1)[0] == 1
     step(1, 1 / 16, 1.0)
     step(2 * WINDOW - 1, 1 / 32, lost)
-    assert (governor.choose(1), governor.limit(1)) == (2, None)
+    assert (governor.plan(1)[0], governor.plan(1)[1]) == (2, None)
     step(1, 1 / 32, lost)
-    assert (governor.choose(1), governor.limit(1)) == (1 if lost else 2, OVERDUE / 32)
+    assert (governor.plan(1)[0], governor.plan(1)[1]) == (1 if lost else 2, OVERDUE / 32)
 
 
 def test_steps_of_many_tokens_follow_and_do_not_try_more_threads_at_once() -> None:
@@ -242,7 +242,7 @@ def test_a_trial_that_is_far_worse_ends_at_once() -> None:
     step = Step(100, 0.1, 0.15, machine.now)  # half a core is lost, so fewer threads are tried
     used = []
     for _ in range(40):
-        threads = machine.governor.choose(100)
+        threads = machine.governor.plan(100)[0]
         used.append(threads)
         machine.now += 0.1 if threads == 2 else 0.2
         machine.governor.observe(attrs.evolve(step, seconds=0.4 / threads / 2, end=machine.now))
@@ -263,7 +263,7 @@ def test_texts_that_grow_are_no_neighbours() -> None:
     machine = Machine(noise=0.02)
     used = []
     for i in range(20_000):
-        used.append(machine.governor.choose(1))
+        used.append(machine.governor.plan(1)[0])
         machine.work = 0.02 * (1 + i / 2000)
         machine.step()
     assert machine.governor.changes == 0
@@ -285,7 +285,7 @@ def test_after_a_pause_what_was_seen_before_does_not_count() -> None:
     machine = Machine()
     machine.run(1)
     machine.others = 1
-    while machine.governor.choose(1) == 2:
+    while machine.governor.plan(1)[0] == 2:
         machine.step()
     machine.step()  # of a trial with one thread
     machine.others = 0
@@ -334,12 +334,12 @@ def test_a_trial_waits_for_steps_of_its_size() -> None:
     machine = Machine()
     machine.run(1)
     machine.others = 1
-    while machine.governor.choose(1) == 2:
+    while machine.governor.plan(1)[0] == 2:
         machine.step()
-    assert machine.governor.choose(4) == 2
+    assert machine.governor.plan(4)[0] == 2
     while machine.threads == 2:
         machine.step(1)
-        assert machine.governor.choose(4) == machine.threads
+        assert machine.governor.plan(4)[0] == machine.threads
         machine.step(4)
 
 
@@ -348,7 +348,7 @@ def test_a_fixed_number_stays() -> None:
     assert not governor.adapts
     assert ThreadGovernor(range(3, 5), range(5, 6)).adapts
     assert ThreadGovernor(range(3, 4), range(5, 7)).adapts
-    assert (governor.choose(1), governor.choose(HEAVY)) == governor.threads == (3, 5)
+    assert (governor.plan(1)[0], governor.plan(HEAVY)[0]) == governor.threads == (3, 5)
     machine = Machine(cores=8)
     machine.governor = ThreadGovernor(range(1, 9), range(5, 6))
     assert machine.governor.adapts

@@ -257,12 +257,11 @@ def test_the_largest_are_in_order_and_ties_as_they_stand(values: list[float], n:
 def test_a_bad_value_is_refused_by_name(
     backend: LlamaBackend, fields: dict[str, object], param: str
 ) -> None:
-    params = SamplingParams(**fields)
     with pytest.raises(InvalidRequestError) as caught:
-        backend.sampler(params, ())
+        backend.sampler(SamplingParams(**fields), ())
     assert caught.value.param == param
     with pytest.raises(InvalidRequestError):
-        backend.check_sampling(params)
+        backend.check_sampling(SamplingParams(**fields))
 
 
 def test_what_has_no_effect_is_not_refused(backend: LlamaBackend) -> None:

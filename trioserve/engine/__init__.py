@@ -14,7 +14,7 @@ from trioserve.engine.backend import Backend, Drafter, DraftRequest
 from trioserve.engine.cache.prefix_cache import MAX_IDLE, CheckpointRules
 from trioserve.engine.drafts.ngrams import NgramDrafter, NgramRules
 from trioserve.engine.embedding import EmbeddingEngine
-from trioserve.engine.embedding_backend import EmbeddingBackend
+from trioserve.engine.embedding_backend import AnyBackend, EmbeddingBackend
 from trioserve.engine.engine import Engine
 from trioserve.engine.strategy import (
     AnswersFirst,
@@ -25,13 +25,11 @@ from trioserve.engine.strategy import (
     load_strategy,
 )
 
-#: What a loader may return. Which one it is decides what a server can do.
-AnyBackend = Backend | EmbeddingBackend
-
 __all__ = [
     "MAX_IDLE",
     "AnswersFirst",
     "AnyBackend",
+    "Backend",
     "Balanced",
     "BatchStrategy",
     "CheckpointRules",

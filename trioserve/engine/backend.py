@@ -334,22 +334,7 @@ class KVMemory(Protocol):
         """
 
 
-class ThreadedBackend(Protocol):
-    """What computes with threads."""
-
-    @property
-    def thread_choices(self) -> tuple[range, range]:
-        """How many threads may compute a batch of few tokens, and one of many.
-
-        Each is a range from the fewest to the most, which is also what is used at first. A range of
-        one number is fixed.
-        """
-
-    def set_threads(self, count: int) -> None:
-        """Compute with so many threads from the next batch on."""
-
-
-class Backend(ThreadedBackend, Protocol):
+class Backend(Protocol):
     """A loaded model, with a context of `n_seqs` KV sequences for `n_slots` requests."""
 
     @property
@@ -433,6 +418,17 @@ class Backend(ThreadedBackend, Protocol):
 
         The backend closes it.
         """
+
+    @property
+    def thread_choices(self) -> tuple[range, range]:
+        """How many threads may compute a batch of few tokens, and one of many.
+
+        Each is a range from the fewest to the most, which is also what is used at first. A range of
+        one number is fixed.
+        """
+
+    def set_threads(self, count: int) -> None:
+        """Compute with so many threads from the next batch on."""
 
     def set_adapters(self, adapters: Adapters) -> None:
         """Use these LoRA adapters, and no others, from the next `decode` on.

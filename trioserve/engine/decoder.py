@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 import structlog
 
-from trioserve.engine.backend import Backend, ThreadedBackend
+from trioserve.engine.backend import Backend
+from trioserve.engine.embedding_backend import AnyBackend
 from trioserve.engine.encoder import MediaEncoder
 from trioserve.engine.planner import StepPlan
 from trioserve.engine.thread_governor import HEAVY, LASTING_S, LOST_CORES, Step, ThreadGovernor
@@ -116,7 +117,7 @@ class Threads:
 
     def __init__(
         self,
-        backend: ThreadedBackend,
+        backend: AnyBackend,
         interrupt: Callable[[], None] | None = None,
         encoder: MediaEncoder | None = None,
     ) -> None:
@@ -152,14 +153,18 @@ class Threads:
         if not governor.adapts:
             compute()
             return
-        timer = self._begin(n_tokens)
-        if not self._ends_in_time(compute, timer, governor.limit(n_tokens)):
+        threads, seconds = governor.plan(n_tokens)
+        timer = self._begin(n_tokens, threads)
+        if seconds is None or self._watchdog is None:
+            compute()
+        elif not self._ends_in_time(compute, timer, seconds, self._watchdog):
             governor.give_up(timer.stop())
-            timer = self._begin(n_tokens)
+            timer = self._begin(n_tokens, governor.plan(n_tokens)[0])
             compute()
         step = timer.stop()
         governor.observe(step)
-        self._tell(step.end)
+        if self._told != self._now or self._now != governor.threads:
+            self._tell(step.end)
 
     def rest(self) -> None:
         """Leave all cores to the encoder: nothing is computed beside it for now."""
@@ -185,13 +190,10 @@ class Threads:
         compute()
 
     def _ends_in_time(
-        self, compute: Callable[[], None], timer: _Timer, seconds: float | None
+        self, compute: Callable[[], None], timer: _Timer, seconds: float, watchdog: Watchdog
     ) -> bool:
         """Compute; returns whether it came to its end. After so many seconds it may be ended."""
-        if seconds is None or self._watchdog is None:
-            compute()
-            return True
-        watch = self._watchdog.begin(seconds, timer.has_lost_cores)
+        watch = watchdog.begin(seconds, timer.has_lost_cores)
         try:
             compute()
         except DecodeInterruptedError:
@@ -199,12 +201,11 @@ class Threads:
                 raise
             return False
         finally:
-            self._watchdog.end()
+            watchdog.end()
         return True
 
-    def _begin(self, n_tokens: int) -> _Timer:
+    def _begin(self, n_tokens: int, threads: int) -> _Timer:
         """Set the threads that a step is to have, and take the time from now on."""
-        threads = self._governor.choose(n_tokens)
         if threads != self._set:
             self._backend.set_threads(threads)
             self._set = threads
@@ -268,22 +269,19 @@ class BatchDecoder:
             self._backend.set_adapters(adapters)
             self._adapters = adapters
         try:
-            rows = self._decode_media(plan) if plan.is_media else self._decode_tokens(plan)
+            if plan.is_media:
+                rows = self._decode_media(plan)
+            else:
+                rows = plan.fill(self._backend.batch)
+                if plan.others and plan.n_cells > MIN_INTERRUPTED:
+                    self._task_id = self._interruptible(plan)
+                self.threads.run(plan.n_cells, self._backend.decode)
             self._was_interrupted = False
         except DecodeInterruptedError:
             self._was_interrupted = True
             raise
         finally:
             self._task_id = None
-        return rows
-
-    def _decode_tokens(self, plan: StepPlan) -> list[int]:
-        batch = self._backend.batch
-        batch.clear()
-        rows = plan.fill(batch)
-        if rows[-1] >= MIN_INTERRUPTED and plan.others:  # not on the way of every token
-            self._task_id = self._interruptible(plan)
-        self.threads.run(_n_tokens(plan, rows[-1]), self._backend.decode)
         return rows
 
     def _decode_media(self, plan: StepPlan) -> list[int]:
@@ -317,9 +315,3 @@ class BatchDecoder:
             return None
         assert largest.slot.request is not None
         return largest.slot.request.task.id
-
-
-def _n_tokens(plan: StepPlan, last_row: int) -> int:
-    """Count the tokens of a batch, in which a draft may follow the last row to sample from."""
-    last = plan.others[-1].slot.request if plan.others else None
-    return last_row + 1 + (len(last.draft) if last is not None else 0)

@@ -21,10 +21,9 @@ import numpy as np
 from trioserve.engine.backend import Embeddings, MediaPiece
 from trioserve.engine.decoder import Threads
 from trioserve.engine.embedding_backend import EmbeddingBackend, Matrix
-from trioserve.engine.encoder import Encoded, MediaEncoder
-from trioserve.engine.loop import Call, Cancel, Command, EngineLoop, Pause, Resume, Stop, Submit
-from trioserve.engine.queue import WaitingQueue
-from trioserve.engine.task_check import check_media
+from trioserve.engine.encoder import Encoded
+from trioserve.engine.loop import Cancel, Command, EngineLoop, Pause, Resume, Submit
+from trioserve.engine.queue import QueuedRequest, WaitingQueue
 from trioserve.errors import (
     DecodeError,
     EngineError,
@@ -47,8 +46,6 @@ from trioserve.types import (
     SlotStatus,
     Task,
     Timings,
-    TokenId,
-    WaitingStatus,
 )
 
 
@@ -109,18 +106,17 @@ class Room:
     takes_long: bool  # a text that comes in parts may begin
 
 
-class EmbeddingState:
+class EmbeddingState(QueuedRequest):
     """What the engine knows of one task.
 
     The next cell for a batch is number `start` of text `index`.
     """
 
-    first_in_line = False  # it is never preempted
+    task: EmbeddingTask
 
     def __init__(self, task: EmbeddingTask) -> None:
+        super().__init__()
         self.task = task
-        self.submitted_at = monotonic()
-        self.admitted_at: float | None = None
         self.slot = -1
         self.index = 0
         self.start = 0
@@ -213,16 +209,6 @@ class EmbeddingState:
             encoding=request is not None and request.awaits_media,
         )
 
-    def waiting_status(self, position: int, now: float) -> WaitingStatus:
-        """Describe it while it waits."""
-        return WaitingStatus(
-            task_id=self.task.id,
-            position=position,
-            n_prompt=len(self.task.prompt),
-            priority=self.task.priority,
-            waited_s=now - self.submitted_at,
-        )
-
 
 class EmbeddingEngine(EngineLoop):
     """Makes embeddings of texts.
@@ -238,10 +224,8 @@ class EmbeddingEngine(EngineLoop):
         self.pooling = backend.pooling
         self.width = backend.width  # numbers in an embedding
         self._backend = backend
-        #: Makes embeddings of media; None: the model takes text only.
-        self.encoder: MediaEncoder | None = None
-        if backend.projector is not None:
-            self.encoder = MediaEncoder(backend.projector, self.inbox.put)
+        #: Makes of a query and a document what a ranking model scores; see `EmbeddingBackend`.
+        self.pair = backend.pair
         self._threads = Threads(backend, encoder=self.encoder)
         self._waiting: WaitingQueue[EmbeddingState] = WaitingQueue()
         #: Those that share the batches; the first one begins the next batch.
@@ -254,14 +238,9 @@ class EmbeddingEngine(EngineLoop):
         self._max_pieces = backend.n_seqs
         self._was_media = False  # the last batch
         self._is_blocked = False  # until a command comes: all that runs waits for media
-        self._counts = dict.fromkeys(("steps", "decodes", "busy_slots", "prompt_tokens"), 0)
-        self._seconds = 0.0
+        self._counters = EngineCounters()
 
     # -- from any thread
-
-    def pair(self, query: str, document: str) -> tuple[TokenId, ...]:
-        """Make of a query and a document what a ranking model scores; see `EmbeddingBackend`."""
-        return self._backend.pair(query, document)
 
     def check(self, task: Task | EmbeddingTask) -> None:
         """Refuse a task that can never run; raises what `submit` raises."""
@@ -291,7 +270,7 @@ class EmbeddingEngine(EngineLoop):
                 "where that is smaller.",
                 param=param,
             )
-        check_media(task.prompt, backend.projector, backend.n_batch, param)
+        self.check_media(task.prompt, param)
         task.prompt.check(self.vocab.n_tokens, param)
 
     # -- on the inference thread
@@ -305,10 +284,7 @@ class EmbeddingEngine(EngineLoop):
         self._is_blocked = False
         match command:
             case Submit(EmbeddingTask() as task):
-                if self.failure is None:
-                    self._waiting.push(EmbeddingState(task))
-                else:
-                    self._emit(Failed(task.id, self.failure))
+                self._waiting.push(EmbeddingState(task))
             case Cancel(task_id):
                 self._cancel(task_id)
                 self._ask_for_media()
@@ -317,10 +293,6 @@ class EmbeddingEngine(EngineLoop):
                     self._fail_all_with(chunk, error)
             case Pause() | Resume():
                 pass  # there are no tokens that a reader could leave unread
-            case Call(function):
-                function()
-            case Stop():
-                self._stopping = True
 
     def _cancel(self, task_id: int) -> None:
         self._waiting.remove(task_id)
@@ -341,7 +313,8 @@ class EmbeddingEngine(EngineLoop):
             self._next_long = None
 
     def _step(self) -> None:
-        self._counts["steps"] += 1
+        counters = self._counters
+        counters.steps += 1
         self._admit()
         self._ask_for_media()
         pieces = self._pack()
@@ -350,21 +323,24 @@ class EmbeddingEngine(EngineLoop):
                 "what was let in does not fit"
             )
             self._is_blocked = True
-            self._threads.rest()
             return
         self._running.rotate(-1)
         if self._compute(pieces):
             n_slots = len({id(piece.request) for piece in pieces})
             n_cells = sum(piece.n_cells for piece in pieces)
             self._in_batch = (n_slots, 0, n_cells)
-            self._counts["decodes"] += 1
-            self._counts["busy_slots"] += n_slots
-            self._counts["prompt_tokens"] += n_cells
+            counters.decodes += 1
+            counters.busy_slots += n_slots
+            counters.prompt_tokens += n_cells
+            counters.prompt_queries = counters.prompt_tokens
             self._collect(pieces)
-        self._seconds += monotonic() - self.heartbeat
-        if not self.has_work:
+        counters.step_s += monotonic() - self.heartbeat
+        counters.prompt_s = counters.step_s
+
+    def _rest(self) -> None:
+        if not self._is_blocked:
             self._ask_for_media()
-            self._threads.rest()
+        self._threads.rest()
 
     def _admit(self) -> None:
         for request in self._waiting:
@@ -574,11 +550,8 @@ class EmbeddingEngine(EngineLoop):
                 request.waiting_status(position, now)
                 for position, request in enumerate(self._waiting, start=1)
             ),
-            counters=EngineCounters(
-                **self._counts,
-                step_s=self._seconds,
-                prompt_s=self._seconds,
-                prompt_queries=self._counts["prompt_tokens"],
+            counters=attrs.evolve(
+                self._counters,
                 n_cells=self._backend.n_ctx,
                 n_cells_used=n_held,
                 n_cells_running=n_held,

@@ -10,7 +10,7 @@ import abc
 import numpy as np
 from numpy.typing import NDArray
 
-from trioserve.engine.backend import Batch, MediaPiece, Projector, Vocab
+from trioserve.engine.backend import Backend, Batch, MediaPiece, Projector, Vocab
 from trioserve.types import ModelInfo, TokenId
 
 #: Shape (rows, width).
@@ -48,7 +48,7 @@ class EmbeddingBackend(abc.ABC):
     n_ctx_seq: int
     #: Whether a text may come in parts, one batch after another. Its tokens see only those before.
     can_split: bool
-    #: How many threads may compute a batch of few tokens, and one of many; see `ThreadedBackend`.
+    #: How many threads may compute a batch of few tokens, and one of many; see `Backend`.
     thread_choices: tuple[range, range]
 
     @abc.abstractmethod
@@ -91,3 +91,7 @@ class EmbeddingBackend(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Free everything. Closing twice is fine."""
+
+
+#: What a loader may return. Which one it is decides what a server can do.
+AnyBackend = Backend | EmbeddingBackend

@@ -1,7 +1,7 @@
 """The engine: one thread that takes tasks, runs steps, and hands out what they produce.
 
-A step is schedule, run, postprocess: decide, decode one batch, sample. Everything but
-`Engine.run` is synchronous code that a test can call.
+A step is schedule, decode, sample, emit. Everything but `Engine.run` is synchronous code that a
+test can call.
 """
 
 from __future__ import annotations
@@ -9,52 +9,45 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
+import attrs
+
 from trioserve.engine.backend import Backend
 from trioserve.engine.cache.prefix_cache import DEFAULT_RULES, CheckpointRules, PrefixCache
-from trioserve.engine.counters import Counters
 from trioserve.engine.decoder import BatchDecoder
 from trioserve.engine.drafts.drafts import Drafts
-from trioserve.engine.encoder import Encoded, MediaEncoder
-from trioserve.engine.loop import (
-    Call,
-    Cancel,
-    Command,
-    Pause,
-    Resume,
-    SlotCall,
-    Stop,
-    Submit,
-)
+from trioserve.engine.encoder import Encoded
+from trioserve.engine.loop import Cancel, Command, EngineLoop, Pause, Resume, SlotCall, Submit
 from trioserve.engine.output import Outputs, Sampled, SampledToken, SamplerPool
 from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import RequestState, Slot, lowest_priority
-from trioserve.engine.slot_calls import SlotCalls, SlotLoop
 from trioserve.engine.strategy import BatchStrategy
-from trioserve.engine.task_check import check_task
 from trioserve.errors import (
+    ContextLengthExceededError,
     DecodeError,
     DecodeInterruptedError,
     EngineError,
+    InvalidRequestError,
     KVCacheFullError,
     NotSupportedError,
     TrioServeError,
 )
 from trioserve.types import (
     Admitted,
-    Constraint,
+    CacheRoot,
     EmbeddingTask,
+    EngineCounters,
     EngineStatus,
     Failed,
     FinishReason,
-    Grammar,
     MediaChunk,
     Preempted,
+    SlotState,
     Task,
 )
 
 
-class Engine(SlotLoop):
+class Engine(EngineLoop):
     """Runs tasks on a backend with slots and continuous batching.
 
     Args:
@@ -66,7 +59,8 @@ class Engine(SlotLoop):
         checkpoints: how many there may be, where sequences cannot be cut.
         context_shift: go on in a full context without its older half, rather than end. A text with
             media ends.
-        notify, flush_interval: as a `Loop` has them. A task's first and last token leave at once.
+        notify, flush_interval: as an `EngineLoop` has them. A task's first and last token leave at
+            once.
     """
 
     def __init__(
@@ -83,51 +77,126 @@ class Engine(SlotLoop):
     ) -> None:
         super().__init__(backend, notify, flush_interval=flush_interval)
         self.adapters = backend.adapters
+        #: As `Backend` has them. From any thread but the event loop's and the inference thread.
+        self.compile = backend.compile
+        self.write_state, self.read_state = backend.write_state, backend.read_state
         self._backend = backend
-        #: Makes embeddings of media; None: the model takes text only.
-        self.encoder: MediaEncoder | None = None
-        if backend.projector is not None:
-            self.encoder = MediaEncoder(backend.projector, self.inbox.put)
-        cache = PrefixCache(backend, cache_ram, max_idle=max_idle, checkpoints=checkpoints)
-        planner = Planner(
+        self._cache = PrefixCache(backend, cache_ram, max_idle=max_idle, checkpoints=checkpoints)
+        self._planner = Planner(
             strategy,
             n_batch=backend.n_batch,
-            unified=cache.unified,
+            unified=backend.unified,
             has_adapters=bool(backend.adapters),
             encoder=self.encoder,
         )
-        self._scheduler = Scheduler(
-            n_slots=backend.n_slots,
-            n_ctx=backend.n_ctx,
-            n_ctx_seq=backend.n_ctx_seq,
-            n_batch=backend.n_batch,
-            n_outputs=backend.n_outputs,
-            cache=cache,
-            planner=planner,
-        )
+        self._scheduler = Scheduler(backend, self._cache, self._planner)
         self.drafts = Drafts(self._scheduler, backend.drafters)
         self._decoder = BatchDecoder(backend, self.encoder)
-        self._slot_calls = SlotCalls()
         self._strategy = strategy
-        strategy.begin(unified=self._scheduler.cache.unified)
+        strategy.begin(unified=backend.unified)
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
         self._samplers = SamplerPool(backend)
-        self._counters = Counters()
+        self._counters = EngineCounters()  # without the requests that have not ended
+        self._slot_calls: list[SlotCall] = []  # that wait until their slots are idle
 
     # -- from any thread
 
     @property
     def keeps_checkpoints(self) -> bool:
         """Whether `Prompt.divergence_points` help: sequences cannot be cut, and some are kept."""
-        return self._scheduler.cache.can_share and not self._backend.can_cut
+        return self._cache.can_share and not self._backend.can_cut
+
+    def check(self, task: Task | EmbeddingTask) -> None:
+        """Refuse a task that can never run.
+
+        Raises:
+            InvalidMediaError: the model cannot take one of its media.
+            InvalidRequestError: the prompt or a parameter is wrong; `param` names the field.
+            ContextLengthExceededError: the prompt leaves no room for an output.
+            NotSupportedError: it is one for embeddings.
+            EngineError: its grammar was not compiled, or the engine has failed.
+        """
+        self.check_works()
+        if not isinstance(task, Task):
+            raise NotSupportedError("This engine makes text, and no embeddings.")
+        backend, prompt, params = self._backend, task.prompt, task.params
+        if not prompt:
+            raise InvalidRequestError("The prompt has no tokens.", param="prompt")
+        self.check_media(prompt, "prompt")
+        if len(prompt) >= self.n_ctx_seq:
+            raise ContextLengthExceededError(len(prompt), self.n_ctx_seq)
+        prompt.check(self.vocab.n_tokens, "prompt")
+        backend.check_sampling(params.sampling)
+        if params.grammar is not None and task.constraint is None:
+            raise EngineError("The grammar of the task was not compiled.")
+        if params.id_slot >= self.n_slots:
+            raise InvalidRequestError(
+                f"'id_slot' must be less than {self.n_slots}.", param="id_slot"
+            )
+        adapters = task.root.adapters
+        if adapters and adapters[-1][0] >= len(self.adapters):
+            raise InvalidRequestError(f"There is no LoRA adapter {adapters[-1][0]}.", param="lora")
 
     def cancel(self, task_id: int) -> None:
         """Drop a task. A decode that is for its prompt ends within milliseconds."""
         super().cancel(task_id)
         self._decoder.cancel(task_id)
 
+    def call_slot(self, slot_id: int, function: Callable[[], None]) -> None:
+        """Call a function on the inference thread, as soon as a slot is idle.
+
+        Raises InvalidRequestError if there is no such slot.
+        """
+        if not 0 <= slot_id < self.n_slots:
+            raise InvalidRequestError("Invalid slot ID", param="id_slot")
+        self.inbox.put(SlotCall(slot_id, function))
+
+    # -- what an idle slot has computed. Use these three through `call_slot`
+
+    def save_slot(self, slot_id: int, owner: str) -> SlotState:
+        """Read what is there of a slot's last text; see `PrefixCache.save`.
+
+        Raises:
+            PermissionDeniedError: the text is not the owner's.
+            UnavailableError: another request is at it.
+        """
+        slot = self._scheduler.slots[slot_id]
+        slot.check_owner(owner)
+        return self._cache.save(slot.kept, slot.root if slot.kept else CacheRoot(owner=owner))
+
+    def restore_slot(self, slot_id: int, saved: SlotState) -> None:
+        """Make a saved text that of a slot, for later prompts that begin with it, in any slot.
+
+        Raises:
+            KVCacheFullError: what runs leaves no room for it.
+            InvalidRequestError: the state does not fit the context, or is of other tokens.
+        """
+        slot = self._scheduler.slots[slot_id]
+        assert slot.request is None
+        if saved.keys:
+            self._cache.restore(saved)
+        slot.kept, slot.root = list(saved.keys), saved.root
+
+    def erase_slot(self, slot_id: int, owner: str) -> int:
+        """Forget a slot's last text; returns how many of its tokens were there.
+
+        Raises PermissionDeniedError if the text is not the owner's.
+        """
+        slot = self._scheduler.slots[slot_id]
+        slot.check_owner(owner)
+        n_erased = self._cache.erase(slot.kept, slot.root)
+        slot.kept = []
+        return n_erased
+
+    # -- on the inference thread
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a task runs or waits."""
+        return self._scheduler.has_work
+
     def end_thinking(self, task_id: int) -> bool:
-        """Have a task close the reasoning that it is in. From the inference thread.
+        """Have a task close the reasoning that it is in. Use it through `call`.
 
         Returns whether it runs, with a budget; one that is not in its reasoning goes on as it is.
         """
@@ -138,115 +207,46 @@ class Engine(SlotLoop):
         request.close_thinking()
         return True
 
-    def compile(self, grammar: Grammar, owner: str = "") -> Constraint:
-        """Compile a grammar for `Task.constraint`; see `Backend.compile`. In a worker thread."""
-        return self._backend.compile(grammar, owner)
-
-    def check(self, task: Task | EmbeddingTask) -> None:
-        """Refuse a task that can never run; raises what `submit` raises."""
-        self.check_works()
-        if not isinstance(task, Task):
-            raise NotSupportedError("This engine makes text, and no embeddings.")
-        check_task(task, self._backend)
-
-    # -- on the inference thread
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a task runs or waits."""
-        return self._scheduler.has_work
-
-    def _close(self) -> None:
-        if self.encoder is not None:
-            self.encoder.close()
-        for request in self._scheduler.requests():
-            request.close()
-        self._samplers.close()
-        self._decoder.threads.close()
-        self.drafts.close()
-        self._backend.close()
-
     def _step(self) -> None:
-        self.drafts.propose()
+        """Schedule, decode, sample, emit."""
+        if self.drafts.is_on:
+            self.drafts.propose()
         plan = self._scheduler.schedule()
-        for request in self._scheduler.take_preempted():
-            self._emit(Preempted(request.task.id))
-        for slot, request in self._scheduler.take_admitted():
-            self._note_admission(slot, request)
-        rows = self._decode(plan) if plan else []
-        if rows and self.watchers:
-            self._note_batch(plan)
+        if self._scheduler.admitted or self._scheduler.preempted:
+            self._emit_admissions()
+        rows = self._decode(plan)
         if rows:
-            self._postprocess(plan, rows)
+            slots, requests, ready_rows = self._ready(plan, rows)
+            sampled = self._samplers.sample(requests, ready_rows)
+            self._emit_tokens(slots, requests, sampled)
         seconds = self.clock() - self.heartbeat
-        self._counters.count_step(seconds)
+        counters = self._counters
+        counters.steps += 1
+        counters.step_s += seconds
         if rows:
             self._learn(plan, seconds)
-        if self._slot_calls.waiting:
-            self._slot_calls.make(self._scheduler.slots)
-        if self.encoder is not None and not self.has_work:
-            self._decoder.threads.rest()
-
-    def _learn(self, plan: StepPlan, seconds: float) -> None:
-        """Count what this step has done, and tell the strategy what it has cost."""
-        self._counters.count_decode(len(plan), plan.n_prefill, seconds)
-        self._scheduler.planner.observe(plan, seconds)
-        self.drafts.observe(plan, seconds)
-
-    # -- commands
-
-    def _obey(self, command: Command) -> None:
-        match command:
-            case Submit(Task() as task) if self.failure is None:
-                self._scheduler.add(RequestState(task))
-            case Submit(task) if self.failure is not None:
-                self._emit(Failed(task.id, self.failure))
-            case Cancel(task_id):
-                request = self._scheduler.remove(task_id)
-                self._retract(task_id)  # it may have failed since the last step
-                if request is not None:
-                    self._end(request)
-                    self._slot_calls.make(self._scheduler.slots)
-                    if not self._scheduler.has_work:
-                        self._scheduler.ask_for_media()
-            case Pause(task_id) | Resume(task_id):
-                self._scheduler.pause(task_id, isinstance(command, Pause))
-            case Call(function):
-                function()
-            case SlotCall():
-                self._slot_calls.waiting.append(command)
-                self._slot_calls.make(self._scheduler.slots)
-            case Encoded(chunk, error):
-                self._go_on_with(chunk, error)
-            case Stop():
-                self._stopping = True
-
-    def _go_on_with(self, chunk: MediaChunk, error: TrioServeError | None) -> None:
-        """Let requests go on that have waited for a chunk, or end them if it cannot be encoded."""
-        for slot in self._scheduler.slots:
-            slot.awaits_media = False  # until the next step, which looks again
-            if error is not None and slot.needs(chunk):
-                request = self._scheduler.release(slot)
-                self._end(request)
-                self._emit(Failed(request.task.id, error))
-        if error is not None and self.encoder is not None:
-            self._scheduler.ask_for_media()
-            self.encoder.settle(chunk)
-
-    # -- one step: run
+        if self._slot_calls:
+            self._make_slot_calls()
 
     def _decode(self, plan: StepPlan) -> list[int]:
         """Decode one batch; returns the row to sample from of each slot, none if it failed."""
+        if not plan.n_cells:
+            return []
         try:
-            return self._decoder.decode(plan, self._scheduler.planner.adapters)
+            rows = self._decoder.decode(plan, self._planner.adapters)
         except DecodeInterruptedError:
-            pass  # the cancel that it was for comes before the next step
+            return []  # the cancel that it was for comes before the next step
         except KVCacheFullError as error:
             self._make_room(plan.slots, error)
+            return []
         except DecodeError as error:
             for slot in plan.slots:
                 self._fail(slot, error)
-        return []
+            return []
+        plan.note(self._cache)
+        if self.watchers:
+            self._in_batch = (len(plan), plan.n_cells - plan.n_prefill, plan.n_prefill)
+        return rows
 
     def _make_room(self, slots: list[Slot], error: KVCacheFullError) -> None:
         """The KV cache had no room: drop drafts, or send a request back, or fail the only one.
@@ -260,35 +260,25 @@ class Engine(SlotLoop):
         else:
             self._fail(slots[0], error)
 
-    # -- one step: postprocess
-
-    def _postprocess(self, plan: StepPlan, rows: list[int]) -> None:
-        """Note what was decoded, and go on where there are logits."""
-        plan.note(self._scheduler.cache)
-        n_rows = len(plan.decode_rows.slots)
-        ready = list(plan.decode_rows.slots)
-        ready_rows = rows[:n_rows]
-        for piece, row in zip(plan.others, rows[n_rows:], strict=True):
+    def _ready(
+        self, plan: StepPlan, rows: list[int]
+    ) -> tuple[list[Slot], list[RequestState], list[int]]:
+        """Pick the slots that have logits to go on from, each with its request and its row."""
+        if not plan.others:
+            return plan.streams, plan.requests, rows
+        slots, requests, n_streams = [*plan.streams], [*plan.requests], len(plan.streams)
+        ready_rows = rows[:n_streams]
+        for piece, row in zip(plan.others, rows[n_streams:], strict=True):
             slot, request = piece.slot, piece.slot.request
             assert request is not None
             if not piece.in_decode:
                 self._note_prefill(slot, request, piece.n_cells)
                 self._scheduler.note_prefill(slot)
             if piece.in_decode or (slot.n_pending == 0 and self._begins_output(slot, request)):
-                ready.append(slot)
+                slots.append(slot)
+                requests.append(request)
                 ready_rows.append(row)
-        self._go_on(ready, ready_rows)
-
-    def _go_on(self, slots: list[Slot], rows: list[int]) -> None:
-        """Sample for slots, each from its row of logits, and add that to their outputs."""
-        requests = [request for slot in slots if (request := slot.request) is not None]
-        sampled = self._samplers.sample(requests, rows)
-        self._outputs.pace = self._strategy.pace
-        chunks, others = self._outputs.step(requests, sampled)
-        if chunks.task_ids:
-            self._fresh.append(chunks)
-        for i in others:
-            self._next_tokens(slots[i], requests[i], sampled[i])
+        return slots, requests, ready_rows
 
     def _begins_output(self, slot: Slot, request: RequestState) -> bool:
         """Put a slot into decode, with a sampler; ends a request that is to have no output."""
@@ -308,32 +298,26 @@ class Engine(SlotLoop):
             request.attach(slot.seq.id)
         return request.sampler is not None
 
-    def _note_admission(self, slot: Slot, request: RequestState) -> None:
-        if request.admitted_at is None:
-            request.admitted_at = self.heartbeat
-            request.cached = slot.n_held
-            self._counters.count_admission(request)
-            if progress := request.progress(slot.n_held, self._backend.n_batch):
-                self._emit(progress)
-        self._emit(Admitted(request.task.id, (request.admitted_at - request.submitted_at) * 1e3))
-
-    def _note_prefill(self, slot: Slot, request: RequestState, n_cells: int) -> None:
-        if request.n_output:
-            return  # preempted or shifted: this is not the prompt's first time
-        request.prefilled += n_cells
-        if progress := request.progress(slot.n_held, self._backend.n_batch):
-            self._emit(progress)
+    def _emit_tokens(
+        self, slots: list[Slot], requests: list[RequestState], sampled: list[Sampled]
+    ) -> None:
+        """Add what was sampled to the outputs."""
+        chunks, others = self._outputs.step(requests, sampled, self._strategy.pace)
+        if chunks.task_ids:
+            self._fresh.append(chunks)
+        for i in others:
+            self._next_tokens(slots[i], requests[i], sampled[i])
 
     def _next_tokens(self, slot: Slot, request: RequestState, sampled: Sampled) -> None:
         """Add what was sampled to a request, and end the request if it is complete, or failed."""
         if isinstance(sampled, TrioServeError):
             self._fail(slot, sampled)
             return
-        sampled = [SampledToken(sampled)] if isinstance(sampled, int) else sampled
+        tokens = [SampledToken(sampled)] if isinstance(sampled, int) else sampled
         n_before = len(request.keys)
-        chunk = self._outputs.accept(request, sampled)
+        chunk = self._outputs.accept(request, tokens, self._strategy.pace)
         new = request.keys[n_before:]
-        n_right = self.drafts.settle(slot, new[: len(sampled) - 1]) if request.draft else 0
+        n_right = self.drafts.settle(slot, new[: len(tokens) - 1]) if request.draft else 0
         request.n_ahead = max(0, len(new) - n_right - 1)
         if chunk is not None:
             self._fresh.append(request.with_drafts(chunk))
@@ -352,18 +336,53 @@ class Engine(SlotLoop):
         """
         assert slot.seq is not None
         n_keep = request.shift(self.n_ctx_seq, int(self.info.add_bos))
-        self._scheduler.cache.cut(slot.seq, n_keep if self._backend.can_cut else 0)
+        self._cache.held.cut(slot.seq, n_keep if self._backend.can_cut else 0)
         slot.in_decode = False
+
+    def _learn(self, plan: StepPlan, seconds: float) -> None:
+        """Count what this step has decoded, and tell the strategy what it has cost."""
+        counters = self._counters
+        counters.decodes += 1
+        counters.busy_slots += len(plan)
+        if plan.n_prefill:
+            counters.prompt_tokens += plan.n_prefill
+            counters.prompt_s += seconds
+        self._planner.observe(plan, seconds)
+        if self.drafts.is_on:
+            self.drafts.observe(plan, seconds)
+
+    # -- the other events
+
+    def _emit_admissions(self) -> None:
+        """Tell of the requests that have lost their slots, and of those that have got one."""
+        for preempted in self._scheduler.preempted:
+            self._emit(Preempted(preempted.task.id))
+        for slot in self._scheduler.admitted:
+            request = slot.request
+            if request is None:
+                continue
+            if request.admitted_at is None:
+                request.admitted_at = self.heartbeat
+                request.cached = slot.n_held
+                self._counters.prompt_queries += request.n_prompt
+                self._counters.cached_tokens += request.cached
+                if progress := request.progress(slot.n_held, self._backend.n_batch):
+                    self._emit(progress)
+            waited = request.admitted_at - request.submitted_at
+            self._emit(Admitted(request.task.id, waited * 1e3))
+        self._scheduler.admitted, self._scheduler.preempted = [], []
+
+    def _note_prefill(self, slot: Slot, request: RequestState, n_cells: int) -> None:
+        if request.n_output:
+            return  # preempted or shifted: this is not the prompt's first time
+        request.prefilled += n_cells
+        if progress := request.progress(slot.n_held, self._backend.n_batch):
+            self._emit(progress)
 
     def _finish(self, slot: Slot, request: RequestState) -> None:
         self._scheduler.release(slot)
         self._end(request)
         self._emit(request.finished(slot.id))
-
-    def _end(self, request: RequestState) -> None:
-        """Free what a request has that is over, and count it."""
-        request.close()
-        self._counters.count_end(request)
 
     def _fail(self, slot: Slot, error: TrioServeError) -> None:
         """End the request of a slot with an error, and forget its KV cache."""
@@ -371,22 +390,111 @@ class Engine(SlotLoop):
         self._end(request)
         self._emit(Failed(request.task.id, error))
 
+    def _end(self, request: RequestState) -> None:
+        """Free what a request has that is over, and count it."""
+        request.close()
+        counters = self._counters
+        if request.admitted_at is not None:
+            counters.predicted_tokens += request.n_output
+            counters.n_tokens_max = max(counters.n_tokens_max, len(request.keys))
+            counters.drafts += request.n_drafts
+            counters.draft_tokens += request.n_drafted
+            counters.accepted_tokens += request.n_accepted
+
+    # -- commands
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Submit(Task() as task):
+                self._scheduler.add(RequestState(task))
+            case Cancel(task_id):
+                request = self._scheduler.remove(task_id)
+                self._retract(task_id)  # it may have failed since the last step
+                if request is not None:
+                    self._end(request)
+                    self._make_slot_calls()
+                    if not self._scheduler.has_work:
+                        self._planner.ask_for_media(self._scheduler.slots)
+            case Pause(task_id) | Resume(task_id):
+                self._scheduler.pause(task_id, isinstance(command, Pause))
+            case SlotCall():
+                self._slot_calls.append(command)
+                self._make_slot_calls()
+            case Encoded(chunk, error):
+                self._go_on_with(chunk, error)
+
+    def _make_slot_calls(self) -> None:
+        """Make the calls whose slots are idle now, before another request takes them."""
+        waiting, self._slot_calls = self._slot_calls, []
+        for call in waiting:
+            if self._scheduler.slots[call.slot_id].request is None:
+                call.function()
+            else:
+                self._slot_calls.append(call)
+
+    def _go_on_with(self, chunk: MediaChunk, error: TrioServeError | None) -> None:
+        """Let requests go on that have waited for a chunk, or end them if it cannot be encoded."""
+        for slot in self._scheduler.slots:
+            slot.awaits_media = False  # until the next step, which looks again
+            if error is not None and slot.needs(chunk):
+                request = self._scheduler.release(slot)
+                self._end(request)
+                self._emit(Failed(request.task.id, error))
+        if error is not None and self.encoder is not None:
+            self._planner.ask_for_media(self._scheduler.slots)
+            self.encoder.settle(chunk)
+
+    # -- the end, and a look at it
+
+    def _rest(self) -> None:
+        self._decoder.threads.rest()
+
     def _fail_all(self, error: EngineError) -> None:
         for request in list(self._scheduler.requests()):
             self._scheduler.remove(request.task.id)
             self._end(request)
             self._emit(Failed(request.task.id, error))
 
+    def _close(self) -> None:
+        if self.encoder is not None:
+            self.encoder.close()
+        for request in self._scheduler.requests():
+            request.close()
+        self._samplers.close()
+        self._decoder.threads.close()
+        self.drafts.close()
+        self._backend.close()
+
+    def _load(self) -> tuple[int, int]:
+        scheduler = self._scheduler
+        n_running = sum(slot.request is not None for slot in scheduler.slots)
+        return n_running, len(scheduler.waiting) + len(scheduler.stalled)
+
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""
-        n_ctx, drafts, now = self.n_ctx_seq, self.drafts.is_on, monotonic()
+        scheduler, counters, now = self._scheduler, self._counters, monotonic()
+        requests = list(scheduler.requests())
         return EngineStatus(
-            slots=tuple(one.status(n_ctx, speculative=drafts) for one in self._scheduler.slots),
+            slots=tuple(
+                slot.status(self.n_ctx_seq, speculative=self.drafts.is_on)
+                for slot in scheduler.slots
+            ),
             waiting=tuple(
                 request.waiting_status(position, now)
-                for position, request in enumerate(self._scheduler.queue(), start=1)
+                for position, request in enumerate(scheduler.queue(), start=1)
             ),
-            counters=self._counters.status(self._scheduler, self._decoder.threads),
+            counters=attrs.evolve(
+                counters,
+                predicted_tokens=counters.predicted_tokens + sum(one.n_output for one in requests),
+                n_tokens_max=max(counters.n_tokens_max, *(one.n_held for one in scheduler.slots)),
+                drafts=counters.drafts + sum(one.n_drafts for one in requests),
+                draft_tokens=counters.draft_tokens + sum(one.n_drafted for one in requests),
+                accepted_tokens=counters.accepted_tokens + sum(one.n_accepted for one in requests),
+                n_cells=scheduler.n_ctx,
+                n_cells_used=self._cache.held.taken,
+                n_cells_running=self._cache.held.taken_by_running(),
+                **self._decoder.threads.counters(),
+            ),
         )
 
     def check_integrity(self) -> None:

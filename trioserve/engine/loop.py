@@ -7,20 +7,21 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
-from typing import Protocol
 
 import attrs
 
-from trioserve.engine.backend import Projector, Vocab
-from trioserve.engine.encoder import Encoded
-from trioserve.errors import EngineError
+from trioserve.engine.backend import Projector
+from trioserve.engine.embedding_backend import AnyBackend
+from trioserve.engine.encoder import Encoded, MediaEncoder
+from trioserve.errors import EngineError, InvalidMediaError, InvalidRequestError
 from trioserve.types import (
     AdapterInfo,
     Chunks,
     EmbeddingTask,
     EngineEvent,
     EngineStatus,
-    ModelInfo,
+    Failed,
+    Prompt,
     StepRecord,
     Task,
 )
@@ -110,26 +111,6 @@ class Inbox:
 REST = 1e-4
 
 
-class LoopBackend(Protocol):
-    """What the backends of all engines have."""
-
-    @property
-    def info(self) -> ModelInfo:
-        """What is known of the model."""
-
-    @property
-    def vocab(self) -> Vocab:
-        """The model's vocabulary."""
-
-    @property
-    def n_ctx_seq(self) -> int:
-        """The most tokens of one text."""
-
-    @property
-    def n_slots(self) -> int:
-        """How many requests are worked on at the same time."""
-
-
 class EngineLoop(abc.ABC):
     """Runs steps while there is work. Everything but `run` is code that a test can call.
 
@@ -141,17 +122,22 @@ class EngineLoop(abc.ABC):
     """
 
     def __init__(
-        self, backend: LoopBackend, notify: Callable[[], None], *, flush_interval: float = 0.0
+        self, backend: AnyBackend, notify: Callable[[], None], *, flush_interval: float = 0.0
     ) -> None:
         self.info = backend.info
         self.vocab = backend.vocab
         self.n_ctx_seq = backend.n_ctx_seq  # the most tokens of one text
         self.n_slots = backend.n_slots  # requests that are worked on at the same time
         #: What makes embeddings of media; None: the model takes text only.
-        self.projector: Projector | None = getattr(backend, "projector", None)
+        self.projector: Projector | None = backend.projector
         #: The LoRA adapters that were loaded. Their ids are their places.
         self.adapters: Sequence[AdapterInfo] = ()
         self.inbox = Inbox()
+        #: Has the projector make them, in a thread of its own.
+        self.encoder: MediaEncoder | None = None
+        if self.projector is not None:
+            self.encoder = MediaEncoder(self.projector, self.inbox.put)
+        self._n_batch = backend.n_batch
         #: What broke the engine; its cause is what was raised. It does nothing any more.
         self.failure: EngineError | None = None
         #: The inference thread, once it runs.
@@ -175,6 +161,7 @@ class EngineLoop(abc.ABC):
         self._flush_interval = flush_interval
         self._fresh: list[EngineEvent | Chunks] = []  # of this step, not in the outbox yet
         self._stopping = False
+        self._is_busy = False  # there is something to do in the next step
 
     # -- from the event loop's thread
 
@@ -240,13 +227,16 @@ class EngineLoop(abc.ABC):
 
         With `wait`, sleep first while there is neither. Returns whether there is work left.
         """
-        for command in self.inbox.take(wait=wait and not self._has_step):
+        commands = self.inbox.take(wait=wait and not self._is_busy)
+        for command in commands:
             try:
-                self._obey(command)
+                self._take(command)
             except Exception as error:
                 self._break(error)
+        if commands:
+            self._is_busy = self.has_work and self.failure is None
         began = self.clock()
-        if self._has_step and not self._stopping:
+        if self._is_busy and not self._stopping:
             self.heartbeat = began
             try:
                 self._step()
@@ -254,12 +244,25 @@ class EngineLoop(abc.ABC):
                 self._break(error)
             if self.watchers:
                 self._record_step(began)
-        work_left = self._has_step
+            self._is_busy = self.has_work and self.failure is None
+            if not self._is_busy:
+                self._rest()
         now = self.clock()
         after_next_step = now + (now - began)  # if it takes as long as this one
-        if self._urgent or not work_left or after_next_step > self._next_flush:
+        if self._urgent or not self._is_busy or after_next_step > self._next_flush:
             self._flush()
-        return work_left
+        return self._is_busy
+
+    def _take(self, command: Command) -> None:
+        match command:
+            case Call(function):
+                function()
+            case Stop():
+                self._stopping = True
+            case Submit(task) if self.failure is not None:
+                self._emit(Failed(task.id, self.failure))
+            case _:
+                self._obey(command)
 
     def _record_step(self, began: float) -> None:
         self.n_records += 1
@@ -268,10 +271,6 @@ class EngineLoop(abc.ABC):
         self._in_batch = (0, 0, 0)
         for records in self.watchers:
             records.append(record)
-
-    @property
-    def _has_step(self) -> bool:
-        return self.has_work and self.failure is None
 
     def _break(self, error: BaseException) -> None:
         """Do nothing any more, end all tasks, and have the event loop look at `failure`."""
@@ -291,6 +290,26 @@ class EngineLoop(abc.ABC):
         if self.failure is not None:
             # Another one each time: an exception keeps the frames that it was raised through.
             raise EngineError(self.failure.message) from self.failure.__cause__
+
+    def check_media(self, prompt: Prompt, param: str) -> None:
+        """Refuse media that a model does not take, or not at once. From any thread.
+
+        Raises:
+            InvalidMediaError: a chunk is too large.
+            InvalidRequestError: the model takes text only. Both name `param`.
+        """
+        if not prompt.media:
+            return
+        if self.projector is None:
+            raise InvalidRequestError("The model takes text only.", param=param)
+        most = min(self._n_batch, self.projector.max_chunk or self._n_batch)
+        for _, chunk in prompt.media:
+            if not chunk.is_causal and chunk.n_cells > most:
+                raise InvalidMediaError(
+                    f"The {chunk.kind} takes {chunk.n_cells} tokens, which must be decoded at once;"
+                    f" {most} is the most of them. --ubatch-size raises that.",
+                    param=param,
+                )
 
     # -- what an engine does
 
@@ -313,11 +332,15 @@ class EngineLoop(abc.ABC):
 
     @abc.abstractmethod
     def _obey(self, command: Command) -> None:
-        """Do what the event loop asks."""
+        """Do what the event loop or the encoder asks, of what not every engine does alike."""
 
     @abc.abstractmethod
     def _step(self) -> None:
         """Run one step."""
+
+    @abc.abstractmethod
+    def _rest(self) -> None:
+        """Note that there is nothing to do in the next step."""
 
     @abc.abstractmethod
     def _fail_all(self, error: EngineError) -> None:

@@ -181,15 +181,14 @@ class Outputs:
         self._plain_texts = _PlainTexts(vocab)
         self._n_ctx_seq = n_ctx_seq
         self._shifts = shifts
-        #: Of all chunks of this step; see `Chunk.pace`.
-        self.pace = 0.0
 
     def step(
-        self, requests: Sequence[RequestState], sampled: Sequence[Sampled]
+        self, requests: Sequence[RequestState], sampled: Sequence[Sampled], pace: float
     ) -> tuple[Chunks, list[int]]:
         """Add a token to each output in which it means nothing but text, as nearly all do.
 
         Returns the text, which may be shown, and the places of the other requests, for `accept`.
+        `pace` is that of all chunks of this step; see `Chunk.pace`.
         """
         task_ids, texts, tokens, others = [], [], [], []
         plain_texts = self._plain_texts
@@ -208,9 +207,11 @@ class Outputs:
                 tokens.append(token)
             else:
                 others.append(place)
-        return Chunks(task_ids, texts, tokens, self.pace), others
+        return Chunks(task_ids, texts, tokens, pace), others
 
-    def accept(self, request: RequestState, sampled: Sequence[SampledToken]) -> Chunk | None:
+    def accept(
+        self, request: RequestState, sampled: Sequence[SampledToken], pace: float
+    ) -> Chunk | None:
         """Add the sampled tokens of a step to the output of a request, up to the one that ends it.
 
         Sets `request.finish_reason` when the output is complete. Returns the text that may be shown
@@ -243,7 +244,7 @@ class Outputs:
         request.has_new_line = request.has_new_line or "\n" in text
         tokens, request.unsent_tokens = request.unsent_tokens, []
         probs, request.unsent_probs = request.unsent_probs, []
-        return Chunk(request.task.id, text, tuple(tokens), tuple(probs), self.pace)
+        return Chunk(request.task.id, text, tuple(tokens), tuple(probs), pace)
 
     def _show(self, request: RequestState, token: TokenId) -> str:
         """Decide what text the token brings, and whether it is the last one."""

@@ -84,7 +84,7 @@ class Work:
         request, seq = self.slot.request, self.slot.seq
         assert request is not None and seq is not None
         start = len(seq.held)
-        cache.append(seq, request.keys[start : start + self.n_cells] + request.draft)
+        cache.held.append(seq, request.keys[start : start + self.n_cells] + request.draft)
         request.n_ahead = 0
 
 
@@ -113,88 +113,76 @@ class MediaWork(Work):
         )
 
 
-@attrs.frozen
-class DecodeRows:
-    """Slots in decode that have no draft: each goes on by its newest token.
+class StepPlan:
+    """What a step decodes: the newest tokens of outputs, drafts, and parts of prompts.
 
-    That is nearly all of what steps do, for up to hundreds of slots, so what is needed of them is
-    in columns.
+    Nearly all of it are outputs without a draft, up to hundreds, so what is needed of these is in
+    columns. With media there is nothing else.
+
+    Args:
+        streams: slots in decode that have no draft: each goes on by its newest token.
+        others: drafts and prompts.
+        by_sequence: the rows of a batch are to be in the order of their sequences. In a split KV
+            cache, llama.cpp computes those together whose sequences have consecutive numbers.
     """
 
-    slots: Sequence[Slot]
-    requests: Sequence[RequestState]
-    seqs: Sequence[KVSequence]
-    keys: Sequence[CellKey]  # the newest of each
+    __slots__ = (
+        "is_media", "keys", "n_cells", "n_decode", "n_prefill", "others", "requests", "seqs",
+        "streams",
+    )  # fmt: skip
 
-    @classmethod
-    def of(cls, slots: Sequence[Slot]) -> DecodeRows:
-        """Look at the slots."""
-        requests = [slot.request for slot in slots if slot.request is not None]
-        seqs = [slot.seq for slot in slots if slot.seq is not None]
-        return cls(slots, requests, seqs, [request.keys[-1] for request in requests])
-
-    def fill(self, batch: Batch) -> range:
-        """Put them into the batch; returns the row of each."""
-        positions = [
-            seq.position(len(seq.held)) if seq.folds else len(seq.held) for seq in self.seqs
-        ]
-        return batch.add_each(self.keys, positions, [seq.id for seq in self.seqs])
-
-
-@attrs.frozen
-class StepPlan:
-    """What a step decodes."""
-
-    decode_rows: DecodeRows
-    others: Sequence[Work]  # drafts, and parts of prompts: tokens of all of them, or media
-    is_media: bool = False
-
-    @classmethod
-    def of(cls, steps: list[Slot], others: list[Work], *, by_sequence: bool) -> StepPlan:
-        """Make a plan: one token each of `steps`, and others.
-
-        With `by_sequence`, the rows of a batch are in the order of their sequences. In a split KV
-        cache, llama.cpp computes those together whose sequences have consecutive numbers.
-        """
-        if not by_sequence:
-            return cls(DecodeRows.of(steps), others)
-        if not others:
-            return cls(DecodeRows.of(sorted(steps, key=_sequence)), others)
-        pieces = [*others, *(Work(slot, 1, in_decode=True) for slot in steps)]
-        return cls(DecodeRows.of([]), sorted(pieces, key=lambda piece: _sequence(piece.slot)))
-
-    @classmethod
-    def of_media(cls, works: Sequence[MediaWork]) -> StepPlan:
-        """Make a plan of nothing but media."""
-        return cls(DecodeRows.of([]), works, is_media=True)
+    def __init__(
+        self,
+        streams: list[Slot],
+        others: Sequence[Work],
+        *,
+        by_sequence: bool = False,
+        is_media: bool = False,
+    ) -> None:
+        if by_sequence and others:
+            pieces = [*others, *(Work(slot, 1, in_decode=True) for slot in streams)]
+            streams, others = [], sorted(pieces, key=lambda piece: _sequence(piece.slot))
+        elif by_sequence:
+            streams = sorted(streams, key=_sequence)
+        self.streams, self.others, self.is_media = streams, others, is_media
+        self.requests: list[RequestState] = []
+        self.seqs: list[KVSequence] = []
+        self.keys: list[CellKey] = []  # the newest of each
+        for slot in streams:
+            request, seq = slot.request, slot.seq
+            assert request is not None and seq is not None
+            self.requests.append(request)
+            self.seqs.append(seq)
+            self.keys.append(request.keys[-1])
+        self.n_decode = self.n_cells = len(streams)  # outputs that go on; cells that it fills
+        self.n_prefill = 0  # cells of prompts
+        for work in others:
+            self.n_cells += work.n_cells
+            if work.in_decode:
+                self.n_decode += 1
+            else:
+                self.n_prefill += work.n_cells
 
     def __len__(self) -> int:
         """Count the slots in it."""
-        return len(self.decode_rows.slots) + len(self.others)
+        return len(self.streams) + len(self.others)
 
     @property
     def slots(self) -> list[Slot]:
         """The slots, in the order of the rows of `fill`."""
-        return [*self.decode_rows.slots, *(piece.slot for piece in self.others)]
-
-    @property
-    def n_cells(self) -> int:
-        """How many cells it fills."""
-        return len(self.decode_rows.slots) + sum(piece.n_cells for piece in self.others)
-
-    @property
-    def n_prefill(self) -> int:
-        """How many cells of prompts it fills."""
-        return sum(piece.n_cells for piece in self.others if not piece.in_decode)
-
-    @property
-    def n_decode(self) -> int:
-        """How many outputs go on."""
-        return len(self) - sum(not piece.in_decode for piece in self.others)
+        return [*self.streams, *(piece.slot for piece in self.others)]
 
     def fill(self, batch: Batch) -> list[int]:
         """Put all of it into the batch; returns the row to sample from of each slot."""
-        return [*self.decode_rows.fill(batch), *(piece.fill(batch) for piece in self.others)]
+        batch.clear()
+        positions, seqs = [], []
+        for seq in self.seqs:
+            positions.append(seq.position(len(seq.held)) if seq.folds else len(seq.held))
+            seqs.append(seq.id)
+        rows = [*batch.add_each(self.keys, positions, seqs)]
+        for piece in self.others:
+            rows.append(piece.fill(batch))
+        return rows
 
     def media(self) -> list[MediaPiece]:
         """Say what of media is to be decoded, in the order of the slots."""
@@ -202,7 +190,7 @@ class StepPlan:
 
     def note(self, cache: PrefixCache) -> None:
         """Note that all of it was decoded."""
-        cache.append_each(self.decode_rows.seqs, self.decode_rows.keys)
+        cache.held.append_each(self.seqs, self.keys)
         for piece in self.others:
             piece.note(cache)
 
@@ -253,6 +241,8 @@ class Planner:
         self._was_media = False  # the last step that had anything of a prompt
         self._owes_streams = False  # the last step had media, and streams waited for it
         self._held_up: tuple[int, float] = 0, 0.0  # its cells, and its seconds
+        self._n_other_streams = 0  # that decode in another turn
+        self._has_asked = False  # the encoder knows of media that prompts need
 
     @property
     def adapters(self) -> Adapters:
@@ -261,35 +251,33 @@ class Planner:
 
     def plan(self, slots: Sequence[Slot]) -> StepPlan:
         """Give every decoding slot its token and its draft, and prompts what the strategy says."""
-        self.ask_for_media(slots)
-        active = [  # `Slot.has_work`, without a call for each of many
-            slot
-            for slot in slots
-            if (request := slot.request) is not None
-            and not request.paused
-            and not slot.awaits_media
-        ]
-        turn = active if self.turns is None else _whose_turn(active, self.turns)
-        steps, drafts, prompts = [], [], []
-        for slot in turn:
+        if self._encoder is not None:
+            self.ask_for_media(slots)
+        streams, drafts, prompts = [], [], []
+        if self.turns is not None:
+            slots = self._whose_turn(slots, self.turns)
+        for slot in slots:
+            request = slot.request
+            if request is None or request.paused or slot.awaits_media:
+                continue
             if not slot.in_decode:
                 prompts.append(slot)
-            elif (request := slot.request) is not None and (request.draft or request.n_ahead):
+            elif request.draft or request.n_ahead:
                 drafts.append(Work(slot, slot.n_pending, True))
             else:
-                steps.append(slot)
-        has_streams = bool(steps or drafts)
+                streams.append(slot)
+        has_streams = bool(streams or drafts)
         if prompts:
             prompts = self._whose_kind(sorted(prompts, key=arrival), has_streams)
         self._owes_streams = False
         if not prompts:
-            return StepPlan.of(steps, drafts, by_sequence=self._by_sequence)
+            return StepPlan(streams, drafts, by_sequence=self._by_sequence)
         pending = [slot.n_alike for slot in prompts]
         # Streams that decode in another turn are held up by this step, too.
-        n_decode = sum(slot.in_decode for slot in active)
+        n_decode = self._n_other_streams + len(streams) + len(drafts)
         is_media, budget = prompts[0].is_at_media, self._n_batch
         if not is_media:
-            budget -= len(steps) + sum(work.n_cells for work in drafts)
+            budget -= len(streams) + sum(work.n_cells for work in drafts)
         shares = self._strategy.share(pending, n_decode, budget)
         if not any(shares) and not has_streams:  # what decodes is of another turn
             shares = self._strategy.share(pending, 0, budget)
@@ -298,9 +286,20 @@ class Planner:
             self._was_media = is_media
         if shared and is_media:
             self._owes_streams = has_streams
-            return StepPlan.of_media(self._media_of(shared))
+            return StepPlan([], self._media_of(shared), is_media=True)
         parts = [Work(slot, slot.up_to_checkpoint(n_cells), False) for slot, n_cells in shared]
-        return StepPlan.of(steps, drafts + parts, by_sequence=self._by_sequence)
+        return StepPlan(streams, drafts + parts, by_sequence=self._by_sequence)
+
+    def _whose_turn(self, slots: Sequence[Slot], turns: AdapterTurns) -> list[Slot]:
+        """Pick the slots that may be in one batch, and count the streams among the others."""
+        active = [
+            (slot, slot.request.task.root.adapters)
+            for slot in slots
+            if slot.request is not None and not slot.request.paused and not slot.awaits_media
+        ]
+        turn = turns.take([adapters for _, adapters in active])
+        self._n_other_streams = sum(slot.in_decode for slot, its in active if its != turn)
+        return [slot for slot, its in active if its == turn]
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Tell the strategy what a step has cost.
@@ -319,21 +318,18 @@ class Planner:
 
     def ask_for_media(self, slots: Sequence[Slot]) -> None:
         """Have the media of prompts encoded, and see which slots cannot go on without them."""
-        if self._encoder is None:
+        prompts = []
+        for slot in slots:
+            request = slot.request
+            if request is not None and not slot.in_decode and request.task.prompt.media:
+                prompts.append((request.task.id, slot))
+        if self._encoder is None or not (prompts or self._has_asked):
             return
-        prompts = [
-            slot
-            for slot in slots
-            if not slot.in_decode and slot.request is not None and slot.request.task.prompt.media
-        ]
+        self._has_asked = bool(prompts)
         self._encoder.want(
-            {
-                slot.request.task.id: ahead
-                for slot in prompts
-                if slot.request is not None and (ahead := slot.media_ahead())
-            }
+            {task_id: ahead for task_id, slot in prompts if (ahead := slot.media_ahead())}
         )
-        for slot in prompts:
+        for _, slot in prompts:
             chunk = slot.media_now()
             slot.awaits_media = chunk is not None and self._encoder.get(chunk) is None
 
@@ -361,10 +357,3 @@ class Planner:
             elif not works:
                 return [MediaWork(slot, chunk.n_cells, False, chunk, embeddings)]
         return works
-
-
-def _whose_turn(active: list[Slot], turns: AdapterTurns) -> list[Slot]:
-    """Pick the slots that may be in one batch."""
-    adapters = [slot.request.task.root.adapters for slot in active if slot.request is not None]
-    turn = turns.take(adapters)
-    return [slot for slot, its in zip(active, adapters, strict=True) if its == turn]

@@ -4,31 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from trioserve.types import EmbeddingTask, Task
+from trioserve.types import EmbeddingTask, Task, WaitingStatus
 
 #: After waiting for this many seconds, a task counts as one priority higher.
 AGEING_S = 10.0
 
 
-class Waiter(Protocol):
-    """What the queue wants to know of a request."""
+class QueuedRequest:
+    """A task in an engine: whose turn it is, and since when."""
 
-    @property
-    def task(self) -> Task | EmbeddingTask:
-        """Whose turn it would be."""
+    __slots__ = ("admitted_at", "first_in_line", "submitted_at")
 
-    @property
-    def submitted_at(self) -> float:
-        """When it came (monotonic)."""
+    task: Task | EmbeddingTask
 
-    @property
-    def first_in_line(self) -> bool:
-        """Whether it comes before all others: it has had its turn, and lost its slot."""
+    def __init__(self) -> None:
+        self.submitted_at = monotonic()
+        self.admitted_at: float | None = None
+        self.first_in_line = False  # it has had its turn, and lost its slot for want of room
+
+    def waiting_status(self, position: int, now: float) -> WaitingStatus:
+        """Describe the request in the queue; `now` is monotonic."""
+        task = self.task
+        return WaitingStatus(
+            task_id=task.id,
+            position=position,
+            n_prompt=len(task.prompt),
+            priority=task.priority,
+            waited_s=now - self.submitted_at,
+            adapters=task.root.adapters if isinstance(task, Task) else (),
+        )
 
 
-_Request = TypeVar("_Request", bound=Waiter)
+_Request = TypeVar("_Request", bound=QueuedRequest)
 
 
 class WaitingQueue(Generic[_Request]):

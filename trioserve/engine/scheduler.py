@@ -4,47 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trioserve.engine.backend import Backend
 from trioserve.engine.cache.prefix_cache import PrefixCache, divergence_point
 from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.slot import RequestState, Slot, lowest_priority
-from trioserve.types import CacheRoot, SlotState, TokenId
+from trioserve.types import TokenId
 
 
 class Scheduler:
     """Assigns requests to slots and fills steps.
 
     Args:
-        n_slots: requests that request at the same time.
-        n_ctx: cells in the KV cache, all sequences together.
-        n_ctx_seq: the most tokens of one sequence.
-        n_batch: the most tokens of one step.
-        n_outputs: the most of them that may have logits; at least `n_slots`.
-        cache: what the KV sequences hold; has at least `n_slots` of them.
+        backend: has the slots, and the limits of a step.
+        cache: what its KV sequences hold.
         planner: fills the steps.
     """
 
-    def __init__(
-        self,
-        *,
-        n_slots: int,
-        n_ctx: int,
-        n_ctx_seq: int,
-        n_batch: int,
-        n_outputs: int,
-        cache: PrefixCache,
-        planner: Planner,
-    ) -> None:
-        assert n_slots <= min(n_outputs, len(cache.sequences)) and n_outputs <= n_batch
-        self.slots = [Slot(i) for i in range(n_slots)]
+    def __init__(self, backend: Backend, cache: PrefixCache, planner: Planner) -> None:
+        assert backend.n_slots <= min(backend.n_outputs, backend.n_seqs)
+        assert backend.n_outputs <= backend.n_batch
+        self.slots = [Slot(i) for i in range(backend.n_slots)]
         self.waiting: WaitingQueue[RequestState] = WaitingQueue()
         self.stalled: dict[int, RequestState] = {}  # paused and without a slot, by task id
-        self.n_ctx, self.n_ctx_seq = n_ctx, n_ctx_seq
-        self.n_batch, self.n_outputs = n_batch, n_outputs
+        self.n_ctx, self.n_ctx_seq = backend.n_ctx, backend.n_ctx_seq
+        self._n_outputs = backend.n_outputs
         self.cache = cache
         self.planner = planner
-        self._admitted: list[Slot] = []
-        self._preempted: list[RequestState] = []
+        #: Slots that were given to requests, and requests that have lost theirs, until the engine
+        #: has told of them.
+        self.admitted: list[Slot] = []
+        self.preempted: list[RequestState] = []
         self._step = 0
         #: All slots wait for the encoder, and what was admitted beside them has had no room. The
         #: next step comes when one of them goes on, or when a request comes, goes or is paused.
@@ -114,7 +104,7 @@ class Scheduler:
         """End the request of a slot whose decode failed: what llama.cpp holds of it is unknown."""
         request, seq = slot.give_up(self._step)
         self.cache.release(seq)
-        self.cache.cut(seq, 0)
+        self.cache.held.cut(seq, 0)
         return request
 
     def preempt(self, slot: Slot) -> None:
@@ -122,10 +112,10 @@ class Scheduler:
         request, seq = slot.give_up(self._step)
         self.cache.release(seq)
         self.cache.swap_out(seq)
-        self.cache.cut(seq, 0)
+        self.cache.held.cut(seq, 0)
         request.first_in_line = True
         self.waiting.push(request)
-        self._preempted.append(request)
+        self.preempted.append(request)
 
     def give_way(self, slot: Slot) -> None:
         """Take a slot from its paused request. Its sequence is kept as after its end."""
@@ -133,7 +123,7 @@ class Scheduler:
         self.cache.release(seq)
         request.first_in_line = False
         self.stalled[request.task.id] = request
-        self._preempted.append(request)
+        self.preempted.append(request)
 
     # -- drafts
 
@@ -145,7 +135,7 @@ class Scheduler:
         if not self.cache.can_cut:
             return 0
         n_drafted = sum(len(slot.request.draft) for slot in self.slots if slot.request is not None)
-        return self.n_outputs - len(self.slots) - n_drafted
+        return self._n_outputs - len(self.slots) - n_drafted
 
     def propose(self, drafts: Sequence[tuple[Slot, Sequence[TokenId]]]) -> int:
         """Give slots in decode drafts: guesses of their next tokens, checked in the next step.
@@ -166,7 +156,7 @@ class Scheduler:
         """Take the last cells out of a sequence: the end of a draft that was not accepted."""
         assert slot.request is not None and slot.seq is not None
         slot.request.draft = []
-        self.cache.cut(slot.seq, len(slot.seq.held) - n_cells)
+        self.cache.held.cut(slot.seq, len(slot.seq.held) - n_cells)
 
     def drop_drafts(self) -> bool:
         """Go on without drafts; returns whether there were any."""
@@ -177,53 +167,24 @@ class Scheduler:
             request.draft = []
         return bool(requests)
 
-    # -- what an idle slot has computed
-
-    def save(self, slot: Slot, owner: str) -> SlotState:
-        """Read what is there of a slot's last text; see `PrefixCache.save`.
-
-        Raises:
-            PermissionDeniedError: the text is not the owner's.
-            UnavailableError: another request is at it.
-        """
-        slot.check_owner(owner)
-        return self.cache.save(slot.kept, slot.root if slot.kept else CacheRoot(owner=owner))
-
-    def restore(self, slot: Slot, saved: SlotState) -> None:
-        """Make a saved text that of a slot, and let later prompts begin with it, in any slot.
-
-        Raises what `PrefixCache.restore` raises.
-        """
-        assert slot.request is None
-        if saved.keys:
-            self.cache.restore(saved)
-        slot.kept, slot.root = list(saved.keys), saved.root
-
-    def erase(self, slot: Slot, owner: str) -> int:
-        """Forget a slot's last text; returns how many of its tokens were there.
-
-        Raises:
-            PermissionDeniedError: the text is not the owner's.
-        """
-        slot.check_owner(owner)
-        n_erased = self.cache.erase(slot.kept, slot.root)
-        slot.kept = []
-        return n_erased
-
     @property
     def has_work(self) -> bool:
         """Whether the next step has anything to do."""
-        if any(slot.has_work for slot in self.slots):
-            return True
-        return not self._is_blocked and next(self._admissible(), None) is not None
+        for slot in self.slots:
+            request = slot.request
+            if request is not None and not request.paused and not slot.awaits_media:
+                return True
+        if self._is_blocked or not self.waiting:
+            return False
+        return next(self._admissible(), None) is not None
 
     # -- one step
 
     def schedule(self) -> StepPlan:
         """Decide what the next step decodes."""
         self._step += 1
-        while (next_one := next(self._admissible(), None)) is not None:
-            request, slot = next_one
+        while self.waiting and (found := next(self._admissible(), None)) is not None:
+            request, slot = found
             if slot.request is not None:
                 self.give_way(slot)
             self.waiting.admit(request)
@@ -233,15 +194,11 @@ class Scheduler:
             if reuse and not request.truncated:
                 request.checkpoints = self.cache.checkpoint_positions(request.task.prompt, seq)
                 self.note_prefill(slot)
-            self._admitted.append(slot)
+            self.admitted.append(slot)
         self._make_room()
         plan = self.planner.plan(self.slots)
-        self._is_blocked = not plan and bool(self._preempted)
+        self._is_blocked = not plan.n_cells and bool(self.preempted)
         return plan
-
-    def ask_for_media(self) -> None:
-        """Have no more encoded than what is needed now: requests are gone, and there is no step."""
-        self.planner.ask_for_media(self.slots)
 
     def note_prefill(self, slot: Slot) -> None:
         """Keep a checkpoint, if a slot in prefill has come to a position for one."""
@@ -249,23 +206,11 @@ class Scheduler:
         if slot.n_held in slot.request.checkpoints:
             self.cache.keep_checkpoint(slot.seq)
 
-    def take_admitted(self) -> list[tuple[Slot, RequestState]]:
-        """Take the slots that were given to requests since the last time, and are still theirs."""
-        admitted, self._admitted = self._admitted, []
-        return [(slot, slot.request) for slot in admitted if slot.request is not None]
-
-    def take_preempted(self) -> list[RequestState]:
-        """Take the requests that have lost their slots since the last time."""
-        preempted, self._preempted = self._preempted, []
-        return preempted
-
     def _admissible(self) -> Iterator[tuple[RequestState, Slot]]:
         """Go through the requests that can start now, each with its slot, in order of arrival.
 
         The slot is idle, or else its request is paused and gives way.
         """
-        if not self.waiting:
-            return
         free = [slot for slot in self.slots if slot.request is None or slot.request.paused]
         if not free:
             return
@@ -319,8 +264,8 @@ class Scheduler:
         if request.task.params.cache_prompt:
             shared, holders = self.cache.find(request.keys[:-1], request.task.root)
             shared = shared if any(seq.id in seqs for seq in holders) else 0
-        needed = len(request.keys) + 1 - self.cache.shareable(shared)
-        return self.cache.taken_by(seqs) + pending + needed <= self.n_ctx
+        needed = len(request.keys) + 1 - self.cache.held.shareable(shared)
+        return self.cache.held.taken_by(seqs) + pending + needed <= self.n_ctx
 
     def _make_room(self) -> None:
         """Free cells until every request has room for what is pending.
@@ -329,7 +274,7 @@ class Scheduler:
         requests give way. Then the request that matters least goes back to the queue, with its
         output.
         """
-        while self.cache.taken + self._n_pending() > self.n_ctx:
+        while self.cache.held.taken + self._n_pending() > self.n_ctx:
             if self.cache.evict_one() or self.drop_drafts():
                 continue
             slot = lowest_priority([slot for slot in self.slots if slot.request is not None])
@@ -340,13 +285,11 @@ class Scheduler:
 
     def _n_pending(self) -> int:
         """How many cells of all requests are still to be decoded."""
-        others = [
-            slot
-            for slot in self.slots
-            if not slot.in_decode
-            or ((request := slot.request) and (request.draft or request.n_ahead))
-        ]
-        return len(self.slots) + sum(slot.n_pending - 1 for slot in others)  # a step has one
+        n_pending = 0
+        for slot in self.slots:
+            if (request := slot.request) is not None and (seq := slot.seq) is not None:
+                n_pending += len(request.keys) + len(request.draft) - len(seq.held)
+        return n_pending
 
     # -- the truth about itself
 
@@ -360,9 +303,9 @@ class Scheduler:
         assert all(request.paused for request in self.stalled.values()), (
             "a request that could go on does not"
         )
-        assert self.cache.taken <= self.n_ctx, "more cells than there are"
+        assert self.cache.held.taken <= self.n_ctx, "more cells than there are"
         in_use = [slot.seq.id for slot in self.slots if slot.seq is not None]
-        running = [seq.id for seq in self.cache.sequences if seq.running]
+        running = [seq.id for seq in self.cache.held.all if seq.running]
         assert sorted(in_use) == running, "a sequence has two requests, or none"
         for slot in self.slots:
             assert (slot.request is None) == (slot.seq is None)

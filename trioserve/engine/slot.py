@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic
@@ -13,6 +12,7 @@ from trioserve.engine.backend import Sampler
 from trioserve.engine.cache.prefix_cache import next_checkpoint
 from trioserve.engine.cache.sequences import KVSequence
 from trioserve.engine.detokenizer import Detokenizer, IndentStop
+from trioserve.engine.queue import QueuedRequest
 from trioserve.engine.reasoning import ReasoningTracker
 from trioserve.errors import PermissionDeniedError
 from trioserve.types import (
@@ -28,14 +28,13 @@ from trioserve.types import (
     Timings,
     TokenId,
     TokenProbs,
-    WaitingStatus,
 )
 from trioserve.types.media import whole_chunks
 from trioserve.types.params import INT32_MAX
 from trioserve.types.task import shared_length
 
 
-class RequestState:
+class RequestState(QueuedRequest):
     """The state of a task that outlives its slot.
 
     ::
@@ -51,12 +50,10 @@ class RequestState:
 
     __slots__ = (
         "_shared",
-        "admitted_at",
         "cached",
         "checkpoints",
         "draft",
         "finish_reason",
-        "first_in_line",
         "first_token_at",
         "forced",
         "has_new_line",
@@ -75,7 +72,6 @@ class RequestState:
         "prefilled",
         "reasoning",
         "sampler",
-        "submitted_at",
         "task",
         "text",
         "truncated",
@@ -83,7 +79,10 @@ class RequestState:
         "unsent_tokens",
     )
 
+    task: Task
+
     def __init__(self, task: Task) -> None:
+        super().__init__()
         self.task = task
         self.keys: list[CellKey] = list(task.prompt.keys)
         self.n_prompt = len(task.prompt)
@@ -109,15 +108,12 @@ class RequestState:
         self.unsent_tokens: list[TokenId] = []
         self.unsent_probs: list[TokenProbs] = []
         self.paused = False  # its reader stalls
-        self.first_in_line = False  # in the queue: it was preempted for want of room
         self.truncated = False
         self.has_new_line = False
         self.finish_reason: FinishReason | None = None
         self.cached = 0  # prompt tokens found in the KV cache at the first admission
         self.prefilled = 0  # prompt tokens prefilled before the first output
         self.n_reported = -1  # batches of the prompt in the last report of progress
-        self.submitted_at = monotonic()
-        self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self._shared: dict[int, int] = {}
@@ -199,17 +195,6 @@ class RequestState:
             self.sampler.close()
             self.sampler = None
 
-    def waiting_status(self, position: int, now: float) -> WaitingStatus:
-        """Describe the request in the queue; `now` is monotonic."""
-        return WaitingStatus(
-            task_id=self.task.id,
-            position=position,
-            n_prompt=self.n_prompt,
-            priority=self.task.priority,
-            waited_s=now - self.submitted_at,
-            adapters=self.task.root.adapters,
-        )
-
     def progress(self, n_held: int, n_batch: int) -> Progress | None:
         """Say how much of the prompt is there, if the task asks for it, and it is due.
 
@@ -260,14 +245,6 @@ class RequestState:
         )
 
 
-class SlotState(enum.Enum):
-    """What a slot does. It goes around: idle, prefill, decode, idle."""
-
-    IDLE = "idle"
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
 class Slot:
     """One slot, and the KV sequence that its request was given.
 
@@ -303,13 +280,6 @@ class Slot:
         self.root = CacheRoot()
 
     @property
-    def state(self) -> SlotState:
-        """What the slot does now."""
-        if self.request is None:
-            return SlotState.IDLE
-        return SlotState.DECODE if self.in_decode else SlotState.PREFILL
-
-    @property
     def n_held(self) -> int:
         """How many cells of the KV cache hold its request."""
         return 0 if self.seq is None else len(self.seq.held)
@@ -319,11 +289,6 @@ class Slot:
         """How many cells of its request are still to be decoded."""
         request = self.request
         return 0 if request is None else len(request.keys) + len(request.draft) - self.n_held
-
-    @property
-    def has_work(self) -> bool:
-        """Whether it can go on in a step."""
-        return self.request is not None and not self.request.paused and not self.awaits_media
 
     def room_for_draft(self, n_ctx: int) -> int:
         """How many tokens a draft may have in decode, in a sequence of `n_ctx` tokens.
@@ -413,7 +378,7 @@ class Slot:
         request = self.request
         return SlotStatus(
             id=self.id,
-            state=self.state.value,
+            state="idle" if request is None else "decode" if self.in_decode else "prefill",
             n_ctx=n_ctx,
             task_id=request.task.id if request else None,
             n_prompt=request.n_prompt if request else 0,

@@ -133,7 +133,7 @@ class PrefillCosts:
 SLOWDOWN = 4.5
 
 
-class StepClock:
+class PacedStrategy:
     """Says how many prompt tokens a step may have, by what the streams are owed.
 
     While prompts come in, streams get a token every `pace` seconds on average. A step may take
@@ -162,34 +162,31 @@ class StepClock:
     #: And has this many tokens at least: fewer would not keep the cores busy.
     MIN_TOKENS_ALONE = 128
 
-    def __init__(self, max_tick_ms: float, slowdown: float = SLOWDOWN) -> None:
+    def __init__(self, max_tick_ms: float = 0.0, slowdown: float = SLOWDOWN) -> None:
         self._max_step_s = max_tick_ms / 1e3
         self._slowdown = slowdown
         self._costs = PrefillCosts()
         #: Seconds by which streams are ahead of their pace; below 0: behind.
         self._lead_s = 0.0
-        self._pace_s = 0.0  # of the last step; 0: no prompts came in
+        #: Seconds between two tokens of a stream while prompts come in, and 0 while none do.
+        self.pace = 0.0
         self._in_tiles = False  # a prompt got a tile where that took longer than the pace
 
     def begin(self, *, unified: bool) -> None:
         """Learn whether the KV cache is unified."""
         self._costs.unified = unified
 
-    @property
-    def pace(self) -> float:
-        """Seconds between two tokens of a stream while prompts come in, and 0 while none do."""
-        return self._pace_s
-
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
         """Learn what a step cost, and count what the streams are owed after it."""
-        pace, self._pace_s = self._pace_s, 0.0
-        self._costs.observe(n_prefill, n_decode, seconds, quiet=not pace)
+        pace, self.pace, costs = self.pace, 0.0, self._costs
+        costs.observe(n_prefill, n_decode, seconds, quiet=not pace)
         if pace and n_decode:
             lead = self._lead_s + pace - seconds
             self._lead_s = max(-self.ALONE * pace, min(lead, max(pace, self.MAX_AHEAD_S)))
         elif not pace and not n_prefill:  # no prompts
             self._lead_s = 0.0
-            self._costs.forget_depth(self._target(), small=self._in_tiles)
+            if costs.knows_tiles:
+                costs.forget_depth(self._target(), small=self._in_tiles)
             self._in_tiles = False
 
     def _target(self) -> float:
@@ -208,11 +205,11 @@ class StepClock:
         n_alone = costs.fitting_alone(self.ALONE * (self._max_step_s or self.DEFAULT_PACE_S))
         if not n_decode:
             return min(budget, max(self.MIN_TOKENS_ALONE, n_alone))
-        self._pace_s = self._target() * min(self.ALONE, max(1.0, len(pending) / n_decode))
+        self.pace = self._target() * min(self.ALONE, max(1.0, len(pending) / n_decode))
         if len(pending) > n_decode and n_pending <= min(n_alone, budget):
             return n_pending
-        time = self._pace_s + self._lead_s - costs.decode_s
-        fitting = costs.fitting(min(time, self._pace_s - costs.decode_s))
+        time = self.pace + self._lead_s - costs.decode_s
+        fitting = costs.fitting(min(time, self.pace - costs.decode_s))
         if large := self._large_tile(fitting, n_pending, n_decode):
             n_tokens = min(budget, large)
             return n_tokens if costs.large_seconds(n_tokens) <= time else 0
@@ -273,44 +270,48 @@ class BatchStrategy(Protocol):
         """Learn from a step: how many tokens it had of each kind, and how long it took."""
 
 
-class DecodeMaximal:
+class DecodeMaximal(PacedStrategy):
     """Keep streams flowing: while some decode, prompts get what keeps them at their pace.
 
     While no stream decodes, they get ten times that. The oldest prompt gets at least half,
     so that it is not starved, and the rest goes to those that need least, so that a short prompt
     does not wait for a long one.
-
-    Args:
-        max_tick_ms: milliseconds between two tokens of a stream, while prompts come in; 0: as
-            `StepClock` says.
     """
 
     def __init__(self, max_tick_ms: float = 0.0) -> None:
-        self._clock = StepClock(max_tick_ms)
+        super().__init__(max_tick_ms)
         self._in_turns = self._is_turn_of_oldest = False
-
-    @property
-    def pace(self) -> float:
-        """Seconds between two tokens of a stream, if prompts come in."""
-        return self._clock.pace
 
     def begin(self, *, unified: bool) -> None:
         """Learn how rows make tiles."""
-        self._clock.begin(unified=unified)
+        super().begin(unified=unified)
         self._in_turns = not unified
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Share what leaves the streams at their pace."""
-        n_tokens = self._clock.prompt_tokens(pending, n_decode, budget)
+        n_tokens = self.prompt_tokens(pending, n_decode, budget)
         if not self._in_turns or len(pending) == 1 or not TILE < n_tokens < 5 * TILE:
             return share_out(pending, n_tokens)
         # In a split KV cache, halves of a tile would be no tiles.
         self._is_turn_of_oldest = not self._is_turn_of_oldest
         return share_out(pending, n_tokens, first=n_tokens if self._is_turn_of_oldest else 0)
 
-    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
-        """Learn what tokens cost."""
-        self._clock.observe(n_prefill, n_decode, seconds)
+
+class Balanced(PacedStrategy):
+    """Equal parts: each prompt gets the same, and streams become half as fast as by default."""
+
+    def __init__(self, max_tick_ms: float = 0.0) -> None:
+        super().__init__(2 * max_tick_ms, slowdown=2 * SLOWDOWN)
+
+    def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
+        """Give every prompt an equal part; what one does not need goes to the others."""
+        left = self.prompt_tokens(pending, n_decode, budget)
+        shares = [0] * len(pending)
+        order = sorted(range(len(pending)), key=lambda i: pending[i])
+        for done, i in enumerate(order):
+            shares[i] = min(pending[i], -(-left // (len(order) - done)))
+            left -= shares[i]
+        return shares
 
 
 class PrefillPriority:
@@ -332,36 +333,6 @@ class PrefillPriority:
         """Learn nothing."""
 
 
-class Balanced:
-    """Equal parts: each prompt gets the same, and streams become half as fast as by default."""
-
-    def __init__(self, max_tick_ms: float = 0.0) -> None:
-        self._clock = StepClock(2 * max_tick_ms, slowdown=2 * SLOWDOWN)
-
-    @property
-    def pace(self) -> float:
-        """Seconds between two tokens of a stream, if prompts come in."""
-        return self._clock.pace
-
-    def begin(self, *, unified: bool) -> None:
-        """Learn how rows make tiles."""
-        self._clock.begin(unified=unified)
-
-    def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
-        """Give every prompt an equal part; what one does not need goes to the others."""
-        left = self._clock.prompt_tokens(pending, n_decode, budget)
-        shares = [0] * len(pending)
-        order = sorted(range(len(pending)), key=lambda i: pending[i])
-        for done, i in enumerate(order):
-            shares[i] = min(pending[i], -(-left // (len(order) - done)))
-            left -= shares[i]
-        return shares
-
-    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
-        """Learn what tokens cost."""
-        self._clock.observe(n_prefill, n_decode, seconds)
-
-
 class AnswersFirst:
     """Batching that is not continuous: while some slots decode, prompts wait.
 
@@ -369,13 +340,10 @@ class AnswersFirst:
         strategy: shares the steps in which no slot decodes.
     """
 
+    pace = 0.0  # prompts wait for the streams
+
     def __init__(self, strategy: BatchStrategy) -> None:
         self._strategy = strategy
-
-    @property
-    def pace(self) -> float:
-        """0: prompts wait for the streams."""
-        return 0.0
 
     def begin(self, *, unified: bool) -> None:
         """Let the other strategy know."""

@@ -67,8 +67,8 @@ class _Window:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
-    def add(self, step: Step) -> None:
-        """Add a step; after a long pause it is the first one."""
+    def add(self, step: Step) -> bool:
+        """Add a step; after a long pause it is the first one. Returns whether that is enough."""
         if step.end - step.seconds - self.end > MAX_PAUSE_S:
             self.costs.clear()
             self.seconds = self.cpu_seconds = 0.0
@@ -76,6 +76,7 @@ class _Window:
         self.seconds += step.seconds
         self.cpu_seconds += step.cpu_seconds
         self.end = step.end
+        return len(self.costs) >= WINDOW or self.seconds >= WINDOW_S
 
     @property
     def is_full(self) -> bool:
@@ -191,22 +192,17 @@ class _Governed:
         self._fewer, self._more = _Waits(), _Waits()
         self._in_steps = 0.0  # seconds
 
-    def choose(self, size: int) -> int:
-        """Return the threads for a step of this size."""
-        trial = self._trial
-        if trial is None or trial.size != size:
-            return self.threads
-        return trial.threads or self.threads
-
-    def limit(self, size: int) -> float | None:
-        """Return the cost at which a step of this size is overdue; None: it may take its time."""
+    def plan(self, size: int) -> tuple[int, float | None]:
+        """Choose the threads for a step of this size, and the cost at which it is overdue."""
         trial = self._trial
         if trial is not None:
-            return OVERDUE * trial.usual if trial.size == size else None
+            if trial.size != size:
+                return self.threads, None
+            return trial.threads or self.threads, OVERDUE * trial.usual
         if self.threads == self._choices[0] or self._in_steps < self._fewer.next:
-            return None
+            return self.threads, None
         usual = self._usual.get(size) or self._last.get(size)
-        return None if usual is None else OVERDUE * usual
+        return self.threads, None if usual is None else OVERDUE * usual
 
     def give_up(self, step: Step) -> None:
         """Learn from a step that was overdue and was ended. It is computed again.
@@ -244,9 +240,9 @@ class _Governed:
     def _watch(self, step: Step) -> None:
         """Add to the steps of a window. When it is full, see whether there is to be a trial."""
         now, size = step.end, step.size
-        window = self._windows.setdefault(size, _Window())
-        window.add(step)
-        if not window.is_full:
+        window = self._windows.get(size) or _Window()
+        self._windows[size] = window
+        if not window.add(step):
             return
         del self._windows[size]
         cost, lost = window.cost, self.threads - window.cpu_seconds / window.seconds
@@ -330,26 +326,24 @@ class ThreadGovernor:
         """How often a trial has changed them."""
         return self._light.changes + self._heavy.changes
 
-    def choose(self, n_tokens: int) -> int:
-        """Return how many threads a step is to have."""
-        kind = self._heavy if n_tokens >= HEAVY else self._light
-        return kind.choose(n_tokens.bit_length())
+    def plan(self, n_tokens: int) -> tuple[int, float | None]:
+        """Choose the threads of a step, and the seconds after which it is overdue.
 
-    def limit(self, n_tokens: int) -> float | None:
-        """Return the seconds after which a step is overdue; None: it may take its time."""
-        is_heavy = n_tokens >= HEAVY
-        kind = self._heavy if is_heavy else self._light
-        cost = kind.limit(n_tokens.bit_length())
-        if cost is None:
-            return None
-        return max(MIN_LIMIT_S, cost * n_tokens if is_heavy else cost)
+        None: it may take its time.
+        """
+        if n_tokens < HEAVY:
+            threads, cost = self._light.plan(n_tokens.bit_length())
+        else:
+            threads, cost = self._heavy.plan(n_tokens.bit_length())
+            cost = None if cost is None else cost * n_tokens
+        return threads, None if cost is None else max(MIN_LIMIT_S, cost)
 
     def give_up(self, step: Step) -> None:
-        """Learn from a step that had the threads of `choose`, was overdue, and was ended."""
+        """Learn from a step that had the threads of `plan`, was overdue, and was ended."""
         (self._heavy if step.n_tokens >= HEAVY else self._light).give_up(step)
 
     def observe(self, step: Step) -> None:
-        """Learn from a step that had the threads of `choose`."""
+        """Learn from a step that had the threads of `plan`."""
         if step.n_tokens >= HEAVY:
             self._heavy.observe(step)
             return

@@ -24,6 +24,9 @@ from trioserve.llama.library import lib
 from trioserve.llama.media.chunks import N_SECTIONS
 from trioserve.types import TokenId
 
+#: So few tokens are added one by one: numpy takes longer to begin.
+FEW = 8
+
 
 class LlamaBatch:
     """At most `capacity` tokens. Allocated once and refilled each step; nothing to release.
@@ -80,6 +83,14 @@ class LlamaBatch:
     ) -> range:
         """Append one token to each of some sequences, with logits; returns their rows."""
         start, end = self._size, self._size + len(tokens)
+        if len(tokens) <= FEW:
+            try:
+                for token, pos, seq in zip(tokens, positions, seqs, strict=True):
+                    self.add(token, pos, seq, logits=True)
+            except EngineError:
+                self._size = start
+                raise
+            return range(start, end)
         if not (
             end <= self._capacity
             and _fill(self._token[start:end], tokens, self._n_vocab)

@@ -272,9 +272,6 @@ _INTERRUPTED = 2
 class AnyBatch(Protocol):
     """What a context decodes: tokens, or embeddings in their place."""
 
-    def __len__(self) -> int:
-        """How many rows it has."""
-
     def seal(self) -> Any:
         """Return the structure that `llama_decode` takes."""
 
@@ -335,10 +332,9 @@ class Context:
         """
         if self.handle is None:
             raise EngineError("The context is closed.")
-        self.rows = b""
-        if not len(batch):
+        self.rows, rows = b"", batch.rows()
+        if not rows:
             return
-        rows = batch.rows()
         if rows.count(1) > self.n_outputs:  # llama.cpp would end the process
             raise EngineError(f"A batch has logits for at most {self.n_outputs} rows.")
         run = lib.llama_decode if self.has_cache else lib.llama_encode
@@ -349,12 +345,13 @@ class Context:
             # A GPU may still be at it. Whoever looks at the outputs would wait with the GIL.
             lib.llama_synchronize(self.handle)
             self.rows = rows
-            self.memory.settle()
+            if not self.unified:
+                self.memory.settle()
             return
         why = library.reason(library.take_errors())
         if code == 1:
             self.memory.settle()
-            raise KVCacheFullError(f"The KV cache has no room for a batch of {len(batch)} tokens.")
+            raise KVCacheFullError(f"The KV cache has no room for a batch of {len(rows)} tokens.")
         if code == _INTERRUPTED:
             self.memory.settle()
             # What was computed of a batch stays. It is cut, so that the batch can be run again.

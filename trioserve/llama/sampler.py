@@ -211,7 +211,7 @@ class LlamaSampler:
             self._refuse(row)
         if self._seq is not None:
             return self._sampled(row)
-        token = self._sample(row)
+        token = self._draw(row) if self._matcher is None else self._follow(row, self._matcher)
         if self._offload is not None and self._next_seq is not None:
             here = self._offload.start(self._chain, self._next_seq)
             if here is None:
@@ -228,12 +228,12 @@ class LlamaSampler:
             raise DecodeError(NOT_FINITE)
         return token
 
-    def _sample(self, row: int) -> TokenId:
+    def _follow(self, row: int, matcher: Matcher | LazyMatcher) -> TokenId:
+        """Choose a token that a grammar allows."""
         while True:
-            mask = None if self._matcher is None else self._matcher.mask()
+            mask = matcher.mask()
             token = self._draw(row) if mask is None else self._constrained(row, mask)
-            # The penalties still count a token that the matcher refuses.
-            if self._matcher is None or self._matcher.accept(token):
+            if matcher.accept(token):  # the penalties still count one that it refuses
                 return token
 
     def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:

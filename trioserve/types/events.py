@@ -336,9 +336,12 @@ class WaitingStatus:
 _NOW = frozenset({"n_cells", "n_cells_used", "n_cells_running", "threads", "threads_batch"})
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class EngineCounters:
-    """What an engine has done since its start, or what is so now. Times are in seconds."""
+    """What an engine has done since its start, or what is so now. Times are in seconds.
+
+    An engine adds to its own, and hands out copies.
+    """
 
     steps: int = 0
     step_s: float = 0.0

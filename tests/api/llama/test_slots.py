@@ -20,7 +20,6 @@ from trioserve.api.base.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, Engine
-from trioserve.engine.scheduler import Scheduler
 from trioserve.errors import ConfigError, InvalidRequestError, KVCacheFullError
 from trioserve.llama import backend as backend_module, load, state_file
 from trioserve.server import Server
@@ -317,29 +316,29 @@ async def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
 def test_a_cache_without_room() -> None:
     backend = ScriptedBackend(n_slots=2, n_ctx=100)
     engine = Engine(backend, DecodeMaximal(), lambda: None)
-    scheduler, (one, other) = engine._scheduler, engine._scheduler.slots
+    one, other = engine._scheduler.slots
     engine.submit(Task(1, Prompt((97,) * 40), GenerationParams(id_slot=0)))
     while engine.step():
         pass
-    saved = scheduler.save(one, "")
+    saved = engine.save_slot(0, "")
     assert len(saved.keys) == 80
     engine.submit(Task(2, Prompt((98,) * 40), GenerationParams(id_slot=1)))
     engine.step()
     assert other.request is not None
     with pytest.raises(KVCacheFullError, match="no room"):
-        scheduler.restore(one, saved)
+        engine.restore_slot(0, saved)
     while engine.step():
         pass
-    scheduler.restore(one, saved)
+    engine.restore_slot(0, saved)
     engine.check_integrity()
     assert one.kept == list(saved.keys)
 
 
 async def test_no_room_is_a_bad_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise KVCacheFullError("The KV cache has no room.")
 
-    monkeypatch.setattr(Scheduler, "restore", refuse)
+    monkeypatch.setattr(Engine, "restore_slot", refuse)
     async with scripted(tmp_path) as (client, _):
         await act(client, 0, "save")
         body = {"filename": "one.bin"}

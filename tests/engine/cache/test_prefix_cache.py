@@ -40,11 +40,11 @@ class Cache(PrefixCache):
         self.backend.batch.clear()
         self.backend.batch.extend(keys, len(seq.held), seq.id)
         self.backend.decode()
-        self.append(seq, keys)
+        self.held.append(seq, keys)
 
     @property
     def lengths(self) -> list[int]:
-        return [len(seq.held) for seq in self.sequences]
+        return [len(seq.held) for seq in self.held.all]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_where_a_prompt_starts(
 def test_what_left_the_cache_comes_back_from_ram(n_shared: int, n_held: int) -> None:
     cache = Cache(64)
     assert cache.evict_one() and not cache.evict_one()
-    assert (cache.lengths, len(cache.ram), cache.taken) == ([0, 0, 0], 1, 0)
+    assert (cache.lengths, len(cache.ram), cache.held.taken) == ([0, 0, 0], 1, 0)
     assert len(cache.begin(keys_of(n_shared) + END).held) == n_held
     assert not cache.evict_one(), "it runs"
 

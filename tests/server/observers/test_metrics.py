@@ -14,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.clients import client_of
 from tests.support.http_server import connected, post, serving_script
 from trioserve.config import Config
-from trioserve.engine.counters import Counters
 from trioserve.server import Server
 from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import RequestEnd, RequestInfo, RequestRecord
@@ -302,5 +301,5 @@ def test_an_engine_that_has_done_nothing() -> None:
     from trioserve.engine import DecodeMaximal, Engine
 
     engine = Engine(ScriptedBackend(), DecodeMaximal(), lambda: None)
-    status = Counters().status(engine._scheduler, engine._decoder.threads)
-    assert status == EngineCounters(n_cells=1024, threads=1, threads_batch=1)
+    counters = EngineCounters(n_cells=1024, threads=1, threads_batch=1)
+    assert engine.status().counters == counters

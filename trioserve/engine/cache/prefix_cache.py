@@ -120,11 +120,8 @@ class PrefixCache:
         #: Sharing fewer tokens than this is not worth a copy, a wait or a place in RAM.
         self.min_shared = 32
         self._backend, self._memory = backend, backend.memory
-        self._held = Sequences(backend)
-        self.sequences = self._held.all
-        self.append = self._held.append  # these are called in every step
-        self.append_each = self._held.append_each
-        self.cut = self._held.cut
+        #: The sequences, and what they hold.
+        self.held = Sequences(backend)
         self.can_cut = backend.can_cut
         self.ram = RamCache(
             ram_limit,
@@ -150,29 +147,12 @@ class PrefixCache:
         """Whether one sequence can start with a part of another."""
         return self.can_cut or self._keeps_checkpoints
 
-    @property
-    def taken(self) -> int:
-        """Cells in use."""
-        return self._held.taken
-
-    def taken_by_running(self) -> int:
-        """Cells that running sequences use."""
-        return self.taken_by({seq.id for seq in self.sequences if seq.running})
-
-    def taken_by(self, seq_ids: set[int]) -> int:
-        """Cells that a set of sequences uses."""
-        return self._held.taken_by(seq_ids)
-
-    def shareable(self, length: int) -> int:
-        """How many cells a copy of so many does not take."""
-        return self._held.shareable(length)
-
     def find(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
         """Find the longest beginning of `keys` to start from in the KV cache, and who holds it."""
-        length, holders = self._held.match(keys, root)
+        length, holders = self.held.match(keys, root)
         if not self.can_cut:
             checkpoint = self.ram.find_checkpoint(keys[:length], root)[0]
-            length, whole = self._held.match_whole(keys, root)
+            length, whole = self.held.match_whole(keys, root)
             if checkpoint > length:
                 length = checkpoint
             else:
@@ -196,14 +176,14 @@ class PrefixCache:
     def _start(self, keys: list[CellKey], root: CacheRoot) -> KVSequence:
         length, holders = self.find(keys, root)
         in_ram, key = self.ram.find(keys, root)
-        if in_ram >= length + self.min_shared and self._held.loadable():
+        if in_ram >= length + self.min_shared and self.held.loadable():
             return self._swap_in(key, in_ram, root)
         kept = [seq for seq in holders if not seq.running]
         for seq in kept:
             if len(seq.held) == length:
                 return seq  # it goes on where it ended, and nothing is lost
         if length >= self.min_shared and (self.unified or not kept):
-            others = [seq for seq in self._held.idle() if seq not in holders]
+            others = [seq for seq in self.held.idle() if seq not in holders]
             if others:
                 return self._copy(holders[0], length, others)
         if kept and (length >= self.min_shared or length * 10 >= len(keys)):
@@ -218,7 +198,7 @@ class PrefixCache:
         """Keep what a request leaves behind, for later prompts, but no part of a chunk of media."""
         self._clock += 1
         if self.can_cut and (length := whole_chunks(seq.held, len(seq.held))) < len(seq.held):
-            self.cut(seq, length)
+            self.held.cut(seq, length)
         seq.running = False
         seq.last_used = self._clock
 
@@ -227,14 +207,14 @@ class PrefixCache:
 
         Returns whether there was one.
         """
-        kept = [seq for seq in self._held.idle() if seq.held]
+        kept = [seq for seq in self.held.idle() if seq.held]
         if kept:
             self._evict(min(kept, key=lambda seq: seq.last_used))
         return bool(kept)
 
     def swap_out(self, seq: KVSequence) -> None:
         """Copy a sequence to RAM, unless it is short or already there, or there is no room."""
-        if len(seq.held) < self.min_shared or not self._held.can_read(seq):
+        if len(seq.held) < self.min_shared or not self.held.can_read(seq):
             return
         if self.ram.holds(seq.held, seq.root):
             return
@@ -247,28 +227,31 @@ class PrefixCache:
         It is one for each request that starts: no request waits long, and their number does not
         grow.
         """
-        if self.max_idle is not None and self.taken - self.taken_by_running() > self.max_idle:
+        if (
+            self.max_idle is not None
+            and self.held.taken - self.held.taken_by_running() > self.max_idle
+        ):
             self.evict_one()
 
     # -- how
 
     def _empty(self, among: list[KVSequence] | None = None) -> KVSequence:
         """Get an empty sequence: a free one, else the one that was unused for longest."""
-        idle = among or self._held.idle()
+        idle = among or self.held.idle()
         seq = min(idle, key=lambda seq: (bool(seq.held), seq.last_used))
         self._evict(seq)
         return seq
 
     def _evict(self, seq: KVSequence) -> None:
-        if self._held.freed_by(seq) * OWN_SHARE >= len(seq.held):
+        if self.held.freed_by(seq) * OWN_SHARE >= len(seq.held):
             self.swap_out(seq)
-        self.cut(seq, 0)
+        self.held.cut(seq, 0)
 
     def _copy(self, source: KVSequence, length: int, among: list[KVSequence]) -> KVSequence:
         """Give one of some sequences the beginning of another, which may be running."""
         state = self._state_at(source, length)  # before anything is dropped to make room
         target = self._empty(among)
-        self._held.copy(source, target, length)
+        self.held.copy(source, target, length)
         if not self.can_cut:
             self._go_back(target, length, state)
         return target
@@ -285,12 +268,12 @@ class PrefixCache:
 
     def _load(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> KVSequence | None:
         """Fill a sequence from outside; None when those that run leave no room for it."""
-        while self.taken + len(keys) > self._backend.n_ctx and self.evict_one():
+        while self.held.taken + len(keys) > self._backend.n_ctx and self.evict_one():
             pass
-        seq = self._empty(self._held.loadable())
-        if self.taken + len(keys) > self._backend.n_ctx:
+        seq = self._empty(self.held.loadable())
+        if self.held.taken + len(keys) > self._backend.n_ctx:
             return None
-        self._held.load(seq, keys, root, state)
+        self.held.load(seq, keys, root, state)
         return seq
 
     # -- where sequences cannot be cut
@@ -329,7 +312,7 @@ class PrefixCache:
     def _is_useful(self, checkpoint: CachedState) -> bool:
         """Whether a sequence can go back to a checkpoint: one here, or one in RAM."""
         keys, root = checkpoint.keys, checkpoint.root
-        return self._held.match(keys, root)[0] == len(keys) or self.ram.holds(keys, root)
+        return self.held.match(keys, root)[0] == len(keys) or self.ram.holds(keys, root)
 
     def _state_at(self, seq: KVSequence, length: int) -> bytes | None:
         """Get the state that a sequence has at its end, or had at a checkpoint."""
@@ -344,14 +327,14 @@ class PrefixCache:
     def _shorten(self, seq: KVSequence, length: int, state: bytes | None) -> None:
         """Shorten a sequence, with a checkpoint where it cannot be cut."""
         if self.can_cut:
-            self.cut(seq, length)
+            self.held.cut(seq, length)
         elif length < len(seq.held):
             self._go_back(seq, length, state)
 
     def _go_back(self, seq: KVSequence, length: int, state: bytes | None) -> None:
         """Put a sequence back to where a state was kept. If that fails, it is empty."""
         keys = seq.held[:length]
-        if not self._held.rewind(seq, length, state):
+        if not self.held.rewind(seq, length, state):
             reached, key = self.ram.find_checkpoint(keys, seq.root)
             if reached == length:
                 self.ram.drop(key)
@@ -388,14 +371,14 @@ class PrefixCache:
             KVCacheFullError: those that request leave no room for it.
             InvalidRequestError: the state does not fit the context, or is of other tokens.
         """
-        if not self._held.loadable():
+        if not self.held.loadable():
             raise KVCacheFullError("The KV cache is being copied; try again.")
         seq = self._load(list(saved.keys), saved.root, saved.state)
         if seq is None:
             raise KVCacheFullError("The KV cache has no room beside what runs.")
         self.release(seq)
         if not seq.ends_at(self._memory.last(seq.id)):
-            self.cut(seq, 0)
+            self.held.cut(seq, 0)
             raise InvalidRequestError("The state is not that of the tokens.")
 
     def erase(self, keys: list[CellKey], root: CacheRoot) -> int:
@@ -408,15 +391,15 @@ class PrefixCache:
         if seq is not None:
             n_held = len(seq.held)
             if not seq.running:
-                self.cut(seq, 0)
+                self.held.cut(seq, 0)
         self.ram.drop_useless()
         return min(n_held, len(keys))
 
     def _best(self, keys: list[CellKey], root: CacheRoot) -> tuple[KVSequence | None, int | None]:
         """Find a text in the KV cache, and in RAM: all of it, or what is a beginning of it."""
-        length, holders = self._held.match(keys, root)
+        length, holders = self.held.match(keys, root)
         if length < len(keys):
-            length, holders = self._held.match_whole(keys, root)
+            length, holders = self.held.match_whole(keys, root)
         in_ram, key = self.ram.find_whole(keys, root)
         seq = min(holders, key=lambda seq: (seq.running, len(seq.held)), default=None)
         if in_ram > length:
@@ -425,5 +408,5 @@ class PrefixCache:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the caches and llama.cpp agree on what is held."""
-        self._held.check_integrity()
+        self.held.check_integrity()
         self.ram.check_integrity()

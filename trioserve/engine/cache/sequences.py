@@ -106,7 +106,7 @@ class CellLedger:
             assert sum(span.uses[seq] for span in self._spans[seq]) == length
 
 
-@attrs.define
+@attrs.define(eq=False)
 class KVSequence:
     """One KV sequence.
 
@@ -195,6 +195,10 @@ class Sequences:
             return max(self._cells.taken + self._n_unknown, self._in_windows(self.all))
         return self._cells.taken + self._n_unknown
 
+    def taken_by_running(self) -> int:
+        """Cells that running sequences use."""
+        return self.taken_by({seq.id for seq in self.all if seq.running})
+
     def taken_by(self, seq_ids: set[int]) -> int:
         """Cells that a set of sequences uses."""
         taken = self._ledger().taken_by(seq_ids)
@@ -236,8 +240,7 @@ class Sequences:
 
     def _index(self) -> None:
         for seq in self.all:
-            known = self._tree.length(seq.id)
-            if known < len(seq.held):
+            if seq.held and (known := self._tree.length(seq.id)) < len(seq.held):
                 self._tree.extend(seq.id, seq.held[known:], seq.root)
 
     def _ledger(self) -> CellLedger:
@@ -279,7 +282,8 @@ class Sequences:
 
     def append_each(self, seqs: Sequence[KVSequence], keys: Sequence[CellKey]) -> None:
         """Note that a decode has added one cell to each of some sequences."""
-        self._decoded()
+        if self._state is not None or self._targets:
+            self._decoded()
         for seq, key in zip(seqs, keys, strict=True):
             seq.held.append(key)
         self._n_unknown += len(keys)

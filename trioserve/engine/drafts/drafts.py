@@ -143,9 +143,7 @@ class Drafts:
 
     def __init__(self, scheduler: Scheduler, drafters: Sequence[Drafter]) -> None:
         self._scheduler = scheduler
-        self._drafters = tuple(drafters)
         self._known: dict[int, _Drafted] = {}
-        self._general = [_Guesses() for _ in drafters]
         self.costs = StepCosts()
         self._balance = Balance()
         # Of this step: what the drafters have taken, what it would take without drafts, for how
@@ -153,16 +151,14 @@ class Drafts:
         self._asking_s = self._plain_s = 0.0
         self._n_streams = self._n_accepted = 0
         self._has_drafts = False
+        self.use(drafters)
 
     def use(self, drafters: Sequence[Drafter]) -> None:
         """Ask these, in this order, and no others. To be called before the first step."""
         self._drafters = tuple(drafters)
         self._general = [_Guesses() for _ in drafters]
-
-    @property
-    def is_on(self) -> bool:
-        """Whether slots may have drafts."""
-        return bool(self._drafters) and self._scheduler.cache.can_cut
+        #: Whether slots may have drafts. Without, there is nothing to propose or to observe.
+        self.is_on = bool(drafters) and self._scheduler.cache.can_cut
 
     def close(self) -> None:
         """Close the drafters."""
@@ -172,8 +168,6 @@ class Drafts:
     def propose(self) -> None:
         """Give drafts to slots. To be called before `Scheduler.schedule`."""
         self._asking_s, self._n_accepted = 0.0, 0
-        if not self.is_on:
-            return
         streams = self._streams()
         self._n_streams = n_streams = len(streams)
         n_rows = sum(stream.slot.n_pending for stream in streams)
@@ -209,7 +203,7 @@ class Drafts:
         """
         has_drafts, self._has_drafts = self._has_drafts, False
         is_prompt = plan.n_decode == 0 and plan.n_cells >= MIN_PROMPT
-        if self.is_on and (is_prompt or not plan.n_prefill):
+        if is_prompt or not plan.n_prefill:
             self.costs.observe(plan.n_cells, max(0.0, seconds - self._asking_s))
         if not has_drafts:
             self._balance.forgive()

@@ -89,7 +89,7 @@ class SlotFiles:
         async with self._one:
             began = monotonic()
             saved = await self._at(slot_id, partial(self._engine.save_slot, owner=owner))
-            write = partial(self._engine.write_slot_file, path, saved)
+            write = partial(self._engine.write_state, path, saved)
             try:
                 n_bytes = await trio.to_thread.run_sync(write)
             except OSError as error:
@@ -109,7 +109,7 @@ class SlotFiles:
         await self._until_idle(slot_id)
         async with self._one:
             began = monotonic()
-            read = partial(self._engine.read_slot_file, path, self._adapters.current)
+            read = partial(self._engine.read_state, path, self._adapters.current)
             try:
                 saved, n_bytes = await trio.to_thread.run_sync(read)
                 if saved.root.owner != owner:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from trioserve.engine.strategy import SLOWDOWN, TILE, PrefillCosts, StepClock
+from trioserve.engine.strategy import SLOWDOWN, TILE, PacedStrategy, PrefillCosts
 
 
 def test_where_decoding_takes_long_prompts_get_as_much_time() -> None:
-    clock = StepClock(50.0)
+    clock = PacedStrategy(50.0)
     clock.observe(0, 4, 0.200)
     clock.observe(100, 4, 0.300)  # 1 ms a token more
     assert clock.prompt_tokens([300], 4, 2048) == 200
 
 
 def test_prompts_get_a_tile_where_that_is_cheaper_a_token() -> None:
-    clock = StepClock(50.0)
+    clock = PacedStrategy(50.0)
     clock.observe(0, 4, 0.020)
     clock.observe(16, 4, 0.180)  # 10 ms a token more: deep in a prompt
     assert clock.prompt_tokens([128], 4, 20) == 20
@@ -27,7 +27,7 @@ def test_prompts_get_a_tile_where_that_is_cheaper_a_token() -> None:
     assert clock.prompt_tokens([128], 4, 2048) == 60
 
 
-def next_part(clock: StepClock, n_pending: int, n_decode: int = 4) -> int:
+def next_part(clock: PacedStrategy, n_pending: int, n_decode: int = 4) -> int:
     """Let the streams decode, 10 ms at a time, until a prompt gets tokens."""
     while not (n_tokens := clock.prompt_tokens([n_pending], n_decode, 2048)):
         clock.observe(0, n_decode, 0.010)
@@ -35,7 +35,7 @@ def next_part(clock: StepClock, n_pending: int, n_decode: int = 4) -> int:
 
 
 def test_prompts_get_no_tile_where_that_only_makes_the_step_longer() -> None:
-    clock = StepClock(50.0)
+    clock = PacedStrategy(50.0)
     clock.observe(0, 4, 0.010)
     assert next_part(clock, 3000) == 60
     clock.observe(60, 4, 1.150)  # 19 ms a token: too long to be hidden from readers
@@ -46,7 +46,7 @@ def test_prompts_get_no_tile_where_that_only_makes_the_step_longer() -> None:
 
 
 def test_no_prompt_ends_with_less_than_a_tile() -> None:
-    clock = StepClock(50.0)
+    clock = PacedStrategy(50.0)
     clock.observe(0, 4, 0.020)
     assert clock.prompt_tokens([123], 4, 2048) == 123
     assert clock.prompt_tokens([123], 4, 100) == 100
@@ -54,7 +54,7 @@ def test_no_prompt_ends_with_less_than_a_tile() -> None:
 
 
 def test_after_a_long_step_streams_get_what_they_have_missed() -> None:
-    clock = StepClock(50.0)
+    clock = PacedStrategy(50.0)
     clock.observe(0, 4, 0.010)
     shares = []
     for seconds in (0.170, 0.010, 0.010, 0.010, 0.050):
@@ -67,7 +67,7 @@ def test_after_a_long_step_streams_get_what_they_have_missed() -> None:
 
 
 def test_a_long_prompt_gets_a_large_tile_once_streams_are_far_enough_ahead() -> None:
-    clock = StepClock(50.0)
+    clock = PacedStrategy(50.0)
     clock.observe(0, 4, 0.010)
     clock.prompt_tokens([3000], 4, 2048)
     clock.observe(60, 4, 0.070)  # 1 ms a token
@@ -86,7 +86,7 @@ def test_a_long_prompt_gets_a_large_tile_once_streams_are_far_enough_ahead() -> 
 
 
 def test_in_a_split_cache_one_row_of_each_sequence_is_computed_apart() -> None:
-    clock = StepClock(50.0)
+    clock = PacedStrategy(50.0)
     clock.begin(unified=False)
     clock.observe(0, 4, 0.010)
     assert clock.prompt_tokens([3000], 4, 2048) == TILE + 1
@@ -96,13 +96,13 @@ def test_in_a_split_cache_one_row_of_each_sequence_is_computed_apart() -> None:
 
 @pytest.mark.parametrize(("n_decode", "n_tokens"), [(4, 60), (60, 68), (64, 64), (300, 20)])
 def test_tiles_are_whole_however_many_streams_there_are(n_decode: int, n_tokens: int) -> None:
-    clock = StepClock(50.0)
+    clock = PacedStrategy(50.0)
     clock.observe(0, n_decode, 0.010)
     assert clock.prompt_tokens([3000], n_decode, 2048) == n_tokens
 
 
 def test_the_pace_follows_the_streams() -> None:
-    clock = StepClock(0.0)
+    clock = PacedStrategy(0.0)
     assert clock.prompt_tokens([3000], 4, 2048) and clock.pace == clock.DEFAULT_PACE_S
     for decode_s in (0.010, 0.200):
         for _ in range(30):
@@ -120,7 +120,7 @@ def test_the_pace_follows_the_streams() -> None:
 def test_streams_keep_their_pace_and_prompts_come_to_an_end(
     decode_s: float, token_s: float, tile_gain: float, n_decode: int
 ) -> None:
-    clock = StepClock(0.0)
+    clock = PacedStrategy(0.0)
     for _ in range(3):
         clock.observe(0, n_decode, decode_s)
     left, n_steps, seconds, longest = 2000, 0, 0.0, 0.0
@@ -138,7 +138,7 @@ def test_streams_keep_their_pace_and_prompts_come_to_an_end(
 
 
 def test_the_next_prompt_is_not_taken_for_as_dear_as_the_end_of_the_last() -> None:
-    clock = StepClock(50.0)
+    clock = PacedStrategy(50.0)
     clock.observe(0, 4, 0.020)
     for seconds in (0.080, 0.140, 0.260):  # the deeper, the dearer: 1, 2 and 4 ms a token
         while not clock.prompt_tokens([128], 4, 2048):
@@ -153,14 +153,14 @@ def test_the_next_prompt_is_not_taken_for_as_dear_as_the_end_of_the_last() -> No
 
 
 def test_a_quick_machine_goes_on_with_large_steps() -> None:
-    clock = StepClock(50.0)
+    clock = PacedStrategy(50.0)
     clock.observe(512, 0, 0.025)
     clock.observe(0, 4, 0.010)
     assert clock.prompt_tokens([3000], 4, 2048) > 512
 
 
 def test_a_step_is_longer_where_more_wait_for_their_first_token_than_for_their_next() -> None:
-    clock = StepClock(50.0)
+    clock = PacedStrategy(50.0)
     clock.observe(0, 1, 0.010)
     clock.observe(100, 0, 0.100)  # 1 ms a token
     shares = [clock.prompt_tokens([900] * n, 1, 2048) for n in (7, 20)]
@@ -169,7 +169,7 @@ def test_a_step_is_longer_where_more_wait_for_their_first_token_than_for_their_n
 
 
 def test_short_prompts_that_come_together_are_prefilled_together() -> None:
-    clock = StepClock(50.0)
+    clock = PacedStrategy(50.0)
     clock.observe(0, 1, 0.010)
     clock.observe(100, 0, 0.100)
     assert clock.prompt_tokens([60] * 7, 1, 2048) == 420
@@ -180,7 +180,7 @@ def test_short_prompts_that_come_together_are_prefilled_together() -> None:
 
 
 def test_the_clock_follows_a_machine_that_slows_down() -> None:
-    clock = StepClock(100.0)
+    clock = PacedStrategy(100.0)
     for _ in range(30):
         clock.observe(100, 0, 0.100)
     assert clock.prompt_tokens([128], 1, 2048) == 128
