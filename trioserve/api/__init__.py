@@ -25,7 +25,7 @@ from trioserve.api import (
     router,
     streams,
 )
-from trioserve.api.base import access, app_state, errors, http, rate_limits, tcp, vendors
+from trioserve.api.base import access, app_state, errors, http, tcp, vendors
 from trioserve.api.base.connection import (
     ANSWERING,
     MEMORY,
@@ -93,7 +93,7 @@ def _install_base(app: QuartTrio, served: app_state.AppState) -> None:
     )
     for each in before:
         app.before_request(each)
-    for last_to_first in (http.show_id, metrics.count, access.allow_origin, rate_limits.show):
+    for last_to_first in (http.show_id, metrics.count, access.allow_origin, http.show_rate_limits):
         app.after_request(last_to_first)
     errors.install(app)
     _add(app, openapi.blueprint, pages.blueprint, proxy.blueprint, tools.blueprint)

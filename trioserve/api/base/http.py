@@ -1,7 +1,4 @@
-"""The HTTP request that a task handles: its id, its context, and answers to it.
-
-The id is in all log lines of a request, and in a header of its response.
-"""
+"""The HTTP request that a task handles: its id, its context, its rate limits, and answers to it."""
 
 from __future__ import annotations
 
@@ -17,12 +14,15 @@ import trio
 from quart import g, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import rate_limits, sse
-from trioserve.api.base.connection import current_request
+from trioserve.api.base import sse
+from trioserve.api.base.connection import Request, current_request
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.readers import seconds
+from trioserve.api.base.service import current_server
+from trioserve.api.base.vendors import vendor_of
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
+from trioserve.server.limits.clients import RateLimits
 from trioserve.server.stream import ChatCompletion, Completion
 from trioserve.types import CancelReason
 
@@ -59,7 +59,7 @@ def current_context(timeout: float | None, keep_alive: float | None = None) -> R
         InvalidRequestError: the header is not a number of seconds.
         RateLimitError: the client has no request left in this minute.
     """
-    limited_as = rate_limits.admit(current_request())
+    limited_as = count_request(current_request())
     context = uncounted_context(timeout)
     return attrs.evolve(context, limited_as=limited_as, keep_alive=keep_alive)
 
@@ -166,3 +166,37 @@ async def show_id(response: Response) -> Response:
     """Tell the id of the request."""
     response.headers[ID_HEADER] = g.request_id
     return response
+
+
+# -- rate limits as clients see them
+
+
+def count_request(current: Request) -> str:
+    """Count a request, once. Returns whom it is counted for: a key, or else an address.
+
+    Raises:
+        RateLimitError: the client has no request left in this minute.
+    """
+    if not current.limited_as:
+        current.limited_as = current.api_key or _address_of(current)
+        _limits().admit(current.limited_as)
+    return current.limited_as
+
+
+async def show_rate_limits(response: Response) -> Response:
+    """Tell what is left with an answer to a request that was counted."""
+    if client := getattr(request, "limited_as", ""):
+        headers = vendor_of(request.path).rate_limits
+        response.headers.extend(headers.write(_limits().remaining(client)))
+    return response
+
+
+def _address_of(current: Request) -> str:
+    """The address of a client. Who connects to a Unix socket is a proxy, which names it."""
+    if current.scope.get("client") is None:
+        return current.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip() or "-"
+    return current.remote_addr or "-"
+
+
+def _limits() -> RateLimits:
+    return current_server().resources.rate_limits
