@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from tests.support.command import Terminal
 from trioserve.cli import progress
-from trioserve.cli.progress import reporting
+from trioserve.cli.progress import DownloadReport
 from trioserve.models.hub import DownloadProgress
 
 
@@ -26,7 +26,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_progress_on_a_terminal_is_a_bar() -> None:
     stream = Terminal()
-    with reporting(stream) as report:
+    with DownloadReport(stream) as report:
         report(at(0))
         report(at(500_000_000))
         report(at(2_000_000_000))
@@ -41,7 +41,7 @@ def test_progress_on_a_terminal_is_a_bar() -> None:
 
 def test_long_names_and_long_times_are_made_short() -> None:
     stream = Terminal()
-    with reporting(stream) as report:
+    with DownloadReport(stream) as report:
         report(at(0, 10**12))
         report(at(10**9, 10**12, "x" * 50 + "-Q8_0.gguf"))
     assert f"{'x' * 18}…{'x' * 11}-Q8_0.gguf: [" in stream.getvalue()
@@ -49,7 +49,7 @@ def test_long_names_and_long_times_are_made_short() -> None:
 
 
 def test_progress_elsewhere_is_a_log_line_each_tenth() -> None:
-    with capture_logs() as lines, reporting(io.StringIO()) as report:
+    with capture_logs() as lines, DownloadReport(io.StringIO()) as report:
         for done in (0, 250_000_000, 290_000_000, 450_000_000, 2_000_000_000):
             report(at(done))
     assert [line["percent"] for line in lines] == [10, 20, 100]
@@ -58,7 +58,7 @@ def test_progress_elsewhere_is_a_log_line_each_tenth() -> None:
 
 def test_a_size_that_nobody_knows_is_no_percentage() -> None:
     stream = Terminal()
-    with reporting(stream) as report:
+    with DownloadReport(stream) as report:
         report(at(0, 0))
         report(at(10**9, 0))
     assert "m-Q8_0.gguf: 1.00 GB, 100.0 MB/s\x1b[K" in stream.getvalue()

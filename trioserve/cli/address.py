@@ -22,17 +22,15 @@ def take_url(words: Sequence[str]) -> tuple[str | None, list[str]]:
     Raises:
         ConfigError: it has no value.
     """
-    rest = list(words)
     for i, word in enumerate(words):
-        if word.startswith("--url="):
-            del rest[i]
-            return word.partition("=")[2], rest
+        name, equals, value = word.partition("=")
+        if name == "--url" and equals:
+            return value, [*words[:i], *words[i + 1 :]]
         if word == "--url":
             if i + 1 == len(words):
                 raise ConfigError("--url needs a value")
-            del rest[i : i + 2]
-            return words[i + 1], rest
-    return None, rest
+            return words[i + 1], [*words[:i], *words[i + 2 :]]
+    return None, list(words)
 
 
 @attrs.frozen

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import structlog
 
@@ -93,6 +93,42 @@ def _end_with_input() -> None:
     os._exit(1)
 
 
+class ProgressReport:
+    """Tells how far something is: a line that changes on a terminal, else some log lines.
+
+    The end of its block leaves the terminal's line clean.
+    """
+
+    def __init__(self, stream: TextIO, *, n_log_lines: int) -> None:
+        self._stream = stream
+        self._n_log_lines = n_log_lines
+        self._n_logged = 0
+        self._has_line = False
+
+    def tell(self, share: float, line: str, event: str, **fields: object) -> None:
+        """Write `line` on a terminal, and elsewhere log `event` when the share has grown."""
+        if self._stream.isatty():
+            self._has_line = True
+            self._stream.write(f"\r{line}")
+            self._stream.flush()
+        elif (n := int(share * self._n_log_lines)) > self._n_logged:
+            self._n_logged = n
+            _log.info(event, **fields, percent=n * 100 // self._n_log_lines)
+
+    def end(self) -> None:
+        """Leave the terminal's line clean."""
+        if self._has_line:
+            self._has_line = False
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
 # -- downloading
 
 _BAR = 20  # characters
@@ -104,7 +140,7 @@ async def fetch(status: StatusPipe, config: Config) -> Config:
     Raises:
         TrioServeError: as `trioserve.models.fetch.fetch`.
     """
-    with reporting(sys.stderr) as report:
+    with DownloadReport(sys.stderr) as report:
 
         def both(progress: DownloadProgress) -> None:
             report(progress)
@@ -113,24 +149,11 @@ async def fetch(status: StatusPipe, config: Config) -> Config:
         return await fetching.fetch(config, both)
 
 
-@contextmanager
-def reporting(stream: TextIO) -> Iterator[DownloadReport]:
-    """Make a report that leaves the terminal's line clean."""
-    report = DownloadReport(stream)
-    try:
-        yield report
-    finally:
-        report.end()
-
-
-class DownloadReport:
+class DownloadReport(ProgressReport):
     """Tells how far a download is: a bar on a terminal, else a log line each tenth."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._has_line = False
-        self._tenths = 0
+        super().__init__(stream, n_log_lines=10)
         self._first: tuple[float, int] | None = None  # when, and how many bytes were there
 
     def __call__(self, progress: DownloadProgress) -> None:
@@ -143,26 +166,14 @@ class DownloadReport:
         seconds, n_new = now - self._first[0], done - self._first[1]
         speed = n_new / seconds if seconds > 0 else 0.0
         name = progress.url.rpartition("/")[2].partition("?")[0]
-        if self._is_terminal:
-            self._has_line = True
-            self._stream.write(f"\r{_line(name, done, total, speed)}\x1b[K")
-            self._stream.flush()
-        elif total and done * 10 // total > self._tenths:
-            self._tenths = done * 10 // total
-            _log.info(
-                "downloading",
-                file=name,
-                percent=self._tenths * 10,
-                megabytes=round(total / 1e6),
-                megabytes_per_second=round(speed / 1e6, 1),
-            )
-
-    def end(self) -> None:
-        """Leave the terminal's line clean."""
-        if self._has_line:
-            self._has_line = False
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+        self.tell(
+            done / total if total else 0.0,
+            f"{_line(name, done, total, speed)}\x1b[K",
+            "downloading",
+            file=name,
+            megabytes=round(total / 1e6),
+            megabytes_per_second=round(speed / 1e6, 1),
+        )
 
 
 def _line(name: str, done: int, total: int, speed: float) -> str:
@@ -189,7 +200,6 @@ def load(
     status: StatusPipe, config: Config, *, progress: Callable[[float], bool] | None = None
 ) -> AnyBackend:
     """Load the model, and tell how far it is. Runs in a worker thread."""
-    report = LoadReport(config.model or "the bundled model", sys.stderr)
 
     def all_of_them(share: float) -> bool:
         goes_on()
@@ -201,11 +211,11 @@ def load(
         from trioserve.llama.rpc import library
 
         library.connect(config)
-    with _ended_if_stalled(status, config.watchdog_timeout if config.rpc else 0.0) as goes_on:
-        try:
-            return llama.load(config, progress=all_of_them)
-        finally:
-            report.end()
+    with (
+        _ended_if_stalled(status, config.watchdog_timeout if config.rpc else 0.0) as goes_on,
+        LoadReport(config.model or "the bundled model", sys.stderr) as report,
+    ):
+        return llama.load(config, progress=all_of_them)
 
 
 @contextmanager
@@ -240,33 +250,19 @@ def _ended_if_stalled(status: StatusPipe, seconds: float) -> Iterator[Callable[[
         thread.join()
 
 
-class LoadReport:
-    """Tells how far loading is: a line that changes on a terminal, else a log line each quarter.
+class LoadReport(ProgressReport):
+    """Tells how far loading is: the share on a terminal, else a log line each quarter.
 
     Says nothing in the first `patience` seconds, because most models are there by then.
     """
 
     def __init__(self, name: str, stream: TextIO, *, patience: float = 1.0) -> None:
+        super().__init__(stream, n_log_lines=4)
         self._name = name
-        self._stream = stream
         self._speaks_at = monotonic() + patience
-        self._quarters = 0
-        self._has_line = False
 
     def __call__(self, share: float) -> None:
         """Report that `share` (0.0 to 1.0) is loaded."""
-        if monotonic() < self._speaks_at:
-            return
-        if self._stream.isatty():
-            self._has_line = True
-            self._stream.write(f"\rLoading {self._name}: {share:4.0%}")
-            self._stream.flush()
-        elif int(share * 4) > self._quarters:
-            self._quarters = int(share * 4)
-            _log.info("loading", model=self._name, percent=self._quarters * 25)
-
-    def end(self) -> None:
-        """Leave the terminal's line clean."""
-        if self._has_line:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+        if monotonic() >= self._speaks_at:
+            line = f"Loading {self._name}: {share:4.0%}"
+            self.tell(share, line, "loading", model=self._name)

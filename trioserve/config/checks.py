@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -46,66 +46,28 @@ _OTEL = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 # -- one field
 
-
-def alias(value: str, name: str) -> None:
-    """Check for a name, or several separated by commas."""
-    if not read_names(value):
-        raise ConfigError(f"{name} must be a name, or several separated by commas, not {value!r}")
+Check = Callable[[Any, str], object]
 
 
-def hosts(value: str, name: str) -> None:
-    """Check for addresses, separated by commas."""
-    if not all(host.strip() for host in value.split(",")):
-        raise ConfigError(f"{name} must be a name, an IP address or a path that ends in .sock, or "
-                          f"several separated by commas, not {value!r}")  # fmt: skip
+def _must(hold: Callable[[Any], object], message: str) -> Check:
+    """Make a check that raises the message where a value does not hold."""
+
+    def check(value: Any, name: str) -> None:
+        if not hold(value):
+            raise ConfigError(message.format(name=name, value=value))
+
+    return check
 
 
-def api_key(value: object, name: str) -> None:
-    """Check an API key."""
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{name} holds a key that is empty or not text")
+def _is_directory(path: str) -> bool:
+    return Path(path).is_dir()
 
 
-def directory(path: str, name: str) -> None:
-    """Check that it is a directory."""
-    if not Path(path).is_dir():
-        raise ConfigError(f"{name} is {path!r}, which is not a directory")
-
-
-def one_directory(path: str, name: str) -> None:
-    """Check one of several directories."""
-    if not Path(path).is_dir():
-        raise ConfigError(f"{name} has {path!r}, which is not a directory")
-
-
-def match(value: str, name: str) -> None:
-    """Check one of the ways in which names of models may differ."""
-    if value not in ("exact", "case", "part"):
-        raise ConfigError(f"{name} must be some of exact, case and part, not {value!r}")
-
-
-def prefix(path: str, name: str) -> None:
-    """Check the path that all routes are below; it may be empty."""
-    if path and (path[0] != "/" or path[-1] == "/"):
-        raise ConfigError(f"{name} is {path!r}, but must begin with / and not end with it")
-
-
-def route(path: str, name: str) -> None:
-    """Check the path of a route; empty: there is none."""
-    if path and not re.fullmatch(r"(/[\w.~:-]+)+", path):
-        raise ConfigError(f"{name} must be a path such as /predict, not {path!r}")
-
-
-def header(value: str, name: str) -> None:
-    """Check the value of a header."""
-    if not value.isascii() or not value.isprintable():
-        raise ConfigError(f"{name} is {value!r}, which cannot be the value of a header")
-
-
-def json_object(text: str, name: str) -> None:
-    """Check for a JSON object; an empty text is none, and has no effect."""
-    if text and not isinstance(parse_json(text, name), dict):
-        raise ConfigError(f"{name} must be a JSON object, not {text!r}")
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it is in
+        return False
 
 
 def json_schema(text: str, name: str) -> None:
@@ -114,23 +76,10 @@ def json_schema(text: str, name: str) -> None:
         parse_json(text, name)
 
 
-def ping_interval(seconds: float, name: str) -> None:
-    """Check the seconds between pings."""
-    if 0 < seconds < 0.1:
-        raise ConfigError(f"{name} must be at least 0.1, or 0 or -1 for no pings, not {seconds}")
-
-
-def idle_seconds(seconds: float, name: str) -> None:
-    """Check the seconds until the model sleeps."""
-    if seconds != -1 and seconds <= 0:
-        raise ConfigError(f"{name} must be more than 0, or -1 for never, not {seconds}")
-
-
-def tool(value: str, name: str) -> None:
-    """Check the name of a built-in tool."""
-    if value not in (ALL_TOOLS, *BUILTIN_TOOLS):
-        raise ConfigError(f"{name} has {value!r}, which is none of {', '.join(BUILTIN_TOOLS)} "
-                          f"and {ALL_TOOLS}")  # fmt: skip
+def json_object(text: str, name: str) -> None:
+    """Check for a JSON object; an empty text has no effect."""
+    if text and not isinstance(parse_json(text, name), dict):
+        raise ConfigError(f"{name} must be a JSON object, not {text!r}")
 
 
 def draft_type(value: str, name: str) -> None:
@@ -152,11 +101,46 @@ def whisper_model(value: str, name: str) -> None:
         raise ConfigError(f"{name} needs faster-whisper: install trioserve[whisper]")
 
 
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package that it is in
-        return False
+alias = _must(read_names, "{name} must be a name, or several separated by commas, not {value!r}")
+hosts = _must(
+    lambda text: all(host.strip() for host in text.split(",")),
+    "{name} must be a name, an IP address or a path that ends in .sock, or several separated by "
+    "commas, not {value!r}",
+)
+api_key = _must(
+    lambda key: isinstance(key, str) and key.strip(),
+    "{name} holds a key that is empty or not text",
+)
+directory = _must(_is_directory, "{name} is {value!r}, which is not a directory")
+one_directory = _must(_is_directory, "{name} has {value!r}, which is not a directory")
+match = _must(
+    lambda way: way in ("exact", "case", "part"),
+    "{name} must be some of exact, case and part, not {value!r}",
+)
+tool = _must(
+    lambda name: name in (ALL_TOOLS, *BUILTIN_TOOLS),
+    f"{{name}} has {{value!r}}, which is none of {', '.join(BUILTIN_TOOLS)} and {ALL_TOOLS}",
+)
+prefix = _must(
+    lambda path: not path or (path[0] == "/" and path[-1] != "/"),
+    "{name} is {value!r}, but must begin with / and not end with it",
+)
+route = _must(
+    lambda path: not path or re.fullmatch(r"(/[\w.~:-]+)+", path),
+    "{name} must be a path such as /predict, not {value!r}",
+)
+header = _must(
+    lambda text: text.isascii() and text.isprintable(),
+    "{name} is {value!r}, which cannot be the value of a header",
+)
+ping_interval = _must(
+    lambda seconds: not 0 < seconds < 0.1,
+    "{name} must be at least 0.1, or 0 or -1 for no pings, not {value}",
+)
+idle_seconds = _must(
+    lambda seconds: seconds == -1 or seconds > 0,
+    "{name} must be more than 0, or -1 for never, not {value}",
+)
 
 
 def check_each(config: Config) -> None:

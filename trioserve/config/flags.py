@@ -205,9 +205,6 @@ _OTHER_FLAGS = (
 
 _Fields = Mapping[str, Any]
 
-_CODER = "ggml-org/Qwen2.5-Coder"
-_SMALL_DRAFT = f"{_CODER}-0.5B-Q8_0-GGUF"
-
 _INFILL: _Fields = {"port": 8012, "ubatch_size": 1024, "batch_size": 1024, "ctx_size": 0}
 _GPT_OSS: _Fields = {
     "port": 8013, "ubatch_size": 2048, "batch_size": 32768, "parallel": 2, "ctx_size": 2 * 131072,
@@ -219,63 +216,43 @@ _EMBEDDING: _Fields = {
     "port": 8011, "ubatch_size": 2048, "batch_size": 2048, "parallel": 32, "ctx_size": 32 * 2048,
     "embeddings": True,
 }  # fmt: skip
+_DRAFT: _Fields = {"spec_draft_hf": "ggml-org/Qwen2.5-Coder-0.5B-Q8_0-GGUF"}
 
 
-def _coder(size: str, **more: str) -> _Fields:
-    file = f"qwen2.5-coder-{size.lower()}-q8_0.gguf"
-    return {"hf_repo": f"{_CODER}-{size}-Q8_0-GGUF", "hf_file": file, **more, **_INFILL}
+def _hub(repo: str, file: str | None, *settings: _Fields) -> _Fields:
+    fields: dict[str, Any] = {"hf_repo": f"ggml-org/{repo}-GGUF"}
+    if file is not None:
+        fields["hf_file"] = f"{file}.gguf"
+    for each in settings:
+        fields |= each
+    return fields
+
+
+def _coder(size: str, *settings: _Fields) -> _Fields:
+    file = f"qwen2.5-coder-{size.lower()}-q8_0"
+    return _hub(f"Qwen2.5-Coder-{size}-Q8_0", file, *settings, _INFILL)
 
 
 #: Each with what it is, and the fields that it sets.
+# fmt: off
 PRESETS: Mapping[str, tuple[str, _Fields]] = {
-    "--embd-gemma-default": (
-        "EmbeddingGemma 300M, for embeddings",
-        {
-            "hf_repo": "ggml-org/embeddinggemma-300M-qat-q4_0-GGUF",
-            "hf_file": "embeddinggemma-300M-qat-Q4_0.gguf",
-            **_EMBEDDING,
-        },
-    ),
+    "--embd-gemma-default": ("EmbeddingGemma 300M, for embeddings",
+        _hub("embeddinggemma-300M-qat-q4_0", "embeddinggemma-300M-qat-Q4_0", _EMBEDDING)),
     "--fim-qwen-1.5b-default": ("Qwen 2.5 Coder 1.5B, for infill", _coder("1.5B")),
     "--fim-qwen-3b-default": ("Qwen 2.5 Coder 3B, for infill", _coder("3B")),
     "--fim-qwen-7b-default": ("Qwen 2.5 Coder 7B, for infill", _coder("7B")),
     "--fim-qwen-7b-spec": (
-        "Qwen 2.5 Coder 7B, for infill, with a draft model",
-        _coder("7B", spec_draft_hf=_SMALL_DRAFT),
-    ),
+        "Qwen 2.5 Coder 7B, for infill, with a draft model", _coder("7B", _DRAFT)),
     "--fim-qwen-14b-spec": (
-        "Qwen 2.5 Coder 14B, for infill, with a draft model",
-        _coder("14B", spec_draft_hf=_SMALL_DRAFT),
-    ),
-    "--fim-qwen-30b-default": (
-        "Qwen 3 Coder 30B A3B, for infill",
-        {
-            "hf_repo": "ggml-org/Qwen3-Coder-30B-A3B-Instruct-Q8_0-GGUF",
-            "hf_file": "qwen3-coder-30b-a3b-instruct-q8_0.gguf",
-            **_INFILL,
-        },
-    ),
-    "--gpt-oss-20b-default": (
-        "gpt-oss 20B",
-        {
-            "hf_repo": "ggml-org/gpt-oss-20b-GGUF",
-            "hf_file": "gpt-oss-20b-mxfp4.gguf",
-            **_GPT_OSS,
-        },
-    ),
-    "--gpt-oss-120b-default": (
-        "gpt-oss 120B",
-        {"hf_repo": "ggml-org/gpt-oss-120b-GGUF", **_GPT_OSS},
-    ),
-    "--vision-gemma-4b-default": (
-        "Gemma 3 4B",
-        {"hf_repo": "ggml-org/gemma-3-4b-it-qat-GGUF", **_GEMMA},
-    ),
-    "--vision-gemma-12b-default": (
-        "Gemma 3 12B",
-        {"hf_repo": "ggml-org/gemma-3-12b-it-qat-GGUF", **_GEMMA},
-    ),
+        "Qwen 2.5 Coder 14B, for infill, with a draft model", _coder("14B", _DRAFT)),
+    "--fim-qwen-30b-default": ("Qwen 3 Coder 30B A3B, for infill",
+        _hub("Qwen3-Coder-30B-A3B-Instruct-Q8_0", "qwen3-coder-30b-a3b-instruct-q8_0", _INFILL)),
+    "--gpt-oss-20b-default": ("gpt-oss 20B", _hub("gpt-oss-20b", "gpt-oss-20b-mxfp4", _GPT_OSS)),
+    "--gpt-oss-120b-default": ("gpt-oss 120B", _hub("gpt-oss-120b", None, _GPT_OSS)),
+    "--vision-gemma-4b-default": ("Gemma 3 4B", _hub("gemma-3-4b-it-qat", None, _GEMMA)),
+    "--vision-gemma-12b-default": ("Gemma 3 12B", _hub("gemma-3-12b-it-qat", None, _GEMMA)),
 }
+# fmt: on
 
 
 def _preset(name: str, about: str, fields: Mapping[str, Any]) -> Flag:
@@ -284,17 +261,16 @@ def _preset(name: str, about: str, fields: Mapping[str, Any]) -> Flag:
     return _flag("hf_repo", name, help, group="Presets", read=None, sets=fields)
 
 
-#: The headings that flags are listed under, in their order.
-GROUPS = (
-    "Model", "Context and threads", "Drafts", "Long contexts", "Devices", "Sampling", "Chat",
-    "Media", "Embeddings", "Tools", "Models", "Server", "Network", "Limits", "Logs", "Presets",
-)  # fmt: skip
+_BY_FIELD = tuple(_flags_of_fields())
 
-#: Every flag; within a group in the order of the fields of `Config`.
+#: The headings that flags are listed under, in the order of the fields of `Config`.
+GROUPS = (*dict.fromkeys(flag.group for flag in _BY_FIELD), "Presets")
+
+#: Every flag; within a group in the order of the fields.
 FLAGS: tuple[Flag, ...] = tuple(
     sorted(
         (
-            *_flags_of_fields(),
+            *_BY_FIELD,
             *_OTHER_FLAGS,
             *(_preset(name, about, fields) for name, (about, fields) in PRESETS.items()),
         ),

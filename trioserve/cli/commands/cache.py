@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from trioserve.cli.commands import bytes_text, table
-from trioserve.cli.progress import reporting
+from trioserve.cli.progress import DownloadReport
 from trioserve.config import Config, logs
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
@@ -49,7 +49,7 @@ async def _pull(config: Config) -> None:
     from trioserve.models import hub
     from trioserve.models.hub import pull_url
 
-    with reporting(sys.stderr) as report:
+    with DownloadReport(sys.stderr) as report:
         if config.model_url is not None:
             path = None if config.model is None else Path(config.model)
             pulled = await pull_url(

@@ -183,17 +183,13 @@ def _free_for_model(in_ram: int | None, config: Config) -> int | None:
     return None if in_ram is None else in_ram + sum(gpus) + sum(remote)
 
 
+@cache
 def _peers(config: Config) -> list[Peer | ModelLoadError]:
     """Ask the machines that `--rpc` names, once."""
-    return _ask(config.rpc, config.rpc_allow_public)
-
-
-@cache
-def _ask(names: tuple[str, ...], allow_public: bool) -> list[Peer | ModelLoadError]:
     found: list[Peer | ModelLoadError] = []
-    for named in names:
+    for named in config.rpc:
         try:
-            found.append(greet(named, locate(named, allow_public=allow_public)))
+            found.append(greet(named, locate(named, allow_public=config.rpc_allow_public)))
         except ModelLoadError as error:
             found.append(error)
     return found
