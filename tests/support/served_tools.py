@@ -14,11 +14,11 @@ from tests.support.clients import client_and_service
 from trioserve.api.base.service import Service
 from trioserve.testing import ScriptedBackend
 from trioserve.tools.registry import ToolRegistry
-from trioserve.tools.tool import Tool
+from trioserve.tools.tool import Tool, ToolSource
 
 
 @attrs.frozen
-class FixedTools:
+class FixedTools(ToolSource):
     """A source that always has the same tools."""
 
     tools: Mapping[str, Tool]
@@ -27,7 +27,7 @@ class FixedTools:
     def of(cls, tools: Iterable[Tool]) -> FixedTools:
         return cls({tool.info.name: tool for tool in tools})
 
-    def abilities(self) -> Iterable[str]:
+    def abilities(self) -> list[str]:
         return [f"It may call {', '.join(self.tools)}."]
 
 

@@ -12,13 +12,13 @@ import trio
 from mcp.server import Server
 from mcp.server.context import ServerRequestContext
 from mcp.server.session import ServerSession
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from trioserve._version import __version__
 from trioserve.errors import TrioServeError
 from trioserve.mcp_server.models import ChatResult, Listed, ModelSource, chat
 from trioserve.server.concurrency import alongside
-from trioserve.tools.tool import read_arguments, schema_of
+from trioserve.tools.tool import about, read_arguments, schema_of
 
 #: Seconds between two notifications of one call.
 _INTERVAL = 0.5
@@ -27,10 +27,7 @@ _INTERVAL = 0.5
 _MAX_MESSAGE = 4000
 
 _ModelName: TypeAlias = (
-    Annotated[
-        str,
-        Meta(description="Name of the model, as list_models has it. Default: the one there is."),
-    ]
+    Annotated[str, about("Name of the model, as list_models has it. Default: the one there is.")]
     | UnsetType
 )
 
@@ -106,20 +103,16 @@ class ChatTool(ModelTool):
     TITLE = "Ask a model"
     RESULT = ChatResult
 
-    prompt: Annotated[str, Meta(description="What to ask the model.")]
-    system: Annotated[str, Meta(description="Instructions for the model.")] = ""
-    history: Annotated[list[Earlier], Meta(description="The chat before, oldest first.")] = []
+    prompt: Annotated[str, about("What to ask the model.")]
+    system: Annotated[str, about("Instructions for the model.")] = ""
+    history: Annotated[list[Earlier], about("The chat before, oldest first.")] = []
     model: _ModelName = UNSET
-    max_tokens: (
-        Annotated[int, Meta(ge=1, description="Tokens that the answer may have.")] | UnsetType
-    ) = UNSET
+    max_tokens: Annotated[int, about("Tokens that the answer may have.", ge=1)] | UnsetType = UNSET
     temperature: (
-        Annotated[float, Meta(ge=0, description="How random the answer is; 0: not at all.")]
-        | UnsetType
+        Annotated[float, about("How random the answer is; 0: not at all.", ge=0)] | UnsetType
     ) = UNSET
     json_schema: (
-        Annotated[dict[str, Any], Meta(description="JSON Schema that the answer follows.")]
-        | UnsetType
+        Annotated[dict[str, Any], about("JSON Schema that the answer follows.")] | UnsetType
     ) = UNSET
 
     async def call(self, models: ModelSource, report: Report) -> ChatResult:
@@ -162,11 +155,11 @@ started with --embeddings."""
     TITLE = "Make embeddings"
     RESULT = EmbedResult
 
-    texts: Annotated[list[str], Meta(min_length=1, description="The texts.")]
+    texts: Annotated[list[str], about("The texts.", min_length=1)]
     model: _ModelName = UNSET
-    dimensions: (
-        Annotated[int, Meta(ge=1, description="Numbers to keep of each embedding.")] | UnsetType
-    ) = UNSET
+    dimensions: Annotated[int, about("Numbers to keep of each embedding.", ge=1)] | UnsetType = (
+        UNSET
+    )
 
     async def call(self, models: ModelSource, report: Report) -> EmbedResult:
         """See `ModelTool.call`."""
@@ -208,10 +201,10 @@ class RerankTool(ModelTool):
     TITLE = "Rank documents"
     RESULT = RerankResult
 
-    query: Annotated[str, Meta(description="What is looked for.")]
-    documents: Annotated[list[str], Meta(min_length=1, description="The documents to rank.")]
+    query: Annotated[str, about("What is looked for.")]
+    documents: Annotated[list[str], about("The documents to rank.", min_length=1)]
     model: _ModelName = UNSET
-    top_n: Annotated[int, Meta(ge=1, description="Only so many of the best.")] | UnsetType = UNSET
+    top_n: Annotated[int, about("Only so many of the best.", ge=1)] | UnsetType = UNSET
 
     async def call(self, models: ModelSource, report: Report) -> RerankResult:
         """See `ModelTool.call`."""
@@ -239,7 +232,7 @@ class TokenizeTool(ModelTool):
     TITLE = "Turn text into tokens"
     RESULT = TokenizeResult
 
-    text: Annotated[str, Meta(description="The text.")]
+    text: Annotated[str, about("The text.")]
     model: _ModelName = UNSET
 
     async def call(self, models: ModelSource, report: Report) -> TokenizeResult:
@@ -266,7 +259,7 @@ class DetokenizeTool(ModelTool):
     TITLE = "Turn tokens into text"
     RESULT = DetokenizeResult
 
-    tokens: Annotated[list[int], Meta(description="Token ids of the model.")]
+    tokens: Annotated[list[int], about("Token ids of the model.")]
     model: _ModelName = UNSET
 
     async def call(self, models: ModelSource, report: Report) -> DetokenizeResult:

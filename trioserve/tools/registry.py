@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from fnmatch import fnmatchcase
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Protocol
 
 import trio
 
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ToolRuntimeError, UnknownToolError
-from trioserve.tools.tool import Tool, ToolCallContext
-
-
-class ToolSource(Protocol):
-    """Where tools come from. What is in `tools` may change, and so may `abilities`."""
-
-    @property
-    def tools(self) -> Mapping[str, Tool]:
-        """The tools, by name."""
-
-    def abilities(self) -> Iterable[str]:
-        """What a server with these tools may do, in sentences for the log."""
+from trioserve.tools.tool import Tool, ToolCallContext, ToolSource
 
 
 class ToolRegistry:
-    """The tools of a server. Without sources, it is empty."""
+    """The tools of a server. Of two with the same name, it has that of the first source."""
 
-    def __init__(
-        self,
-        sources: Sequence[ToolSource] = (),
-        listed: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
-        check: Callable[[ToolCallContext], None] = lambda _: None,
-    ) -> None:
-        """Have the tools of these sources; of two with the same name, that of the first source.
-
-        Args:
-            sources: where the tools come from.
-            listed: waits until they have said which tools they have.
-            check: raises if built-in tools cannot be called so.
-        """
+    def __init__(self, sources: Sequence[ToolSource] = ()) -> None:
         self._sources = tuple(sources)
-        #: Wait until the tools of MCP servers are there. Those that need too long come later.
-        self.listed = listed
-        self._check = check
+
+    async def listed(self) -> None:
+        """Wait until the tools of MCP servers are there. Those that need too long come later."""
+        for source in self._sources:
+            await source.listed()
 
     @property
     def tools(self) -> Mapping[str, Tool]:
@@ -93,7 +71,8 @@ class ToolRegistry:
             InvalidRequestError: they cannot; the `param` is "cwd" or "runtime".
         """
         try:
-            self._check(context)
+            for source in self._sources:
+                source.check(context)
         except ToolRuntimeError as error:
             raise InvalidRequestError(error.message, param="runtime") from None
 
@@ -114,19 +93,14 @@ async def open_registry(config: Config) -> AsyncIterator[ToolRegistry]:
     """
     async with AsyncExitStack() as stack:
         sources: list[ToolSource] = []
-        options: dict[str, Any] = {}
         if config.builtin_tools:
             # Imported when it is needed, because it does not run on every system.
             from trioserve.tools.builtin.tools import open_builtin_tools
 
-            builtin = await stack.enter_async_context(open_builtin_tools(config))
-            sources.append(builtin)
-            options["check"] = builtin.check
+            sources.append(await stack.enter_async_context(open_builtin_tools(config)))
         if config.has_mcp_servers:
             taken = {name for source in sources for name in source.tools}
             # The SDK takes most of a second to import.
             module = await trio.to_thread.run_sync(import_module, "trioserve.tools.mcp.tools")
-            servers = await stack.enter_async_context(module.open_mcp_servers(config, taken))
-            sources.append(servers)
-            options["listed"] = servers.listed
-        yield ToolRegistry(sources, **options)
+            sources.append(await stack.enter_async_context(module.open_mcp_servers(config, taken)))
+        yield ToolRegistry(sources)

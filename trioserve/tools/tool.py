@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 import attrs
@@ -20,6 +20,11 @@ _NOISE = frozenset({"title", "default"})
 
 #: Who runs a tool: "server", one that is built in; "mcp", an MCP server; "function", the program.
 ToolKind = Literal["server", "mcp", "function"]
+
+
+def about(text: str, **limits: Any) -> msgspec.Meta:
+    """Describe an argument for models, as in ``Annotated[str, about("Path of the file")]``."""
+    return msgspec.Meta(description=text, **limits)
 
 
 def schema_of(type_: type[msgspec.Struct]) -> dict[str, Any]:
@@ -198,3 +203,22 @@ class Tool(ABC):
         Changes nothing, and raises nothing for arguments that make no sense.
         """
         return None
+
+
+class ToolSource:
+    """Where tools come from. What is in `tools` may change, and so may `abilities`."""
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools, by name."""
+        raise NotImplementedError
+
+    def abilities(self) -> Sequence[str]:
+        """What a server with these tools may do, in sentences for the log."""
+        return ()
+
+    async def listed(self) -> None:
+        """Wait until the tools are there. Those that need too long come later."""
+
+    def check(self, context: ToolCallContext) -> None:
+        """Look whether tools that depend on the context can be called so. Raises as a call."""

@@ -26,7 +26,7 @@ from trioserve.api.base import running
 from trioserve.api.base.service import Service
 from trioserve.errors import ToolError, ToolRuntimeError
 from trioserve.tools.registry import ToolRegistry
-from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolKind, ToolResult
+from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolKind, ToolResult, ToolSource
 
 JSON = "Content-Type: application/json"
 
@@ -73,11 +73,8 @@ class Played(Tool):
 
 
 @attrs.frozen
-class Source:
+class Source(ToolSource):
     tools: Mapping[str, Tool]
-
-    def abilities(self) -> list[str]:
-        return []
 
 
 @asynccontextmanager

@@ -34,6 +34,7 @@ from trioserve import (
     UnsupportedFieldError,
 )
 from trioserve.tools.registry import ToolRegistry
+from trioserve.tools.tool import ToolSource
 
 A_CALL = calls(("work", {"n": 1}))
 
@@ -353,13 +354,10 @@ async def test_servers_that_show_no_tools(config: dict[str, Any]) -> None:
 
 
 @attrs.frozen
-class Source:
+class Source(ToolSource):
     """Tools of a box."""
 
     tools: Mapping[str, Tool]
-
-    def abilities(self) -> list[str]:
-        return []
 
 
 async def test_the_tools_of_the_server_are_named_or_all_there_are() -> None:

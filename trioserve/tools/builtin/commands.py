@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
 from trioserve.errors import InvalidRequestError
 from trioserve.tools.process import CommandOutput
@@ -16,6 +15,7 @@ from trioserve.tools.tool import (
     ToolCallContext,
     ToolInfo,
     ToolResult,
+    about,
     read_arguments,
     schema_of,
 )
@@ -41,16 +41,12 @@ _UNKNOWN = "unknown"
 class ShellArguments(msgspec.Struct):
     """What `exec_shell_command` runs."""
 
-    command: Annotated[str, Meta(description="Command line for sh")]
+    command: Annotated[str, about("Command line for sh")]
     timeout: Annotated[
-        int,
-        Meta(ge=1, description=f"Seconds until it is ended (default: 10, maximum: {_MAX_SECONDS})"),
+        int, about(f"Seconds until it is ended (default: 10, maximum: {_MAX_SECONDS})", ge=1)
     ] = 10
     max_output_size: Annotated[
-        int,
-        Meta(
-            ge=0, description=f"Bytes of its output to return (default and maximum: {_MAX_BYTES})"
-        ),
+        int, about(f"Bytes of its output to return (default and maximum: {_MAX_BYTES})", ge=0)
     ] = _MAX_BYTES
 
 

@@ -17,7 +17,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import attrs
 import msgspec
 import trio
-from msgspec import Meta
 
 from trioserve.errors import ToolFileError, TrioServeError
 from trioserve.tools.builtin.diffs import opaque_diff, unified_diff
@@ -28,6 +27,7 @@ from trioserve.tools.tool import (
     ToolCallContext,
     ToolInfo,
     ToolResult,
+    about,
     read_arguments,
     schema_of,
 )
@@ -136,14 +136,10 @@ class ReadFile(FileCall):
         'number, as in "1→...".'
     )
 
-    path: Annotated[str, Meta(description="Path of the file")]
-    start_line: Annotated[
-        int, Meta(description="First line to read; lines count from 1 (default: 1)")
-    ] = 1
-    end_line: Annotated[
-        int, Meta(description="Last line to read, inclusive (default: end of the file)")
-    ] = -1
-    append_loc: Annotated[bool, Meta(description="Begin each line with its number")] = False
+    path: Annotated[str, about("Path of the file")]
+    start_line: Annotated[int, about("First line to read; lines count from 1 (default: 1)")] = 1
+    end_line: Annotated[int, about("Last line to read, inclusive (default: end of the file)")] = -1
+    append_loc: Annotated[bool, about("Begin each line with its number")] = False
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
         """Read it."""
@@ -227,8 +223,8 @@ class WriteFile(FileCall):
     )
     WRITES = True
 
-    path: Annotated[str, Meta(description="Path of the file")]
-    content: Annotated[str, Meta(description="What to write")]
+    path: Annotated[str, about("Path of the file")]
+    content: Annotated[str, about("What to write")]
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
         """Write it."""
@@ -274,12 +270,12 @@ class Edit(msgspec.Struct):
 
     old_text: Annotated[
         str,
-        Meta(
-            description="Text to replace; the file must have it exactly once, and outside of what "
+        about(
+            "Text to replace; the file must have it exactly once, and outside of what "
             "other edits replace"
         ),
     ]
-    new_text: Annotated[str, Meta(description="Text in its place")]
+    new_text: Annotated[str, about("Text in its place")]
 
 
 class EditFile(FileCall):
@@ -294,8 +290,8 @@ class EditFile(FileCall):
     )
     WRITES = True
 
-    path: Annotated[str, Meta(description="Path of the file")]
-    edits: Annotated[list[Edit], Meta(description="Replacements, one or more")]
+    path: Annotated[str, about("Path of the file")]
+    edits: Annotated[list[Edit], about("Replacements, one or more")]
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
         """Edit it."""

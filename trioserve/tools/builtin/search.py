@@ -8,13 +8,12 @@ from typing import Annotated, get_args
 
 import attrs
 import trio
-from msgspec import Meta
 
 from trioserve.errors import ToolFileError
 from trioserve.tools.builtin.file_tools import FileCall, check_text
 from trioserve.tools.files.patterns import Filter, LinePattern, shown
 from trioserve.tools.files.store import DirectoryEntry, DirectoryListing, FileStore, Kinds
-from trioserve.tools.tool import ToolCallContext, ToolResult
+from trioserve.tools.tool import ToolCallContext, ToolResult, about
 
 _MAX_RESULTS = 100
 
@@ -40,21 +39,17 @@ class FindFiles(FileCall):
         "matter then."
     )
 
-    path: Annotated[str, Meta(description="Directory to search in")]
+    path: Annotated[str, about("Directory to search in")]
     include: Annotated[
-        str,
-        Meta(description='Glob of what to include, as "*.cpp" or "src/**/*.cpp" (default: **)'),
+        str, about('Glob of what to include, as "*.cpp" or "src/**/*.cpp" (default: **)')
     ] = "**"
-    exclude: Annotated[str, Meta(description="Glob of what to exclude")] = ""
-    type: Annotated[str, Meta(description='What to return: "file" (default), "dir" or "all"')] = (
-        "file"
-    )
+    exclude: Annotated[str, about("Glob of what to exclude")] = ""
+    type: Annotated[str, about('What to return: "file" (default), "dir" or "all"')] = "file"
     max_depth: Annotated[
-        int,
-        Meta(description="How deep to search (default: 0 = no limit; 1 = only in this directory)"),
+        int, about("How deep to search (default: 0 = no limit; 1 = only in this directory)")
     ] = 0
     limit: Annotated[
-        int, Meta(description=f"Number of results (at most {_MAX_RESULTS}, which is the default)")
+        int, about(f"Number of results (at most {_MAX_RESULTS}, which is the default)")
     ] = _MAX_RESULTS
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
@@ -114,17 +109,15 @@ class GrepFiles(FileCall):
         "matches paths."
     )
 
-    path: Annotated[str, Meta(description="File or directory to search in")]
-    pattern: Annotated[
-        str, Meta(description="Regular expression (RE2), or plain text if literal is true")
-    ]
-    include: Annotated[str, Meta(description="Glob of the files to search (default: **)")] = "**"
-    exclude: Annotated[str, Meta(description="Glob of files not to search")] = ""
-    return_line_numbers: Annotated[bool, Meta(description="Return the numbers of lines")] = False
-    literal: Annotated[bool, Meta(description="Take the pattern as plain text")] = False
-    ignore_case: Annotated[bool, Meta(description="Ignore case")] = False
+    path: Annotated[str, about("File or directory to search in")]
+    pattern: Annotated[str, about("Regular expression (RE2), or plain text if literal is true")]
+    include: Annotated[str, about("Glob of the files to search (default: **)")] = "**"
+    exclude: Annotated[str, about("Glob of files not to search")] = ""
+    return_line_numbers: Annotated[bool, about("Return the numbers of lines")] = False
+    literal: Annotated[bool, about("Take the pattern as plain text")] = False
+    ignore_case: Annotated[bool, about("Ignore case")] = False
     context_lines: Annotated[
-        int, Meta(description="Lines to return before and after each match (default: 0)")
+        int, about("Lines to return before and after each match (default: 0)")
     ] = 0
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:

@@ -22,7 +22,7 @@ from trioserve.tools.files.store import FileStore
 from trioserve.tools.process import has_landlock
 from trioserve.tools.runtime import Runtime, Runtimes, open_runtimes
 from trioserve.tools.sandbox import PathSandbox
-from trioserve.tools.tool import Tool, ToolCallContext
+from trioserve.tools.tool import Tool, ToolCallContext, ToolSource
 
 _FILE_TOOLS: tuple[type[FileCall], ...] = (ReadFile, FindFiles, GrepFiles, WriteFile, EditFile)
 
@@ -31,7 +31,7 @@ _NO_FILES = frozenset({ExecShellCommand.NAME, GetInfo.NAME})
 
 
 @attrs.frozen
-class BuiltinTools:
+class BuiltinTools(ToolSource):
     """The built-in tools that are on, by name, in llama-server's order."""
 
     tools: Mapping[str, Tool]

@@ -21,7 +21,7 @@ from trioserve.config import Config
 from trioserve.errors import ToolError
 from trioserve.tools.mcp.entries import Entry, read_entries
 from trioserve.tools.mcp.server import McpServer
-from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
+from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult, ToolSource
 
 #: The longest name of a function that OpenAI's clients allow.
 MAX_NAME = 64
@@ -101,7 +101,7 @@ class McpTool(Tool):
             return ToolResult.of_error(f"The MCP server {name!r} has failed: {error}.")
 
 
-class McpServers:
+class McpServers(ToolSource):
     """The tools of several servers.
 
     Args:
