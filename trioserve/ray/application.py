@@ -18,7 +18,7 @@ from trioserve.ray.calls import ModelTarget, Targets, replicas_of
 from trioserve.ray.incoming import Sent
 from trioserve.ray.ingress import Ingress
 from trioserve.ray.lifelines import Anchor
-from trioserve.ray.models import Model, Served, Settings, read_models
+from trioserve.ray.models import Model, Served, Settings, check_number, read_models
 from trioserve.ray.prefix_affinity import RoutingHint
 from trioserve.ray.replica import Replica
 from trioserve.ray.routes import Routes
@@ -73,8 +73,8 @@ def build(
     Raises:
         ConfigError: a value cannot be used; the message says which.
     """
-    _check_number("ingresses", ingresses)
-    _check_number("replicas", replicas)
+    check_number("ingresses", ingresses)
+    check_number("replicas", replicas)
     if not patience > 0:
         raise ConfigError(f"patience must be more than 0 seconds, not {patience}")
     served = read_models(models, settings, os.environ, replicas=replicas, autoscaling=autoscaling)
@@ -163,8 +163,3 @@ def _is_single(one: Served) -> bool:
     if one.autoscaling is None:
         return bool(one.deployment.get("num_replicas", one.replicas) == 1)
     return bool(one.autoscaling.get("max_replicas", 1) == 1)
-
-
-def _check_number(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")

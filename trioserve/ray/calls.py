@@ -34,7 +34,7 @@ from trioserve.ray.prefix_affinity import RoutingHint, hint_of
 #: A part of an answer: a piece of the body, or a tuple that begins with one of the words below.
 Part: TypeAlias = bytes | tuple[Any, ...]
 
-#: The replica has the request. So whoever waits knows that it is not for want of a replica.
+#: The replica has the request: if it takes long, that is not for want of a replica.
 TAKEN = "taken"
 
 #: The status, the headers, and the beginning of the body.
@@ -47,8 +47,8 @@ UNSENT = "unsent"
 LOST = "lost"
 
 
-#: The routers of requests in this process, by the names of their deployments. Not in their own
-#: module, which Serve pickles by value: each process would have another copy of what is here.
+#: The routers of requests in this process, by the names of their deployments. Serve pickles their
+#: module by value, so it must reach this through `calls`: a global variable there would be a copy.
 routers: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
@@ -171,7 +171,7 @@ class IngressReply:
 async def call(
     target: ModelTarget, sent: Sent, hint: RoutingHint, *, patience: float
 ) -> IngressReply:
-    """Have a replica answer a request. Whoever gets the answer has to close it.
+    """Have a replica answer a request. The caller closes it.
 
     Args:
         target: the model.
@@ -196,10 +196,10 @@ async def call(
             is_taken = True
             head = await _next(response, target.lost)
         except TimeoutError:
-            raise _nobody(target.name) from None
+            raise _no_replica(target.name) from None
         except ModelProcessError as error:
             if isinstance(error.__cause__, target.absent):
-                raise _nobody(target.name) from error.__cause__
+                raise _no_replica(target.name) from error.__cause__
             _log.warning("a replica of %r is lost: %r", target.name, error.__cause__)
         finally:
             if not head or head[0] != HEAD:
@@ -214,7 +214,7 @@ async def call(
             raise ModelProcessError
         await asyncio.sleep(_PAUSE)
         if loop.time() >= give_up:
-            raise _nobody(target.name)
+            raise _no_replica(target.name)
 
 
 async def _next(response: ResponseParts, lost: tuple[type[Exception], ...]) -> Part | None:
@@ -236,8 +236,8 @@ async def _next(response: ResponseParts, lost: tuple[type[Exception], ...]) -> P
         raise ModelProcessError from error  # the replica was, not we
 
 
-def _nobody(model: str) -> NoReplicaError:
-    """The error when nobody answers for a model."""
+def _no_replica(model: str) -> NoReplicaError:
+    """The error when no replica of a model answers."""
     return NoReplicaError(
         f"No replica of the model {model!r} takes requests now.", retry_after=_RETRY_AFTER
     )
@@ -327,10 +327,10 @@ class Targets:
     async def call(
         self, target: ModelTarget, request: Incoming, **options: Unpack[CallOptions]
     ) -> IngressReply:
-        """Have a replica answer a request. Whoever gets the answer has to close it.
+        """Have a replica answer a request. The caller closes it.
 
         Raises:
-            TrioServeError: nobody can answer it.
+            TrioServeError: no replica can answer it.
         """
         hint = hint_of(request.fields, vendors.prompt_fields(request.path), options.get("key"))
         sent = options.get("sent") or request.sent()

@@ -128,7 +128,7 @@ class Incoming:
         return vendors.model_in(self.path, self.fields, self.args)
 
     def sent(self, *, path: str | None = None, body: bytes | None = None, **query: Any) -> Sent:
-        """Write it for a child, on another path or with another body if need be.
+        """Write it for a child, possibly on another path or with another body.
 
         What is given of `query` is set, and None leaves it out.
         """

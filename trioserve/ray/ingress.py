@@ -26,7 +26,7 @@ from trioserve.server.limits.memory import MemoryBudget
 
 _log = logging.getLogger("ray.serve")
 
-#: Paths that a child lets everybody use, or not, as its configuration says: it looks again.
+#: Paths that a child lets clients use without a key, as its configuration says: it looks again.
 _LOOKED_AT_AGAIN = ("/assets/", "/licenses.txt", "/sw.js", "/v1/stream/")
 
 
@@ -36,7 +36,7 @@ class Ingress:
     Args:
         config: what clients see, whatever the model.
         routes: has requests answered.
-        anchor: lets replicas know when this process has ended.
+        anchor: shows replicas that this process lives.
     """
 
     def __init__(self, config: Config, routes: Routes, anchor: Anchor) -> None:
@@ -68,7 +68,7 @@ class Ingress:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _serve(self, request: Incoming, receive: Receive, client: _Responder) -> None:
-        """Answer a request. What goes wrong is told in the form of its route."""
+        """Answer a request. Errors have the form of its route."""
         with self._memory.hold() as held:
             try:
                 if request.method == "OPTIONS":
@@ -84,7 +84,7 @@ class Ingress:
                 await client.refuse(error)
             except Exception as error:
                 if client.has_begun:
-                    raise  # which ends the connection, so that nobody takes the answer for whole
+                    raise  # which ends the connection: so the client sees that it is not whole
                 await client.refuse(errors.unexpected(error))
 
     def _key_of(self, request: Incoming) -> str:

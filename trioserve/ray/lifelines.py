@@ -80,7 +80,7 @@ class Lifelines:
         return self._held[address]
 
     def close(self) -> None:
-        """Watch nobody any longer."""
+        """Stop watching."""
         for task in self._tasks:
             task.cancel()
 

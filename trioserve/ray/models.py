@@ -146,13 +146,16 @@ def _read(given: Settings, name: str) -> Model:
 def _check(model: Model, name: str) -> None:
     if not isinstance(model.deployment.get("ray_actor_options", {}), Mapping):
         raise ConfigError(f"{name}: ray_actor_options must be a mapping")
-    replicas = model.replicas
-    if replicas is not None and (
-        not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1
-    ):
-        raise ConfigError(f"{name}: replicas must be an integer of at least 1, not {replicas!r}")
-    if replicas is not None and model.autoscaling is not None:
-        raise ConfigError(f"{name}: replicas and autoscaling cannot be given together")
+    if model.replicas is not None:
+        check_number(f"{name}: replicas", model.replicas)
+        if model.autoscaling is not None:
+            raise ConfigError(f"{name}: replicas and autoscaling cannot be given together")
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise ConfigError if a value is no integer of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} must be an integer of at least 1, not {value!r}")
 
 
 def _options(settings: Settings, where: str) -> Options:

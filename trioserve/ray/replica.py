@@ -210,7 +210,7 @@ class ServerProcess:
             self._process.kill()
 
     async def stop(self, timeout: float) -> None:
-        """Let it finish its requests, within so many seconds, and end. Then it is killed."""
+        """Let it finish its requests, within a time in seconds, and end. Then it is killed."""
         process = self._process
         if process is None:
             return
@@ -272,8 +272,8 @@ class Replica:
         """Have the child answer a request, and pass that on as it comes.
 
         At first comes that it was taken; then the head with the body's beginning, and the rest of
-        it. When the child ends, the last part says so. Leaving the generator closes the connection
-        to the child, which cancels the request.
+        it. When the child ends, the last part is `LOST`. Leaving the generator closes the
+        connection to the child, which cancels the request.
 
         Args:
             sent: the request.
@@ -369,7 +369,7 @@ class Replica:
 def child_argv(config: Config) -> tuple[str, ...]:
     """The flags of a child. What others must not see goes into its environment instead.
 
-    Its replica reads its metrics, whether or not clients may.
+    Its replica reads its metrics, even where clients may not.
     """
     hidden: dict[str, Any] = {"api_keys": (), "api_key_weights": (), "api_key_priority": ()}
     hidden |= {"hf_token": None, "mcp_servers_json": None}

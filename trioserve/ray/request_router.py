@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
-from trioserve.ray.calls import routers
+from trioserve.ray import calls
 from trioserve.ray.prefix_affinity import PrefixAffinity
 
 _log = logging.getLogger("ray.serve")
@@ -36,7 +36,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there whe
         self._seen: list[Any] = []
         self._by_name: dict[str, Any] = {}
         self._failed = False
-        routers[self._deployment_id.name] = self
+        calls.routers[self._deployment_id.name] = self
 
     async def choose_replicas(
         self, candidate_replicas: list[Any], pending_request: Any = None
@@ -92,7 +92,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there whe
 
     # In earlier versions of Serve, such as 2.49, a task may put down the request that it was about
     # to route, and no other takes it up; Serve's ConsistentHashRouter tells of it. Where this is
-    # mended, Serve notes which task has which request.
+    # repaired, Serve notes which task has which request.
 
     def _get_next_pending_request_to_route(self) -> Any:
         found = super()._get_next_pending_request_to_route()

@@ -152,7 +152,7 @@ class Broadcast:
         """The names of the replicas of a model. The only one may have none.
 
         Raises:
-            NotSupportedError: nobody knows them.
+            NotSupportedError: they are not known.
         """
         if not target.replicas():  # nothing was asked of any yet
             await self._targets.ask(target, request, sent=_ANYTHING)
@@ -319,10 +319,10 @@ class Routes:
         }
 
     async def answer(self, request: Incoming) -> IngressReply:
-        """Answer a request. Whoever gets the reply has to close the call that it is from.
+        """Answer a request. The caller closes the reply.
 
         Raises:
-            TrioServeError: the request is wrong, or nobody can answer it.
+            TrioServeError: the request is wrong, or cannot be answered.
         """
         handler = self._own.get((request.method, request.path))
         for prefix, below in self._below.items():
@@ -368,7 +368,7 @@ class Routes:
         return next((each for each in replies if each.status == 200), replies[0])
 
     async def _live(self, request: Incoming) -> IngressReply:
-        """Say that the ingress lives. Serve looks after the replicas."""
+        """Say that the ingress lives. Serve checks the replicas."""
         return IngressReply(body=b'{"status":"ok"}')
 
     async def _props(self, request: Incoming) -> IngressReply:

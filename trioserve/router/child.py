@@ -40,7 +40,7 @@ async def ask_live(path: Path) -> int:
     """Ask the server at a Unix socket whether it lives; returns the status of its answer.
 
     Raises:
-        ModelProcessError: nobody listens, or the connection was closed without an answer.
+        ModelProcessError: no server listens, or the connection was closed without an answer.
     """
     async with exchange(path, Outgoing("GET", "/health/live", ())) as answer:
         return answer.status
@@ -54,7 +54,7 @@ class HealthCheck:
         start_timeout: in which it has to say something.
         interval: between two questions whether it lives.
         answer_timeout: in which it has to answer one.
-        max_missed: so many in a row without a good answer are too many.
+        max_missed: this many in a row without a good answer are too many.
         ask: asks the server at a path; returns the status of the answer.
     """
 
@@ -70,7 +70,7 @@ class Child:
 
     `ended` is set as soon as it has ended, and `finished` when the fleet has taken note of that.
     `message` is why, as far as it is known, and `lines` is the end of its log. `asked` is whether
-    it was told to end.
+    `stop` was called.
     """
 
     def __init__(self, name: str, socket_path: Path, watch: HealthCheck) -> None:
@@ -116,7 +116,7 @@ class Child:
             self.ended.set()
 
     def stop(self, timeout: float) -> None:
-        """Tell it to finish its requests and to end, within a time; 0: kill it."""
+        """Have it finish its requests and end, within a time in seconds; 0: kill it."""
         self.asked = True
         self._stop_timeout = timeout
         self._stop.set()

@@ -21,7 +21,7 @@ _log = structlog.stdlib.get_logger("trioserve.router")
 
 @attrs.define(eq=False)
 class Download:
-    """One that is running. `files` has the bytes that are there and all bytes, by address."""
+    """One that is running. `files` has the bytes that have come and all bytes, by address."""
 
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     files: dict[str, tuple[int, int]] = attrs.field(factory=dict)
@@ -53,7 +53,7 @@ class Downloads:
         return self._running
 
     async def run(self) -> None:
-        """Keep downloading until cancelled. What is unfinished then goes on another time."""
+        """Keep downloading until cancelled. The next download continues what is unfinished."""
         async with trio.open_nursery() as self._nursery:
             await trio.sleep_forever()
 

@@ -45,7 +45,7 @@ _GRACE = 5.0
 #: How far a model is loaded, in the form of llama-server, but for the value.
 _PROGRESS: dict[str, Any] = {"stages": ["text_model"], "current": "text_model"}
 
-#: Seconds between two times that requests which wait are told where they stand.
+#: Seconds between two reports to waiting requests of where they stand.
 _NEWS_INTERVAL = 0.1
 
 
@@ -142,7 +142,7 @@ class Fleet(EnteredOnce):
     async def drain(self) -> None:
         """Take nothing new, have all processes finish their requests, and wait for their end.
 
-        What is left after `drain_timeout` is killed.
+        Processes that run after `drain_timeout` are killed.
         """
         self._close()
         children = [one.child for one in self._records.values() if one.child is not None]
@@ -180,7 +180,7 @@ class Fleet(EnteredOnce):
 
         def changed() -> None:
             nonlocal child
-            child = record.child  # now: it may have died before the request goes on
+            child = record.child  # now: it may have died before this task runs again
             bell.ring()
 
         lease = self._schedule.join(entry.name, changed)
@@ -259,7 +259,7 @@ class Fleet(EnteredOnce):
         """Begin to stop a model, which gets its `stop_timeout`. One that still loads is killed.
 
         Raises:
-            InvalidRequestError: it is not running, and nobody waits for it.
+            InvalidRequestError: it is not running, and no request waits for it.
         """
         record = self._record(entry)
         if record.child is None and not self._schedule.is_queued(entry.name):

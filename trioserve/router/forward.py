@@ -2,7 +2,7 @@
 
 By hand, because of what an event of a stream costs on its way. The other side is a server of our
 own on the same machine, so an answer is a head, and a body that has a length or comes in chunks.
-Leaving the block closes the connection, and so the child learns that nobody waits any longer.
+Leaving the block closes the connection, which the child notices: it cancels the request.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def connect(
 
     Args:
         path: where the child listens.
-        kept: connections to it that are there already.
-        ended: set when the child has ended, if anybody watches it.
+        kept: connections to it from before.
+        ended: set when the child has ended; none: it is not watched.
         io: that of the event loop.
 
     Raises:
@@ -222,7 +222,7 @@ class ChildConnection:
         try:
             await answer.wait_head()
         except ModelProcessError as error:
-            # Linux says so if there was more to read than the other side had read.
+            # Linux resets a connection if the other side had not read all.
             was_unread = isinstance(error.__cause__, ConnectionResetError)
             if was_unread and not answer.has_begun and await self._has_ended():
                 raise NotTakenError from error
@@ -231,7 +231,7 @@ class ChildConnection:
         return answer
 
     async def _has_ended(self) -> bool:
-        """Whether the child has ended, of which word may come a moment later."""
+        """Whether the child has ended, which may become known a moment later."""
         if self._ended is None:
             return False
         with trio.move_on_after(_WORD):
@@ -312,7 +312,7 @@ class ChildAnswer:
         return self._chunks() if self._left is None else self._plain(self._left)
 
     async def receive(self) -> bytes:
-        """Wait for more of the body: all that is there, of chunks whole ones. Empty at the end.
+        """Wait for more of the body: all that has come, of chunks whole ones. Empty at the end.
 
         Raises:
             ModelProcessError: the child ended before the body did.
@@ -347,7 +347,7 @@ class ChildAnswer:
         return data
 
     def _chunks(self) -> bytes:
-        """Take the chunks that are there as a whole. A child sends each event as one."""
+        """Take the chunks that are complete. A child sends each event as one."""
         buffer, position, parts = self._buffer, 0, []
         while (line_end := buffer.find(b"\r\n", position)) >= 0:
             start = line_end + 2

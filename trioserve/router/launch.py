@@ -110,7 +110,7 @@ def open_pipes() -> Iterator[Pipes]:
 
 
 class LaunchedProcess(ABC):
-    """A process that was started. Whoever has it waits for its end, and then closes it.
+    """A process that was started. Its owner waits for its end, and then closes it.
 
     `status` is what it tells of its state, and `log` what it writes to standard output and error.
     """
@@ -333,7 +333,7 @@ class Forks:
             trio.move_on_after(_FORK_TIMEOUT, shield=True),
             contextlib.suppress(
                 OSError, trio.ClosedResourceError
-            ),  # it has died; `_keep_one` says so
+            ),  # it has died, which `_keep_one` logs
         ):
             await orders.sendmsg([json.dumps(list(argv)).encode()], ancillary)
             answer = await orders.recv(32)
@@ -365,7 +365,7 @@ class _Forked(LaunchedProcess):
         try:
             ended = os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED)
         except ChildProcessError:
-            return _UNKNOWN_END  # somebody else in this program waits for all processes
+            return _UNKNOWN_END  # other code in this program waits for all processes
         assert ended is not None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
@@ -390,7 +390,7 @@ _MAX_LENGTH = 80
 def socket_folder() -> Iterator[Path]:
     """Make a folder that only we may enter, for the length of a block.
 
-    What routers that were killed have left behind is removed, too: nobody holds the lock in it.
+    What routers that were killed have left behind is removed, too: no process holds the lock in it.
     """
     path = Path(tempfile.mkdtemp(prefix=_PREFIX))
     if len(os.fsencode(path)) > _MAX_LENGTH:
@@ -414,4 +414,4 @@ def _sweep(parent: Path) -> None:
             with FileLock(lock, blocking=False):
                 shutil.rmtree(folder)
         except (Timeout, OSError):
-            continue  # its router runs, or somebody else removes it
+            continue  # its router runs, or another one removes it

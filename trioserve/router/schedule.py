@@ -1,9 +1,9 @@
 """Which models run, and who waits for one: decided without a clock, a process or a task.
 
-A `Schedule` is told what has happened (a request came or left, a model is ready, a process ended),
+Its methods report what has happened (a request came or left, a model is ready, a process ended),
 and `decide` says what to do about it. Its rules:
 
-- No more models run than there are places, and no more than fit into the memory.
+- The running models are at most as many as there are places, and fit into the memory.
 - A model that has to give way is one that no request uses, and the least recently used of those.
 - Models are started in the order in which they were first asked for. All requests for a model wait
   for the same start.
@@ -104,7 +104,7 @@ class Schedule:
     # -- what requests do
 
     def join(self, name: str, changed: Callable[[], None]) -> Lease:
-        """A request asks for a model. It must `leave` in the end, whatever becomes of it."""
+        """A request asks for a model. It must `leave`, whatever becomes of it."""
         lease = Lease(name, changed)
         run = self._runs.get(name)
         if run is not None and run.phase is _Phase.LOADING:
@@ -162,7 +162,7 @@ class Schedule:
         return self.stop(name)
 
     def stop(self, name: str) -> bool:
-        """Like `unload`, but those that wait go on waiting, for the next start."""
+        """Like `unload`, but requests that wait stay in line for the next start."""
         run = self._runs.get(name)
         if run is None or run.phase is _Phase.STOPPING:
             return False
@@ -271,7 +271,7 @@ class Schedule:
         for pending in [one for one in self._queue if one.need and self._is_too_large(one.need)]:
             self.refuse(pending.name, _too_large(pending, self.max_memory))
         planned: list[PendingLoad] = []  # loads that get what is being freed
-        short: PendingLoad | None = None  # the first one for which too little can be freed now
+        short: PendingLoad | None = None  # the first that needs more than can be freed now
         for pending in self._unheld():
             run = self._runs.get(pending.name)
             if pending.need is None or (run is not None and run.phase is not _Phase.STOPPING):

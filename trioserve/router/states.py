@@ -136,7 +136,7 @@ class Deaths:
         return max(0.0, self._failed_until - now)
 
     def forget(self) -> None:
-        """Begin anew, because a person asked for it or the model has changed."""
+        """Forget them, because a person asked for it or the model has changed."""
         self._times.clear()
         self._failed_until = 0.0
 

@@ -86,7 +86,7 @@ def _fork_twice(answers: int) -> bool:
     try:
         middle = os.fork()
     except OSError:
-        return False  # too many processes, or too little memory; no answer says so
+        return False  # too many processes, or too little memory: there is no answer
     if middle:
         os.waitpid(middle, 0)
         return False

@@ -76,12 +76,12 @@ class Place:
         return self._outcome.unwrap()
 
     def decide(self, outcome: Outcome[ChildConnection]) -> None:
-        """Take a connection, or the error that is there instead."""
+        """Take a connection, or the error in place of one."""
         self._outcome = outcome
         self._decided.set()
 
     async def wait(self, patience: float) -> None:
-        """Wait until it is decided, for so many seconds at most.
+        """Wait until it is decided, for at most `patience` seconds.
 
         Raises:
             DeadlineExceededError: the request has no time left.
@@ -305,7 +305,7 @@ def _passed() -> PassedStream:
 async def _parts(
     answer: ChildAnswer, current: Request, passed: PassedStream, *, begun: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """Pass a body on as it comes. If the child ends before it does, a stream says so.
+    """Pass a body on as it comes. If the child ends early, a stream ends with an error.
 
     With `begun`, the status of the response was sent before that of the answer was known. The
     request is not the current one any more.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter as Count
+from collections import Counter as Count, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-import attrs
 import trio
 from prometheus_client import Metric
 
@@ -81,14 +80,6 @@ async def of_models(fleet: Fleet, request: Outgoing) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-@attrs.define
-class _Family:
-    """A metric: its comments, by kind, and its samples."""
-
-    head: dict[str, str] = attrs.field(factory=dict)
-    samples: list[str] = attrs.field(factory=list)
-
-
 def joined(own: str, models: Mapping[str, str]) -> str:
     """Write metrics as one text, each with its help and type once.
 
@@ -107,13 +98,19 @@ def merged(texts: Iterable[tuple[str, str]], *, without: tuple[str, ...] = ()) -
         texts: of each source its labels, which its samples get, and its metrics.
         without: beginnings of names that are left out where there are labels.
     """
-    families: dict[str, _Family] = {}
-    for labels, text in texts:
-        _add(families, text.splitlines(), labels, without)
+    heads: dict[str, dict[str, str]] = {}  # of each metric: its comments, by their kind
+    samples: defaultdict[str, list[str]] = defaultdict(list)
+    name, is_left_out = "", False
+    for labels, line in ((labels, line) for labels, text in texts for line in text.splitlines()):
+        if line.startswith("#"):
+            _, kind, name, *_ = line.split(" ", 3)
+            is_left_out = bool(labels) and name.startswith(without)
+            if not is_left_out:
+                heads.setdefault(name, {}).setdefault(kind, line)
+        elif not is_left_out:
+            samples[name].append(_labelled(line, labels))
     return "".join(
-        f"{line}\n"
-        for family in families.values()
-        for line in (*family.head.values(), *family.samples)
+        f"{line}\n" for name, head in heads.items() for line in (*head.values(), *samples[name])
     )
 
 
@@ -121,22 +118,6 @@ def label(name: str, value: str) -> str:
     """Write a label as a sample has it."""
     escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     return f'{name}="{escaped}"'
-
-
-def _add(
-    families: dict[str, _Family], lines: Iterable[str], labels: str, without: tuple[str, ...]
-) -> None:
-    family = _Family()
-    for line in lines:
-        if line.startswith("#"):
-            _, kind, name, *_ = line.split(" ", 3)
-            if labels and name.startswith(without):
-                family = _Family()  # which nobody reads
-            else:
-                family = families.setdefault(name, _Family())
-            family.head.setdefault(kind, line)
-        else:
-            family.samples.append(_labelled(line, labels))
 
 
 def _labelled(sample: str, labels: str) -> str:

@@ -28,7 +28,7 @@ _REQUEST_HOP = frozenset(
     b"transfer-encoding upgrade x-request-id x-request-waited".split()
 )
 
-#: Headers of an answer that a proxy does not pass on: its own answer has them anew.
+#: Headers of an answer that a proxy does not pass on: it writes them itself.
 _ANSWER_HOP = frozenset(
     b"connection date keep-alive server transfer-encoding vary x-request-id".split()
 )
@@ -124,7 +124,7 @@ class PassedStream:
 
 
 def description(name: str, created: int = 0) -> dict[str, Any]:
-    """Describe a model of which no more is known, for the clients of all APIs."""
+    """Describe a model by its name alone, for the clients of all APIs."""
     at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
     return {
         "id": name,

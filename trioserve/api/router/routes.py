@@ -98,7 +98,7 @@ blueprint = Blueprint("router", __name__)
 @blueprint.get("/health/ready")
 @blueprint.get("/health/live")
 async def health() -> Response:
-    """Say whether requests are taken. Each model has a state of its own."""
+    """Say whether requests are taken. The state of each model is in the list of models."""
     current_fleet()
     return json_response({"status": "ok"})
 

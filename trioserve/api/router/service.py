@@ -148,7 +148,7 @@ def _modalities_of(entry: ModelEntry) -> Modalities:
     try:
         config = parse(entry.args, {}).config
         return Modalities() if config.reranking else modalities_in(resolve_projector(config))
-    except TrioServeError:  # whoever loads it is told what is wrong
+    except TrioServeError:  # loading it raises the same error
         return Modalities()
 
 
