@@ -179,12 +179,12 @@ class Process:
         """
         async with self._reading:
             if self._exit_code is None:
-                self._exit_code = -signal.SIGKILL  # if its supervisor was killed
                 words = await self._hear()
                 if words[:1] == ["ended"]:
                     self._exit_code = int(words[1])
                     self.limit_reached = "".join(words[2:])
-                else:
+                else:  # its supervisor was killed
+                    self._exit_code = -signal.SIGKILL
                     self._kill()
         return self._exit_code
 
