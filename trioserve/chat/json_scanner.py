@@ -8,6 +8,7 @@ jiter, which reads partial JSON, does not say where a value ends: it ignores wha
 from __future__ import annotations
 
 import enum
+import json
 import re
 
 WHITESPACE = " \t\n\r"
@@ -53,7 +54,6 @@ class JsonScanner:
         self._expect = _Expect.VALUE
         self._stack: list[str] = []
         self._in_string = False
-        self.begun = False  # whether anything but whitespace has come
         self._escape = ""  # the part of an escape that has come, with the backslash
         self._word = ""  # the part of a number or literal that has come
 
@@ -84,11 +84,11 @@ class JsonScanner:
                 at = self._read_string(text, at)
             elif self._word:
                 at = self._read_word(text, at)
-            elif text[at] in WHITESPACE:
+            elif text[at] in WHITESPACE or self._accept(text[at]):
                 self._parts.append(text[at])
                 at += 1
             else:
-                at = self._read_token(text, at)
+                self.state = State.FAILED
         return at
 
     def finish(self) -> None:
@@ -111,7 +111,10 @@ class JsonScanner:
         elif character == '"':
             self._parts.append(character)
             self._in_string = False
-            self._end_string()
+            if self._stack and self._expect in (_Expect.KEY, _Expect.KEY_OR_END):
+                self._expect = _Expect.COLON
+            else:
+                self._end_value()
         else:
             self._parts.append(f"\\u{ord(character):04x}")
         return at + 1
@@ -162,33 +165,25 @@ class JsonScanner:
         else:
             self._end_value()
 
-    def _read_token(self, text: str, at: int) -> int:
-        character = text[at]
-        self.begun = True
-        if not self._accept(character):
-            self.state = State.FAILED
-            return at
-        self._parts.append(character)
-        return at + 1
-
     def _accept(self, character: str) -> bool:
+        """Whether a character outside of strings and words may come; if so, it has."""
         expect = self._expect
+        if character in "]}":
+            may_end = (_Expect.VALUE_OR_END, _Expect.KEY_OR_END, _Expect.COMMA_OR_END)
+            if expect not in may_end or self._stack.pop() != {"]": "[", "}": "{"}[character]:
+                return False
+            self._end_value()
+            return True
         if expect in (_Expect.VALUE, _Expect.VALUE_OR_END):
-            if character == "]" and expect is _Expect.VALUE_OR_END:
-                return self._close("[")
             return self._begin_value(character)
         if expect in (_Expect.KEY, _Expect.KEY_OR_END):
-            if character == "}" and expect is _Expect.KEY_OR_END:
-                return self._close("{")
             self._in_string = character == '"'
             return self._in_string
         if expect is _Expect.COLON:
             self._expect = _Expect.VALUE
             return character == ":"
-        if character == ",":
-            self._expect = _Expect.KEY if self._stack[-1] == "{" else _Expect.VALUE
-            return True
-        return character in "]}" and self._close({"]": "[", "}": "{"}[character])
+        self._expect = _Expect.KEY if self._stack[-1] == "{" else _Expect.VALUE
+        return character == ","
 
     def _begin_value(self, character: str) -> bool:
         if character in "[{":
@@ -203,20 +198,30 @@ class JsonScanner:
             return True
         return False
 
-    def _close(self, opener: str) -> bool:
-        if self._stack[-1] != opener:
-            return False
-        self._stack.pop()
-        self._end_value()
-        return True
-
-    def _end_string(self) -> None:
-        if self._stack and self._expect in (_Expect.KEY, _Expect.KEY_OR_END):
-            self._expect = _Expect.COLON
-        else:
-            self._end_value()
-
     def _end_value(self) -> None:
         self._expect = _Expect.COMMA_OR_END
         if not self._stack:
             self.state = State.DONE
+
+
+#: What JSON other than a string begins with, and Python's names for some of it.
+JSON_BEGINNINGS = frozenset("{[-0123456789tfnTFN")
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+def as_json(text: str) -> str:
+    """Write a value as JSON: as it is, if it is JSON, and else as a string."""
+    bare = text.strip(WHITESPACE)
+    if bare in _WORDS:
+        return _WORDS[bare]
+    if bare and bare[0] in JSON_BEGINNINGS and _is_json(bare):
+        return bare
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    scanner = JsonScanner()
+    end = scanner.feed(text)
+    scanner.finish()
+    # The scanner writes control characters as escapes: then the text as it is would be no JSON.
+    return scanner.state is State.DONE and end == len(text) and scanner.text == text

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from trioserve.chat.messages import Message, Messages, has_media
+from trioserve.chat.messages import Messages, has_media
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.types import MediaSource
 
@@ -78,12 +78,11 @@ def mark(messages: Messages, marker: str | None = None) -> MarkedMessages:
         media[own] = source
         return own if marker is None else marker
 
-    return MarkedMessages(Messages(_mark(message, write) for message in messages), media)
-
-
-def _mark(message: Message, write: Callable[[MediaSource], str]) -> Message:
-    content = message["content"]
-    return {**message, "content": _join(content, write)} if has_media(content) else message
+    marked = Messages(
+        {**one, "content": _join(one["content"], write)} if has_media(one["content"]) else one
+        for one in messages
+    )
+    return MarkedMessages(marked, media)
 
 
 def _join(parts: Sequence[Mapping[str, Any]], write: Callable[[MediaSource], str]) -> str:

@@ -121,191 +121,6 @@ def functions_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list
     return found
 
 
-class CallWriter:
-    """Writes single calls."""
-
-    def __init__(self, rules: Rules, functions: Sequence[Function]) -> None:
-        self._rules = rules
-        self._functions = functions
-        for function in functions:
-            rules.check(function.arguments.schema, function.arguments.param)
-
-    def write(self, steps: Sequence[Step]) -> str:
-        """Write the steps of a call of any of the functions.
-
-        Raises:
-            InvalidRequestError: the name of a function cannot be written so, or the schema of
-                its arguments not be enforced.
-        """
-        steps = _chosen(steps)
-        calls = (sequence(*self._steps(steps, function)) for function in self._functions)
-        return self._rules.rule(choice([self._rules.rule(call) for call in calls]))
-
-    def opening(self, steps: Sequence[Step]) -> str:
-        """Write the steps before the first call."""
-        nobody = Function("", Part({}, {}, ""), "")
-        return sequence(*self._steps(_chosen(steps), nobody))
-
-    def _steps(self, steps: Sequence[Step], function: Function) -> Iterator[str]:
-        before: Step | None = None
-        for step in steps:
-            joined = isinstance(step, Marker) and isinstance(before, Name | Ignore)
-            if not joined and not isinstance(step, Name | Ignore | Literals):
-                yield self._rules.space
-            yield self._step(step, before, function)
-            before = step
-
-    def _step(self, step: Step, before: Step | None, function: Function) -> str:
-        rules, arguments = self._rules, function.arguments
-        match step:
-            case Marker(text):
-                return rules.marker(text)
-            case OneOf(texts) | Maybe(texts):
-                return choice(rules.marker(text) for text in texts)
-            case Ignore():
-                return self._ignored(step, before)
-            case Name():
-                return self._name(step, function)
-            case QuotedName():
-                return quoted(_quoted_name(function))
-            case JsonArguments():
-                return rules.schema(arguments.whole, arguments.param)
-            case JsonCall():
-                return self._json_call(step, function)
-            case Parameters():
-                return ParameterWriter(rules, step).write(arguments)
-            case Literals():
-                return LiteralWriter(rules, step).write(arguments)
-            case Elements():
-                return ElementWriter(rules, step).write(arguments)
-            case JsonContent() | Choice():
-                raise AssertionError("these steps are no part of a call")
-        assert_never(step)
-
-    def _name(self, step: Name, function: Function) -> str:
-        name = function.name
-        if not _WRITABLE_NAME.fullmatch(name) or (step.counted and _COUNTED_NAME.fullmatch(name)):
-            raise function.refuse_name()
-        counter = self._rules.rule("/:[0-9]{1,3}/") if step.counted else ""
-        blanks = [text for text in step.until if not text.strip()]
-        end = choice(map(quoted, blanks)) if blanks else ""
-        return sequence(quoted(step.prefix + name), counter, end)
-
-    def _ignored(self, step: Ignore, before: Step | None) -> str:
-        """Write text that is not looked at. After a name it begins with what ends the name."""
-        free = self._rules.rule(_ID)
-        if not isinstance(before, Name):
-            return free
-        ways = [
-            "" if text in step.until else sequence(self._rules.marker(text), free)
-            for text in before.until
-        ]
-        written = choice(way for way in ways if way)
-        return f"({written})?" if "" in ways else written
-
-    def _json_call(self, step: JsonCall, function: Function) -> str:
-        """Write a call as an object, with members that say nothing before or after the others."""
-        rules, space = self._rules, self._rules.space
-        schema = rules.schema(function.arguments.whole, function.arguments.param)
-        colon = rules.rule(f'{space} ":" {space}')
-        comma = rules.rule(f'{space} "," {space}')
-        name = sequence(
-            choice(quoted(f'"{key}"') for key in step.name_keys),
-            colon,
-            quoted(_quoted_name(function)),
-        )
-        keys = choice(quoted(f'"{key}"') for key in step.arguments_keys)
-        pair = rules.rule(sequence(name, comma, keys, colon, schema))
-        ways = []
-        for places in itertools.product("-<>", repeat=len(step.ignored_keys)):
-            members = dict.fromkeys("<>", "")
-            for key, place in zip(step.ignored_keys, places, strict=True):
-                member = sequence(quoted(f'"{key}"'), colon, rules.rule(_IGNORED))
-                if place == "<":
-                    members["<"] = sequence(members["<"], member, comma)
-                elif place == ">":
-                    members[">"] = sequence(members[">"], comma, member)
-            ways.append(sequence(members["<"], pair, members[">"]))
-        return sequence('"{"', space, choice(ways), space, '"}"')
-
-
-class GroupWriter:
-    """Writes groups of calls, as they stand in a message.
-
-    Args:
-        rules: where rules go.
-        syntax: of the calls.
-        functions: that may be called.
-        parallel: whether there may be several calls.
-    """
-
-    def __init__(
-        self, rules: Rules, syntax: ToolCalls, functions: Sequence[Function], *, parallel: bool
-    ) -> None:
-        self._rules = rules
-        self._syntax = syntax
-        self._parallel = parallel
-        self._calls = CallWriter(rules, functions)
-        self._call = self._calls.write(syntax.call)
-
-    def whole(self) -> str:
-        """Write all that a message has from its first call on."""
-        group = self._group()
-        if not self._parallel or self._syntax.bare:
-            return group
-        return sequence(group, f"({self._rules.space} {group})*")
-
-    def rest(self, read: int) -> str:
-        """Write what follows the text that shows that a call begins.
-
-        Args:
-            read: how many steps of the opening, or of the call, were in that text.
-        """
-        syntax = self._syntax
-        # Where it was a part of the call, what was before it, and closes with it, is not known.
-        in_call = read > 0 and not syntax.opening
-        opening = "" if in_call else self._calls.opening(syntax.opening[read:])
-        first = self._calls.write(syntax.call[read:]) if in_call else self._call
-        closing = self._closing()
-        closing = f"({closing})?" if in_call and closing else closing
-        rest = sequence(opening, first, self._more(), closing)
-        if not self._parallel or not self._heads:
-            return rest
-        return sequence(rest, f"({self._rules.space} {self._group(headed=True)})*")
-
-    @property
-    def _heads(self) -> list[str]:
-        """The markers that begin a group, without those that are a part of a call."""
-        return [text for text in self._syntax.starts if text not in self._syntax.again]
-
-    def _group(self, *, headed: bool = False) -> str:
-        """Write one group. The first one of a message may have no marker, in some formats."""
-        heads = [self._rules.marker(text) for text in self._heads]
-        head = choice(heads) if heads else ""
-        head = f"({head})?" if head and self._syntax.bare and not headed else head
-        opening = self._calls.opening(self._syntax.opening)
-        return self._rules.rule(sequence(head, opening, self._call, self._more(), self._closing()))
-
-    def _more(self) -> str:
-        """Write further calls of the same group."""
-        syntax, space = self._syntax, self._rules.space
-        if not self._parallel or not (syntax.between or syntax.again):
-            return ""
-        gap = space if isinstance(syntax.call[0], Name) else ""
-        ways = [
-            sequence(space, self._rules.marker(text), gap, self._call) for text in syntax.between
-        ]
-        ways += [self._call] if syntax.again else []
-        return f"{choice(ways)}*" if len(ways) > 1 else f"({ways[0]})*"
-
-    def _closing(self) -> str:
-        syntax, rules = self._syntax, self._rules
-        closing = [sequence(rules.space, rules.marker(text)) for text in syntax.closing]
-        if len(syntax.starts) == len(closing) > 1:  # each start has an end of its own
-            return choice(closing)
-        return sequence(*closing)
-
-
 def _chosen(steps: Sequence[Step]) -> list[Step]:
     """Take those steps of each choice that lead to a call."""
     chosen: list[Step] = []
@@ -414,22 +229,25 @@ def _schema_of(answer: Grammar) -> Any:
 
 
 class _MarkerWriter:
-    """Writes messages whose calls stand between markers."""
+    """Writes messages whose calls stand between markers, in groups."""
 
     def __init__(self, syntax: ToolCalls, functions: list[Function], parallel: bool) -> None:
-        self._syntax = syntax
-        self._parallel = parallel
         self._rules = Rules()
-        self._groups = GroupWriter(self._rules, syntax, functions, parallel=parallel)
+        self._syntax = syntax
+        self._functions = functions
+        self._parallel = parallel
+        for function in functions:
+            self._rules.check(function.arguments.schema, function.arguments.param)
+        self._call = self._any_call(syntax.call)
 
     def calls(self) -> Grammar:
         """Write an answer that is nothing but calls."""
-        return self._grammar(self._rules.rule(_NEWLINES), self._groups.whole())
+        return self._grammar(self._rules.rule(_NEWLINES), self._whole())
 
     def calls_or(self, answer: Grammar) -> Grammar:
         """Write an answer that is calls, or JSON."""
         rules = self._rules
-        calls = sequence(rules.rule(_NEWLINES), self._groups.whole())
+        calls = sequence(rules.rule(_NEWLINES), self._whole())
         said = sequence(rules.space, rules.schema(_schema_of(answer), answer.param))
         return self._grammar(choice([calls, said]))
 
@@ -439,10 +257,10 @@ class _MarkerWriter:
         if self._syntax.bare and not self._parallel:
             # Without a marker, the first character tells.
             free = self._rules.terminal(rf"/[ \t\r\n]*[^{self._syntax.bare} \t\r\n](?s:.*)/")
-            return self._grammar(choice([self._groups.whole(), free, '""']))
+            return self._grammar(choice([self._whole(), free, '""']))
         if not triggers:
             return None
-        return self._rules.grammar(self._groups.rest(read), triggers=(triggers,))
+        return self._rules.grammar(self._rest(read), triggers=(triggers,))
 
     def _grammar(self, *parts: str) -> Grammar:
         return self._rules.grammar(sequence(*parts), required=True)
@@ -463,6 +281,165 @@ class _MarkerWriter:
                 pairs = zip(blanks, texts, strict=True)
                 found.append(start + "".join(blank + text for blank, text in pairs))
         return tuple(found), len(texts)
+
+    # -- groups of calls
+
+    def _whole(self) -> str:
+        """Write all that a message has from its first call on."""
+        group = self._group()
+        if not self._parallel or self._syntax.bare:
+            return group
+        return sequence(group, f"({self._rules.space} {group})*")
+
+    def _rest(self, read: int) -> str:
+        """Write what follows the text that shows that a call begins.
+
+        Args:
+            read: how many steps of the opening, or of the call, were in that text.
+        """
+        syntax = self._syntax
+        # Where it was a part of the call, what was before it, and closes with it, is not known.
+        in_call = read > 0 and not syntax.opening
+        opening = "" if in_call else self._opening(syntax.opening[read:])
+        first = self._any_call(syntax.call[read:]) if in_call else self._call
+        closing = self._closing()
+        closing = f"({closing})?" if in_call and closing else closing
+        rest = sequence(opening, first, self._more(), closing)
+        if not self._parallel or not self._heads:
+            return rest
+        return sequence(rest, f"({self._rules.space} {self._group(headed=True)})*")
+
+    @property
+    def _heads(self) -> list[str]:
+        """The markers that begin a group, without those that are a part of a call."""
+        return [text for text in self._syntax.starts if text not in self._syntax.again]
+
+    def _group(self, *, headed: bool = False) -> str:
+        """Write one group. The first one of a message may have no marker, in some formats."""
+        heads = [self._rules.marker(text) for text in self._heads]
+        head = choice(heads) if heads else ""
+        head = f"({head})?" if head and self._syntax.bare and not headed else head
+        opening = self._opening(self._syntax.opening)
+        return self._rules.rule(sequence(head, opening, self._call, self._more(), self._closing()))
+
+    def _more(self) -> str:
+        """Write further calls of the same group."""
+        syntax, space = self._syntax, self._rules.space
+        if not self._parallel or not (syntax.between or syntax.again):
+            return ""
+        gap = space if isinstance(syntax.call[0], Name) else ""
+        ways = [
+            sequence(space, self._rules.marker(text), gap, self._call) for text in syntax.between
+        ]
+        ways += [self._call] if syntax.again else []
+        return f"{choice(ways)}*" if len(ways) > 1 else f"({ways[0]})*"
+
+    def _closing(self) -> str:
+        syntax, rules = self._syntax, self._rules
+        closing = [sequence(rules.space, rules.marker(text)) for text in syntax.closing]
+        if len(syntax.starts) == len(closing) > 1:  # each start has an end of its own
+            return choice(closing)
+        return sequence(*closing)
+
+    # -- single calls
+
+    def _any_call(self, steps: Sequence[Step]) -> str:
+        """Write the steps of a call of any of the functions.
+
+        Raises:
+            InvalidRequestError: the name of a function cannot be written so, or the schema of
+                its arguments not be enforced.
+        """
+        steps = _chosen(steps)
+        calls = (sequence(*self._steps(steps, function)) for function in self._functions)
+        return self._rules.rule(choice([self._rules.rule(call) for call in calls]))
+
+    def _opening(self, steps: Sequence[Step]) -> str:
+        """Write the steps before the first call."""
+        nobody = Function("", Part({}, {}, ""), "")
+        return sequence(*self._steps(_chosen(steps), nobody))
+
+    def _steps(self, steps: Sequence[Step], function: Function) -> Iterator[str]:
+        before: Step | None = None
+        for step in steps:
+            joined = isinstance(step, Marker) and isinstance(before, Name | Ignore)
+            if not joined and not isinstance(step, Name | Ignore | Literals):
+                yield self._rules.space
+            yield self._step(step, before, function)
+            before = step
+
+    def _step(self, step: Step, before: Step | None, function: Function) -> str:
+        rules, arguments = self._rules, function.arguments
+        match step:
+            case Marker(text):
+                return rules.marker(text)
+            case OneOf(texts) | Maybe(texts):
+                return choice(rules.marker(text) for text in texts)
+            case Ignore():
+                return self._ignored(step, before)
+            case Name():
+                return self._name(step, function)
+            case QuotedName():
+                return quoted(_quoted_name(function))
+            case JsonArguments():
+                return rules.schema(arguments.whole, arguments.param)
+            case JsonCall():
+                return self._json_call(step, function)
+            case Parameters():
+                return ParameterWriter(rules, step).write(arguments)
+            case Literals():
+                return LiteralWriter(rules, step).write(arguments)
+            case Elements():
+                return ElementWriter(rules, step).write(arguments)
+            case JsonContent() | Choice():
+                raise AssertionError("these steps are no part of a call")
+        assert_never(step)
+
+    def _name(self, step: Name, function: Function) -> str:
+        name = function.name
+        if not _WRITABLE_NAME.fullmatch(name) or (step.counted and _COUNTED_NAME.fullmatch(name)):
+            raise function.refuse_name()
+        counter = self._rules.rule("/:[0-9]{1,3}/") if step.counted else ""
+        blanks = [text for text in step.until if not text.strip()]
+        end = choice(map(quoted, blanks)) if blanks else ""
+        return sequence(quoted(step.prefix + name), counter, end)
+
+    def _ignored(self, step: Ignore, before: Step | None) -> str:
+        """Write text that is not looked at. After a name it begins with what ends the name."""
+        free = self._rules.rule(_ID)
+        if not isinstance(before, Name):
+            return free
+        ways = [
+            "" if text in step.until else sequence(self._rules.marker(text), free)
+            for text in before.until
+        ]
+        written = choice(way for way in ways if way)
+        return f"({written})?" if "" in ways else written
+
+    def _json_call(self, step: JsonCall, function: Function) -> str:
+        """Write a call as an object, with members that say nothing before or after the others."""
+        rules, space = self._rules, self._rules.space
+        schema = rules.schema(function.arguments.whole, function.arguments.param)
+        colon = rules.rule(f'{space} ":" {space}')
+        comma = rules.rule(f'{space} "," {space}')
+        name = sequence(
+            choice(quoted(f'"{key}"') for key in step.name_keys),
+            colon,
+            quoted(_quoted_name(function)),
+        )
+        keys = choice(quoted(f'"{key}"') for key in step.arguments_keys)
+        pair = rules.rule(sequence(name, comma, keys, colon, schema))
+        ways = []
+        for places in itertools.product("-<>", repeat=len(step.ignored_keys)):
+            members = dict.fromkeys("<>", "")
+            for key, place in zip(step.ignored_keys, places, strict=True):
+                member = sequence(quoted(f'"{key}"'), colon, rules.rule(_IGNORED))
+                if place == "<":
+                    members["<"] = sequence(members["<"], member, comma)
+                elif place == ">":
+                    members[">"] = sequence(members[">"], comma, member)
+            ways.append(sequence(members["<"], pair, members[">"]))
+        return sequence('"{"', space, choice(ways), space, '"}"')
 
 
 class _ChannelWriter:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from trioserve.chat.formats.values import as_json, is_text, resolve
+from trioserve.chat.json_scanner import as_json
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Grammar
 
@@ -116,7 +116,7 @@ _LIKE_WORD = r"/\s*(-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?|[tT]rue|[fF]alse|null
 _LIKE_CONTAINER = r"/\s*[\[{](?s:.*)/"
 _MAX_LENGTH = 2**16
 _MAX_PATTERN = 2**12
-_MAX_DEPTH = 100  # values in values
+MAX_DEPTH = 100  # values in values
 
 _TEXT_KEYWORDS = frozenset({"minLength", "maxLength", "pattern"})
 #: Keywords that only narrow a schema down, and that no grammar can enforce.
@@ -138,6 +138,85 @@ _FORMATS = frozenset(
     }
 )
 _COMBINING = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+
+
+#: References in references that are followed.
+_MAX_REFERENCES = 20
+
+
+def texts_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, bool]]:
+    """Say for each tool and parameter whether it is text; those that may be either are left out."""
+    found = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        if not isinstance(function, Mapping):
+            continue
+        root = function.get("parameters")
+        parameters = resolve(root, root)
+        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        if isinstance(properties, Mapping):
+            kinds = {key: is_text(schema, root) for key, schema in properties.items()}
+            name = str(function.get("name", ""))
+            found[name] = {key: kind for key, kind in kinds.items() if kind is not None}
+    return found
+
+
+def is_text(schema: object, root: object = None, depth: int = 0) -> bool | None:
+    """Whether a value of this schema, a part of `root`, is a string; None: it may or may not be."""
+    schema = resolve(schema, root)
+    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
+        return None
+    if "const" in schema:
+        return isinstance(schema["const"], str)
+    if isinstance(schema.get("enum"), list):
+        return _agreed([isinstance(value, str) for value in schema["enum"]])
+    kinds = schema.get("type")
+    if isinstance(kinds, str):
+        return kinds == "string"
+    if isinstance(kinds, list):
+        return _agreed([kind == "string" for kind in kinds])
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list):
+            return _agreed([is_text(part, root, depth + 1) for part in schema[word]])
+    return None
+
+
+def resolve(schema: Any, root: Any) -> Any:
+    """Follow a reference to another part of `root`, and a list of one schema to that.
+
+    Gives the schema as it is where a reference leads nowhere.
+    """
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, Mapping):
+            return schema
+        target = _target(schema, root)
+        if target is None:
+            return schema
+        schema = target
+    return schema
+
+
+def _target(schema: Mapping[str, Any], root: Any) -> Any:
+    all_of = schema.get("allOf")
+    if isinstance(all_of, list) and len(all_of) == 1 and "properties" not in schema:
+        return all_of[0]
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    place: Any = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, Mapping) and name in place:
+            place = place[name]
+        elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+            place = place[int(name)]
+        else:
+            return None
+    return place
+
+
+def _agreed(verdicts: list[bool] | list[bool | None]) -> bool | None:
+    return verdicts[0] if verdicts and len(set(verdicts)) == 1 else None
 
 
 @attrs.frozen
@@ -166,7 +245,8 @@ class Part:
         """The schema on its own, with what it refers to."""
         if self.schema is self.root or not _refers(self.schema):
             return self.schema
-        return {"$ref": "#/$defs/_", "$defs": {"_": _moved(self.schema), "root": _moved(self.root)}}
+        own, root = (moved(one, "#/$defs/root") for one in (self.schema, self.root))
+        return {"$ref": "#/$defs/_", "$defs": {"_": own, "root": root}}
 
     @property
     def without_strings(self) -> Any:
@@ -196,19 +276,25 @@ class Object:
     others: Part | None
 
 
+def is_too_deep(schema: Any) -> bool:
+    """Whether a schema is nested so deeply that recursion might not follow it."""
+    level = [schema] if isinstance(schema, Mapping | list) else []
+    for _ in range(MAX_DEPTH):
+        inner = (one.values() if isinstance(one, Mapping) else one for one in level)
+        level = [one for values in inner for one in values if isinstance(one, Mapping | list)]
+        if not level:
+            return False
+    return True
+
+
 def check_depth(part: Part) -> None:
-    """Check that a schema is not nested so deeply that recursion could not follow it.
+    """Check that a schema is not nested too deeply.
 
     Raises:
         InvalidRequestError: it is.
     """
-    level = [part.schema]
-    for _ in range(_MAX_DEPTH):
-        inner = (one.values() if isinstance(one, Mapping) else one for one in level)
-        level = [one for values in inner for one in values if isinstance(one, Mapping | list)]
-        if not level:
-            return
-    raise part.refuse(f"it is nested more than {_MAX_DEPTH} deep")
+    if is_too_deep(part.schema):
+        raise part.refuse(f"it is nested more than {MAX_DEPTH} deep")
 
 
 #: Keywords whose values are schemas by name: the names are no keywords.
@@ -388,14 +474,14 @@ def _refers(value: Any) -> bool:
     return isinstance(value, list) and any(_refers(one) for one in value)
 
 
-def _moved(value: Any) -> Any:
-    """Copy a schema so that its references lead to ``#/$defs/root``."""
+def moved(value: Any, to: str) -> Any:
+    """Copy a schema so that its references, which lead into itself, lead into ``to``."""
     if isinstance(value, list):
-        return [_moved(one) for one in value]
+        return [moved(one, to) for one in value]
     if not isinstance(value, Mapping):
         return value
-    copy = {key: _moved(one) for key, one in value.items() if key not in ("$schema", "$id")}
+    copy = {key: moved(one, to) for key, one in value.items() if key not in ("$schema", "$id")}
     reference = copy.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
-        copy["$ref"] = f"#/$defs/root{reference[1:]}"
+        copy["$ref"] = f"{to}{reference[1:]}"
     return copy

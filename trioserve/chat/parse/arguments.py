@@ -8,8 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Final
 
 from trioserve.chat.formats.syntax import Elements, Literals, Parameters
-from trioserve.chat.formats.values import JSON_BEGINNINGS, as_json
-from trioserve.chat.json_scanner import MAX_DEPTH, WHITESPACE, JsonScanner
+from trioserve.chat.json_scanner import JSON_BEGINNINGS, MAX_DEPTH, WHITESPACE, JsonScanner, as_json
 from trioserve.chat.parse.cursor import Cursor, Refused, held_back, json_characters
 
 _WORDS: Final = {

@@ -8,11 +8,11 @@ a tool call and turns out not to be one comes out as content.
 
 from __future__ import annotations
 
+import os.path
 import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 import attrs
@@ -32,7 +32,7 @@ from trioserve.chat.formats.syntax import (
     Step,
     ToolCalls,
 )
-from trioserve.chat.formats.values import texts_of
+from trioserve.chat.grammar.schemas import texts_of
 from trioserve.chat.json_scanner import WHITESPACE, State
 from trioserve.chat.parse.cursor import first_of, held_back
 from trioserve.chat.parse.reader import CallReader, Texts
@@ -354,7 +354,8 @@ class ChannelParser(MessageParser):
         self._parse_tools = parse_tools
         self._stops = (*channels.ends, channels.start)
         #: What all headers begin with; there may be nothing.
-        self._opening = _common(channels.call_header.partition("{}")[0], channels.content_header)
+        headers = (channels.call_header.partition("{}")[0], channels.content_header)
+        self._opening = os.path.commonprefix(headers)  # noqa: RUF071 - letters, not folders
         self._raw = ""  # what the model wrote of a header
         self._header = ""
         self._write: Callable[[str], None] = self._content
@@ -468,12 +469,6 @@ class ChannelParser(MessageParser):
             self._skip = WHITESPACE
         self._plain()
         return bool(self._buffer)
-
-
-def _common(one: str, other: str) -> str:
-    """Return what two texts begin with alike."""
-    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return "".join(letter for letter, _ in pairs)
 
 
 def message_parser(

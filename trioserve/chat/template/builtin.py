@@ -54,26 +54,6 @@ def source_of(given: str) -> str:
 #: Renders pairs of role and content by the template that is like the source; None: there is none.
 Apply: TypeAlias = Callable[[str, Sequence[tuple[str, str]], bool], str | None]
 
-_ROLES = frozenset({"system", "user", "assistant"})
-
-_CAPABILITIES = Capabilities(
-    supports_string_content=True,
-    supports_typed_content=False,
-    supports_tools=False,
-    supports_tool_calls=False,
-    supports_parallel_tool_calls=False,
-    supports_system_role=True,
-    supports_preserve_reasoning=False,
-    supports_reasoning_effort=False,
-    supports_object_arguments=False,
-    supports_tool_results=False,
-    supports_enable_thinking=False,
-    typed_roles=frozenset(),
-    string_roles=_ROLES,
-    thinking_variable=None,
-    reasoning_field=None,
-)
-
 
 class LegacyTemplate(ChatTemplate):
     """One of the templates that are built into llama.cpp, in place of a Jinja template.
@@ -105,7 +85,11 @@ class LegacyTemplate(ChatTemplate):
     @functools.cached_property
     def capabilities(self) -> Capabilities:
         """The same for all of them."""
-        return _CAPABILITIES
+        return Capabilities(
+            supports_string_content=True,
+            supports_system_role=True,
+            string_roles=frozenset({"system", "user", "assistant"}),
+        )
 
     @functools.cached_property
     def format(self) -> ChatFormat:

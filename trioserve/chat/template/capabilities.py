@@ -30,24 +30,25 @@ PRESERVE_REASONING: Mapping[str, Any] = {
 class Capabilities:
     """What a template makes use of. The ``supports_…`` names are those of llama-server."""
 
-    supports_string_content: bool
-    supports_typed_content: bool
-    supports_tools: bool
-    supports_tool_calls: bool
-    supports_parallel_tool_calls: bool
-    supports_system_role: bool
-    supports_preserve_reasoning: bool
-    supports_reasoning_effort: bool
-    supports_object_arguments: bool  # tool calls carry their arguments as an object, not as text
-    supports_tool_results: bool  # messages of the role "tool"
-    supports_enable_thinking: bool
+    supports_string_content: bool = False
+    supports_typed_content: bool = False
+    supports_tools: bool = False
+    supports_tool_calls: bool = False
+    supports_parallel_tool_calls: bool = False
+    supports_system_role: bool = False
+    supports_preserve_reasoning: bool = False
+    supports_reasoning_effort: bool = False
+    #: Tool calls carry their arguments as an object, not as text.
+    supports_object_arguments: bool = False
+    supports_tool_results: bool = False  # messages of the role "tool"
+    supports_enable_thinking: bool = False
     #: Roles whose content may be a list of parts, and roles whose content may be text.
-    typed_roles: frozenset[str]
-    string_roles: frozenset[str]
+    typed_roles: frozenset[str] = frozenset()
+    string_roles: frozenset[str] = frozenset()
     #: The variable that turns reasoning on and off, if there is one.
-    thinking_variable: str | None
+    thinking_variable: str | None = None
     #: The field of a message that holds the reasoning, if the template shows it.
-    reasoning_field: str | None
+    reasoning_field: str | None = None
 
     def as_flags(self) -> dict[str, bool]:
         """Give what llama-server reports of a template."""

@@ -51,7 +51,7 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Messa
 def with_calls_as_text(message: Message) -> Message:
     """Write the tool calls of a message as the model would have written them."""
     calls = [
-        f'{{"name": {_quoted(call["function"]["name"])}, '
+        f'{{"name": {json.dumps(call["function"]["name"], ensure_ascii=False)}, '
         f'"arguments": {call["function"]["arguments"]}}}'
         for call in message["tool_calls"]
     ]
@@ -88,10 +88,6 @@ def merged(messages: Sequence[tuple[int, Message]]) -> list[tuple[int, Message]]
 def as_text(content: Any) -> str:
     """Give the text of a content that may be a list of parts."""
     return content if isinstance(content, str) else join_text(content)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 #: The longest template, in characters. Those of known models have up to 17,000.

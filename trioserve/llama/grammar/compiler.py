@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import attrs
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from trioserve.chat.grammar.schemas import MAX_DEPTH, is_too_deep, moved, quoted
 from trioserve.errors import EngineError, InvalidRequestError, OutputError
 from trioserve.llama.grammar import gbnf, trial
 from trioserve.llama.grammar.matcher import CompiledGrammar, MaskPool, brief
@@ -29,7 +30,6 @@ from trioserve.llama.vocab import LlamaVocab
 from trioserve.types import Grammar, TokenId
 
 _MAX_TEXT = 2**18  # characters
-_MAX_DEPTH = 100  # values in values; llguidance's own limit is 127
 _MAX_REQUIRED = 2500  # names in all lists of required properties; the time grows with their square
 #: The time to compile grows with the square of this: 0.7 s for so many properties in one object.
 #: Compiling recurses too, see `compiler.STACK`.
@@ -88,7 +88,8 @@ def check_schema(schema: Any) -> None:
         SchemaError: it is too large, or has an unsupported keyword; the message names the
             place.
     """
-    _check_depth(schema)
+    if is_too_deep(schema):
+        raise SchemaError(f"it is nested more than {MAX_DEPTH} deep")
     if not isinstance(schema, dict | bool):
         raise SchemaError("a schema is an object or a boolean", "#")
     n_required = 0
@@ -117,7 +118,7 @@ def locate(schema: Any, problem: str, ask: Callable[[Any], str]) -> str:
         A JSON pointer, of the whole schema if no smaller part was found.
     """
     until = monotonic() + _LOCATE_SECONDS
-    whole = _moved(schema)
+    whole = moved(schema, "#/$defs/_")
     path, part = "#", schema
     while True:
         for child_path, child in _children(path, part):
@@ -128,19 +129,6 @@ def locate(schema: Any, problem: str, ask: Callable[[Any], str]) -> str:
                 break
         else:
             return path
-
-
-def _moved(value: Any) -> Any:
-    """Copy a schema so that it works as ``#/$defs/_`` of another."""
-    if isinstance(value, list):
-        return [_moved(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    copy = {key: _moved(item) for key, item in value.items() if key not in ("$schema", "$id")}
-    reference = copy.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        copy["$ref"] = f"#/$defs/_{reference[1:]}"
-    return copy
 
 
 def _walk(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -166,16 +154,6 @@ def _children(path: str, schema: Any) -> Iterator[tuple[str, Any]]:
     for keyword in _SINGLES:
         if isinstance(part := schema.get(keyword), dict | bool):
             yield f"{path}/{keyword}", part
-
-
-def _check_depth(value: Any) -> None:
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(_MAX_DEPTH):
-        values = (v.values() if isinstance(v, dict) else v for v in level)
-        level = [v for inner in values for v in inner if isinstance(v, dict | list)]
-        if not level:
-            return
-    raise SchemaError(f"it is nested more than {_MAX_DEPTH} deep")
 
 
 def _escape(name: str) -> str:
@@ -246,7 +224,7 @@ def _checked(entry: Mapping[str, Any]) -> Any:
 
 
 def _marker(text: str, control: Mapping[str, TokenId], ends: frozenset[TokenId]) -> str:
-    written = _quoted(text)
+    written = quoted(text)
     tokens = _tokens(text, control, ends)
     return written if tokens is None else f"{written} | {' '.join(tokens)}"
 
@@ -264,7 +242,7 @@ def _tokens(
     parts = []
     for piece in re.split(f"({'|'.join(map(re.escape, names))})", text):
         if piece not in control:
-            parts += [_quoted(piece)] if piece else []
+            parts += [quoted(piece)] if piece else []
         elif control[piece] in ends:
             break
         else:
@@ -280,7 +258,7 @@ def _text(
     # Blanks before the marker are a part of it, but the body may not hold it without them either.
     found = _pattern(end.strip() or end)
     lines = [f"{terminal}_BODY: {body} & ~/(?s:.*){found}(?s:.*)/"]
-    lines.append(f"{terminal}: {terminal}_BODY {_quoted(end)}")
+    lines.append(f"{terminal}: {terminal}_BODY {quoted(end)}")
     tokens = _tokens(end, control, ends)
     if tokens is None:
         return [*lines, f"{name}: {terminal}"]
@@ -289,10 +267,6 @@ def _text(
     lines.append(f"{terminal}_ALONE: {' '.join([f'{terminal}_BODY', *tokens[:n_before]])}")
     rest = " ".join([f"{terminal}_ALONE", *tokens[n_before:]])
     return [*lines, f"{name}: {terminal} | {rest}"]
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _pattern(text: str) -> str:

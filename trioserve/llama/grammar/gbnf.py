@@ -12,12 +12,14 @@ Our own code by decision: llguidance's `gbnf_to_lark` makes each literal and cla
 
 from __future__ import annotations
 
-import json
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import attrs
+
+from trioserve.chat.grammar.schemas import quoted
 
 _MAX_DEPTH = 32  # parentheses in parentheses
 _MAX_RULES = 2000
@@ -179,7 +181,7 @@ class _GbnfParser:
         self._pos += 1
         while not self._take('"'):
             chars.append(self._char('"'))
-        return _Text(json.dumps("".join(chars), ensure_ascii=False).replace("\x7f", "\\u007f"))
+        return _Text(quoted("".join(chars)))
 
     def _class(self) -> _Text:
         self._pos += 1
@@ -261,27 +263,24 @@ class _GbnfParser:
         raise GbnfError(f"{problem} (line {line})")
 
 
-def _references(item: _Item) -> Iterator[_Ref]:
+def _leaves(item: _Item) -> Iterator[_Text | _Token | _Ref]:
+    """Give all that an item is made of."""
     match item:
-        case _Ref():
-            yield item
         case _Repeat(inner):
-            yield from _references(inner)
+            yield from _leaves(inner)
         case _Group(alternatives):
-            for sequence in alternatives:
-                for part in sequence:
-                    yield from _references(part)
+            for part in itertools.chain(*alternatives):
+                yield from _leaves(part)
+        case _:
+            yield item
+
+
+def _references(item: _Item) -> Iterator[_Ref]:
+    return (leaf for leaf in _leaves(item) if isinstance(leaf, _Ref))
 
 
 def _has_token(item: _Item) -> bool:
-    match item:
-        case _Token():
-            return True
-        case _Repeat(inner):
-            return _has_token(inner)
-        case _Group(alternatives):
-            return any(_has_token(part) for sequence in alternatives for part in sequence)
-    return False
+    return any(isinstance(leaf, _Token) for leaf in _leaves(item))
 
 
 class _Writer:

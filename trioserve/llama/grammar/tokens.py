@@ -35,6 +35,13 @@ class Mask:
         #: Whether so many tokens are allowed that it costs less to hide the others.
         self.allows_most = n_vocab - n_allowed <= n_vocab // 8
 
+    @classmethod
+    def of(cls, bits: NDArray[np.bool_]) -> Mask:
+        """Make a mask of a boolean for each token."""
+        packed = np.zeros(-(-len(bits) // 32) * 4, dtype=np.uint8)
+        packed[: -(-len(bits) // 8)] = np.packbits(bits, bitorder="little")
+        return cls(packed.view(np.int32), len(bits))
+
     def __contains__(self, token: TokenId) -> bool:
         return bool(self._words[token >> 5] >> (token & 31) & 1)
 
@@ -50,13 +57,14 @@ class Mask:
 
     @property
     def _bits(self) -> NDArray[np.bool_]:
-        return unpack(self._words, self._n_vocab)
+        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")
+        return bits[: self._n_vocab].view(np.bool_)
 
     def joined(self, others: NDArray[np.int32]) -> Mask:
         """Return a mask that allows these tokens too."""
         bits = self._bits.copy()
         bits[others] = True
-        return Mask(pack(bits), self._n_vocab)
+        return Mask.of(bits)
 
     def without(self, banned: NDArray[np.int32], ends: NDArray[np.int32]) -> Mask:
         """Return a mask without what the request forbids.
@@ -75,7 +83,7 @@ class Mask:
                 "'logit_bias' forbids every token that the grammar allows next.",
                 param="logit_bias",
             )
-        return Mask(pack(bits), self._n_vocab)
+        return Mask.of(bits)
 
 
 def none_but(ids: NDArray[np.int32], n_vocab: int) -> Mask:
@@ -86,26 +94,14 @@ def none_but(ids: NDArray[np.int32], n_vocab: int) -> Mask:
     """
     bits = np.zeros(n_vocab, dtype=np.bool_)
     bits[ids] = True
-    return Mask(pack(bits), n_vocab)
+    return Mask.of(bits)
 
 
 def all_but(ids: NDArray[np.int32], n_vocab: int) -> Mask:
     """Allow all tokens but these."""
     bits = np.ones(n_vocab, dtype=np.bool_)
     bits[ids] = False
-    return Mask(pack(bits), n_vocab)
-
-
-def unpack(words: NDArray[np.int32], n_vocab: int) -> NDArray[np.bool_]:
-    """Turn bits into booleans."""
-    return np.unpackbits(words.view(np.uint8), bitorder="little")[:n_vocab].view(np.bool_)
-
-
-def pack(bits: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Turn booleans into bits."""
-    packed = np.zeros(-(-len(bits) // 32) * 4, dtype=np.uint8)
-    packed[: -(-len(bits) // 8)] = np.packbits(bits, bitorder="little")
-    return packed.view(np.int32)
+    return Mask.of(bits)
 
 
 class NameIndex:

@@ -10,9 +10,8 @@ from trioserve.models.catalog.catalog import (
     CatalogChanges,
     ModelEntry,
     OneModel,
-    Source,
 )
-from trioserve.models.catalog.files import GgufSummary, describe, modalities_in
+from trioserve.models.catalog.files import GgufSummary, Source, describe, modalities_in
 from trioserve.models.catalog.presets import environment_of_children
 
 __all__ = [

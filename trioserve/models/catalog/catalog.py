@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,20 +19,11 @@ from trioserve.errors import (
     UnknownModelError,
 )
 from trioserve.models import BUNDLED, BUNDLED_PROJECTOR, hub_reference
-from trioserve.models.catalog.files import models_in
+from trioserve.models.catalog.files import ModelFiles, Source, models_in
 from trioserve.models.catalog.presets import Preset, of_all, read_presets, without
 from trioserve.models.gguf import parts_of, total_size
 from trioserve.models.hub import HubReference, cached_models, find
 from trioserve.models.hub.reference import PREFERRED
-
-
-class Source(Enum):
-    """Where a model is from. One that has a section in the preset file is from there."""
-
-    BUNDLED = "bundled"
-    CACHE = "cache"
-    DIRECTORY = "directory"
-    PRESET = "preset"
 
 
 @attrs.frozen(kw_only=True)
@@ -192,18 +182,9 @@ _STOP_TIMEOUT = 10.0  # as llama-server's
 _WHICH = frozenset({"model", "hf_repo", "hf_file", "model_url"})
 
 
-@attrs.frozen
-class _FoundModel:
-    """A model before presets: where it is from, and its files."""
-
-    source: Source
-    files: tuple[Path, ...]
-    mmproj: Path | None = None
-
-
-def _bundled() -> _FoundModel:
+def _bundled() -> ModelFiles:
     projector = BUNDLED_PROJECTOR if BUNDLED_PROJECTOR.exists() else None
-    return _FoundModel(Source.BUNDLED, (BUNDLED,), projector)
+    return ModelFiles(BUNDLED_NAME, (BUNDLED,), projector, Source.BUNDLED)
 
 
 class Catalog:
@@ -306,14 +287,11 @@ class Catalog:
     def _read(self) -> dict[str, ModelEntry]:
         known = {BUNDLED_NAME: _bundled()}
         known |= {
-            one.name: _FoundModel(Source.CACHE, one.files, one.mmproj)
+            one.name: ModelFiles(one.name, one.files, one.mmproj, Source.CACHE)
             for one in cached_models(self._cache_dir)
         }
         if self._models_dir is not None:
-            known |= {
-                one.name: _FoundModel(Source.DIRECTORY, one.files, one.mmproj)
-                for one in models_in(self._models_dir)
-            }
+            known |= {one.name: one for one in models_in(self._models_dir)}
         everywhere = Preset()
         sections: Mapping[str, Preset] = {}
         if self._models_preset is not None:
@@ -382,7 +360,7 @@ class _Builder:
         self._cache_dir = cache_dir
         self.copied: set[Path | None] = set()
 
-    def entry(self, name: str, found: _FoundModel | None, section: Preset | None) -> ModelEntry:
+    def entry(self, name: str, found: ModelFiles | None, section: Preset | None) -> ModelEntry:
         """Make the entry of a name.
 
         Raises:
@@ -428,7 +406,7 @@ class _Builder:
         model = None if reference is None else find(reference, self._cache_dir)
         return None if model is None else model.files[0]
 
-    def _named(self, name: str, options: Options) -> _FoundModel | None:
+    def _named(self, name: str, options: Options) -> ModelFiles | None:
         """Find the files that a preset names; None if they are not here yet."""
         path, repository = _value(options, "model"), _value(options, "hf_repo")
         reference = None if repository else hub_reference(path)
@@ -439,10 +417,11 @@ class _Builder:
             except InvalidRequestError as error:
                 raise ConfigError(f"models_preset: [{name}] {error.message}") from None
         if reference is None:
-            is_there = path and ("model_url" not in options or Path(path).exists())
-            return _FoundModel(Source.PRESET, parts_of(Path(path))) if is_there else None
+            if not path or ("model_url" in options and not Path(path).exists()):
+                return None
+            return ModelFiles(name, parts_of(Path(path)), source=Source.PRESET)
         model = find(reference, self._cache_dir)
-        return None if model is None else _FoundModel(Source.CACHE, model.files, model.mmproj)
+        return None if model is None else ModelFiles(name, model.files, model.mmproj, Source.CACHE)
 
 
 def _takes_projector(options: Options) -> bool:

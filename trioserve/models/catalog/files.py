@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 
 import attrs
@@ -20,13 +21,23 @@ _log = logging.getLogger("trioserve.models.catalog")
 _DRAFTS = ("mtp-", "dspark-", "dflash-")
 
 
+class Source(Enum):
+    """Where a model is from. One that has a section in the preset file is from there."""
+
+    BUNDLED = "bundled"
+    CACHE = "cache"
+    DIRECTORY = "directory"
+    PRESET = "preset"
+
+
 @attrs.frozen
 class ModelFiles:
-    """A model in a directory: its name, its files, the first part first, and its projector."""
+    """A model before presets: its name, its files, the first part first, and its projector."""
 
     name: str
     files: tuple[Path, ...]
     mmproj: Path | None = None
+    source: Source = Source.DIRECTORY
 
 
 def models_in(directory: Path) -> list[ModelFiles]:
