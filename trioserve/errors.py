@@ -7,7 +7,7 @@ llama-server and OpenAI.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class TrioServeError(Exception):
@@ -127,6 +127,11 @@ class InvalidRequestError(TrioServeError):
 
     status = 400
     type = "invalid_request_error"
+
+    @classmethod
+    def at(cls, param: str, problem: str) -> Self:
+        """Make the error of a field: its name, and what is wrong with it."""
+        return cls(f"'{param}' {problem}", param=param)
 
 
 class ContextLengthExceededError(InvalidRequestError):

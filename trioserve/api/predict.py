@@ -98,11 +98,10 @@ async def _predict(app: QuartTrio, formats: Mapping[str, str]) -> Response:
 def _instances(body: Mapping[str, Any]) -> list[Any]:
     instances = body.get("instances")
     if not isinstance(instances, list):
-        raise InvalidRequestError("'instances' must be a list.", param="instances")
+        raise InvalidRequestError.at("instances", "must be a list.")
     if len(instances) > MAX_INSTANCES:
-        raise InvalidRequestError(
-            f"'instances' may have {MAX_INSTANCES} entries, and has {len(instances)}.",
-            param="instances",
+        raise InvalidRequestError.at(
+            "instances", f"may have {MAX_INSTANCES} entries, and has {len(instances)}."
         )
     return instances
 

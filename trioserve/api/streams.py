@@ -53,9 +53,8 @@ def conversation_id(given: bytes, param: str) -> str:
     except UnicodeDecodeError:  # a header may be that, too
         id_ = given.decode("latin-1")
     if not 0 < len(id_) <= MAX_CHARS or not id_.isprintable():
-        raise InvalidRequestError(
-            f"'{param}' must be 1 to {MAX_CHARS} characters, none of them a control character.",
-            param=param,
+        raise InvalidRequestError.at(
+            param, f"must be 1 to {MAX_CHARS} characters, none of them a control character."
         )
     return id_
 
@@ -354,7 +353,7 @@ async def lookup() -> Response:
 def _named() -> StreamSession | None:
     given = request.args.get("conv_id")
     if given is None:
-        raise InvalidRequestError("'conv_id' is required.", param="conv_id")
+        raise InvalidRequestError.at("conv_id", "is required.")
     id_ = conversation_id(given.encode(), "conv_id")
     return current_app_state().streams.find(current_request().api_key, id_)
 
@@ -412,7 +411,7 @@ def _offset(session: StreamSession) -> int:
     id_, ring = request.headers.get(_LAST_EVENT_ID), session.ring
     param, given = (_LAST_EVENT_ID, id_) if id_ else ("from", request.args.get("from") or "0")
     if not _OFFSET.fullmatch(given):
-        raise InvalidRequestError(f"'{param}' must be a number of bytes.", param=param)
+        raise InvalidRequestError.at(param, "must be a number of bytes.")
     offset = int(given)
     ring.check(offset, param)
     if id_ and not ring.is_boundary(offset):

@@ -120,17 +120,15 @@ def as_content(parts: list[Part]) -> str | list[Part]:
 
 def unsupported(kind: str, path: str, owner: str) -> UnsupportedFieldError:
     """Make the error of a block whose type is not one for `owner`."""
-    return UnsupportedFieldError(
-        f"'{path}.type' is {kind!r:.80}, which is not supported in {owner}.", param=f"{path}.type"
+    return UnsupportedFieldError.at(
+        f"{path}.type", f"is {kind!r:.80}, which is not supported in {owner}."
     )
 
 
 def _refuse_citations(block: Mapping[str, Any], path: str) -> None:
     citations = block.get("citations")
     if citations and citations != {"enabled": False}:
-        raise UnsupportedFieldError(
-            f"'{path}.citations' is not supported; leave it out.", param=f"{path}.citations"
-        )
+        raise UnsupportedFieldError.at(f"{path}.citations", "is not supported; leave it out.")
 
 
 def _said(block: Mapping[str, Any], path: str) -> list[Part]:
@@ -142,10 +140,7 @@ def _said(block: Mapping[str, Any], path: str) -> list[Part]:
 
 def _image(block: Mapping[str, Any], path: str) -> list[Part]:
     if block.get("transformations"):
-        raise UnsupportedFieldError(
-            f"'{path}.transformations' is not supported; leave it out.",
-            param=f"{path}.transformations",
-        )
+        raise UnsupportedFieldError.at(f"{path}.transformations", "is not supported; leave it out.")
     source, kind, path = _source(block, path)
     if kind == "url":
         found = source_of(required(source, "url", text, path), "image", f"{path}.url")
@@ -154,9 +149,8 @@ def _image(block: Mapping[str, Any], path: str) -> list[Part]:
         raise _unknown_source(kind, path, "base64", "url")
     media_type = required(source, "media_type", text, path)
     if not media_type.lower().startswith("image/"):
-        raise InvalidRequestError(
-            f"'{path}.media_type' must be the type of an image, such as image/png.",
-            param=f"{path}.media_type",
+        raise InvalidRequestError.at(
+            f"{path}.media_type", "must be the type of an image, such as image/png."
         )
     data = decode_base64(required(source, "data", text, path), f"{path}.data")
     return [media_part(MediaSource(kind="image", data=data, param=f"{path}.data"))]
@@ -186,15 +180,13 @@ def _document(block: Mapping[str, Any], path: str) -> list[Part]:
             data = decode_base64(required(source, "data", text, path), param)
             part = document_part(data, name=name, about=about, param=param)
             if part is None:
-                raise InvalidMediaError(f"'{param}' is neither a PDF nor a text.", param=param)
+                raise InvalidMediaError.at(param, "is neither a PDF nor a text.")
             return [part]
         case "url":
             param = f"{path}.url"
             url = source_of(required(source, "url", text, path), None, param).url
             if url is None:
-                raise InvalidMediaError(
-                    f"'{param}' must be a URL of http, https or file.", param=param
-                )
+                raise InvalidMediaError.at(param, "must be a URL of http, https or file.")
             return [later(DocumentSource(url=url, name=name, about=about, param=param))]
     raise _unknown_source(kind, path, "base64", "text", "content", "url")
 
@@ -232,7 +224,7 @@ def _unknown_source(kind: str, path: str, *known: str) -> UnsupportedFieldError:
         problem = "is 'file', and no files are kept here; send the file itself"
     else:
         problem = f"is {kind!r:.80}; it must be one of {', '.join(known)}"
-    return UnsupportedFieldError(f"'{path}.type' {problem}.", param=f"{path}.type")
+    return UnsupportedFieldError.at(f"{path}.type", f"{problem}.")
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], str], list[Part]]] = {
@@ -321,7 +313,7 @@ def continues_final_message(body: Mapping[str, Any]) -> bool:
         return False
     for path, block in blocks_of(messages[-1]["content"], f"messages[{len(messages) - 1}].content"):
         if block["type"] == "tool_use":
-            raise InvalidRequestError(f"'{path}' needs a 'tool_result' after it.", param=path)
+            raise InvalidRequestError.at(path, "needs a 'tool_result' after it.")
     return True
 
 
@@ -331,7 +323,7 @@ _ROLE = one_of("user", "assistant", "system")
 def _turns(messages: tuple[dict[str, Any], ...]) -> list[tuple[str, list[Block]]]:
     """Gather the blocks of messages, those of neighbours with one role together."""
     if not messages:
-        raise InvalidRequestError("'messages' must not be empty.", param="messages")
+        raise InvalidRequestError.at("messages", "must not be empty.")
     check_count(len(messages), MAX_MESSAGES, "messages", "messages")
     turns: list[tuple[str, list[Block]]] = []
     for i, message in enumerate(messages):
@@ -476,9 +468,8 @@ def read_tools(value: Any) -> Tools:
 def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind is not None and kind != "custom":
-        raise UnsupportedFieldError(
-            f"'{path}.type' is {kind!r}: this server has no tools of its own.",
-            param=f"{path}.type",
+        raise UnsupportedFieldError.at(
+            f"{path}.type", f"is {kind!r}: this server has no tools of its own."
         )
     refuse_unsupported(tool, _UNSUPPORTED_IN_TOOLS, f"{path}.")
     description = "" if tool.get("description") is None else tool["description"]

@@ -71,7 +71,7 @@ class ToolChoiceOptions:
 
     def __attrs_post_init__(self) -> None:
         if self.type == "tool" and self.name is None:
-            raise InvalidRequestError("'tool_choice.name' is required.", param="tool_choice.name")
+            raise InvalidRequestError.at("tool_choice.name", "is required.")
 
     @property
     def choice(self) -> ToolChoice:

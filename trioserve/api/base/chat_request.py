@@ -87,9 +87,8 @@ def run_tools(value: Any) -> RunToolsOptions | None:
             raise MismatchError("true, false or an object") from None
     for name in value:
         if name not in _KNOWN:
-            raise InvalidRequestError(
-                f"'{RUN_TOOLS}.{name:.80}' is not known; there are {', '.join(_KNOWN)}.",
-                param=f"{RUN_TOOLS}.{name:.80}",
+            raise InvalidRequestError.at(
+                f"{RUN_TOOLS}.{name:.80}", f"is not known; there are {', '.join(_KNOWN)}."
             )
     return structure(RunToolsOptions, value, f"{RUN_TOOLS}.")
 
@@ -167,9 +166,7 @@ def _part(value: Any) -> ContinueFinalMessage | bool:
 def _ends_with_assistant(messages: Any) -> bool:
     roles = [message["role"] for message in messages[-2:]]
     if roles == ["assistant", "assistant"]:
-        raise InvalidRequestError(
-            "'messages' must not end with two messages of the assistant.", param="messages"
-        )
+        raise InvalidRequestError.at("messages", "must not end with two messages of the assistant.")
     return roles[-1:] == ["assistant"]
 
 
@@ -224,9 +221,8 @@ class TemplateRequest(RequestBody):
         if part is None or isinstance(part, bool):
             return Continuation(add is not False)
         if add:
-            raise InvalidRequestError(
-                "'continue_final_message' and 'add_generation_prompt' exclude each other.",
-                param="continue_final_message",
+            raise InvalidRequestError.at(
+                "continue_final_message", "and 'add_generation_prompt' exclude each other."
             )
         return Continuation(False, part, self.echo is True)
 
@@ -307,28 +303,24 @@ class ChatRequest(TemplateRequest, GenerationRequest):
 
     def __attrs_post_init__(self) -> None:
         if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidRequestError(
-                "'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs"
-            )
+            raise InvalidRequestError.at("top_logprobs", "needs 'logprobs' to be true.")
         if self.run_tools is not None:
             _check_run(self, self.run_tools)
 
 
 def _check_run(request: ChatRequest, run: RunToolsOptions) -> None:
     if request.n > 1:
-        raise InvalidRequestError(f"'n' must be 1 with '{RUN_TOOLS}'.", param="n")
+        raise InvalidRequestError.at("n", f"must be 1 with '{RUN_TOOLS}'.")
     if request.continuation.continue_final_message is not None:
-        raise InvalidRequestError(
-            f"'messages' must not end with a message that is continued, with '{RUN_TOOLS}'.",
-            param="messages",
+        raise InvalidRequestError.at(
+            "messages", f"must not end with a message that is continued, with '{RUN_TOOLS}'."
         )
     if not request.parse_tool_calls:
         raise InvalidRequestError(
             f"'{RUN_TOOLS}' needs 'parse_tool_calls' to be true.", param="parse_tool_calls"
         )
     if run.approval == "ask" and not request.stream:
-        raise InvalidRequestError(
-            f"'{RUN_TOOLS}.approval' is \"ask\", and nobody can be asked before the answer is "
-            "there; set 'stream' to true.",
-            param=f"{RUN_TOOLS}.approval",
+        raise InvalidRequestError.at(
+            f"{RUN_TOOLS}.approval",
+            "is \"ask\", and nobody can be asked before the answer is there; set 'stream' to true.",
         )

@@ -147,9 +147,8 @@ def refuse_unsupported(
         if not only.has(body.get(name)):
             flag = only.flag
             instead = f"the flag {flag} sets it for all requests" if flag else "leave it out"
-            raise UnsupportedFieldError(
-                f"'{path}{name}' is not supported with this value; {instead}.",
-                param=f"{path}{name}",
+            raise UnsupportedFieldError.at(
+                f"{path}{name}", f"is not supported with this value; {instead}."
             )
 
 
@@ -192,7 +191,7 @@ def structure(cls: type[_T], body: Mapping[str, Any], path: str = "") -> _T:
         else:
             if each.required:
                 name = f"{path}{each.names[0]}"
-                raise InvalidRequestError(f"'{name}' is required.", param=name)
+                raise InvalidRequestError.at(name, "is required.")
     return cls(**values)
 
 
@@ -262,14 +261,14 @@ def named(reader: Callable[[Any], _T], value: Any, name: str) -> _T:
     try:
         return reader(value)
     except MismatchError as error:
-        raise InvalidRequestError(f"'{name}' must be {error.expected}.", param=name) from None
+        raise InvalidRequestError.at(name, f"must be {error.expected}.") from None
 
 
 def required(fields: Mapping[str, Any], name: str, read: Callable[[Any], _T], path: str = "") -> _T:
     """Read a field of an object that stands at `path`. Raises InvalidRequestError, naming it."""
     where = f"{path}.{name}" if path else name
     if (value := fields.get(name)) is None:
-        raise InvalidRequestError(f"'{where}' is required.", param=where)
+        raise InvalidRequestError.at(where, "is required.")
     return named(read, value, where)
 
 

@@ -54,8 +54,8 @@ async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, R
     given, limit = request.given_params(), server.config.max_logprobs
     if request.has_max_logprobs and request.n_probs > limit:
         if (asked := request.probs_field) is not None:
-            raise InvalidRequestError(
-                f"'{asked}' must be at most {limit}, which --max-logprobs sets.", param=asked
+            raise InvalidRequestError.at(
+                asked, f"must be at most {limit}, which --max-logprobs sets."
             )
         given["n_probs"] = limit
     # First: what is wrong neither counts nor wakes the model.
@@ -92,11 +92,10 @@ async def gap_prompt(
         InvalidRequestError: the model cannot fill gaps, or there are media in the prefix.
     """
     if isinstance(prefix, MixedPrompt):
-        raise InvalidRequestError("'suffix' and media exclude each other.", param="suffix")
+        raise InvalidRequestError.at("suffix", "and media exclude each other.")
     if missing := missing_tokens(server.model.vocab):
-        raise InvalidRequestError(
-            f"'suffix' needs a model that fills gaps, and this one does not: {missing}.",
-            param="suffix",
+        raise InvalidRequestError.at(
+            "suffix", f"needs a model that fills gaps, and this one does not: {missing}."
         )
     gap = Gap(prefix=prefix, suffix=suffix)
     return await server.infill.prompt_for(gap, params.max_tokens)
@@ -166,10 +165,10 @@ def tools_to_run(server: Server, asked: RunToolsOptions) -> Sequence[Tool]:
         InvalidRequestError: it has none of a name.
     """
     if not server.config.has_tools:
-        raise UnsupportedFieldError(
-            f"'{RUN_TOOLS}' needs a server with tools: one that was started with --tools, "
-            "--agent, --mcp-servers-config or --mcp-servers-json.",
-            param=RUN_TOOLS,
+        raise UnsupportedFieldError.at(
+            RUN_TOOLS,
+            "needs a server with tools: one that was started with --tools, --agent, "
+            "--mcp-servers-config or --mcp-servers-json.",
         )
     if asked.tools is None:
         return [*server.tools.tools.values()]

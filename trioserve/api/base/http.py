@@ -87,9 +87,7 @@ def _read_timeout(value: str) -> float:
     try:
         return seconds(float(value) if _NUMBER.fullmatch(value) else None)
     except MismatchError as error:
-        raise InvalidRequestError(
-            f"'{TIMEOUT_HEADER}' must be {error.expected}.", param=TIMEOUT_HEADER
-        ) from None
+        raise InvalidRequestError.at(TIMEOUT_HEADER, f"must be {error.expected}.") from None
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -380,7 +380,7 @@ def _gbnf(value: Any, name: str) -> Grammar | None:
     if not value:
         return None
     if not isinstance(value, str):
-        raise InvalidRequestError(f"'{name}' must be text, in GBNF.", param=name)
+        raise InvalidRequestError.at(name, "must be text, in GBNF.")
     return Grammar("gbnf", value, param=name)
 
 
@@ -392,9 +392,7 @@ def _schema(value: Any, name: str) -> Grammar:
 
 def _response_format(value: Any, name: str) -> Grammar | None:
     if not isinstance(value, dict) or value.get("type") not in _FORMATS:
-        raise InvalidRequestError(
-            f"'{name}' must be an object with a type: {', '.join(_FORMATS)}.", param=name
-        )
+        raise InvalidRequestError.at(name, f"must be an object with a type: {', '.join(_FORMATS)}.")
     if value["type"] == "text":
         return None
     if value["type"] == "json_object":
@@ -402,8 +400,8 @@ def _response_format(value: Any, name: str) -> Grammar | None:
         return Grammar("json_object", param=name) if schema is None else _schema(schema, name)
     inner = value.get("json_schema", value)
     if not isinstance(inner, dict) or "schema" not in inner:
-        raise InvalidRequestError(
-            f"'{name}' of type json_schema needs 'json_schema' with a 'schema'.", param=name
+        raise InvalidRequestError.at(
+            name, "of type json_schema needs 'json_schema' with a 'schema'."
         )
     return _schema(inner["schema"], name)
 

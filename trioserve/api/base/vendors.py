@@ -166,7 +166,7 @@ def model_in(path: str, fields: Fields, query: Mapping[str, str]) -> str | None:
         query.get("model"),
     )
     if given is not None and not isinstance(given, str):
-        raise InvalidRequestError("'model' must be a string.", param="model")
+        raise InvalidRequestError.at("model", "must be a string.")
     return given or None
 
 

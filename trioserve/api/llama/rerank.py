@@ -75,8 +75,8 @@ class RerankRequest(RequestBody):
         """
         for name in _UNSUPPORTED:
             if body.get(name) not in (None, False):
-                raise UnsupportedFieldError(
-                    f"'{name}' is not supported: documents are ranked whole.", param=name
+                raise UnsupportedFieldError.at(
+                    name, "is not supported: documents are ranked whole."
                 )
         request = super().parse(body)
         if (request.documents is None) == (request.texts is None):
@@ -86,7 +86,7 @@ class RerankRequest(RequestBody):
         form, other = ("documents", "texts") if request.texts is None else ("texts", "documents")
         for name in _OF_FORM[other]:
             if body.get(name) is not None:
-                raise InvalidRequestError(f"'{name}' does not go with '{form}'.", param=name)
+                raise InvalidRequestError.at(name, f"does not go with '{form}'.")
         return request
 
 

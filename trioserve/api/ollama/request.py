@@ -88,10 +88,10 @@ class ContextOptions(RequestBody):
     def check(self, n_ctx: int) -> None:
         """Refuse to promise a longer context than there is. Raises InvalidRequestError."""
         if self.n_ctx is not None and self.n_ctx > n_ctx:
-            raise InvalidRequestError(
-                f"'options.num_ctx' is {self.n_ctx}, and a request has a context of {n_ctx} tokens "
-                "here; the flag --ctx-size sets it.",
-                param="options.num_ctx",
+            raise InvalidRequestError.at(
+                "options.num_ctx",
+                f"is {self.n_ctx}, and a request has a context of {n_ctx} tokens here; the flag "
+                "--ctx-size sets it.",
             )
 
 
@@ -250,7 +250,7 @@ def continues_final_message(body: Mapping[str, Any]) -> bool:
     last = messages[-1]
     if last["role"] == "assistant" and last.get("tool_calls"):
         path = f"messages[{len(messages) - 1}]"
-        raise InvalidRequestError(f"'{path}' calls a tool, and needs its result.", param=path)
+        raise InvalidRequestError.at(path, "calls a tool, and needs its result.")
     return bool(last["role"] == "assistant")
 
 
@@ -326,7 +326,7 @@ def _format(body: Mapping[str, Any]) -> Grammar | None:
     if given == "json":
         return Grammar("json_object", param="format")
     if not isinstance(given, dict):
-        raise InvalidRequestError("'format' must be \"json\" or a JSON Schema.", param="format")
+        raise InvalidRequestError.at("format", 'must be "json" or a JSON Schema.')
     return Grammar("json_schema", json.dumps(given), param="format")
 
 
@@ -378,23 +378,20 @@ class OllamaRequest(GenerationRequest):
         """
         self.options.check(server.model.n_ctx_seq)
         if self.think and not can_think(server.model.template):
-            raise InvalidRequestError(
-                f"'think' is not for this model: {server.model.info.name!r} does not support "
-                "thinking.",
-                param="think",
+            raise InvalidRequestError.at(
+                "think",
+                f"is not for this model: {server.model.info.name!r} does not support thinking.",
             )
         if self.shift is not None and self.shift != server.config.context_shift:
-            raise InvalidRequestError(
-                "'shift' is not supported with this value; the flag --context-shift sets it for "
-                "all requests.",
-                param="shift",
+            raise InvalidRequestError.at(
+                "shift",
+                "is not supported with this value; the flag --context-shift sets it for all "
+                "requests.",
             )
 
     def __attrs_post_init__(self) -> None:
         if self.top_logprobs and not self.logprobs:
-            raise InvalidRequestError(
-                "'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs"
-            )
+            raise InvalidRequestError.at("top_logprobs", "needs 'logprobs' to be true.")
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -449,6 +446,4 @@ class OllamaGenerateRequest(OllamaRequest):
         without_template = "raw" if self.raw else "suffix" if self.suffix else ""
         for name in ("suffix", "system", "think", "images") if without_template else ():
             if name != without_template and getattr(self, name):
-                raise InvalidRequestError(
-                    f"'{name}' does not go with '{without_template}'.", param=name
-                )
+                raise InvalidRequestError.at(name, f"does not go with '{without_template}'.")

@@ -158,16 +158,14 @@ class TranslationRequest:
         filled = {name: values for name, values in given.items() if values}
         for name, instead in _REFUSED.items():
             if name in filled or f"{name}[]" in filled:
-                raise UnsupportedFieldError(f"'{name}' is not supported: {instead}.", param=name)
+                raise UnsupportedFieldError.at(name, f"is not supported: {instead}.")
         if filled.get("response_format") == ["diarized_json"]:
-            raise UnsupportedFieldError(
-                "'response_format' must not be \"diarized_json\": speakers are not told apart.",
-                param="response_format",
+            raise UnsupportedFieldError.at(
+                "response_format", 'must not be "diarized_json": speakers are not told apart.'
             )
         if any(name.startswith("chunking_strategy[") for name in filled):
-            raise UnsupportedFieldError(
-                "'chunking_strategy' must be \"auto\": recordings are cut in their pauses.",
-                param="chunking_strategy",
+            raise UnsupportedFieldError.at(
+                "chunking_strategy", 'must be "auto": recordings are cut in their pauses.'
             )
         return structure(cls, {**filled, **form.files})
 
@@ -215,9 +213,7 @@ class TranscriptionRequest(TranslationRequest):
 
 
 def _only_with(name: str, response_format: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"'{name}' needs the 'response_format' \"{response_format}\".", param=name
-    )
+    return InvalidRequestError.at(name, f"needs the 'response_format' \"{response_format}\".")
 
 
 # -- transcripts

@@ -163,7 +163,7 @@ def _check_pools(server: Server) -> None:
 async def _embed(server: Server, request: EmbeddingsRequest) -> Embeddings:
     prompts = request.content if request.input is None else request.input
     if prompts is None:
-        raise InvalidRequestError("'input' or 'content' must be provided.", param="input")
+        raise InvalidRequestError.at("input", "or 'content' must be provided.")
     return await server.embed(
         prompts,
         dimensions=request.dimensions,
@@ -200,8 +200,8 @@ def _as_matrix(index: int, vectors: Array) -> dict[str, Any]:
 async def _own(server: Server, request: EmbeddingsRequest) -> Response:
     """Answer with a list that has a matrix for each text."""
     if request.encoding_format == "base64":
-        raise InvalidRequestError(
-            "'encoding_format' base64 is for OpenAI's form, with 'input'.", param="encoding_format"
+        raise InvalidRequestError.at(
+            "encoding_format", "base64 is for OpenAI's form, with 'input'."
         )
     done = await _embed(server, request)
     return await _respond(_written(_as_matrix, done), done)

@@ -36,17 +36,16 @@ class CompletionRequest(TextRequest):
             _check_best_of(self, self.best_of)
         for other, given in (("suffix", self.suffix), ("logprobs", self.logprobs)):
             if self.echo and given:
-                raise InvalidRequestError(f"'echo' and '{other}' exclude each other.", param="echo")
+                raise InvalidRequestError.at("echo", f"and '{other}' exclude each other.")
 
 
 def _check_best_of(request: CompletionRequest, best_of: int) -> None:
     if best_of < request.n:
-        raise InvalidRequestError("'best_of' must be at least 'n'.", param="best_of")
+        raise InvalidRequestError.at("best_of", "must be at least 'n'.")
     if best_of > request.n and request.stream:
-        raise InvalidRequestError("'best_of' cannot be streamed.", param="best_of")
+        raise InvalidRequestError.at("best_of", "cannot be streamed.")
     if best_of > request.n and request.scalars.get("post_sampling_probs"):
-        raise InvalidRequestError(
-            "'best_of' goes by the probabilities before sampling, "
-            "and 'post_sampling_probs' asks for others.",
-            param="best_of",
+        raise InvalidRequestError.at(
+            "best_of",
+            "goes by the probabilities before sampling, and 'post_sampling_probs' asks for others.",
         )

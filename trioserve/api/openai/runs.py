@@ -42,10 +42,9 @@ async def open_run(
     assert asked is not None
     tools, max_steps = tools_to_run(server, asked), asked.max_steps
     if max_steps is not None and max_steps > server.config.tool_max_steps:
-        raise InvalidRequestError(
-            f"'{RUN_TOOLS}.max_steps' must be at most {server.config.tool_max_steps}, which "
-            "--tool-max-steps sets.",
-            param=f"{RUN_TOOLS}.max_steps",
+        raise InvalidRequestError.at(
+            f"{RUN_TOOLS}.max_steps",
+            f"must be at most {server.config.tool_max_steps}, which --tool-max-steps sets.",
         )
     run = RunParams(
         max_steps=max_steps,

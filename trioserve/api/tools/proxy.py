@@ -150,7 +150,7 @@ async def forward() -> Response:
 def _target(url: str) -> Target:
     """Read where a request goes. Raises InvalidRequestError."""
     if not url:
-        raise InvalidRequestError("'url' must say where the request goes.", param="url")
+        raise InvalidRequestError.at("url", "must say where the request goes.")
     try:
         return parse_url(url)
     except InvalidMediaError as error:

@@ -62,7 +62,7 @@ def read_content(item: Item, name: str, path: str, texts: Mapping[str, str]) -> 
     if isinstance(value, str):
         return value
     if value is None:
-        raise InvalidRequestError(f"'{where}' is required.", param=where)
+        raise InvalidRequestError.at(where, "is required.")
     return read_parts(value, where, texts, instead="a string or ")
 
 
@@ -71,22 +71,21 @@ def read_parts(
 ) -> list[Part]:
     """Read a list of parts. `instead` says what else it might be. Raises as `read_content`."""
     if not isinstance(value, list):
-        raise InvalidRequestError(f"'{path}' must be {instead}a list of parts.", param=path)
+        raise InvalidRequestError.at(path, f"must be {instead}a list of parts.")
     check_count(len(value), MAX_PARTS, path, "parts")
     return [_read_part(part, f"{path}[{i}]", texts) for i, part in enumerate(value)]
 
 
 def _read_part(part: object, path: str, texts: Mapping[str, str]) -> Part:
     if not isinstance(part, Mapping):
-        raise InvalidRequestError(f"'{path}' must be an object.", param=path)
+        raise InvalidRequestError.at(path, "must be an object.")
     kind = required(part, "type", text, path)
     if kind in texts:
         return text_part(required(part, texts[kind], text, path))
     known = [*texts, *(_FILES if texts is INPUT else ())]
     if kind not in known:
-        raise UnsupportedFieldError(
-            f"'{path}.type' is {kind!r:.80}; it must be one of {', '.join(known)}.",
-            param=f"{path}.type",
+        raise UnsupportedFieldError.at(
+            f"{path}.type", f"is {kind!r:.80}; it must be one of {', '.join(known)}."
         )
     if kind == "input_image":
         return _image(part, path)
@@ -99,9 +98,8 @@ def _read_part(part: object, path: str, texts: Mapping[str, str]) -> Part:
 
 def _image(part: Item, path: str) -> Part:
     if part.get("file_id") is not None:
-        raise UnsupportedFieldError(
-            f"'{path}.file_id' is not supported: no files are kept here. Send 'image_url'.",
-            param=f"{path}.file_id",
+        raise UnsupportedFieldError.at(
+            f"{path}.file_id", "is not supported: no files are kept here. Send 'image_url'."
         )
     if (detail := part.get("detail")) is not None:
         named(_DETAIL, detail, f"{path}.detail")
@@ -202,9 +200,9 @@ def read_input(body: Mapping[str, Any]) -> Conversation:
             _read_item(chat, item, f"input[{i}]")
     else:
         problem = "is required" if given is None else "must be a string or a list of items"
-        raise InvalidRequestError(f"'input' {problem}.", param="input")
+        raise InvalidRequestError.at("input", f"{problem}.")
     if not chat.messages:
-        raise InvalidRequestError("'input' must not be empty.", param="input")
+        raise InvalidRequestError.at("input", "must not be empty.")
     for message in chat.messages:
         message["content"] = _as_short_as_can_be(message["content"])
     return chat
@@ -221,19 +219,18 @@ def _as_short_as_can_be(content: str | list[Part]) -> str | list[Part]:
 
 def _read_item(chat: Conversation, item: object, path: str) -> None:
     if not isinstance(item, Mapping):
-        raise InvalidRequestError(f"'{path}' must be an object.", param=path)
+        raise InvalidRequestError.at(path, "must be an object.")
     kind = item.get("type")
     if kind is None:
         kind = "message" if "role" in item else "item_reference" if "id" in item else None
     if kind == "item_reference":
-        raise UnsupportedFieldError(
-            f"'{path}' refers to a stored item, and nothing is stored here; send the item itself.",
-            param=path,
+        raise UnsupportedFieldError.at(
+            path, "refers to a stored item, and nothing is stored here; send the item itself."
         )
     if not isinstance(kind, str) or kind not in _READERS:
         types = ", ".join(_READERS)
-        raise UnsupportedFieldError(
-            f"'{path}.type' is {kind!r:.80}; it must be one of {types}.", param=f"{path}.type"
+        raise UnsupportedFieldError.at(
+            f"{path}.type", f"is {kind!r:.80}; it must be one of {types}."
         )
     _READERS[kind](chat, item, path)
 
@@ -241,9 +238,7 @@ def _read_item(chat: Conversation, item: object, path: str) -> None:
 def _read_message(chat: Conversation, item: Item, path: str) -> None:
     role = required(item, "role", text, path)
     if role not in _ROLES:
-        raise InvalidRequestError(
-            f"'{path}.role' must be one of {', '.join(_ROLES)}.", param=f"{path}.role"
-        )
+        raise InvalidRequestError.at(f"{path}.role", f"must be one of {', '.join(_ROLES)}.")
     content = read_content(item, "content", path, _ROLES[role])
     if role != "assistant":
         chat.add(path, role, content)
@@ -294,9 +289,7 @@ def _arguments(item: Item, path: str) -> str:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise InvalidRequestError(
-            f"'{path}.arguments' must be the text of a JSON object.", param=f"{path}.arguments"
-        )
+        raise InvalidRequestError.at(f"{path}.arguments", "must be the text of a JSON object.")
     return arguments
 
 
@@ -310,9 +303,8 @@ def _read_reasoning(chat: Conversation, item: Item, path: str) -> None:
     texts = _thoughts(item, "content", path) or _thoughts(item, "summary", path)
     if not texts:
         if item.get("encrypted_content"):
-            raise UnsupportedFieldError(
-                f"'{path}.encrypted_content' cannot be read here; send 'content'.",
-                param=f"{path}.encrypted_content",
+            raise UnsupportedFieldError.at(
+                f"{path}.encrypted_content", "cannot be read here; send 'content'."
             )
         return
     message = chat.answer(path, item)

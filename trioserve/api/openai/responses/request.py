@@ -115,10 +115,10 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...]:
     check_count(len(objects(value)), MAX_TOOLS, "tools", "tools")
     for i, tool in enumerate(objects(value)):
         if tool.get("type") != "function":
-            raise UnsupportedFieldError(
-                f"'tools[{i}].type' is {tool.get('type')!r:.80}; this server has no tools of its "
-                'own, and takes those of type "function".',
-                param=f"tools[{i}].type",
+            raise UnsupportedFieldError.at(
+                f"tools[{i}].type",
+                f"is {tool.get('type')!r:.80}; this server has no tools of its own, and takes "
+                'those of type "function".',
             )
     return objects(value)
 
@@ -128,10 +128,9 @@ def _tool_choice(value: Any) -> str | dict[str, Any]:
     """Read a choice, and give it as it was given. The chat checks what it names."""
     if isinstance(value, dict):
         if value.get("type") not in ("function", "allowed_tools"):
-            raise UnsupportedFieldError(
-                f"'tool_choice.type' is {value.get('type')!r:.80}; it must be \"function\" or "
-                '"allowed_tools".',
-                param="tool_choice.type",
+            raise UnsupportedFieldError.at(
+                "tool_choice.type",
+                f'is {value.get("type")!r:.80}; it must be "function" or "allowed_tools".',
             )
         return value
     if value not in ("auto", "none", "required"):
@@ -193,17 +192,15 @@ class ResponsesRequest(RequestBody):
         """
         request = cls.parse(body)
         if request.top_logprobs and _LOGPROBS not in request.include:
-            raise InvalidRequestError(
-                f"'top_logprobs' needs {_LOGPROBS!r} in 'include'.", param="top_logprobs"
-            )
+            raise InvalidRequestError.at("top_logprobs", f"needs {_LOGPROBS!r} in 'include'.")
         fields = request._in_chat()
         with request.input.naming_items():
             chat = ChatRequest.parse(fields)
         if chat.run_tools is not None and request.max_tool_calls is not None:
-            raise UnsupportedFieldError(
-                "'max_tool_calls' is not supported where the server runs tools; "
-                f"'{RUN_TOOLS}.max_steps' limits them.",
-                param="max_tool_calls",
+            raise UnsupportedFieldError.at(
+                "max_tool_calls",
+                f"is not supported where the server runs tools; '{RUN_TOOLS}.max_steps' limits "
+                "them.",
             )
         if chat.grammar is not None and chat.grammar.param == "response_format":
             chat = attrs.evolve(chat, grammar=attrs.evolve(chat.grammar, param="text.format"))
@@ -232,9 +229,7 @@ class ResponsesRequest(RequestBody):
         """What the text must look like; llama-server takes the name of chats, too."""
         ours, of_chats = self.text.get("format"), self.for_chats.get("response_format")
         if ours is not None and of_chats is not None:
-            raise InvalidRequestError(
-                "'text.format' and 'response_format' exclude each other.", param="text.format"
-            )
+            raise InvalidRequestError.at("text.format", "and 'response_format' exclude each other.")
         return of_chats if ours is None else ours
 
     def _chat_tool_choice(self) -> Any:
