@@ -5,9 +5,9 @@ from __future__ import annotations
 import trio
 
 from trioserve import (
+    AgentRun,
     ApprovalNeeded,
     Config,
-    Run,
     RunEvent,
     Server,
     ToolCalled,
@@ -32,7 +32,7 @@ def send_letter(to: str, text: str) -> str:
 SEND_LETTER = tool_of(send_letter, writes=True)
 
 
-async def tell(run: Run, event: RunEvent) -> None:
+async def tell(run: AgentRun, event: RunEvent) -> None:
     match event:
         case ToolCalled(call=call):
             print(f"  calls {call.tool.name}({call.arguments})")

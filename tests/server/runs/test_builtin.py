@@ -18,7 +18,15 @@ from tests.support.processes import all_processes, words
 from tests.support.scripted_server import assert_at_rest, serve
 from tests.support.scripts import HI
 from tests.support.tool_calls import calls, saying
-from trioserve import ApprovalNeeded, Run, RunEvent, Server, ToolOutput, ToolReturned, ToolStarted
+from trioserve import (
+    AgentRun,
+    ApprovalNeeded,
+    RunEvent,
+    Server,
+    ToolOutput,
+    ToolReturned,
+    ToolStarted,
+)
 
 pytestmark = pytest.mark.system
 
@@ -46,7 +54,7 @@ def commands(mark: str) -> list[str]:
     return [line for line in lines if mark in line]
 
 
-async def until(run: Run, *kinds: type) -> RunEvent:
+async def until(run: AgentRun, *kinds: type) -> RunEvent:
     async for event in run:
         if isinstance(event, kinds):
             return event

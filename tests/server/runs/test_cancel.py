@@ -14,10 +14,10 @@ from tests.support.scripted_server import ScriptedLoader, assert_at_rest, serve
 from tests.support.scripts import HI, endless
 from tests.support.tool_calls import FakeTool, calls, forever, saying
 from trioserve import (
+    AgentRun,
     ApprovalNeeded,
     DeadlineExceededError,
     RequestEndedError,
-    Run,
     ServerClosingError,
     StepChunk,
     ToolCallContext,
@@ -29,7 +29,7 @@ from trioserve.server.observers.observer import Event, ToolRecord
 A_CALL = calls(("work", {"n": 1}))
 
 
-async def until(run: Run, kind: type) -> Any:
+async def until(run: AgentRun, kind: type) -> Any:
     async for event in run:
         if isinstance(event, kind):
             return event
