@@ -135,10 +135,11 @@ class _Responder:
 
     async def _pass_on(self, reply: IngressReply) -> None:
         passed = PassedStream(self._request.path, self._request.id)
-        passed.note(reply.body)
+        passed.n_events = reply.body.count(b"\n\n")
         try:
             async for part in reply.rest():
-                await self._piece(passed.note(part), more=True)
+                passed.n_events += part.count(b"\n\n")
+                await self._piece(part, more=True)
         except ModelProcessError as error:
             if not passed.can_end(reply.header(b"content-type")):
                 raise

@@ -1,7 +1,7 @@
 """Where a request goes: to a replica of its model, to all models, or to the one that knows a state.
 
 Only what concerns several models or replicas is answered here. All else goes to a child as it came.
-`Broadcast` asks every replica; `Streams` finds the replica that has a stream to be resumed.
+Some questions are broadcast to all replicas; a stream is read from the replica that has it.
 """
 
 from __future__ import annotations
@@ -23,31 +23,86 @@ from trioserve.errors import NotFoundError, NotSupportedError, TrioServeError
 from trioserve.ray.calls import CallOptions, IngressReply, ModelTarget, Targets
 from trioserve.ray.incoming import Incoming, Sent
 
+#: Answers a request.
+Handler: TypeAlias = Callable[[Incoming], Awaitable[IngressReply]]
+
 #: In a query: the name of the replica that is meant.
 _REPLICA = "replica"
 
-#: Seconds in which each has to take a question.
+#: Seconds in which each replica has to take a broadcast question; for a list, one of each model.
 _PATIENCE = 5.0
+_LIST_PATIENCE = 2.0
 
 #: A request that costs nothing.
 _ANYTHING: Sent = ("GET", "/health/live", (), b"")
 
 _TEXT = ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),)
 
+_READS = ("GET", "HEAD")
 
-class Broadcast:
-    """Asks all replicas of a model, or the one that the query names.
+_PREFER = "Prefer"
+
+#: In the query of a stream's address: the model, and the name that stands for the replica.
+_AT = "at"
+
+
+class Routes:
+    """Has requests answered.
 
     Args:
+        config: what clients see, whatever the model.
         targets: the models.
-        has_metrics: whether clients may see the metrics.
+        finds_replicas: whether requests with the same key get to the same replica.
     """
 
-    def __init__(self, targets: Targets, *, has_metrics: bool) -> None:
+    def __init__(self, config: Config, targets: Targets, *, finds_replicas: bool) -> None:
+        self._config = config
         self._targets = targets
-        self._has_metrics = has_metrics
+        self._lists = {
+            path: list_of for each in vendors.registered for path, list_of in each.lists.items()
+        }
+        self._finds_replicas = finds_replicas or all(one.is_single for one in targets)
+        reads: Mapping[str, Handler] = {
+            "/health": self._ready,
+            "/v1/health": self._ready,
+            "/health/ready": self._ready,
+            "/health/live": self._live,
+            "/metrics": self._metrics,
+            "/props": self._props,
+            "/slots": self._slots,
+            "/v1/metrics": self._snapshot,
+            "/v1/stream": self._stream_by_name,
+            **dict.fromkeys(self._lists, self._list),
+        }
+        self._own: Mapping[tuple[str, str], Handler] = {
+            **{(method, path): handler for path, handler in reads.items() for method in _READS},
+            ("DELETE", "/v1/stream"): self._stream_by_name,
+            ("POST", "/v1/streams/lookup"): self._lookup,
+            ("POST", "/lora-adapters"): self._all,
+            ("POST", "/props"): self._all,
+        }
+        self._below: Mapping[str, Handler] = {
+            "/slots/": self._one,
+            "/v1/stream/": self._stream_by_secret,
+        }
 
-    async def one(self, request: Incoming) -> IngressReply:
+    async def answer(self, request: Incoming) -> IngressReply:
+        """Answer a request. The caller closes the reply.
+
+        Raises:
+            TrioServeError: the request is wrong, or cannot be answered.
+        """
+        handler = self._own.get((request.method, request.path))
+        for prefix, below in self._below.items():
+            if request.path.startswith(prefix):
+                handler = below
+        if request.method == "POST" and vendors.is_about_answer(request.path):
+            handler = self._owner
+        return await (handler or self._pass_on)(request)
+
+    # -- states that each replica has alone
+
+    async def _one(self, request: Incoming) -> IngressReply:
         """Have the replica that is named answer, or the only one.
 
         Raises:
@@ -66,50 +121,50 @@ class Broadcast:
         sent = request.sent(**{_REPLICA: None})
         return await self._targets.call(target, request, sent=sent, key=name)
 
-    async def slots(self, request: Incoming) -> IngressReply:
+    async def _slots(self, request: Incoming) -> IngressReply:
         """List the slots of all replicas, each with the name of its replica."""
         target = self._targets.of(request)
         if target.is_single or request.args.get(_REPLICA):
-            return await self.one(request)
+            return await self._one(request)
         listed = []
-        for name, reply in await self._ask(target, request):
+        for name, reply in await self._broadcast(target, request):
             if reply.status != 200:
                 return reply
             listed += [{**slot, _REPLICA: name} for slot in json.loads(reply.body)]
         return IngressReply.json(listed)
 
-    async def all(self, request: Incoming) -> IngressReply:
+    async def _all(self, request: Incoming) -> IngressReply:
         """Have all replicas do something; gives the first answer that is an error, or any."""
         target = self._targets.of(request)
         if target.is_single or request.args.get(_REPLICA):
-            return await self.one(request)
-        replies = [reply for _, reply in await self._ask(target, request)]
+            return await self._one(request)
+        replies = [reply for _, reply in await self._broadcast(target, request)]
         return next((reply for reply in replies if reply.status >= 400), replies[0])
 
-    async def owner(self, request: Incoming) -> IngressReply:
+    async def _owner(self, request: Incoming) -> IngressReply:
         """Ask all replicas for the one that gives an answer: of one model, or of all."""
         targets = [self._targets.of(request)] if request.model else list(self._targets)
-        replies = [reply for one in targets for _, reply in await self._ask(one, request)]
+        replies = [reply for one in targets for _, reply in await self._broadcast(one, request)]
         return next(
             (reply for reply in replies if not is_unknown(reply.status, reply.body)), replies[0]
         )
 
-    async def metrics(self, request: Incoming) -> IngressReply:
+    async def _metrics(self, request: Incoming) -> IngressReply:
         """Write the metrics of all replicas of one model, or of all, each with its labels."""
         texts = []
         for target in self._measured(request):
-            for name, reply in await self._ask(target, request):
+            for name, reply in await self._broadcast(target, request):
                 if reply.status != 200:
                     return reply
                 labels = ",".join((label("model_name", target.name), label(_REPLICA, name)))
                 texts.append((labels, reply.body.decode()))
         return IngressReply(headers=_TEXT, body=merged(texts).encode())
 
-    async def snapshot(self, request: Incoming) -> IngressReply:
+    async def _snapshot(self, request: Incoming) -> IngressReply:
         """Gather the snapshots of all replicas of one model, or of all."""
         models = {}
         for target in self._measured(request):
-            replies = await self._ask(target, request)
+            replies = await self._broadcast(target, request)
             if wrong := [reply for _, reply in replies if reply.status != 200]:
                 return wrong[0]
             models[target.name] = {name: json.loads(reply.body) for name, reply in replies}
@@ -117,13 +172,13 @@ class Broadcast:
 
     def _measured(self, request: Incoming) -> Iterable[ModelTarget]:
         """The models whose metrics are asked for. Raises NotSupportedError: there are none."""
-        if not self._has_metrics:
+        if not self._config.metrics_endpoint:
             raise NotSupportedError(
                 "This server does not support metrics endpoint. Start it with `--metrics`"
             )
         return [self._targets.of(request)] if request.args.get("model") else self._targets
 
-    async def _ask(
+    async def _broadcast(
         self, target: ModelTarget, request: Incoming
     ) -> Sequence[tuple[str, IngressReply]]:
         """Ask all replicas of a model; gives their names and answers.
@@ -133,7 +188,6 @@ class Broadcast:
         Raises:
             TrioServeError: none answers.
         """
-
         names = await self._names(target, request)
         calls: Iterable[tuple[ModelTarget, CallOptions]] = (
             (target, {"key": name or None, "patience": _PATIENCE}) for name in names
@@ -164,28 +218,11 @@ class Broadcast:
             )
         return names or ("",)
 
+    # -- streams that can be resumed
 
-_PREFER = "Prefer"
-
-#: In the query of a stream's address: the model, and the name that stands for the replica.
-_AT = "at"
-
-
-class Streams:
-    """Finds the replicas that have streams.
-
-    Args:
-        targets: the models.
-        finds_replicas: whether requests with the same key get to the same replica.
-    """
-
-    def __init__(self, targets: Targets, *, finds_replicas: bool) -> None:
-        self._targets = targets
-        self._finds_replicas = finds_replicas or all(one.is_single for one in targets)
-
-    async def begin(self, target: ModelTarget, request: Incoming) -> IngressReply:
+    async def _pass_on(self, request: Incoming) -> IngressReply:
         """Have a replica answer a request, which may make a stream to be read again."""
-        name = request.headers.get(ID)
+        target, name = self._targets.of(request), request.headers.get(ID)
         is_for_later = "respond-async" in request.headers.get(_PREFER, "").lower()
         if request.method != "POST" or not (name or is_for_later):
             return await self._targets.call(target, request)
@@ -196,9 +233,9 @@ class Streams:
         answer = await self._targets.call(target, request, key=key)
         return await _addressed(answer, target.name, key) if answer.status == 202 else answer
 
-    async def by_name(self, request: Incoming) -> IngressReply:
+    async def _stream_by_name(self, request: Incoming) -> IngressReply:
         """Read or stop the stream of a conversation: whichever model has it."""
-        self._check(request)
+        self._check_finds(request)
         key = request.args.get("conv_id")
         missing: IngressReply | None = None
         for target in self._targets:
@@ -209,9 +246,9 @@ class Streams:
         assert missing is not None
         return missing
 
-    async def by_secret(self, request: Incoming) -> IngressReply:
+    async def _stream_by_secret(self, request: Incoming) -> IngressReply:
         """Read or stop a stream by the address that its POST was given."""
-        self._check(request)
+        self._check_finds(request)
         try:
             name, key = json.loads(base64.urlsafe_b64decode(request.args.get(_AT, "")))
             target = self._targets.by_name[name]
@@ -220,9 +257,9 @@ class Streams:
         sent = request.sent(**{_AT: None})
         return await self._targets.call(target, request, sent=sent, key=str(key))
 
-    async def lookup(self, request: Incoming) -> IngressReply:
+    async def _lookup(self, request: Incoming) -> IngressReply:
         """Ask for each conversation where it would be."""
-        self._check(request)
+        self._check_finds(request)
         ids = request.fields.get("conversation_ids")
         if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
             return await self._targets.ask(self._targets.first, request)
@@ -239,104 +276,17 @@ class Streams:
             merged += json.loads(found.body)
         return IngressReply.json(merged)
 
-    def _check(self, request: Incoming) -> None:
+    def _check_finds(self, request: Incoming) -> None:
         if not self._finds_replicas:
             raise NotSupportedError(
                 f"{request.path} needs the router of requests, which finds the replica that has a "
                 "stream. This application was built with router=False."
             )
 
-
-async def _addressed(answer: IngressReply, model: str, key: str) -> IngressReply:
-    """Say in the address of a stream who has it."""
-    body = json.loads((await answer.whole()).body)
-    at = base64.urlsafe_b64encode(json.dumps([model, key]).encode()).decode()
-    location = f"{body['location']}?{urlencode({_AT: at})}"
-    headers = [each for each in answer.headers if each[0] not in (b"location", b"content-length")]
-    return IngressReply(
-        status=answer.status,
-        headers=[*headers, (b"location", location.encode())],
-        body=sse.encode({**body, "location": location}).encode(),
-    )
-
-
-def _without_names(sent: Sent) -> Sent:
-    """Leave out what would make an answer a stream that can be read again."""
-    method, target, headers, body = sent
-    names = (ID.lower().encode(), _PREFER.lower().encode())
-    return method, target, [each for each in headers if each[0] not in names], body
-
-
-#: Answers a request.
-Handler: TypeAlias = Callable[[Incoming], Awaitable[IngressReply]]
-
-#: Seconds that a list waits for a replica of a model.
-_LIST_PATIENCE = 2.0
-
-_READS = ("GET", "HEAD")
-
-
-class Routes:
-    """Has requests answered.
-
-    Args:
-        config: what clients see, whatever the model.
-        targets: the models.
-        finds_replicas: whether requests with the same key get to the same replica.
-    """
-
-    def __init__(self, config: Config, targets: Targets, *, finds_replicas: bool) -> None:
-        self._config = config
-        self._targets = targets
-        self._lists = {
-            path: list_of for each in vendors.registered for path, list_of in each.lists.items()
-        }
-        self._streams = Streams(targets, finds_replicas=finds_replicas)
-        every = Broadcast(targets, has_metrics=config.metrics_endpoint)
-        reads: Mapping[str, Handler] = {
-            "/health": self._ready,
-            "/v1/health": self._ready,
-            "/health/ready": self._ready,
-            "/health/live": self._live,
-            "/metrics": every.metrics,
-            "/props": self._props,
-            "/slots": every.slots,
-            "/v1/metrics": every.snapshot,
-            "/v1/stream": self._streams.by_name,
-            **dict.fromkeys(self._lists, self._list),
-        }
-        self._own: Mapping[tuple[str, str], Handler] = {
-            **{(method, path): handler for path, handler in reads.items() for method in _READS},
-            ("DELETE", "/v1/stream"): self._streams.by_name,
-            ("POST", "/v1/streams/lookup"): self._streams.lookup,
-            ("POST", "/lora-adapters"): every.all,
-            ("POST", "/props"): every.all,
-        }
-        self._owner = every.owner
-        self._below: Mapping[str, Handler] = {
-            "/slots/": every.one,
-            "/v1/stream/": self._streams.by_secret,
-        }
-
-    async def answer(self, request: Incoming) -> IngressReply:
-        """Answer a request. The caller closes the reply.
-
-        Raises:
-            TrioServeError: the request is wrong, or cannot be answered.
-        """
-        handler = self._own.get((request.method, request.path))
-        for prefix, below in self._below.items():
-            if request.path.startswith(prefix):
-                handler = below
-        if request.method == "POST" and vendors.is_about_answer(request.path):
-            handler = self._owner
-        if handler is not None:
-            return await handler(request)
-        return await self._streams.begin(self._targets.of(request), request)
+    # -- all models
 
     async def _each(self, request: Incoming) -> Mapping[str, IngressReply | TrioServeError]:
         """Ask a replica of each model; gives the answers, or what went wrong."""
-
         calls: Iterable[tuple[ModelTarget, CallOptions]] = (
             (target, {"patience": _LIST_PATIENCE}) for target in self._targets
         )
@@ -377,3 +327,23 @@ class Routes:
             return await self._targets.ask(self._targets.of(request), request)
         described = proxy.properties(self._config, max_models=len(self._targets), autoload=False)
         return IngressReply.json(described)
+
+
+async def _addressed(answer: IngressReply, model: str, key: str) -> IngressReply:
+    """Say in the address of a stream who has it."""
+    body = json.loads((await answer.whole()).body)
+    at = base64.urlsafe_b64encode(json.dumps([model, key]).encode()).decode()
+    location = f"{body['location']}?{urlencode({_AT: at})}"
+    headers = [each for each in answer.headers if each[0] not in (b"location", b"content-length")]
+    return IngressReply(
+        status=answer.status,
+        headers=[*headers, (b"location", location.encode())],
+        body=sse.encode({**body, "location": location}).encode(),
+    )
+
+
+def _without_names(sent: Sent) -> Sent:
+    """Leave out what would make an answer a stream that can be read again."""
+    method, target, headers, body = sent
+    names = (ID.lower().encode(), _PREFER.lower().encode())
+    return method, target, [each for each in headers if each[0] not in names], body

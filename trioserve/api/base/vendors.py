@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, TypeAlias
 
 import attrs
@@ -140,9 +141,15 @@ class Vendor:
     answer_rules: tuple[str, ...] = ()
     unloaded: Callable[[str, Fields], Mapping[str, Any] | None] = _loads_always
 
+    _beginnings: tuple[str, ...] = attrs.field(init=False)
+
+    @_beginnings.default
+    def _find_beginnings(self) -> tuple[str, ...]:
+        return tuple(f"{path}/" for path in self.paths)
+
     def has(self, path: str) -> bool:
         """Whether a path has the vendor's forms."""
-        return any(path == each or path.startswith(f"{each}/") for each in self.paths)
+        return f"{path}/".startswith(self._beginnings)
 
 
 #: The vendors, in the order of their registration.
@@ -177,8 +184,10 @@ def prompt_fields(path: str) -> PromptFields | None:
 
 def is_about_answer(path: str) -> bool:
     """Whether a POST to this path is about an answer that another request began."""
-    return any(
-        re.fullmatch(re.sub("<[^>]*>", "[^/]+", rule), path)
-        for each in registered
-        for rule in each.answer_rules
-    )
+    rules = (rule for each in registered for rule in each.answer_rules)
+    return any(_pattern_of(rule).fullmatch(path) for rule in rules)
+
+
+@cache
+def _pattern_of(rule: str) -> re.Pattern[str]:
+    return re.compile(re.sub("<[^>]*>", "[^/]+", rule))

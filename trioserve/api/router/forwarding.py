@@ -315,7 +315,8 @@ async def _parts(
             yield passed.write(json.loads(await answer.receive_all()))
             return
         while part := await answer.receive():
-            yield passed.note(part)
+            passed.n_events += part.count(b"\n\n")
+            yield part
     except ModelProcessError as error:
         if passed.can_end(answer.header(b"content-type")):
             yield passed.last_event(error)

@@ -89,7 +89,7 @@ def answer_headers(headers: Headers) -> Headers:
 
 
 class PassedStream:
-    """Counts the events of a stream that are passed on, for the error that may end it.
+    """A stream that is passed on, and the error that may end it after `n_events` of its events.
 
     Args:
         path: that of the request.
@@ -100,12 +100,7 @@ class PassedStream:
         self._content_type = vendor_of(path).streams.content_type.encode()
         self._shape = errors.shape_of(path)
         self._request_id = request_id
-        self._n_events = 0
-
-    def note(self, part: bytes) -> bytes:
-        """Count what a part of the body has, and return it."""
-        self._n_events += part.count(b"\n\n")
-        return part
+        self.n_events = 0
 
     def can_end(self, content_type: bytes) -> bool:
         """Whether an answer of this type can tell in its body that it has failed."""
@@ -117,7 +112,7 @@ class PassedStream:
 
     def write(self, body: Mapping[str, Any]) -> bytes:
         """Write the body of an error as the last event."""
-        return self._shape.event(body, self._n_events)
+        return self._shape.event(body, self.n_events)
 
 
 # -- what a server of many models says of itself
