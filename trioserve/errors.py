@@ -69,11 +69,11 @@ class StreamStoppedError(RequestEndedError):
 
 
 class AbandonedError(RequestEndedError):
-    """Work was given up because nobody waits for it any longer."""
+    """Work was given up because no request waits for it any longer."""
 
 
 class EngineError(TrioServeError):
-    """The engine could not go on with this request, or with any. A client is not told why."""
+    """The engine could not continue this request, or any. The client does not learn why."""
 
     public: ClassVar[str | None] = "The inference engine failed."
 
@@ -360,7 +360,7 @@ class ToolRuntimeError(TrioServeError):
 
 
 class ToolError(TrioServeError):
-    """A tool could not be run, or has failed. A model is told so as the result of its call."""
+    """A tool could not be run, or has failed. The model gets this as the result of its call."""
 
     code = "tool_failed"
 

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from tests.support.configs import read, refused
+from tests.support.configs import refused
 from trioserve.config import Config, unsupported
 from trioserve.config.flags import FLAGS
-from trioserve.config.parse import parse
+from trioserve.config.parse import from_environment, parse
 
 
 def test_what_is_not_there_yet_is_refused() -> None:
@@ -51,5 +51,5 @@ def test_the_table_of_unsupported_flags_is_sound() -> None:
 
 def test_a_note_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="trioserve"):
-        read("--warmup")
-    assert caplog.messages == ["--warmup has no effect: the model is not warmed up"]
+        from_environment({"LLAMA_ARG_PERF": "1"})
+    assert caplog.messages == ["LLAMA_ARG_PERF has no effect: timings are always measured"]

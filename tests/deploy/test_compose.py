@@ -14,7 +14,7 @@ import yaml
 
 from tests.support.deployment import DEPLOY, load
 from trioserve.config.flags import FLAGS
-from trioserve.config.parse import config_from
+from trioserve.config.parse import parse
 
 COMPOSE = DEPLOY / "compose.yaml"
 WATCH = DEPLOY / "compose.watch.yaml"
@@ -53,7 +53,7 @@ def test_the_environment_is_one_that_the_server_takes_as_it_is_without_a_dotenv(
         name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", value)
         for name, value in service("trioserve")["environment"].items()
     }
-    config = config_from([], given)
+    config = parse([], given).config
     assert config.model is None
     assert config.metrics_endpoint is True
     seconds = int(re.fullmatch(r"(\d+)s", service("trioserve")["stop_grace_period"])[1])

@@ -28,7 +28,7 @@ from tests.support.media_models import write_pair
 from tests.support.waiting import patiently
 from trioserve.app import create_app
 from trioserve.chat.markers import media_marker
-from trioserve.config.parse import config_from
+from trioserve.config.parse import parse
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER")
 pytestmark = pytest.mark.skipif(not LLAMA_SERVER, reason="LLAMA_SERVER names no binary")
@@ -150,7 +150,7 @@ def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
 async def test_the_answers_are_the_same(tmp_path: Path, name: str) -> None:
     flags, calls = MODELS[name]
     flags = ["-m", str(write(name, tmp_path)), *flags, *EXACT]
-    app = create_app(config_from(flags, {}))
+    app = create_app(parse(flags, {}).config)
     async with llama_server(flags) as theirs, serving(app) as ours:
         await app.extensions["trioserve"].wait_loaded()
         async with httpx.AsyncClient(timeout=30) as client:
@@ -179,7 +179,7 @@ async def test_the_answers_about_images_are_the_same(
                                                   {"type": "text", "text": "."}]}}),
     ]  # fmt: skip
     flags = [*pair.flags, "--embeddings", "--pooling", "last", *EXACT, "-c", "2048"]
-    app = create_app(config_from(flags, {}))
+    app = create_app(parse(flags, {}).config)
     try:
         async with (
             llama_server(flags, LLAMA_MEDIA_MARKER=marker) as theirs,

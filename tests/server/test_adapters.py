@@ -15,7 +15,7 @@ from tests.support.http_server import serving
 from tests.support.lora_files import make_lora
 from trioserve.app import create_app
 from trioserve.config import Config
-from trioserve.config.parse import config_from
+from trioserve.config.parse import parse
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.engine.planner import AdapterTurns
 from trioserve.errors import ConfigError, EngineError, InvalidRequestError, ModelLoadError
@@ -100,21 +100,21 @@ def test_the_engine_refuses_one_that_is_not_there() -> None:
 
 def test_flags() -> None:
     argv = ["--lora", 'a.gguf,"b,c.gguf"', "--lora-scaled", "d:e.gguf:0.5,f.gguf:-1"]
-    config = config_from(argv, {})
+    config = parse(argv, {}).config
     assert config.lora_files == (
         ("a.gguf", 1.0),
         ("b,c.gguf", 1.0),
         ("d:e.gguf", 0.5),
         ("f.gguf", -1.0),
     )
-    switched_off = config_from([*argv, "--lora-init-without-apply"], {})
+    switched_off = parse([*argv, "--lora-init-without-apply"], {}).config
     assert [scale for _, scale in switched_off.lora_files] == [0.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("value", ["a.gguf", "a.gguf:", ":1", "a.gguf:x", "a.gguf:nan"])
 def test_a_scale_that_is_none(value: str) -> None:
     with pytest.raises(ConfigError):
-        config_from(["--lora-scaled", value], {})
+        parse(["--lora-scaled", value], {})
 
 
 def test_not_with_embeddings() -> None:

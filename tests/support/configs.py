@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from trioserve.config import Config
-from trioserve.config.parse import config_from
+from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
 
 
 def read(*argv: str, **environ: str) -> Config:
-    return config_from(argv, environ)
+    return parse(argv, environ).config
 
 
 def refused(*argv: str, **environ: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        config_from(argv, environ)
+        parse(argv, environ)
     return caught.value.message

@@ -60,9 +60,9 @@ _N_ARENAS = 2
 def limit_arenas() -> None:
     """Keep memory together that threads allocate; to be called before there are any.
 
-    glibc gives threads heaps of their own, eight for each core. Workers come and go with the
-    requests, and each leaves memory behind that the others do not use. The heaps would spare
-    threads that allocate at the same time some waiting: Python's have to wait for each other
+    glibc makes up to eight heaps for each core, and spreads threads over them. Workers come and go
+    with the requests, and each leaves memory behind that the others do not use. The heaps would
+    spare threads that allocate at the same time some waiting: Python's have to wait for each other
     anyway, and llama.cpp's allocate little.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

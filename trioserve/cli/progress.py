@@ -38,7 +38,7 @@ _INTERVAL = 0.1
 
 
 class StatusPipe:
-    """Tells the status to whoever started this process, if that wants to know.
+    """Tells the status to the program that started this process, if it gave a descriptor for that.
 
     May be used by any thread.
     """
@@ -49,14 +49,14 @@ class StatusPipe:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody listens."""
+        """Whether there is a descriptor to write to."""
         return self._descriptor is not None
 
     def tell(self, state: str, **fields: Any) -> None:
         """Tell a state, with what belongs to it."""
         if self._descriptor is not None:
             line = json.dumps({"state": state, **fields}) + "\n"
-            with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+            with contextlib.suppress(BrokenPipeError):  # the program has closed its end
                 os.write(self._descriptor, line.encode())
 
     def progress(self, share: float, state: str = "loading") -> None:

@@ -56,7 +56,7 @@ def serve(
     Args:
         config: what to serve.
         status: where to tell how that goes; the default is nowhere.
-        catalog: the models to serve, each in a process of its own, in place of the one that the
+        catalog: the models to serve, one process for each, in place of the one that the
             configuration names.
     """
     status = status or StatusPipe()
@@ -187,7 +187,7 @@ def _hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hyp
     made.bind = [f"fd://{os.dup(each.fileno())}" for each in listening]
     made.certfile, made.keyfile = config.ssl_cert_file, config.ssl_key_file
     made.backlog = _BACKLOG
-    made.accesslog = None  # requests have log lines of their own
+    made.accesslog = None  # the app logs each request
     made.errorlog = logger
     made.keep_alive_timeout = config.keep_alive_timeout
     made.keep_alive_max_requests = 2**31
@@ -267,13 +267,13 @@ def _exit_soon(code: int) -> None:
 # -- sockets
 
 #: Bytes that the kernel holds for a client that does not read; connections inherit it. Left to
-#: itself, the kernel would take megabytes, which is thousands of tokens that nobody reads.
+#: itself, the kernel would take megabytes, which is thousands of unread tokens.
 _SEND_BUFFER = 128 * 1024
 
 
 @contextmanager
 def open_sockets(config: Config) -> Iterator[list[socket.socket]]:
-    """Bind a socket to each address of `Config.host`; they are closed in the end.
+    """Bind a socket to each address of `Config.host`; they are closed at the end of the block.
 
     Raises:
         ConfigError: an address cannot be used.
@@ -323,7 +323,7 @@ def open_socket(host: str, port: int, *, reuse: bool = False, both: bool = True)
 
 
 def _open_path(path: Path) -> socket.socket:
-    """Bind a Unix socket, in the place of one that nobody listens on any more."""
+    """Bind a Unix socket, in place of one whose server has ended."""
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket():

@@ -146,7 +146,7 @@ class Config:
         "made large enough for all slots at that length; 0 = no limit")
     context_shift: bool = _context(False,
         "--context-shift | --no-context-shift LLAMA_ARG_CONTEXT_SHIFT",
-        help="when the context is full, drop its older half and go on")
+        help="when the context is full, drop its older half and continue")
     cache_prompt: bool = _context(True, "--cache-prompt | --no-cache-prompt LLAMA_ARG_CACHE_PROMPT",
         help="reuse the part of a prompt that is already in the KV cache")
     cont_batching: bool = _context(True,
@@ -404,7 +404,7 @@ class Config:
         help="frames to take of each second of a video; 0 = all")
     video_timestamp_interval: int = _media(5000,
         "--video-timestamp-interval LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL", min=0, max=INT32_MAX,
-        help="milliseconds of a video after which the model is told the time again; 0 = never")
+        help="interval at which a prompt names the time in a video, in milliseconds; 0 = never")
     media_path: str | None = _media(None, "--media-path", check=checks.directory,
         help="directory of files that requests may name, as file:// and their path in it")
     media_urls: tuple[str, ...] = _media((), check=parse_host,
@@ -426,11 +426,11 @@ class Config:
     media_timeout: float = _media(30.0, min=0.001,
         help="seconds that fetching a file may take, and decoding one")
     transcription_model: str | None = _media(None, check=checks.whisper_model,
-        help="Whisper model that transcribes recordings in a process of its own, instead of the "
+        help="Whisper model that transcribes recordings in a separate process, instead of the "
         "loaded model: a directory, or a name such as small, which is downloaded; it needs "
         "trioserve[whisper]")
     transcription_prompt: str = _media("Transcribe audio to text",
-        help="what the loaded model is told to do with a recording that it transcribes")
+        help="the instruction that the loaded model gets with a recording to transcribe")
 
     # -- Embeddings
     embeddings: bool = _embedding(False, "--embedding --embeddings LLAMA_ARG_EMBEDDINGS",
@@ -486,8 +486,8 @@ class Config:
 
     # -- Models
     models_dir: str | None = _models(None, "--models-dir LLAMA_ARG_MODELS_DIR",
-        help="directory of GGUF files to choose from, instead of one model; what belongs together "
-        "is in a folder of its own")
+        help="directory of GGUF files to choose from, instead of one model; files that belong "
+        "together are in one subfolder")
     models_preset: str | None = _models(None, "--models-preset LLAMA_ARG_MODELS_PRESET",
         help="INI file with a section of flags for each model, and [*] for all of them")
     models_max: int = _models(4, "--models-max LLAMA_ARG_MODELS_MAX", min=0,
@@ -501,8 +501,8 @@ class Config:
         help="how a name in a request may differ from that of a model, separated by commas; case = "
         "in its case, part = by being a part of that name only, exact = not at all")
     models_default: str | None = _models(None,
-        help="name of the model for requests that name none, or none that is there; without it, "
-        "these are refused with status 400")
+        help="name of the model for requests that name none or an unknown one; without it, these "
+        "are refused with status 400")
 
     # -- Server
     host: str = _server("127.0.0.1", "--host LLAMA_ARG_HOST", check=checks.hosts,
@@ -612,8 +612,8 @@ class Config:
         help="seconds that a step of the engine may take before /health/live answers with status "
         "503; 0 = no limit")
     on_engine_failure: str = _limit("exit", choices=("exit", "stay"),
-        help="what to do when an exception has broken the engine; exit = end the process with exit "
-        "code 1, stay = go on answering with errors")
+        help="what to do when an exception has broken the engine; exit = end the process with "
+        "exit code 1, stay = continue, and answer with errors")
     max_connections: int = _limit(0, min=0,
         help="connections that may be open; further ones get status 503; 0 = the limit of "
         "descriptors, less 64 for files")
@@ -642,7 +642,7 @@ class Config:
     log_file: str | None = _log(None, "--log-file LLAMA_ARG_LOG_FILE",
         help="file that log lines are appended to as well, as JSON")
     log_prompts_dir: str | None = _log(None, "--log-prompts-dir",
-        help="directory in which each prompt is kept as a file of its own, for debugging")
+        help="directory in which each prompt is kept as a separate file, for debugging")
     log_colors: str = _log("auto", "--log-colors LLAMA_ARG_LOG_COLORS",
         choices=("auto", "on", "off"),
         help="whether pretty log lines have colors; auto = on a terminal")

@@ -156,7 +156,7 @@ def _flags_of_fields() -> Iterator[Flag]:
         yield _flag(f"sampling.{name}", names, text)
 
 
-#: Flags that set a field in another way than its own flag does, or have no field of their own.
+#: Further flags of a field, which set it in another way.
 # fmt: off
 _OTHER_FLAGS = (
     _flag("sampling.samplers", "--samplers", read=readers.samplers, adds=False,

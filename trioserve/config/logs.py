@@ -55,7 +55,7 @@ class Sink:
     """Writes text, if it can.
 
     What cannot be written (the disk is full, the pipe's reader has gone or does not read) is
-    counted, and the log says so once it can be written again. It goes around the buffers of
+    counted, and the log has the number once it can be written again. It goes around the buffers of
     `stream`, which would keep what failed and fail with it again.
     """
 
@@ -69,7 +69,7 @@ class Sink:
         is_raw = isinstance(buffer, io.RawIOBase)
         self._raw: io.RawIOBase | None = buffer if is_raw else getattr(buffer, "raw", None)
         self._poll = _poll_of(self._raw)
-        self._is_stuck = False  # nobody read the last time
+        self._is_stuck = False  # the reader took nothing the last time
         self._is_torn = False  # a part of a line was written, and the rest was not
         self._is_telling = False
         self._lock = threading.RLock()
@@ -127,7 +127,7 @@ class Sink:
 def configure(config: Config, stream: TextIO | None = None) -> None:
     """Write log lines to `stream` (standard error) in the form and from the level of `config`.
 
-    Calling it again replaces what was there, except for loggers that were used before: these keep
+    Calling it again replaces this, except for loggers that were used before: these keep
     their form, because structlog caches them, which is what makes a filtered line cheap.
 
     Raises:

@@ -79,27 +79,18 @@ class Parsed:
     file: str | None
 
 
-def config_from(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
-    """Read flags (without the name of the program) and variables; flags win.
+def from_environment(environ: Mapping[str, str]) -> Config:
+    """Read the variables, and a file that they name, for a server that something else starts.
 
     Notes go to the log as warnings.
 
     Raises:
-        ConfigError: a flag or variable is unknown, not there yet, or has a value that is wrong.
+        ConfigError: as `parse`.
     """
-    parsed = parse(argv, environ)
+    parsed = parse((), environ)
     for note in parsed.notes:
         _log.warning(note)
-    return parsed.config
-
-
-def from_environment(environ: Mapping[str, str]) -> Config:
-    """Read the variables, and a file that they name, for a server that something else starts.
-
-    Raises:
-        ConfigError: as `config_from`.
-    """
-    config = config_from((), environ)
+    config = parsed.config
     why = "the program that serves the app opens the socket"
     for flag in FLAGS:
         if flag.field in _FOR_THE_COMMAND and getattr(config, flag.field) != flag.default:
@@ -108,17 +99,17 @@ def from_environment(environ: Mapping[str, str]) -> Config:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
-    """Like `config_from`, with what else the command line says.
+    """Read flags (without the name of the program), variables and a file; they win in this order.
 
     Raises:
-        ConfigError: as `config_from`.
+        ConfigError: a flag or variable is unknown, not there yet, or has a value that is wrong.
     """
     notes: list[str] = []
     line = _CommandLine(notes)
     line.read(argv)
     path = line.file or environ.get(CONFIG_VARIABLE)
     others = {name: text for name, text in environ.items() if name != CONFIG_VARIABLE}
-    file = _read_toml(path, notes) if path else _Source()
+    file = _read_toml(path, notes) if path else _Settings()
     variables = _read_environment(others, notes)
     values = file.values | variables.values | line.found.values
     config = _build(values)
@@ -147,7 +138,7 @@ def _build(values: Mapping[str, Any]) -> Config:
 
 
 @attrs.frozen
-class _Source:
+class _Settings:
     """What a source sets: the values of fields, and the words that a command line would have."""
 
     values: dict[str, Any] = attrs.field(factory=dict)
@@ -168,7 +159,7 @@ class _CommandLine:
     """What the words of a command line say, once `read` has seen them."""
 
     def __init__(self, notes: list[str]) -> None:
-        self.found = _Source()
+        self.found = _Settings()
         self.action: Action = "serve"
         self.file: str | None = None
         self._notes = notes
@@ -243,13 +234,13 @@ _VERTEX = (
 )
 
 
-def _read_environment(environ: Mapping[str, str], notes: list[str]) -> _Source:
+def _read_environment(environ: Mapping[str, str], notes: list[str]) -> _Settings:
     """Read the variables that set fields, and add to `notes` what a person should know.
 
     Raises:
         ConfigError: a variable is not known, or has a value that cannot be used.
     """
-    found = _Source()
+    found = _Settings()
     for flag_name, variable, default in _VERTEX if environ.get("AIP_MODE") == "PREDICTION" else ():
         if text := environ.get(variable) or default:
             is_route = flag_name.endswith("route")
@@ -284,7 +275,7 @@ def _unsupported_variable(name: str, text: str, notes: list[str]) -> None:
 # -- a file: its keys are the long flags without the dashes
 
 
-def _read_toml(path: str, notes: list[str]) -> _Source:
+def _read_toml(path: str, notes: list[str]) -> _Settings:
     """Read the file, and add to `notes` what a person should know.
 
     Raises:
@@ -297,7 +288,7 @@ def _read_toml(path: str, notes: list[str]) -> _Source:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    found = _Source()
+    found = _Settings()
     for key, value in table.items():
         source = f"{path}{_line_of(key, text)}: {key}"
         name = f"--{key.replace('_', '-')}"
@@ -312,7 +303,7 @@ def _read_toml(path: str, notes: list[str]) -> _Source:
     return found
 
 
-def _put_key(found: _Source, flag: Flag, name: str, value: Any, source: str) -> None:
+def _put_key(found: _Settings, flag: Flag, name: str, value: Any, source: str) -> None:
     if name in flag.negative:
         key = flag.names[-1].removeprefix("--")
         raise ConfigError(f"{source}: write {key} = true or {key} = false instead")
@@ -361,7 +352,7 @@ def _argv_of_field(field: str, value: Any) -> tuple[str, ...]:
     """Find words that set a field to a value, by reading them again."""
     own = [flag for flag in FLAGS if flag.field == field and not flag.sets]
     for flag, texts in ((each, texts) for each in own for texts in _ways(each, value)):
-        found = _Source()
+        found = _Settings()
         with contextlib.suppress(ConfigError):
             for text in texts:
                 found.put(flag, text, field)

@@ -48,7 +48,6 @@ from trioserve.types.media import (
 )
 from trioserve.types.params import (
     DEFAULT_SAMPLERS as DEFAULT_SAMPLERS,
-    GRAMMAR_KINDS as GRAMMAR_KINDS,
     MAX_SALT as MAX_SALT,
     MAX_SCALE as MAX_SCALE,
     SAMPLER_LETTERS as SAMPLER_LETTERS,

@@ -35,7 +35,7 @@ class CancelReason(enum.Enum):
     DISCONNECT = "disconnect"  # the client went away
     CALLER = "caller"  # a cancel scope around the call
     DEADLINE = "deadline"  # the request's own deadline
-    STALLED = "stalled_reader"  # nobody reads what is generated
+    STALLED = "stalled_reader"  # the client does not read what is generated
     SHUTDOWN = "shutdown"  # the server's drain ran out of time
 
 
@@ -189,7 +189,7 @@ class Chunk:
 
 @attrs.frozen
 class Chunks:
-    """A `Chunk` of one token for each of many tasks, in columns: to make so many takes time."""
+    """A `Chunk` of one token for each of many tasks, in columns, which are quicker to make."""
 
     task_ids: Sequence[int]
     texts: Sequence[str]
@@ -327,7 +327,7 @@ class WaitingStatus:
     n_prompt: int
     priority: int
     waited_s: float
-    #: How long it goes on waiting, by the pace of late; none while no pace is known.
+    #: The estimated rest of its wait, by the pace of late; none while no pace is known.
     wait_s: float | None = None
     adapters: Adapters = ()
 
@@ -338,7 +338,7 @@ _NOW = frozenset({"n_cells", "n_cells_used", "n_cells_running", "threads", "thre
 
 @attrs.define(kw_only=True)
 class EngineCounters:
-    """What an engine has done since its start, or what is so now. Times are in seconds.
+    """What an engine has done since its start, or holds now. Times are in seconds.
 
     An engine adds to its own, and hands out copies.
     """
@@ -366,7 +366,7 @@ class EngineCounters:
     media_s: float = 0.0  # in which the encoder worked
 
     def after(self, earlier: EngineCounters) -> EngineCounters:
-        """Go on with the counts of an engine that ran before this one."""
+        """Add the counts of an engine that ran before this one."""
         sums = {
             name: value + getattr(earlier, name)
             for name, value in attrs.asdict(self).items()

@@ -1,7 +1,7 @@
 """Images, sound and video: as clients send them, as they are decoded, and as parts of a prompt.
 
 A file goes through three forms. A `MediaSource` is what a request says, and may be anything at all.
-`DecodedMedia` is what a process of its own has made of it: pixels, or samples. A `MediaChunk` is
+`DecodedMedia` is what a child process has made of it: pixels, or samples. A `MediaChunk` is
 a part of a prompt, as the model's projector has cut it; the model takes its embeddings in place
 of tokens.
 """
@@ -22,7 +22,7 @@ MediaKind: TypeAlias = Literal["image", "audio", "video"]
 #:     - | digest of the id | cells of the chunk | positions of the chunk | place in the chunk |
 CellKey: TypeAlias = int
 
-#: The last three of these have so many bits each.
+#: The number of bits of each of the last three.
 _BITS = 24
 _MASK = (1 << _BITS) - 1
 
@@ -179,7 +179,7 @@ class MediaChunk:
     id: str
     #: Whether its cells see only those before them. If not, all are decoded in one ubatch.
     is_causal: bool = True
-    #: What the projector has prepared; nobody else looks into it.
+    #: What the projector has prepared; no other code reads it.
     content: Any = attrs.field(repr=False)
     #: What its cells are compared by, in the KV cache.
     keys: tuple[CellKey, ...] = attrs.field(init=False, repr=False)

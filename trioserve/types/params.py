@@ -51,7 +51,7 @@ def is_bool(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None
 
 
 def is_text(max_length: int) -> Validator:
-    """Make an attrs validator: a string with at most so many characters."""
+    """Make an attrs validator: a string of at most `max_length` characters."""
 
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, str) or len(value) > max_length:
@@ -240,7 +240,7 @@ class Thinking:
 
     start: str
     end: str = attrs.field(validator=attrs.validators.min_len(1))
-    #: The prompt ends with `start`, so that the output goes on with reasoning.
+    #: The prompt ends with `start`, so that the output continues the reasoning.
     begun: bool = False
 
 
@@ -263,7 +263,7 @@ class Grammar:
     param: str = attrs.field(default="grammar", eq=False, kw_only=True)
     #: What a lazy grammar waits for: one text of each group, group after group. From there on the
     #: output must look as the grammar says. Names of control tokens count as text. A token that
-    #: ends a trigger and goes on in a way that the grammar does not allow is not chosen.
+    #: ends a trigger and continues in a way that the grammar does not allow is not chosen.
     triggers: tuple[tuple[str, ...], ...] = attrs.field(
         default=(), validator=_are_triggers, kw_only=True
     )

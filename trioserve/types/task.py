@@ -151,11 +151,11 @@ Adapters = tuple[tuple[int, float], ...]
 class CacheRoot(NamedTuple):
     """What two texts must have in common before one may start from what was computed for the other.
 
-    Each such set has a tree of prefixes of its own, in the KV cache and in RAM.
+    Each root has its tree of prefixes, in the KV cache and in RAM.
     """
 
     adapters: Adapters = ()
-    #: Whose text it is: a digest of an API key; empty: everybody's.
+    #: Whose text it is: a digest of an API key; empty: any client may share it.
     owner: str = ""
     #: A digest of the request's `cache_salt`; empty: it had none.
     salt: str = ""
@@ -216,7 +216,7 @@ def _to_prompts(texts: Iterable[Prompt | Iterable[TokenId]]) -> tuple[Prompt, ..
 
 @attrs.frozen
 class EmbeddingTask:
-    """What one request asks of an engine for embeddings: texts, each of which gets one.
+    """What one request asks of an engine for embeddings: one for each text.
 
     A text may have media in it. To make a task takes a while with many texts: it looks at every
     token.

@@ -29,7 +29,7 @@ from tests.support.gguf_models import (
 from tests.support.plain_loop import EXACT
 from tests.support.scripted_embedder import ScriptedEmbedder
 from trioserve.config import Config
-from trioserve.config.parse import config_from
+from trioserve.config.parse import parse
 from trioserve.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -331,14 +331,14 @@ async def test_models_that_cannot_do_it_are_refused(mean: Bert, decoder: Path) -
 
 
 def test_options() -> None:
-    config = config_from(["--embedding", "--pooling", "cls", "--embd-normalize", "-1"], {})
+    config = parse(["--embedding", "--pooling", "cls", "--embd-normalize", "-1"], {}).config
     assert (config.embeddings, config.pooling, config.embd_normalize) == (True, "cls", -1)
-    assert config_from([], {"LLAMA_ARG_RERANKING": "1"}).serves_embeddings
-    assert config_from([], {"LLAMA_ARG_EMBEDDINGS": "1", "LLAMA_ARG_POOLING": "last"}).embeddings
-    assert not config_from([], {}).serves_embeddings
+    assert parse([], {"LLAMA_ARG_RERANKING": "1"}).config.serves_embeddings
+    assert parse([], {"LLAMA_ARG_EMBEDDINGS": "1", "LLAMA_ARG_POOLING": "last"}).config.embeddings
+    assert not parse([], {}).config.serves_embeddings
     for flags in (["--pooling", "cls"], ["--rerank", "--pooling", "cls"], ["--pooling", "x"]):
         with pytest.raises(ConfigError):
-            config_from(flags, {})
+            parse(flags, {})
 
 
 # -- cancellation and limits, on a script

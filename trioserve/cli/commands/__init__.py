@@ -29,7 +29,7 @@ class Command:
     usage: str
     help: str
     details: str = ""
-    function: str = ""  # MODULE.FUNCTION here, if it is not ``run`` in a module of its own
+    function: str = ""  # MODULE.FUNCTION; by default ``run`` in the module of that name
 
 
 COMMANDS: Mapping[str, Command] = {

@@ -300,7 +300,7 @@ def _model_size(config: Config) -> int:
     try:
         return resolve(on_disk(config).model).stat().st_size
     except (TrioServeError, OSError):
-        return 0  # the check of the model says so
+        return 0  # the check of the model reports it
 
 
 def _max_threads() -> int | None:

@@ -61,7 +61,7 @@ def _config(name: str | None, flags: Sequence[str], environ: Mapping[str, str]) 
 
 
 def _memory(config: Config) -> dict[str, int | None]:
-    """Estimate what a server of the model needs, and see what there is."""
+    """Estimate the memory that a server of the model needs, and measure what is free."""
     from trioserve.llama.estimate import measure
     from trioserve.llama.machine import free_memory
 

@@ -1,3 +1,7 @@
+"""A configuration written as a command line."""
+
+from __future__ import annotations
+
 import pytest
 
 from trioserve.config import Config
