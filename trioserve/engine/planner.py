@@ -126,11 +126,6 @@ class StepPlan:
             cache, llama.cpp computes those together whose sequences have consecutive numbers.
     """
 
-    __slots__ = (
-        "is_media", "keys", "n_cells", "n_decode", "n_prefill", "others", "requests", "seqs",
-        "streams",
-    )  # fmt: skip
-
     def __init__(
         self,
         streams: list[Slot],

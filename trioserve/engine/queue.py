@@ -15,8 +15,6 @@ AGEING_S = 10.0
 class QueuedRequest:
     """A task in an engine: whose turn it is, and since when."""
 
-    __slots__ = ("admitted_at", "first_in_line", "submitted_at")
-
     task: Task | EmbeddingTask
 
     def __init__(self) -> None:

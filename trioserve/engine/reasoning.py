@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from trioserve.types import Thinking, ThinkingBudget, TokenId
 
@@ -24,9 +25,7 @@ class StringScanner:
 
     def fork(self) -> StringScanner:
         """Copy it, to try another continuation."""
-        other = StringScanner.__new__(StringScanner)
-        other._texts, other._n_held, other._held = self._texts, self._n_held, self._held
-        return other
+        return copy(self)
 
     def feed(self, piece: bytes) -> bytes | None:
         """Take the next bytes; return what follows the text, or None while there is none."""
@@ -54,9 +53,8 @@ class ReasoningScanner:
 
     def fork(self) -> ReasoningScanner:
         """Copy it, to try another continuation."""
-        other = ReasoningScanner.__new__(ReasoningScanner)
-        other._start, other._end, other._head = self._start, self._end.fork(), self._head
-        other.inside = self.inside
+        other = copy(self)
+        other._end = self._end.fork()
         return other
 
     @property
@@ -101,7 +99,7 @@ class TriggerScanner:
 
     def fork(self) -> TriggerScanner:
         """Copy it, to try another continuation."""
-        other = TriggerScanner.__new__(TriggerScanner)
+        other = copy(self)
         other._scanners = [scanner.fork() for scanner in self._scanners]
         return other
 

@@ -48,37 +48,6 @@ class RequestState(QueuedRequest):
     draft comes after the newest token; what the sampler accepts of it becomes part of `keys`.
     """
 
-    __slots__ = (
-        "_shared",
-        "cached",
-        "checkpoints",
-        "draft",
-        "finish_reason",
-        "first_token_at",
-        "forced",
-        "has_new_line",
-        "indent_stop",
-        "keys",
-        "last_token_at",
-        "n_accepted",
-        "n_ahead",
-        "n_discarded",
-        "n_drafted",
-        "n_drafts",
-        "n_prompt",
-        "n_reported",
-        "n_simple",
-        "paused",
-        "prefilled",
-        "reasoning",
-        "sampler",
-        "task",
-        "text",
-        "truncated",
-        "unsent_probs",
-        "unsent_tokens",
-    )
-
     task: Task
 
     def __init__(self, task: Task) -> None:
@@ -253,18 +222,6 @@ class Slot:
         request.keys, request.draft | seq.held ........... | pending ..... |
                             0          len(seq.held)
     """
-
-    __slots__ = (
-        "awaits_media",
-        "id",
-        "in_decode",
-        "kept",
-        "last_task",
-        "last_used",
-        "request",
-        "root",
-        "seq",
-    )
 
     def __init__(self, slot_id: int) -> None:
         self.id = slot_id

@@ -5,20 +5,20 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trioserve.errors import BackendMismatchError, DecodeError, EngineError, ModelLoadError
+from trioserve.errors import DecodeError, EngineError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.context import Context
 from trioserve.llama.header import check_file
 from trioserve.llama.library import lib
 from trioserve.llama.model import LlamaModel
+from trioserve.models import gguf
 from trioserve.types import AdapterInfo, Adapters
 
 #: The type of a pointer to an adapter, as the bindings have it.
@@ -84,29 +84,6 @@ _F32 = 0
 _DIRECTION = re.compile(r"direction\.(\d{1,6})")
 
 
-class _InitParams(ctypes.Structure):
-    """`gguf_init_params`."""
-
-    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.POINTER(ctypes.c_void_p)))
-
-
-_POINTER, _INT, _INT64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-
-#: The functions of ggml that are called: what they take, and what they return.
-_FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
-    "gguf_init_from_file": ((ctypes.c_char_p, _InitParams), _POINTER),
-    "gguf_get_n_tensors": ((_POINTER,), _INT64),
-    "gguf_get_tensor_name": ((_POINTER, _INT64), ctypes.c_char_p),
-    "gguf_get_tensor_type": ((_POINTER, _INT64), _INT),
-    "gguf_free": ((_POINTER,), None),
-    "ggml_get_tensor": ((_POINTER, ctypes.c_char_p), _POINTER),
-    "ggml_n_dims": ((_POINTER,), _INT),
-    "ggml_nelements": ((_POINTER,), _INT64),
-    "ggml_get_data": ((_POINTER,), _POINTER),
-    "ggml_free": ((_POINTER,), None),
-}
-
-
 def apply_control_vectors(
     model: LlamaModel,
     context: Context,
@@ -140,71 +117,33 @@ def read_control_vector(path: Path, n_layer: int, n_embd: int) -> NDArray[np.flo
     """
     check_file(path)
     rows = np.zeros((n_layer, n_embd), dtype=np.float32)
-    with _opened(path) as tensors:
-        found = list(tensors)
-        if not found:
-            raise ModelLoadError(f"The control vector {path} has no tensors.")
-        for name, vector in found:
-            match = _DIRECTION.fullmatch(name)
-            if match is None or int(match[1]) == 0:
-                raise ModelLoadError(
-                    f"The control vector {path} has the tensor {name!r:.80}; it may only have "
-                    "tensors direction.1, direction.2 and so on."
-                )
-            if vector is None or vector.shape != (n_embd,):
-                raise ModelLoadError(
-                    f"The control vector {path}: {name} must have {n_embd} values of type F32, "
-                    "as many as the model's embeddings."
-                )
-            if (layer := int(match[1])) <= n_layer:  # llama.cpp has no use for others
-                rows[layer - 1] += vector
+    try:
+        with gguf.read(path) as header:
+            found, start = list(header.tensors()), header.data_start()
+    except ModelLoadError as error:
+        raise _damaged(path) from error
+    if not found:
+        raise ModelLoadError(f"The control vector {path} has no tensors.")
+    for one in found:
+        name = one.name.decode(errors="replace")
+        match = _DIRECTION.fullmatch(name)
+        if match is None or int(match[1]) == 0:
+            raise ModelLoadError(
+                f"The control vector {path} has the tensor {name!r:.80}; it may only have "
+                "tensors direction.1, direction.2 and so on."
+            )
+        if one.kind != _F32 or one.shape != (n_embd,):
+            raise ModelLoadError(
+                f"The control vector {path}: {name} must have {n_embd} values of type F32, "
+                "as many as the model's embeddings."
+            )
+        values = np.fromfile(path, dtype="<f4", count=n_embd, offset=start + one.offset)
+        if len(values) < n_embd:
+            raise _damaged(path)
+        if (layer := int(match[1])) <= n_layer:  # llama.cpp has no use for others
+            rows[layer - 1] += values
     return rows
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Iterator[tuple[str, NDArray[np.float32] | None]]]:
-    """Open a GGUF file; gives its tensors, each with a view of its values if it is a vector."""
-    ggml = _library()
-    data = ctypes.c_void_p()
-    handle = ggml["gguf_init_from_file"](
-        os.fsencode(path), _InitParams(False, ctypes.pointer(data))
-    )
-    if not handle:
-        raise ModelLoadError(f"The control vector {path} cannot be read: it is damaged.")
-
-    def tensors() -> Iterator[tuple[str, NDArray[np.float32] | None]]:
-        for i in range(ggml["gguf_get_n_tensors"](handle)):
-            name = ggml["gguf_get_tensor_name"](handle, i)
-            tensor = ggml["ggml_get_tensor"](data, name)
-            vector = None
-            if ggml["gguf_get_tensor_type"](handle, i) == _F32 and ggml["ggml_n_dims"](tensor) == 1:
-                size = ggml["ggml_nelements"](tensor)
-                values = (ctypes.c_float * size).from_address(ggml["ggml_get_data"](tensor))
-                vector = np.frombuffer(values, dtype=np.float32)
-            yield name.decode(errors="replace"), vector
-
-    try:
-        yield tensors()
-    finally:
-        ggml["gguf_free"](handle)
-        ggml["ggml_free"](data)
-
-
-def _library() -> dict[str, Any]:
-    """Bind the functions of ggml, which libllama is linked with.
-
-    Raises:
-        BackendMismatchError: one of them is not there.
-    """
-    bound = {}
-    shared = ctypes.CDLL(lib._lib._name, handle=lib._lib._handle)
-    for name, (takes, returns) in _FUNCTIONS.items():
-        try:
-            function = getattr(shared, name)
-        except AttributeError as error:
-            raise BackendMismatchError(
-                f"The installed llama.cpp lacks {name}, which control vectors need."
-            ) from error
-        function.argtypes, function.restype = takes, returns
-        bound[name] = function
-    return bound
+def _damaged(path: Path) -> ModelLoadError:
+    return ModelLoadError(f"The control vector {path} cannot be read: it is damaged.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
 
@@ -28,7 +29,6 @@ from trioserve.types import (
     AdapterInfo,
     Adapters,
     Constraint,
-    Grammar,
     ModelInfo,
     SamplingParams,
     SlotState,
@@ -62,6 +62,8 @@ class LlamaBackend:
         self.memory = context.memory
         self._state_prefix = self.memory.save(0)[: state_file.PREFIX]
         self._compiler = Compiler(model.vocab, n_threads=min(max(1, n_spare_cores), n_slots))
+        #: As `Backend` has it. It raises ServerClosingError once the model is closed.
+        self.compile = self._compiler.compile
         self._samplers: WeakSet[LlamaSampler] = WeakSet()
         self.info: ModelInfo = model.info
         self.vocab = model.vocab
@@ -100,43 +102,43 @@ class LlamaBackend:
         draft_progress = None
         if config.spec_draft_model is not None and progress is not None:
             progress, draft_progress = divide(config, progress)
-        model = LlamaModel.load(config, progress=progress)
-        projector = None
-        try:
+        with ExitStack() as made:  # it is closed where the rest fails
+            model = made.enter_context(LlamaModel.load(config, progress=progress))
+            projector = None
             if (path := resolve_projector(config)) is not None:
                 projector = LlamaProjector.load(path, model, config)
+                made.callback(projector.close)
             max_chunk = projector.max_chunk if projector is not None else 0
             max_n_ctx_seq = model.max_n_ctx_seq(config)
             adapters = LoadedAdapters(model, config.lora_files)
-            context = Context(model, generation_params(model, config, max_chunk=max_chunk))
-            _check_generates(model, context)
+            params = generation_params(model, config, max_chunk=max_chunk)
+            context = made.enter_context(Context(model, params))
+            if not context.has_cache:
+                raise ModelLoadError(
+                    f"The model in {model.info.path} is for embeddings and does not generate text: "
+                    "it needs --embeddings, or --reranking if it ranks documents."
+                )
             apply_control_vectors(
                 model, context, config.control_vector_files, config.control_vector_layer_range
             )
-        except BaseException:
-            if projector is not None:
-                projector.close()
-            model.close()
-            raise
-        # When fewer threads decode, the cores of the others are no more to spare than before.
-        n_spare = max(0, threads(0) - threads(config.threads))
-        backend = cls(
-            model,
-            context,
-            n_slots=config.parallel,
-            n_spare_cores=n_spare,
-            thread_choices=thread_choices(config),
-            max_n_ctx_seq=max_n_ctx_seq,
-            backend_sampling=config.backend_sampling,
-            adapters=adapters,
-        )
-        backend.projector = projector
-        if config.spec_draft_model is not None:
-            try:
+            # When fewer threads decode, the cores of the others are no more to spare than before.
+            n_spare = max(0, threads(0) - threads(config.threads))
+            backend = cls(
+                model,
+                context,
+                n_slots=config.parallel,
+                n_spare_cores=n_spare,
+                thread_choices=thread_choices(config),
+                max_n_ctx_seq=max_n_ctx_seq,
+                backend_sampling=config.backend_sampling,
+                adapters=adapters,
+            )
+            made.pop_all()
+            made.callback(backend.close)
+            backend.projector = projector
+            if config.spec_draft_model is not None:
                 backend.drafters = (load_drafter(model, context, config, draft_progress),)
-            except BaseException:
-                backend.close()
-                raise
+            made.pop_all()
         return backend
 
     def set_adapters(self, adapters: Adapters) -> None:
@@ -189,17 +191,6 @@ class LlamaBackend:
         """
         if self.can_cut and self._offload is None:
             self._context.interrupt()
-
-    def compile(self, grammar: Grammar, owner: str = "") -> CompiledGrammar:
-        """Compile a grammar for `sampler`; in any thread but the inference thread.
-
-        What was compiled for one owner is not found by another.
-
-        Raises:
-            InvalidRequestError: it is wrong, too large, or cannot be enforced.
-            ServerClosingError: the model is closed.
-        """
-        return self._compiler.compile(grammar, owner)
 
     def sampler(
         self,
@@ -298,12 +289,3 @@ class LlamaBackend:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_generates(model: LlamaModel, context: Context) -> None:
-    if not context.has_cache:
-        context.close()
-        raise ModelLoadError(
-            f"The model in {model.info.path} is for embeddings and does not generate text: it "
-            "needs --embeddings, or --reranking if it ranks documents."
-        )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -28,7 +27,7 @@ from trioserve.errors import (
     ModelLoadError,
 )
 from trioserve.llama import library
-from trioserve.llama.library import lib, short
+from trioserve.llama.library import HandleOwner, lib, short
 from trioserve.llama.machine import HugePages, allowed_cpus, cpu_quota, free_memory, physical_cores
 from trioserve.llama.model import LlamaModel, gib
 
@@ -282,7 +281,7 @@ class AnyBatch(Protocol):
         """Return the first position of each sequence in it."""
 
 
-class Context:
+class Context(HandleOwner):
     """A KV cache with its sequences, and the logits of the last batch.
 
     `handle` is llama.cpp's pointer. To be used by one thread at a time, and closed before its
@@ -381,16 +380,6 @@ class Context:
         if handle is not None:
             self.memory.close()
             lib.llama_free(handle)
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None:
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
 
 
 def generation_params(model: LlamaModel, config: Config, *, max_chunk: int = 0) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from typing import Any
 
 import attrs
@@ -68,24 +69,20 @@ class LlamaEmbedder(EmbeddingBackend):
     @classmethod
     def load(cls, config: Config, *, progress: Progress | None = None) -> LlamaEmbedder:
         """Load a model and make its context; see `trioserve.llama.load`."""
-        model = LlamaModel.load(config, progress=progress)
-        projector = None
-        try:
+        with ExitStack() as made:  # it is closed where the rest fails
+            model = made.enter_context(LlamaModel.load(config, progress=progress))
+            projector = None
             path = None if config.reranking else resolve_projector(config)
             if path is not None:
                 projector = LlamaProjector.load(path, model, config)
+                made.callback(projector.close)
             max_chunk = projector.max_chunk if projector is not None else 0
-            context = Context(model, embedding_params(model, config, max_chunk=max_chunk))
-        except BaseException:
-            if projector is not None:
-                projector.close()
-            model.close()
-            raise
-        embedder = cls(model, context, config)
-        embedder.projector = projector
-        if (why := embedder._refusal()) is not None:
-            embedder.close()
-            raise ModelLoadError(f"The model in {model.info.path} {why}.")
+            params = embedding_params(model, config, max_chunk=max_chunk)
+            embedder = cls(model, made.enter_context(Context(model, params)), config)
+            embedder.projector = projector
+            if (why := embedder._refusal()) is not None:
+                raise ModelLoadError(f"The model in {model.info.path} {why}.")
+            made.pop_all()
         return embedder
 
     def _refusal(self) -> str | None:

@@ -11,11 +11,12 @@ import ctypes
 import os
 import re
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import structlog
 
@@ -275,6 +276,26 @@ def reason(errors: list[str]) -> str:
     if not errors:
         return "llama.cpp does not say why"
     return re.sub(r"^\w+: (error loading model: )?", "", errors[0]).rstrip(". ")
+
+
+class HandleOwner:
+    """Owns what C has made, `handle`, and frees it in `close`, at the latest after a block."""
+
+    handle: Any = None
+
+    def close(self) -> None:
+        """Free it. Closing twice is fine."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self.handle is not None:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
 
 
 class SharedHandle:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama import devices, header, library
-from trioserve.llama.library import lib
+from trioserve.llama.library import HandleOwner, lib
 from trioserve.llama.machine import HugePages, free_memory, has_huge_pages
 from trioserve.llama.vocab import LlamaVocab
 from trioserve.models import gguf, resolve
@@ -25,7 +24,7 @@ _MAPPED = ("auto", "mmap", "mmap+mlock")
 _CUT_SHORT = ("not within the file bounds", "exceeds remaining file size", "failed to read")
 
 
-class LlamaModel:
+class LlamaModel(HandleOwner):
     """A loaded model. Contexts use it, so it is closed after them.
 
     `handle` is llama.cpp's pointer. May be closed in any thread, once nobody uses it.
@@ -75,16 +74,6 @@ class LlamaModel:
         handle, self.handle = self.handle, None
         if handle is not None:
             lib.llama_model_free(handle)
-
-    def __enter__(self) -> LlamaModel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "handle", None) is not None:
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     @property
     def arch(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from trioserve.llama import sampler_chain
 from trioserve.llama.context import Context
 from trioserve.llama.grammar.matcher import LazyMatcher, Matcher
 from trioserve.llama.grammar.tokens import Mask
-from trioserve.llama.library import lib, short
+from trioserve.llama.library import HandleOwner, lib, short
 from trioserve.llama.sampler_chain import Offload, names_of
 from trioserve.llama.vocab import LlamaVocab
 from trioserve.types import Candidates, SamplingParams, TokenId, TokenProb, TokenProbs
@@ -139,7 +138,7 @@ class _Scratch:
         self.reference: Any = ctypes.byref(self.array)
 
 
-class LlamaSampler:
+class LlamaSampler(HandleOwner):
     """A sampler chain, with its random numbers and its memory of the task's tokens.
 
     For the inference thread; to be closed before the context.
@@ -181,11 +180,11 @@ class LlamaSampler:
         # The typical sampler makes NaNs of candidates without probability.
         self._compact = params.typical_p < 1
         self._scratch: _Scratch | None = None
-        self._chain: Any = sampler_chain.build(params, vocab, n_ctx=n_ctx)
+        self.handle: Any = sampler_chain.build(params, vocab, n_ctx=n_ctx)
         self._shortlist = Shortlist(params, sampler_chain.biases(params, vocab), vocab.n_tokens)
         if size := sampler_chain.window(params, n_ctx):
             for token in prompt[-size:]:
-                short.llama_sampler_accept(self._chain, token)
+                short.llama_sampler_accept(self.handle, token)
 
     def attach(self, seq: int) -> None:
         """Let decodes of this sequence sample, from the next `sample` on, where they can."""
@@ -196,7 +195,7 @@ class LlamaSampler:
         """Sample on the CPU: the tokens are in no sequence, or in another one."""
         self._next_seq = None
         if self._offload is not None and self._seq is not None:
-            self._chain = self._offload.stop(self._chain, self._seq)
+            self.handle = self._offload.stop(self.handle, self._seq)
             self._seq = None
 
     def sample(self, row: int) -> TokenId:
@@ -207,23 +206,23 @@ class LlamaSampler:
             EngineError: the row has no logits, or the sampler is closed.
         """
         rows = self._context.rows
-        if self._chain is None or not 0 <= row < len(rows) or not rows[row]:
+        if self.handle is None or not 0 <= row < len(rows) or not rows[row]:
             self._refuse(row)
         if self._seq is not None:
             return self._sampled(row)
         token = self._draw(row) if self._matcher is None else self._follow(row, self._matcher)
         if self._offload is not None and self._next_seq is not None:
-            here = self._offload.start(self._chain, self._next_seq)
+            here = self._offload.start(self.handle, self._next_seq)
             if here is None:
                 self._seq = self._next_seq
             else:
-                self._chain, self._offload = here, None
+                self.handle, self._offload = here, None
             self._next_seq = None
         return token
 
     def _sampled(self, row: int) -> TokenId:
         """Take the token that the decode has sampled."""
-        token: int = short.llama_sampler_sample(self._chain, self._context.handle, row)
+        token: int = short.llama_sampler_sample(self.handle, self._context.handle, row)
         if not 0 <= token < self._vocab.n_tokens:
             raise DecodeError(NOT_FINITE)
         return token
@@ -246,7 +245,7 @@ class LlamaSampler:
             EngineError: as `sample`.
         """
         rows = self._context.rows
-        if self._chain is None or not 0 <= row < len(rows) or not rows[row]:
+        if self.handle is None or not 0 <= row < len(rows) or not rows[row]:
             self._refuse(row)
         logits = self._logits(row)
         if post:
@@ -263,11 +262,11 @@ class LlamaSampler:
         Raises:
             EngineError: the grammar does not allow it, or the sampler is closed.
         """
-        if self._chain is None:
+        if self.handle is None:
             raise EngineError("The sampler is closed.")
         if self._matcher is not None and not self._matcher.accept(token):
             raise OutputError(f"The grammar does not allow token {token}, which must come next.")
-        short.llama_sampler_accept(self._chain, token)
+        short.llama_sampler_accept(self.handle, token)
 
     def forced(self, n_max: int) -> list[TokenId]:
         """Take the tokens that the grammar allows no other ones for, `n_max` at most.
@@ -277,7 +276,7 @@ class LlamaSampler:
         """
         tokens = [] if self._matcher is None else self._matcher.forced(n_max)
         for token in tokens:
-            short.llama_sampler_accept(self._chain, token)
+            short.llama_sampler_accept(self.handle, token)
         return tokens
 
     def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
@@ -294,31 +293,21 @@ class LlamaSampler:
 
     def names(self) -> tuple[str, ...]:
         """The samplers of the chain, in order; a ``?`` before a name means "without effect"."""
-        return names_of(self._chain)
+        return names_of(self.handle)
 
     def close(self) -> None:
         """Free it. Closing twice is fine."""
-        if self._chain is not None:
+        if self.handle is not None:
             self.detach()
-        handle, self._chain = self._chain, None
+        handle, self.handle = self.handle, None
         if handle is not None:
             lib.llama_sampler_free(handle)
             if self._matcher is not None:
                 self._matcher.close()
             self._on_close(self)
 
-    def __enter__(self) -> LlamaSampler:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_chain", None) is not None:
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
-
     def _refuse(self, row: int) -> None:
-        if self._chain is None:
+        if self.handle is None:
             raise EngineError("The sampler is closed.")
         raise EngineError(f"Row {row} of the last batch has no logits.")
 
@@ -337,13 +326,13 @@ class LlamaSampler:
             if ids is not None:
                 return self._choose(ids, logits[ids])
         _check_numbers(logits)
-        token: int = lib.llama_sampler_sample(self._chain, self._context.handle, row)
+        token: int = lib.llama_sampler_sample(self.handle, self._context.handle, row)
         return token
 
     def _constrained(self, row: int, mask: Mask) -> TokenId:
         """Choose from the tokens of a mask, without changing the logits."""
         if mask.only is not None:
-            short.llama_sampler_accept(self._chain, mask.only)
+            short.llama_sampler_accept(self.handle, mask.only)
             return mask.only
         logits = self._logits(row)
         best = self._shortlist.best(logits)
@@ -376,9 +365,9 @@ class LlamaSampler:
         scratch.ids[:size], scratch.logits[:size], scratch.probs[:size] = ids, logits, 0
         array = scratch.array
         array.data, array.size, array.selected, array.sorted = scratch.data, size, -1, False
-        lib.llama_sampler_apply(self._chain, scratch.reference)
+        lib.llama_sampler_apply(self.handle, scratch.reference)
         token: int = array.data[array.selected].id  # of what the samplers have left
-        short.llama_sampler_accept(self._chain, token)
+        short.llama_sampler_accept(self.handle, token)
         return token
 
     def _apply_all(

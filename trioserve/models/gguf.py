@@ -28,6 +28,7 @@ _NUMBERS: Mapping[int, str] = {
 }  # fmt: skip
 _WIDTHS = {kind: struct.calcsize(f"<{code}") for kind, code in _NUMBERS.items()} | {_BOOL: 1}
 _MAX_DIMENSIONS = 4
+_ALIGNMENT = 32  # of data, if the file does not say
 
 #: The name of a part of a model, without its ending.
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})", re.IGNORECASE)
@@ -39,11 +40,15 @@ _MAX_HEADER = 2**28
 
 @attrs.frozen
 class Tensor:
-    """A tensor of the file: its name, its shape, and ggml's number for its type."""
+    """A tensor of the file: its name, its shape, ggml's number for its type, and where it is.
+
+    `offset` counts from `Header.data_start`.
+    """
 
     name: bytes
     shape: tuple[int, ...]
     kind: int
+    offset: int
 
 
 @attrs.frozen
@@ -158,8 +163,14 @@ class Header:
             if n_dimensions > _MAX_DIMENSIONS:
                 raise source.wrong(f"a tensor has {n_dimensions} dimensions")
             shape = tuple(source.number(_LENGTH) for _ in range(n_dimensions))
-            yield Tensor(name, shape, source.number(_KIND))
-            source.skip(_LENGTH.size)  # where the tensor is
+            yield Tensor(name, shape, source.number(_KIND), source.number(_LENGTH))
+
+    def data_start(self) -> int:
+        """Find where the data of the tensors begin in the file; raises as `tensors`."""
+        for _ in self.tensors():
+            pass
+        alignment = int(self.number("general.alignment") or 0) or _ALIGNMENT
+        return -(-self._source.at // alignment) * alignment
 
     def has_tensor(self, names: Sequence[bytes]) -> bool:
         """Whether the file has one of these tensors."""
