@@ -112,10 +112,10 @@ class _FunctionTool(Tool):
             raise InvalidRequestError(f"Wrong arguments: {error}", param="arguments") from None
         given = {name: getattr(read, name) for name in read.__struct_fields__}
         given = {name: value for name, value in given.items() if value is not msgspec.UNSET}
-        is_async = _is_async(self._function)
+        awaits = is_async(self._function)
         if self._context_name is not None:
-            given[self._context_name] = context if is_async else _for_thread(context)
-        if is_async:
+            given[self._context_name] = context if awaits else _for_thread(context)
+        if awaits:
             value = await self._function(**given)
         else:
             value = await trio.to_thread.run_sync(
@@ -134,7 +134,8 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
     return type(function).__call__
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call of a function, or of an object like one, has to be awaited."""
     return any(map(inspect.iscoroutinefunction, (function, _called(function))))
 
 

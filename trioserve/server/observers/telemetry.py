@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from trioserve.errors import InvalidRequestError
 from trioserve.renamed import warn_of_new_name
 from trioserve.server.concurrency import alongside
 from trioserve.server.observers.observer import Event, Observer, RequestRecord, RequestStarted
+from trioserve.tools.functions import is_async
 from trioserve.types import StepRecord
 
 _log = structlog.stdlib.get_logger("trioserve.telemetry")
@@ -168,7 +168,7 @@ class _Feed:
         if not batch.events:
             return
         try:
-            if _is_async(self._callback):
+            if is_async(self._callback):
                 await self._callback(batch)  # type: ignore[misc]
             else:
                 await trio.to_thread.run_sync(self._callback, batch)
@@ -185,8 +185,3 @@ class _Feed:
             self.next_index = steps[-1].index + 1
         n_lost, self._n_lost = self._n_lost, 0
         return TelemetryBatch(events=(*steps, *others), n_lost=n_lost)
-
-
-def _is_async(callback: Callback) -> bool:
-    call = getattr(callback, "__call__", None)  # noqa: B004 - of an object that is called
-    return inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(call)

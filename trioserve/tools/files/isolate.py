@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
 
 import trio
 
@@ -60,19 +59,14 @@ _GIT_FILES = (
 )
 
 
-class _Ask(Protocol):
-    """Runs a script in a place, with arguments and standard input."""
-
-    async def __call__(
-        self, script: str, *args: str, max_output: int, stdin: bytes = b""
-    ) -> CommandOutput: ...
-
-
 class IsolateFiles(FileStore):
     """The files of a place that only commands reach."""
 
-    def __init__(self, ask: _Ask, cwd: str | None) -> None:
-        """Reach them by `ask`; relative paths begin in `cwd`, or where the place says."""
+    def __init__(self, ask: Callable[..., Awaitable[CommandOutput]], cwd: str | None) -> None:
+        """Reach them by `ask`, which is `Isolate.ask`.
+
+        Relative paths begin in `cwd`, or where the place says.
+        """
         self._ask = ask
         self._cwd = cwd
 
