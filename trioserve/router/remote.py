@@ -38,8 +38,8 @@ from trioserve.router.client import ServerClient, ServerEvents, read_json, recei
 from trioserve.router.fleet import Fleet, send_to_model
 from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.generation.embeddings import Array
-from trioserve.server.prompts.chats import Messages
 from trioserve.server.prompts.media import MixedPrompt
+from trioserve.server.prompts.text import Messages
 from trioserve.server.stream import ChatChunk, ChatCompletion, Completion
 from trioserve.server.transcription import Segment, Summary, Transcript, Word
 from trioserve.types import Chunk, Finished, FinishReason, Prompt, Timings

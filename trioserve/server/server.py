@@ -23,10 +23,8 @@ from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
 from trioserve.server.lifecycle.sleep import ModelLifecycle
 from trioserve.server.limits.admission import Queue
 from trioserve.server.model import AdapterScales, LoadedModel
-from trioserve.server.prompts.chats import Messages
 from trioserve.server.prompts.infill import InfillPrompts
-from trioserve.server.prompts.media import AnyPrompt
-from trioserve.server.prompts.tokens import PromptLike
+from trioserve.server.prompts.text import AnyPrompt, Messages, PromptLike
 from trioserve.server.runs.events import RunAnswer
 from trioserve.server.runs.loop import Question, check_chat, open_run
 from trioserve.server.runs.params import AnyTool, RunParams, RunTools, tools_of

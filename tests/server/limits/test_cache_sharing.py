@@ -16,7 +16,7 @@ from trioserve.chat.formats.families import HERMES
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.params import ToolChoice
 from trioserve.config import Config
-from trioserve.server.limits.clients import CacheSharing
+from trioserve.server.limits.admission import CacheSharing
 from trioserve.testing import ScriptedBackend
 from trioserve.types import CacheRoot, Constraint, Grammar
 

@@ -10,7 +10,7 @@ from tests.support.scripted_server import serve
 from tests.support.scripts import NamedVocab
 from trioserve.chat.template.builtin import CHATML
 from trioserve.server import Server
-from trioserve.server.prompts.chats import hints_of
+from trioserve.server.prompts.text import hints_of
 from trioserve.testing import ScriptedBackend
 from trioserve.testing.vocab import byte_vocab
 from trioserve.types import MediaChunk, Prompt
@@ -76,7 +76,7 @@ async def test_a_model_that_can_be_cut_gets_no_hints(monkeypatch: pytest.MonkeyP
     def find(*args: object, **kwargs: object) -> None:
         raise AssertionError("a chat is rendered again for nothing")
 
-    monkeypatch.setattr("trioserve.server.prompts.chats.find_divergence_points", find)
+    monkeypatch.setattr("trioserve.server.prompts.text.find_divergence_points", find)
     async with serve(ScriptedBackend(lambda prompt: "yes")) as server:
         assert not server.model.keeps_checkpoints
         await n_prefilled(server, chat(QUESTION))

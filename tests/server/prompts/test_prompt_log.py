@@ -9,7 +9,7 @@ import pytest
 from tests.support.clients import client_of
 from tests.support.scripts import HI, answering
 from trioserve.errors import ConfigError
-from trioserve.server.prompts.tokens import PromptLog
+from trioserve.server.prompts.text import PromptLog
 from trioserve.testing.vocab import byte_vocab
 
 

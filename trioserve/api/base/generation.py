@@ -27,8 +27,8 @@ from trioserve.server import RequestContext, Server
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.generation.text import check_copies
 from trioserve.server.prompts.infill import Gap, missing_tokens
-from trioserve.server.prompts.media import AnyPrompt, MixedPrompt
-from trioserve.server.prompts.tokens import PromptLike
+from trioserve.server.prompts.media import MixedPrompt
+from trioserve.server.prompts.text import AnyPrompt, PromptLike
 from trioserve.server.stream import ChatStream, Stream
 from trioserve.tools.tool import Tool
 from trioserve.types import GenerationParams

@@ -22,7 +22,7 @@ from trioserve.api.base.service import current_server
 from trioserve.api.base.vendors import vendor_of
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
-from trioserve.server.limits.clients import RateLimits
+from trioserve.server.limits.admission import RateLimits
 from trioserve.server.stream import ChatCompletion, Completion
 from trioserve.types import CancelReason
 

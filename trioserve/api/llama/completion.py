@@ -38,7 +38,7 @@ from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext, Server
 from trioserve.server.generation.text import copies_of
 from trioserve.server.prompts.infill import File, Gap, check_infill
-from trioserve.server.prompts.media import AnyPrompt
+from trioserve.server.prompts.text import AnyPrompt
 from trioserve.server.stream import Completion, read_all
 from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt, TokenId, TokenProbs
 

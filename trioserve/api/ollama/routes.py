@@ -45,7 +45,7 @@ from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server import RequestContext, Server
 from trioserve.server.generation.embeddings import Array
 from trioserve.server.lifecycle.sleep import ServerState
-from trioserve.server.prompts.tokens import PromptLike
+from trioserve.server.prompts.text import PromptLike
 from trioserve.server.stream import ChatCompletion, ChatStream, Stream
 from trioserve.types import GenerationParams, TokenId
 

@@ -41,7 +41,7 @@ from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.server import RequestContext, Server
 from trioserve.server.generation.text import best_of
-from trioserve.server.prompts.media import AnyPrompt
+from trioserve.server.prompts.text import AnyPrompt
 from trioserve.server.stream import ChatCompletion, Completion, read_all
 from trioserve.types import GenerationParams, Prompt
 

@@ -16,8 +16,8 @@ from trioserve.server.concurrency import Stop, Workers, deadline_scope
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.memory import MemoryReservation
-from trioserve.server.prompts.media import AnyPrompt, MediaPrompts, MixedPrompt
-from trioserve.server.prompts.tokens import PromptLike, tokens_of
+from trioserve.server.prompts.media import MediaPrompts, MixedPrompt
+from trioserve.server.prompts.text import AnyPrompt, PromptLike, tokens_of
 from trioserve.server.stream import Stream
 from trioserve.types import Embedded, EmbeddingTask, Prompt, Timings, TokenId
 

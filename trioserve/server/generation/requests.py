@@ -20,13 +20,12 @@ from trioserve.engine.loop import EngineLoop
 from trioserve.errors import ServerClosingError
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
-from trioserve.server.limits.admission import Admission
-from trioserve.server.limits.clients import CacheSharing, RateLimits
+from trioserve.server.limits.admission import Admission, CacheSharing, RateLimits
 from trioserve.server.limits.memory import BYTES_PER_TOKEN, MemoryBudget
 from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import Observer, RequestInfo, RequestLog, observed
 from trioserve.server.observers.telemetry import Telemetry
-from trioserve.server.prompts.tokens import text_of
+from trioserve.server.prompts.text import text_of
 from trioserve.server.stream import Stream
 from trioserve.types import CancelReason, EmbeddingTask, Task
 

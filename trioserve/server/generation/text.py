@@ -25,9 +25,15 @@ from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.model import AdapterScales, LoadedModel
-from trioserve.server.prompts.chats import ChatPrompts, Messages, n_chars
-from trioserve.server.prompts.media import AnyPrompt, MixedPrompt
-from trioserve.server.prompts.tokens import PromptLog, Tokenizer
+from trioserve.server.prompts.media import MixedPrompt
+from trioserve.server.prompts.text import (
+    AnyPrompt,
+    ChatPrompts,
+    Messages,
+    PromptLog,
+    Tokenizer,
+    n_chars,
+)
 from trioserve.server.stream import ChatStream, Completion, Stream
 from trioserve.types import (
     Constraint,
@@ -383,7 +389,7 @@ class TextGenerator:
             message = self._config.reasoning_budget_message
         texts = (message, thinking.end)
         closing = [
-            await self._tokenizer.tokenize(text, add_special=False, is_fragment=True)
+            (await self._tokenizer.prompt_of(text, add_special=False, is_fragment=True)).tokens
             for text in texts
             if text
         ]

@@ -20,10 +20,9 @@ from trioserve.server.lifecycle.engine import Health
 from trioserve.server.limits.admission import Admission, Queue
 from trioserve.server.media.loader import MediaLoader
 from trioserve.server.model import AdapterScales, LoadedModel
-from trioserve.server.prompts.chats import ChatPrompts
 from trioserve.server.prompts.infill import InfillPrompts
 from trioserve.server.prompts.media import MediaPrompts
-from trioserve.server.prompts.tokens import Tokenizer
+from trioserve.server.prompts.text import ChatPrompts, Tokenizer
 from trioserve.server.transcription import Transcriber, Transcriptions
 from trioserve.server.transcription.model import ModelTranscriber
 from trioserve.server.transcription.whisper import WhisperSettings, WhisperTranscriber

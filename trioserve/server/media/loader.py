@@ -104,13 +104,27 @@ class Decoders:
     async def _decode(
         self, decoder: Decoder, data: bytes, order: Order
     ) -> DecodedMedia | DecodedDocument:
-        watch = _Watch(decoder, self._limits.timeout)
+        is_over = has_timed_out = False
+
+        async def end_in_time() -> None:
+            """End the process in time, or when this is cancelled, unless it is done."""
+            nonlocal has_timed_out
+            try:
+                await trio.sleep(self._limits.timeout)
+                has_timed_out = True
+            finally:
+                if not is_over:
+                    decoder.kill()
+
         try:
-            async with alongside(watch.run):
-                media = await watch.decode(data, order)
+            async with alongside(end_in_time):  # which alone can end the thread
+                try:
+                    media = await _decoded(decoder, data, order)
+                finally:
+                    is_over = True
         except DecoderError as error:
             await trio.lowlevel.checkpoint_if_cancelled()
-            raise self._refusal(error, watch.has_timed_out) from error
+            raise self._refusal(error, has_timed_out) from error
         return media
 
     def _refusal(self, error: DecoderError, has_timed_out: bool) -> TrioServeError:
@@ -125,32 +139,11 @@ class Decoders:
         return UnavailableError("Media cannot be decoded now.")
 
 
-@attrs.define(eq=False)
-class _Watch:
-    """Has a file decoded, and ends the process if that takes too long or nobody waits for it."""
-
-    _decoder: Decoder
-    _timeout: float
-    _is_over: bool = False
-    has_timed_out: bool = False
-
-    async def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
-        """Decode, with `run` alongside, which alone can end it."""
-        try:
-            with trio.CancelScope(shield=True):
-                media = await trio.to_thread.run_sync(self._decoder.decode, data, order)
-        finally:
-            self._is_over = True
-        return media
-
-    async def run(self) -> None:
-        """End the process in time, or when this is cancelled, unless it is done."""
-        try:
-            await trio.sleep(self._timeout)
-            self.has_timed_out = True
-        finally:
-            if not self._is_over:
-                self._decoder.kill()
+async def _decoded(decoder: Decoder, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
+    media: DecodedMedia | DecodedDocument
+    with trio.CancelScope(shield=True):
+        media = await trio.to_thread.run_sync(decoder.decode, data, order)
+    return media
 
 
 #: Files that are read at the same time.

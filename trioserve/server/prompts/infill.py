@@ -21,7 +21,7 @@ from trioserve.config import Config
 from trioserve.engine.backend import Vocab
 from trioserve.errors import NotSupportedError
 from trioserve.server.model import LoadedModel
-from trioserve.server.prompts.tokens import PromptLike, Tokenizer
+from trioserve.server.prompts.text import PromptLike, Tokenizer
 from trioserve.types import TokenId
 
 _REPOSITORY = "myproject\n"
@@ -82,7 +82,7 @@ class InfillPrompts:
         suffix = await self._tokens(
             after[:far] if isinstance(after, str) else after, "input_suffix", is_fragment=True
         )
-        beginning = await self._tokenizer.tokenize(
+        beginning = await self._tokenizer.prompt_of(
             gap.beginning, add_special=False, is_fragment=True, fits=True
         )
         extra = await self._extra(gap.extra)
@@ -93,7 +93,7 @@ class InfillPrompts:
         n_suffix = max(0, room // 4 - 2 - len(beginning))
         n_extra = max(0, n_ctx - room - 2 * max(max_tokens, 0))
 
-        before = (fim.prefix, *prefix[-n_prefix:], *beginning)
+        before = (fim.prefix, *prefix[-n_prefix:], *beginning.tokens)
         after = (fim.suffix, *suffix[:n_suffix])
         bos = (vocab.bos,) if self._model.info.add_bos else ()
         parts = (after, before) if self._config.spm_infill else (before, after)

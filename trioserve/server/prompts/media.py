@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import attrs
 import trio
@@ -27,10 +27,8 @@ from trioserve.errors import (
 )
 from trioserve.server.concurrency import Stop, Workers
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation
-from trioserve.server.media.loader import Wanted
-from trioserve.server.prompts.tokens import PromptLike
+from trioserve.server.media.loader import MediaLoader, Wanted
 from trioserve.types import (
-    DecodedDocument,
     DecodedMedia,
     DocumentSource,
     MediaKind,
@@ -41,23 +39,6 @@ from trioserve.types import (
 
 #: The most documents of a request.
 _MAX_DOCUMENTS = 100
-
-
-class Loader(Protocol):
-    """Loads media; `trioserve.server.media.loader.MediaLoader` is one."""
-
-    async def load(
-        self, sources: Sequence[MediaSource], wanted: Wanted, hold: MemoryReservation
-    ) -> list[DecodedMedia]:
-        """Load all media of a request, in their order; `hold` counts what they take."""
-
-    async def read(self, source: MediaSource, hold: MemoryReservation) -> bytes:
-        """Read or fetch a file."""
-
-    async def load_document(
-        self, source: DocumentSource, *, with_images: bool, hold: MemoryReservation
-    ) -> DecodedDocument:
-        """Decode a document."""
 
 
 def check_kinds(modalities: Modalities, sources: Iterable[MediaSource]) -> None:
@@ -109,9 +90,6 @@ class MixedPrompt:
     parts: Parts = attrs.field(converter=_to_parts)
 
 
-AnyPrompt: TypeAlias = PromptLike | MixedPrompt
-
-
 class MediaPrompts:
     """Makes prompts of text and media.
 
@@ -129,7 +107,7 @@ class MediaPrompts:
         self,
         modalities: Modalities,
         projector: Projector | None,
-        loader: Loader,
+        loader: MediaLoader,
         workers: Workers,
         memory: MemoryBudget,
         *,
