@@ -259,17 +259,14 @@ def _read_environment(environ: Mapping[str, str], notes: list[str]) -> _Settings
 
 
 def _unsupported_variable(name: str, text: str, notes: list[str]) -> None:
-    known = unsupported.variables()
-    if name in known:
-        flag, opposite = known[name]
-        meant = opposite if text in FALSE_WORDS else flag
-    elif without_no(name) in known:
-        meant = known[without_no(name)][1]
-    else:
-        hint = unsupported.did_you_mean(name, BY_VARIABLE, known)
+    positive = without_no(name)
+    found = unsupported.variables().get(positive)
+    if found is None:
+        hint = unsupported.did_you_mean(name, BY_VARIABLE, unsupported.variables())
         raise ConfigError(f"{name} is not a variable of trioserve{hint}")
-    if meant is not None:  # otherwise it says no to what is not there
-        notes.append(unsupported.note(meant, name, "variable"))
+    says_no = name != positive or text in FALSE_WORDS
+    if meant := found.negative if says_no else found.names:  # no to what is not there: fine
+        notes.append(unsupported.note(meant[0], name, "variable"))
 
 
 # -- a file: its keys are the long flags without the dashes

@@ -127,13 +127,9 @@ def flags() -> Mapping[str, UnsupportedFlag]:
 
 
 @cache
-def variables() -> Mapping[str, tuple[str, str | None]]:
-    """Each variable, with the flag that it stands for and that flag's opposite, if it has one."""
-    return {
-        one.variable: (one.names[0], one.negative[0] if one.negative else None)
-        for one in table()
-        if one.variable is not None
-    }
+def variables() -> Mapping[str, UnsupportedFlag]:
+    """Those that have a variable, by it."""
+    return {one.variable: one for one in table() if one.variable is not None}
 
 
 def note(flag: str, source: str, kind: str) -> str:
