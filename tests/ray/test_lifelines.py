@@ -43,7 +43,7 @@ def test_what_is_held_for_an_ingress_breaks_when_it_ends(tmp_path) -> None:
 
         async def ask(address: tuple[str, int]) -> None:
             held = lifelines.of(address)
-            async with exchange(tmp_path / "x.sock", Outgoing("GET", "/", ()), held):
+            async with exchange(tmp_path / "x.sock", Outgoing("GET", "/", ()), held=held):
                 raise AssertionError
 
         ended, other = (asyncio.create_task(ask(address)) for address in addresses)

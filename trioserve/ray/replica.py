@@ -8,8 +8,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,8 @@ from trioserve.models.catalog.presets import environment_of_children
 from trioserve.ray.calls import HEAD, LOST, TAKEN, UNSENT, Part
 from trioserve.ray.incoming import Sent
 from trioserve.ray.lifelines import Address, Lifelines
-from trioserve.router.forward import (
-    ChildAnswer,
-    NotTakenError,
-    Outgoing,
-    SocketIO,
-    connect,
-)
+from trioserve.router import forward
+from trioserve.router.forward import ChildAnswer, NotTakenError, Outgoing, SocketIO
 from trioserve.router.launch import (
     COMMAND,
     socket_folder,
@@ -52,26 +48,8 @@ async def _send(connection: socket.socket, data: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(connection, data)
 
 
-@asynccontextmanager
-async def exchange(
-    path: Path, request: Outgoing, held: set[socket.socket] | None = None
-) -> AsyncIterator[ChildAnswer]:
-    """Send a request to a child; gives the answer once its head is there.
-
-    Leaving the block closes the connection, which waits for nothing. `held` has the connection as
-    long as it is open: to shut it down ends the answer.
-
-    Raises:
-        NotTakenError: the child does not listen.
-        ModelProcessError: it ended before it had answered.
-    """
-    held = set() if held is None else held
-    with connect(path, io=SocketIO(_receive, _send)) as connection:
-        held.add(connection.socket)
-        try:
-            yield await connection.ask(request)
-        finally:
-            held.discard(connection.socket)
+#: Sends a request to a child, as in the router, but on the event loop of asyncio.
+exchange = partial(forward.exchange, io=SocketIO(_receive, _send))
 
 
 class ServerProcess:
@@ -284,7 +262,7 @@ class Replica:
         self._n_running += 1
         try:
             held = self._lifelines.of(ingress)
-            async with exchange(self._child.socket_path, Outgoing(*sent), held) as answer:
+            async with exchange(self._child.socket_path, Outgoing(*sent), held=held) as answer:
                 body = await answer.receive_all() if _is_short(answer) else answer.take()
                 yield (HEAD, answer.status, answer.headers, body)
                 while part := await answer.receive():

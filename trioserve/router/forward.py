@@ -162,6 +162,7 @@ def connect(
     ended: trio.Event | None = None,
     *,
     io: SocketIO = TRIO,
+    held: set[socket.socket] | None = None,
 ) -> Iterator[ChildConnection]:
     """Connect to the Unix socket of a child, for one request.
 
@@ -173,6 +174,7 @@ def connect(
         kept: connections to it from before.
         ended: set when the child has ended; none: it is not watched.
         io: that of the event loop.
+        held: has the connection during the block. Shutting it down ends the answer.
 
     Raises:
         NotTakenError: the child does not listen, or too many wait for it already.
@@ -181,11 +183,13 @@ def connect(
         made = _connect(path) if kept is None else kept.take(path)
     except OSError as error:
         raise NotTakenError from error
-    is_done = False
+    is_done, held = False, set() if held is None else held
+    held.add(made)
     try:
         yield (connection := ChildConnection(made, io, ended))
         is_done = connection.is_at_rest
     finally:
+        held.discard(made)
         if is_done and kept is not None:
             kept.give_back(made)
         else:
@@ -198,7 +202,7 @@ class ChildConnection:
     def __init__(
         self, connection: socket.socket, io: SocketIO, ended: trio.Event | None = None
     ) -> None:
-        self.socket = connection
+        self._connection = connection
         self._io = io
         self._ended = ended
         self._answer: ChildAnswer | None = None
@@ -217,8 +221,8 @@ class ChildConnection:
             ModelProcessError: it ended before it had answered.
         """
         with suppress(OSError):  # it does not want the rest of the body: its answer says why
-            await self._io.send(self.socket, request.head() + request.body)
-        answer = ChildAnswer(self.socket, self._io, is_empty=request.method == "HEAD")
+            await self._io.send(self._connection, request.head() + request.body)
+        answer = ChildAnswer(self._connection, self._io, is_empty=request.method == "HEAD")
         try:
             await answer.wait_head()
         except ModelProcessError as error:
@@ -241,10 +245,15 @@ class ChildConnection:
 
 @asynccontextmanager
 async def exchange(
-    path: Path, request: Outgoing, kept: Kept | None = None
+    path: Path,
+    request: Outgoing,
+    kept: Kept | None = None,
+    *,
+    io: SocketIO = TRIO,
+    held: set[socket.socket] | None = None,
 ) -> AsyncIterator[ChildAnswer]:
-    """Send a request to a child; gives the answer once its head is there. Raises as `connect`."""
-    with connect(path, kept) as connection:
+    """Send a request to a child; gives the answer once its head is there. As `connect`."""
+    with connect(path, kept, io=io, held=held) as connection:
         yield await connection.ask(request)
 
 

@@ -23,6 +23,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import attrs
 import structlog
 import trio
 from filelock import FileLock, Timeout
@@ -50,40 +51,20 @@ class Launcher(Protocol):
         """
 
 
+@attrs.frozen
 class Pipes:
-    """The pipes of one process: our ends as streams, and its ends as descriptors.
+    """The pipes of one process: its ends as descriptors, and ours as streams."""
 
-    Raises:
-        OSError: there are no descriptors left.
-    """
-
-    def __init__(self) -> None:
-        with ExitStack() as closing:
-            pairs = [_pipe(closing) for _ in range(3)]
-            closing.pop_all()
-        (self.stdin, self._lifeline), (status, self.status_end), (log, self.log_end) = pairs
-        self.status = trio.lowlevel.FdStream(status)
-        self.log = trio.lowlevel.FdStream(log)
-
-    def close_theirs(self) -> None:
-        """Close the ends of the process, which has its own copies."""
-        for descriptor in (self.stdin, self.status_end, self.log_end):
-            os.close(descriptor)
+    stdin: int
+    status_end: int
+    log_end: int
+    status: trio.lowlevel.FdStream
+    log: trio.lowlevel.FdStream
+    _ours: ExitStack
 
     def close(self) -> None:
-        """Close our ends. May be called twice."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-            self.status.close()
-            self.log.close()
-
-
-def _pipe(closing: ExitStack) -> tuple[int, int]:
-    ends = os.pipe()
-    for end in ends:
-        closing.callback(os.close, end)
-    return ends
+        """Close our ends, the lifeline among them. May be called twice."""
+        self._ours.close()
 
 
 @contextmanager
@@ -93,20 +74,29 @@ def open_pipes() -> Iterator[Pipes]:
     Raises:
         ModelLoadError: the block, or making them, has raised an OSError.
     """
-    pipes = None
+    ours = ExitStack()
     try:
-        pipes = Pipes()
-        yield pipes
+        with ExitStack() as theirs:  # the process has its own copies
+            stdin, lifeline = os.pipe()
+            theirs.callback(os.close, stdin)
+            ours.callback(os.close, lifeline)
+            status, status_end = _readable(ours, theirs)
+            log, log_end = _readable(ours, theirs)
+            yield Pipes(stdin, status_end, log_end, status, log, ours)
     except BaseException as error:
-        if pipes is not None:
-            pipes.close()
+        ours.close()
         if isinstance(error, OSError):
             reason = error.strerror or error
             raise ModelLoadError(f"The process of the model cannot be started: {reason}.") from None
         raise
-    finally:
-        if pipes is not None:
-            pipes.close_theirs()
+
+
+def _readable(ours: ExitStack, theirs: ExitStack) -> tuple[trio.lowlevel.FdStream, int]:
+    descriptor, end = os.pipe()
+    theirs.callback(os.close, end)
+    stream = trio.lowlevel.FdStream(descriptor)
+    ours.callback(stream.close)
+    return stream, end
 
 
 class LaunchedProcess(ABC):
