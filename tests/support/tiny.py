@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from trioserve.alongside import alongside
 from trioserve.router.launch import Forks, Launcher, Spawner, adopting_orphans
-from trioserve.server.concurrency import alongside
 
 #: Both ways: a Python for each process, or forks of one that waits.
 WAYS = ("spawned", "forked")

@@ -15,9 +15,9 @@ from mcp.server.session import ServerSession
 from msgspec import UNSET, UnsetType
 
 from trioserve._version import __version__
+from trioserve.alongside import alongside
 from trioserve.errors import TrioServeError
 from trioserve.mcp_server.models import ChatResult, Listed, ModelSource, chat
-from trioserve.server.concurrency import alongside
 from trioserve.tools.tool import about, read_arguments, schema_of
 
 #: Seconds between two notifications of one call.

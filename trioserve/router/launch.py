@@ -29,10 +29,10 @@ import trio
 from filelock import FileLock, Timeout
 
 import trioserve
+from trioserve.alongside import alongside
 from trioserve.errors import ModelLoadError
 from trioserve.router import zygote
 from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE
-from trioserve.server.concurrency import alongside
 
 #: Starts a server. The folder that it is started in does not count as a place of packages.
 COMMAND = (sys.executable, "-P", "-m", "trioserve")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -33,45 +33,6 @@ Stop = Callable[[], bool]
 #: nothing but tokens or text.
 _N_THREADS = 4
 _N_ASIDE = 2
-
-
-@asynccontextmanager
-async def alongside(function: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """Run an async function for as long as a block lasts, then cancel it.
-
-    An exception of the block comes out as it is, not in the group that a nursery makes of it.
-    When the function fails, the block is cancelled and the group comes out, with the exception of
-    the block as its context. When the function fails while it is cancelled, the group has both.
-    """
-    failure: BaseException | None = None
-    has_failed_first = False
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(function)
-            try:
-                yield
-            except BaseException as error:
-                failure, has_failed_first = error, nursery.cancel_scope.cancel_called
-            nursery.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        is_cancelled = _is_cancelled(group)
-        # If both were cancelled from outside, one `Cancelled` says it, as it would without us.
-        if failure is None or (has_failed_first and not is_cancelled):
-            group.__context__, failure = failure, group
-        elif not is_cancelled:
-            failure = BaseExceptionGroup(group.message, [failure, *group.exceptions])
-    try:
-        if failure is not None:
-            raise failure
-    finally:
-        del failure  # this frame is in its traceback
-
-
-def _is_cancelled(error: BaseException) -> bool:
-    """Whether it is a `Cancelled`, or a group of nothing else."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.split(trio.Cancelled)[1] is None
-    return isinstance(error, trio.Cancelled)
 
 
 class deadline_scope:  # noqa: N801 - used as the functions of Trio that make scopes

@@ -8,12 +8,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import Any
 
 from trioserve import llama
+from trioserve.alongside import alongside
 from trioserve.chat.messages import Audio
 from trioserve.chat.params import ChatParams
 from trioserve.config import Config
 from trioserve.errors import ConfigError, ServerClosingError
 from trioserve.server.choices import ManyOutputs
-from trioserve.server.concurrency import EnteredOnce, alongside, deadline_scope
+from trioserve.server.concurrency import EnteredOnce, deadline_scope
 from trioserve.server.context import RequestContext, refuse, take, take_context, take_params
 from trioserve.server.generation.embeddings import Embeddings, Ranking
 from trioserve.server.generation.requests import ServerResources

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from trioserve.alongside import alongside
 from trioserve.config import Config
 from trioserve.engine import Engine
 from trioserve.engine.backend import Backend
 from trioserve.engine.loop import EngineLoop
 from trioserve.renamed import renamed_names
-from trioserve.server.concurrency import alongside
 from trioserve.testing.backend import ScriptedBackend
 from trioserve.testing.projector import ScriptedProjector
 from trioserve.testing.vocab import byte_vocab

@@ -15,10 +15,12 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.errors import ToolServerError
+from tests.support.mcp_servers import config_of, odd
+from trioserve.errors import ModelLoadError, ToolServerError
 from trioserve.tools.mcp import server as module
 from trioserve.tools.mcp.entries import Entry, StdioEntry
 from trioserve.tools.mcp.server import COOLDOWN_SECONDS, IDLE_SECONDS, RETRY_SECONDS, McpServer
+from trioserve.tools.mcp.tools import open_mcp_servers
 from trioserve.tools.tool import ToolResult
 
 ECHO = mcp_types.Tool(name="echo", input_schema={"type": "object"})
@@ -72,6 +74,14 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
     program.may_answer.set()
     monkeypatch.setattr(module, "with_session", program.with_session)
     return program
+
+
+async def test_what_is_raised_beside_servers_comes_out_as_it_is(program: Program) -> None:
+    program.problem = "it is not there"
+    with pytest.raises(ModelLoadError, match="no model"):
+        async with open_mcp_servers(config_of(odd=odd())) as servers:
+            await servers.listed()
+            raise ModelLoadError("no model")
 
 
 @asynccontextmanager

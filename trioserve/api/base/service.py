@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import trio
 from quart import Quart, current_app
 
+from trioserve.alongside import alongside
 from trioserve.api.base.app_state import AppState, app_state_of
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
@@ -21,7 +22,6 @@ from trioserve.errors import (
 )
 from trioserve.models.fetch import fetch
 from trioserve.server import RequestContext, Server
-from trioserve.server.concurrency import alongside
 from trioserve.server.lifecycle.engine import Loader
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer

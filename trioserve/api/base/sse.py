@@ -14,9 +14,9 @@ import attrs
 import trio
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.alongside import alongside
 from trioserve.api.base.connection import PING, KeepAlive, Request
 from trioserve.errors import TrioServeError
-from trioserve.server.concurrency import alongside
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.limits.admission import Queue
 from trioserve.server.runs.events import RunEnded, RunEvent, StepStarted

@@ -20,6 +20,7 @@ from quart import request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
+from trioserve.alongside import alongside
 from trioserve.api.base import errors, limits, sse, vendors
 from trioserve.api.base.body import read_whole
 from trioserve.api.base.connection import GRACE, KeepAlive, Request, counted, current_request
@@ -49,7 +50,6 @@ from trioserve.router.forward import (
     exchange,
 )
 from trioserve.router.states import QueueStatus, Status
-from trioserve.server.concurrency import alongside
 
 #: Writes where a request stands; None: it is not known yet.
 Say: TypeAlias = Callable[[QueueStatus | None], bytes]

@@ -12,6 +12,7 @@ import trio
 from quart import current_app
 from trio_util import AsyncValue
 
+from trioserve.alongside import alongside
 from trioserve.api.base.app_state import AppState, app_state_of
 from trioserve.api.router.metrics import RouterMetrics
 from trioserve.config import Config
@@ -26,7 +27,6 @@ from trioserve.models import resolve_projector
 from trioserve.models.catalog import GgufSummary, ModelEntry, describe, modalities_in
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
-from trioserve.server.concurrency import alongside
 from trioserve.server.observers.observer import Observer, RequestLog
 from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.types import Modalities

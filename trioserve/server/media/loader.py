@@ -18,6 +18,7 @@ import attrs
 import structlog
 import trio
 
+from trioserve.alongside import alongside
 from trioserve.config import Config
 from trioserve.errors import (
     InvalidMediaError,
@@ -28,7 +29,6 @@ from trioserve.errors import (
 )
 from trioserve.media.files import Format, MediaLimits, sniff
 from trioserve.media.process import Decoder, DecoderError, Order
-from trioserve.server.concurrency import alongside
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.media.fetch import Fetcher, FetchRules
 from trioserve.types import (

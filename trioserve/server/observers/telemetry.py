@@ -11,10 +11,10 @@ import attrs
 import structlog
 import trio
 
+from trioserve.alongside import alongside
 from trioserve.engine.loop import EngineLoop
 from trioserve.errors import InvalidRequestError
 from trioserve.renamed import warn_of_new_name
-from trioserve.server.concurrency import alongside
 from trioserve.server.observers.observer import Event, Observer, RequestRecord, RequestStarted
 from trioserve.tools.functions import is_async
 from trioserve.types import StepRecord

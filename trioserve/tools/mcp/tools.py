@@ -17,6 +17,7 @@ import trio
 from jsonschema import SchemaError
 from jsonschema.validators import validator_for
 
+from trioserve.alongside import alongside
 from trioserve.config import Config
 from trioserve.errors import ToolError
 from trioserve.tools.mcp.entries import Entry, read_entries
@@ -185,12 +186,11 @@ async def open_mcp_servers(
     """
     entries = await trio.to_thread.run_sync(_entries, config)
     servers = McpServers(entries, taken, trio.current_time() + wait_seconds)
-    async with trio.open_nursery() as nursery:
+    async with alongside() as nursery:
         for entry in entries:
             server = McpServer(entry, servers.describe, nursery)
             nursery.start_soon(server.discover, servers.tried[entry.name].set)
         yield servers
-        nursery.cancel_scope.cancel()
 
 
 def _entries(config: Config) -> list[Entry]:

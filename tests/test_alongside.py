@@ -8,7 +8,7 @@ import weakref
 import pytest
 import trio
 
-from trioserve.server.concurrency import alongside
+from trioserve.alongside import alongside
 
 
 async def fail_at_its_end() -> None:
