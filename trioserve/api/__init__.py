@@ -16,7 +16,6 @@ from quart_trio import QuartTrio
 from trioserve.api import (
     anthropic,
     llama,
-    metrics,
     ollama,
     openai,
     openapi,
@@ -93,7 +92,12 @@ def _install_base(app: QuartTrio, served: app_state.AppState) -> None:
     )
     for each in before:
         app.before_request(each)
-    for last_to_first in (http.show_id, metrics.count, access.allow_origin, http.show_rate_limits):
+    for last_to_first in (
+        http.show_id,
+        app_state.count_answer,
+        access.allow_origin,
+        http.show_rate_limits,
+    ):
         app.after_request(last_to_first)
     errors.install(app)
     _add(app, openapi.blueprint, pages.blueprint, proxy.blueprint, tools.blueprint)

@@ -6,21 +6,13 @@ from collections.abc import Iterator
 
 import trio
 from prometheus_client import Metric
-from quart import Response, request
 
-from trioserve.api.base.app_state import AppState, current_app_state
+from trioserve.api.base.app_state import AppState
 from trioserve.api.sessions import Sessions
 from trioserve.server.observers.metrics import gauge, prometheus_text, render_process, total
 
 #: The type of what `render` writes.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-async def count(response: Response) -> Response:
-    """Count an answer by its route and status."""
-    route = request.url_rule.rule if request.url_rule is not None else ""
-    current_app_state().n_answers[route, response.status_code] += 1
-    return response
 
 
 async def render(state: AppState) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import structlog
 import trio
-from quart import Quart, current_app
+from quart import Quart, Response, current_app, request
 from trio_util import AsyncValue
 
 from trioserve.api.base.running import ClientToolCalls
@@ -144,3 +144,10 @@ def app_state_of(app: Quart) -> AppState:
 def current_app_state() -> AppState:
     """The state of the app that handles the current request."""
     return app_state_of(current_app)
+
+
+async def count_answer(response: Response) -> Response:
+    """Count an answer by its route and status."""
+    route = request.url_rule.rule if request.url_rule is not None else ""
+    current_app_state().n_answers[route, response.status_code] += 1
+    return response
