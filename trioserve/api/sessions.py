@@ -115,14 +115,15 @@ class Ring:
 
 
 class Framing:
-    """Cuts a body into events. `mark` is what each of them ends with.
+    """Cuts a body into events: server-sent ones, or else lines. `mark` is what each ends with.
 
-    `n_events` counts those that have data.
+    Each server-sent event gets the offset of its end as its id. A browser's `EventSource` sends the
+    last id back as ``Last-Event-ID``, which so is an offset. `n_events` counts those with data.
     """
 
-    mark = b"\n"
-
-    def __init__(self) -> None:
+    def __init__(self, content_type: str = "text/event-stream") -> None:
+        self._has_ids = content_type == "text/event-stream"
+        self.mark = b"\n\n" if self._has_ids else b"\n"
         self.n_events = 0
         self._rest = b""  # the beginning of an event
 
@@ -139,34 +140,17 @@ class Framing:
         return bytes(written)
 
     def write(self, event: bytes, offset: int) -> bytes:
-        """Write an event that begins at an offset."""
-        self.n_events += 1
-        return event
-
-
-class EventFraming(Framing):
-    """Cuts server-sent events, and gives each the offset of its end as its id.
-
-    A browser's `EventSource` sends the last id back as ``Last-Event-ID``, which so is an offset.
-    """
-
-    mark = b"\n\n"
-
-    def write(self, event: bytes, offset: int) -> bytes:
         """Write an event that begins at an offset. Comments have no id."""
-        if event.startswith(b":"):
+        if self._has_ids and event.startswith(b":"):
             return event
         self.n_events += 1
+        if not self._has_ids:
+            return event
         end = offset + len(event) + len(b"id: \n")
         n_digits = len(str(end))
         if len(str(end + n_digits)) > n_digits:  # the digits of the id are counted in it
             n_digits += 1
         return b"id: %d\n%b" % (end + n_digits, event)
-
-
-def framing_of(content_type: str) -> Framing:
-    """Make what cuts a body of this type: server-sent events, or else lines."""
-    return EventFraming() if content_type == "text/event-stream" else Framing()
 
 
 # -- sessions
@@ -235,7 +219,7 @@ class StreamSession:
         self.is_stream = False  # the answer is the stream that was asked for, and has begun
         self.body = b""  # of an answer that is no stream
         self.failure: Exception | None = None  # why there is no whole answer
-        self._framing = framing_of(form.content_type)
+        self._framing = Framing(form.content_type)
         self.ring = Ring(max_bytes, self._framing.mark)
         self._whole = False  # the answer came to its end
         self._on_change = on_change

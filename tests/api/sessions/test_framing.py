@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from trioserve.api.sessions import EventFraming, Framing
+from trioserve.api.sessions import Framing
 
 BODIES = st.lists(
     st.sampled_from(
@@ -34,8 +34,8 @@ def test_however_a_body_is_cut_its_events_are_the_same(
     body: bytes, places: list[int], offset: int
 ) -> None:
     parts = cut(body, places)
-    whole = framed(EventFraming(), [body], offset)
-    assert framed(EventFraming(), parts, offset) == whole
+    whole = framed(Framing(), [body], offset)
+    assert framed(Framing(), parts, offset) == whole
     assert re.sub(rb"id: \d+\n", b"", whole) == body
     ends = []
     for event in whole.split(b"\n\n")[:-1]:
@@ -48,11 +48,11 @@ def test_however_a_body_is_cut_its_events_are_the_same(
 
 def test_an_id_counts_its_own_digits() -> None:
     for offset in range(1200):
-        event = EventFraming().feed(b"data: x\n\n", offset)
+        event = Framing().feed(b"data: x\n\n", offset)
         assert event == b"id: %d\ndata: x\n\n" % (offset + len(event))
 
 
 def test_lines_have_no_ids() -> None:
-    framing = Framing()
+    framing = Framing("application/x-ndjson")
     assert framed(framing, [b'{"a":', b"1}\n{}\n", b"{"]) == b'{"a":1}\n{}\n'
     assert framing.n_events == 2

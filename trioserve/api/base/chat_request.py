@@ -123,21 +123,6 @@ _TOOL = object_schema(
 )
 
 
-@json_type(list_schema(_MESSAGE, MAX_MESSAGES, minItems=1))
-def _messages(value: Any) -> Messages:
-    return parse_messages(value)
-
-
-@json_type(list_schema(_TOOL, MAX_TOOLS))
-def _tools(value: Any) -> Tools:
-    return parse_tools(value)
-
-
-@json_type({"anyOf": [{"enum": list(MODES)}, {"type": "object"}]})
-def _tool_choice(value: Any) -> ToolChoice:
-    return parse_tool_choice(value)
-
-
 # -- how the prompt ends
 
 
@@ -198,8 +183,10 @@ class TemplateRequest(RequestBody):
     """``POST /apply-template``: the fields that the prompt of a chat is made of."""
 
     model: str | None = field(read=readers.model_name, default=None)
-    messages: Messages = field(read=_messages)
-    tools: Tools = field(read=_tools, factory=Tools)
+    messages: Messages = field(
+        read=parse_messages, schema=list_schema(_MESSAGE, MAX_MESSAGES, minItems=1)
+    )
+    tools: Tools = field(read=parse_tools, schema=list_schema(_TOOL, MAX_TOOLS), factory=Tools)
     add_generation_prompt: bool | None = None
     continue_final_message: ContinueFinalMessage | bool | None = field(read=_part, default=None)
     echo: bool | None = None
@@ -259,7 +246,11 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     """``POST /v1/chat/completions``."""
 
     unsupported = UNSUPPORTED_IN_CHAT
-    tool_choice: ToolChoice = field(read=_tool_choice, factory=ToolChoice)
+    tool_choice: ToolChoice = field(
+        read=parse_tool_choice,
+        schema={"anyOf": [{"enum": list(MODES)}, OBJECT]},
+        factory=ToolChoice,
+    )
     parallel_tool_calls: bool | None = None
     parse_tool_calls: bool = True
     reasoning_format: str | None = None
@@ -274,18 +265,12 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     run_tools: RunToolsOptions | None = field(RUN_TOOLS, read=run_tools, default=None)
 
     @property
-    def n_probs(self) -> int:
+    def asked_probs(self) -> tuple[int, str | None]:
         """How many candidates to report for each token. llama-server's default is 20."""
         if not self.logprobs:
-            return self.n_candidates
-        return 20 if self.top_logprobs is None else max(1, self.top_logprobs)
-
-    @property
-    def probs_field(self) -> str | None:
-        """The field that says how many; None: it is the default."""
-        if not self.logprobs:
-            return "n_probs"
-        return None if self.top_logprobs is None else "top_logprobs"
+            return self.n_candidates, "n_probs"
+        top = self.top_logprobs
+        return (20, None) if top is None else (max(1, top), "top_logprobs")
 
     @property
     def chat_params(self) -> ChatParams:

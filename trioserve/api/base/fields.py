@@ -49,6 +49,7 @@ def field(
     *names: str,
     read: Callable[[Any], Any] | None = None,
     whole: Callable[[Mapping[str, Any]], Any] | None = None,
+    schema: Schema | None = None,
     **kwargs: Any,
 ) -> Any:
     """Declare a field of a request class that its name and type alone do not describe.
@@ -58,9 +59,12 @@ def field(
         read: turns the JSON value into the field's, or raises `MismatchError`. Without it, the
             type decides.
         whole: makes the field from the whole JSON object.
+        schema: of the JSON value, where `read` does not say; see `json_type`.
         kwargs: what `attrs.field` takes, such as ``default``.
     """
-    return attrs.field(metadata={"names": names, "read": read, "whole": whole}, **kwargs)
+    return attrs.field(
+        metadata={"names": names, "read": read, "whole": whole, "schema": schema}, **kwargs
+    )
 
 
 STRING: Schema = {"type": "string"}
@@ -205,6 +209,7 @@ class Field:
     whole: Any
     inner: type | None  # the class of an object, whose fields are read in turn
     required: bool
+    schema: Any  # of the JSON value
     attribute: attrs.Attribute[Any]
 
     def structure(self, value: Any, path: str) -> Any:
@@ -244,6 +249,7 @@ def _field_of(cls: Any, name: str) -> Field:
         whole=whole,
         inner=inner,
         required=attribute.default is attrs.NOTHING,
+        schema=attribute.metadata.get("schema") or getattr(read, "json_schema", None),
         attribute=attribute,
     )
 
@@ -388,7 +394,7 @@ def of_fields(cls: Any, names: Iterable[str] | None = None) -> dict[str, Schema]
 
 
 def _of_field(field: Field) -> Schema:
-    schema = dict(field.read.json_schema)
+    schema = dict(field.schema)
     if field.inner is not None:
         schema = {"$ref": COMPONENTS + field.inner.__name__}
     low, high = getattr(field.attribute.validator, "bounds", (-math.inf, math.inf))

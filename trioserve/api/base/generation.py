@@ -16,8 +16,10 @@ from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest, RunToolsOpti
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.http import current_context, json_response
+from trioserve.api.base.running import Running
 from trioserve.api.base.service import (
     awake_server,
+    current_responses,
     current_server,
     current_service,
     keep_awake,
@@ -52,8 +54,9 @@ async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, R
     if request.n_copies != request.n:
         check_copies(request.n_copies, server.model.n_slots, param="best_of")
     given, limit = request.given_params(), server.config.max_logprobs
-    if request.has_max_logprobs and request.n_probs > limit:
-        if (asked := request.probs_field) is not None:
+    n_probs, asked = request.asked_probs
+    if request.has_max_logprobs and n_probs > limit:
+        if asked is not None:
             raise InvalidRequestError.at(
                 asked, f"must be at most {limit}, which --max-logprobs sets."
             )
@@ -101,6 +104,21 @@ async def gap_prompt(
     return await server.infill.prompt_for(gap, params.max_tokens)
 
 
+def check_pools(server: Server) -> None:
+    """Look whether a server makes a vector of each text.
+
+    Raises:
+        InvalidRequestError: it makes one of each token.
+        NotSupportedError: it makes none.
+    """
+    server.model.check_embeds()
+    if server.model.pooling == "none":
+        raise InvalidRequestError(
+            "This server makes a vector of each token, because its pooling is 'none', and this "
+            "route has one for each text. POST /embeddings gives them."
+        )
+
+
 async def open_streams(streams: AbstractAsyncContextManager[list[_S]]) -> list[_S]:
     """Open streams, which end with the current request at the latest.
 
@@ -133,9 +151,18 @@ async def respond_stream(
     streams: Sequence[Stream | ChatStream],
     writer: sse.EventWriter[sse.Event],
     on_error: sse.OnError | None = None,
+    *,
+    id_: str = "",
 ) -> Response:
-    """Make the response that sends streams of the current request. See `sse.respond`."""
+    """Make the response that sends streams of the current request. See `sse.respond`.
+
+    Other requests find it by the `id_` in its chunks, if it has one.
+    """
     current = current_request()
+    if id_ and isinstance(request, ChatRequest):
+        chats = [each for each in streams if isinstance(each, ChatStream)]
+        running = Running(chats, current.api_key, request.reasoning_control)
+        current.resources.enter_context(current_responses().running(id_, running))
     return await sse.respond(
         current,
         await sse.open_source(current.resources, streams),

@@ -170,17 +170,17 @@ class GenerationRequest(RequestBody):
     scalars: dict[str, Any] = field(whole=_read_scalars)
 
     @property
+    def asked_probs(self) -> tuple[int, str | None]:
+        """How many candidates to report for each token; the field that says so, if one does."""
+        return 0, None
+
+    @property
     def n_probs(self) -> int:
         """How many candidates to report for each token."""
-        return 0
+        return self.asked_probs[0]
 
     #: Whether `Config.max_logprobs` says how many there may be.
     has_max_logprobs: ClassVar[bool] = True
-
-    @property
-    def probs_field(self) -> str | None:
-        """The field that says how many; None: nothing does, and it is the default."""
-        return None
 
     @property
     def n_copies(self) -> int:
@@ -212,11 +212,6 @@ class TextRequest(GenerationRequest):
     logprobs: int = field("n_probs", "logprobs", read=readers.probs, default=0)
 
     @property
-    def n_probs(self) -> int:
-        """How many candidates to report for each token."""
-        return self.logprobs
-
-    @property
-    def probs_field(self) -> str | None:
-        """The field that says how many; None: nothing does."""
-        return "logprobs" if self.logprobs else None
+    def asked_probs(self) -> tuple[int, str | None]:
+        """How many candidates to report for each token; the field that says so."""
+        return self.logprobs, "logprobs" if self.logprobs else None

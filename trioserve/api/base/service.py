@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import trio
-from quart import Quart, current_app
+from quart import current_app
 
 from trioserve.alongside import alongside
 from trioserve.api.base.app_state import AppState, app_state_of
@@ -141,16 +141,11 @@ class Service(AppState):
         await self.tool_calls.drain(deadline)
 
 
-def service_of(app: Quart) -> Service:
-    """The service of an app."""
-    service = app_state_of(app)
-    assert isinstance(service, Service)
-    return service
-
-
 def current_service() -> Service:
     """The service of the app that handles the current request."""
-    return service_of(current_app)
+    service = app_state_of(current_app)
+    assert isinstance(service, Service)
+    return service
 
 
 def current_server(model: str | None = None) -> Server:

@@ -129,7 +129,7 @@ async def props() -> Response:
         {
             "default_generation_settings": {
                 "params": outputs.generation_settings(
-                    await server.params({}), draft_types=server.config.draft_types
+                    server.model.defaults, draft_types=server.config.draft_types
                 ),
                 "n_ctx": server.model.n_ctx_seq,
             },

@@ -271,26 +271,24 @@ class LlamaOutput:
         extra = self._probs(done.probs)
         return self._last(done.finished, done.text, done.tokens, extra)
 
-    def part(self, event: Progress | Chunk | Finished) -> dict[str, Any]:
-        """Write an event of a stream."""
+    def part(self, event: Progress | Chunk | Finished) -> dict[str, Any] | None:
+        """Write an event of a stream; None: it says nothing to the client."""
         if isinstance(event, Finished):
             return self._last(event, "", (), {})
         if isinstance(event, Progress):
+            self._timings.on_progress(event)
+            if not self._request.return_progress:
+                return None
             extra = self._timings.with_progress(event, timed=self._request.timings_per_token)
             return self._partial("", ()) | extra
         self._timings.on_output(len(event.tokens), event.drafts)
+        if not event.tokens and not event.text:
+            return None
         self._has_new_line = self._has_new_line or "\n" in event.text
         part = self._partial(event.text, event.tokens) | self._probs(event.probs)
         if self._request.timings_per_token:
             part["timings"] = writers.timings(self._timings.now())
         return part
-
-    def is_silent(self, event: Progress | Chunk | Finished) -> bool:
-        """Whether an event is for us alone, or says nothing."""
-        if isinstance(event, Progress):
-            self._timings.on_progress(event)
-            return not self._request.return_progress
-        return isinstance(event, Chunk) and not event.tokens and not event.text
 
     def _partial(self, text: str, tokens: Sequence[TokenId]) -> dict[str, Any]:
         return {
@@ -343,8 +341,8 @@ class LlamaEvents(sse.EventWriter[sse.Event]):
     def encode(self, index: int, event: sse.Event) -> bytes:
         """Write an event of one output."""
         assert isinstance(event, Progress | Chunk | Finished)
-        output = self._outputs[index]
-        return b"" if output.is_silent(event) else sse.event(output.part(event))
+        part = self._outputs[index].part(event)
+        return b"" if part is None else sse.event(part)
 
 
 # -- infill

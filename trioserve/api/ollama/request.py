@@ -344,14 +344,10 @@ class OllamaRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
 
     @property
-    def n_probs(self) -> int:
+    def asked_probs(self) -> tuple[int, str | None]:
         """How many candidates to report for each token; one is the token that was chosen."""
-        return max(1, self.top_logprobs or 0) if self.logprobs else 0
-
-    @property
-    def probs_field(self) -> str | None:
-        """The field that says how many; None: it is the default."""
-        return None if self.top_logprobs is None else "top_logprobs"
+        n = max(1, self.top_logprobs or 0) if self.logprobs else 0
+        return n, None if self.top_logprobs is None else "top_logprobs"
 
     @property
     def thinking_params(self) -> ChatParams:

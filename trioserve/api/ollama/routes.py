@@ -21,7 +21,14 @@ from trioserve.api.base.fields import (
     json_type,
     strings,
 )
-from trioserve.api.base.generation import admit, gap_prompt, open_streams, read_chat, respond_stream
+from trioserve.api.base.generation import (
+    admit,
+    check_pools,
+    gap_prompt,
+    open_streams,
+    read_chat,
+    respond_stream,
+)
 from trioserve.api.base.http import current_context, json_response, long_response, size_of_outputs
 from trioserve.api.base.service import current_server, keep_awake, read_for_model
 from trioserve.api.ollama.events import (
@@ -41,7 +48,7 @@ from trioserve.api.ollama.request import (
 )
 from trioserve.api.openapi import takes
 from trioserve.chat.deltas import Message
-from trioserve.errors import InputTooLongError, InvalidRequestError
+from trioserve.errors import InputTooLongError
 from trioserve.server import RequestContext, Server
 from trioserve.server.generation.embeddings import Array
 from trioserve.server.lifecycle.sleep import ServerState
@@ -196,7 +203,7 @@ class OllamaEmbeddingsRequest(_EmbeddingRequest):
 @takes(OllamaEmbedRequest)
 async def embed() -> Response:
     """Make a vector of length 1 of each text; texts that are too long are cut."""
-    request, server = await read_for_model(OllamaEmbedRequest.parse, _check)
+    request, server = await read_for_model(OllamaEmbedRequest.parse, check_pools)
     context = await _ready(server, request)
     ready = monotonic()
     arrived = ready - (trio.current_time() - current_request().arrived)
@@ -232,7 +239,7 @@ async def embed() -> Response:
 @takes(OllamaEmbeddingsRequest)
 async def embeddings() -> Response:
     """Make a vector of a text, with the length that the model gives it."""
-    request, server = await read_for_model(OllamaEmbeddingsRequest.parse, _check)
+    request, server = await read_for_model(OllamaEmbeddingsRequest.parse, check_pools)
     context = await _ready(server, request)
     if not request.prompt:
         return json_response({"embedding": []})
@@ -241,15 +248,6 @@ async def embeddings() -> Response:
     )
     (vector,) = done.vectors
     return await long_response(lambda: {"embedding": _numbers(vector)}, len(vector))
-
-
-def _check(server: Server) -> None:
-    server.model.check_embeds()
-    if server.model.pooling == "none":
-        raise InvalidRequestError(
-            "This server makes a vector of each token, because its pooling is 'none', and this "
-            "route has one for each text. POST /embeddings gives them."
-        )
 
 
 def _numbers(vector: Array) -> list[float]:

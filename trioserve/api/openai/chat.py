@@ -13,7 +13,6 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base import outputs as writers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
-from trioserve.api.base.connection import current_request
 from trioserve.api.base.generation import (
     admit,
     counted_tokens,
@@ -24,8 +23,6 @@ from trioserve.api.base.generation import (
 )
 from trioserve.api.base.http import long_response, size_of_outputs
 from trioserve.api.base.outputs import OutputWriter
-from trioserve.api.base.running import Running
-from trioserve.api.base.service import current_responses
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
@@ -85,9 +82,7 @@ async def _stream_chat(
     )
     writer = OutputWriter(server, request, params)
     events = ChatEvents(request, params, writer, streams[0].prompt, len(streams))
-    running = Running(streams, context.client, request.reasoning_control)
-    current_request().resources.enter_context(current_responses().running(events.id, running))
-    return await respond_stream(server, request, streams, events)
+    return await respond_stream(server, request, streams, events, id_=events.id)
 
 
 async def _run_chat(

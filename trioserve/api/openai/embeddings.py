@@ -20,6 +20,7 @@ from trioserve.api.base.fields import (
     json_type,
     objects,
 )
+from trioserve.api.base.generation import check_pools
 from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
@@ -123,7 +124,7 @@ class EmbeddingsRequest(RequestBody):
 @takes(EmbeddingsRequest)
 async def openai() -> Response:
     """Make a vector of each text."""
-    request, server = await read_for_model(EmbeddingsRequest.parse, _check_pools)
+    request, server = await read_for_model(EmbeddingsRequest.parse, check_pools)
     if request.input is None:
         return await _own(server, request)
     done = await _embed(server, request)
@@ -149,15 +150,6 @@ async def own() -> Response:
         EmbeddingsRequest.parse, lambda server: server.model.check_embeds()
     )
     return await _own(server, request)
-
-
-def _check_pools(server: Server) -> None:
-    server.model.check_embeds()
-    if server.model.pooling == "none":
-        raise InvalidRequestError(
-            "This server makes a vector of each token, because its pooling is 'none', and this "
-            "route has one for each text. POST /embeddings gives them."
-        )
 
 
 async def _embed(server: Server, request: EmbeddingsRequest) -> Embeddings:

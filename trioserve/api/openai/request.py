@@ -27,9 +27,10 @@ class CompletionRequest(TextRequest):
         return self.n if self.best_of is None else self.best_of
 
     @property
-    def n_probs(self) -> int:
+    def asked_probs(self) -> tuple[int, str | None]:
         """How many candidates to report for each token; a choice needs the token's own."""
-        return self.logprobs or int(self.n_copies > self.n)
+        n, asked = super().asked_probs
+        return n or int(self.n_copies > self.n), asked
 
     def __attrs_post_init__(self) -> None:
         if self.best_of is not None:

@@ -10,7 +10,7 @@ import codecs
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -125,6 +125,9 @@ def new_id(prefix: str) -> str:
 class Item(ABC):
     """An item of the output. `index` is its place there, and `step` names the step it is from."""
 
+    event: ClassVar[str]  # what its events are called
+    place: ClassVar[Mapping[str, int]] = {}  # where the pieces belong
+
     step: str | None = None  # there is only one
 
     def __init__(self, index: int, id: str) -> None:
@@ -140,13 +143,14 @@ class Item(ABC):
     def written(self, status: str) -> dict[str, Any]:
         """Write the item as it is: "in_progress", "completed" or "incomplete"."""
 
-    @abstractmethod
     def opened(self) -> list[Event]:
         """Tell that it begins."""
+        return [self._item_event("added", "in_progress")]
 
-    @abstractmethod
     def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
-        """Add a piece, and tell of it."""
+        """Add a piece, and tell of it. Its tokens have a place in messages alone."""
+        self._texts.append(text)
+        return self._event(f"{self.event}.delta", **self.place, delta=text)
 
     @abstractmethod
     def closed(self, status: str) -> list[Event]:
@@ -172,7 +176,7 @@ class Item(ABC):
 class _TextItem(Item):
     """An item with one part of text in its content."""
 
-    event: ClassVar[str]
+    place: ClassVar[Mapping[str, int]] = {"content_index": 0}
 
     @abstractmethod
     def _part(self) -> dict[str, Any]: ...
@@ -204,11 +208,6 @@ class ReasoningItem(_TextItem):
     def __init__(self, index: int) -> None:
         super().__init__(index, new_id("rs"))
 
-    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
-        """Add a piece. Its tokens have no place in this item."""
-        self._texts.append(text)
-        return self._event("reasoning_text.delta", content_index=0, delta=text)
-
     def written(self, status: str) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -233,9 +232,8 @@ class MessageItem(_TextItem):
         self._logprobs: list[dict[str, Any]] = []
 
     def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
-        self._texts.append(text)
         self._logprobs += logprobs
-        return self._event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        return {**super().grown(text, logprobs), "logprobs": logprobs}
 
     def written(self, status: str) -> dict[str, Any]:
         return {
@@ -258,17 +256,11 @@ class MessageItem(_TextItem):
 class CallItem(Item):
     """A function that the model wants called."""
 
+    event = "function_call_arguments"
+
     def __init__(self, index: int, start: ToolCallStart) -> None:
         super().__init__(index, f"fc_{start.id}")
         self._start = start
-
-    def opened(self) -> list[Event]:
-        return [self._item_event("added", "in_progress")]
-
-    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
-        """Add a piece of the arguments. Its tokens have no place in this item."""
-        self._texts.append(text)
-        return self._event("function_call_arguments.delta", delta=text)
 
     def closed(self, status: str) -> list[Event]:
         done = self._event(
@@ -293,6 +285,8 @@ class MadeCallItem(Item):
     It is open until it has a result: the model may write other calls before.
     """
 
+    event = "mcp_call_arguments"
+
     def __init__(self, index: int, start: ToolCallStart, server_label: str) -> None:
         super().__init__(index, f"{MCP_CALL}{start.id}")
         self._start, self._label = start, server_label
@@ -302,11 +296,6 @@ class MadeCallItem(Item):
 
     def opened(self) -> list[Event]:
         return [self._item_event("added", "in_progress"), self._event("mcp_call.in_progress")]
-
-    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
-        """Add a piece of the arguments. Its tokens have no place in this item."""
-        self._texts.append(text)
-        return self._event("mcp_call_arguments.delta", delta=text)
 
     def called(self) -> list[Event]:
         """Tell that the arguments are complete."""

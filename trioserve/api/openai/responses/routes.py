@@ -9,7 +9,6 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import sse
 from trioserve.api.base.chat_request import ChatRequest
-from trioserve.api.base.connection import current_request
 from trioserve.api.base.generation import (
     admit,
     counted_tokens,
@@ -18,8 +17,6 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.http import long_response
-from trioserve.api.base.running import Running
-from trioserve.api.base.service import current_responses
 from trioserve.api.openai.responses.events import (
     ResponseBuilder,
     ResponseEvents,
@@ -51,11 +48,9 @@ async def responses() -> Response:
     builder = ResponseBuilder(model.info.name, request, chat, params, n_prompt, model.vocab)
     if not chat.stream:
         return await _whole(builder, stream)
-    running = Running([stream], context.client, chat.reasoning_control)
-    resources = current_request().resources
-    resources.enter_context(current_responses().running(builder.response["id"], running))
     writer = ResponseEvents(builder, chat, n_prompt)
-    return await respond_stream(server, chat, [stream], writer, writer.fail)
+    id_ = builder.response["id"]
+    return await respond_stream(server, chat, [stream], writer, writer.fail, id_=id_)
 
 
 async def _run(
