@@ -216,7 +216,7 @@ def measure_engine(n_slots: int, device: Device, n_steps: int) -> Cost:
     thread.start()
     while len(backend.seen) < WARM_UP + n_steps:
         time.sleep(0.05)
-        engine.take_events()
+        engine.take()
     engine.stop()
     thread.join()
     return cost_of(backend)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.support.engine_events import take_events
 from tests.support.scripted_embedder import ScriptedEmbedder
 from trioserve.engine import EmbeddingEngine
 from trioserve.engine.embedding import EmbeddingState
@@ -47,7 +48,7 @@ def run(engine: EmbeddingEngine, most_steps: int = 10_000) -> dict[int, EngineEv
             break
     else:
         raise AssertionError("it does not end")
-    return {e.task_id: e for e in engine.take_events() if not isinstance(e, Admitted)}
+    return {e.task_id: e for e in take_events(engine) if not isinstance(e, Admitted)}
 
 
 def expected(pooling: str, text: Prompt) -> np.ndarray:
@@ -71,7 +72,7 @@ def test_a_task_from_start_to_end() -> None:
     one = task(1, 3, 2)
     engine.submit(one)
     assert not engine.step()
-    admitted, done = engine.take_events()
+    admitted, done = take_events(engine)
     assert isinstance(admitted, Admitted) and isinstance(done, Embedded)
     assert_right("mean", one, done)
     assert done.reason is FinishReason.NONE
@@ -135,7 +136,7 @@ def test_a_large_request_holds_up_nobody() -> None:
     engine.step()
     engine.submit(task(2, 4))
     engine.step()
-    done = [event for event in engine.take_events() if isinstance(event, Embedded)]
+    done = [event for event in take_events(engine) if isinstance(event, Embedded)]
     assert [event.task_id for event in done] == [2]
     assert len(backend.batches) == 2
 
@@ -147,7 +148,7 @@ def test_long_texts_of_two_requests_take_turns() -> None:
     done: list[int] = []
     for _ in range(30):
         engine.step()
-        done += [e.task_id for e in engine.take_events() if isinstance(e, Embedded)]
+        done += [e.task_id for e in take_events(engine) if isinstance(e, Embedded)]
     assert done == [2]  # after two of the twenty at most
 
 
@@ -161,7 +162,7 @@ def test_a_text_that_waits_for_room_gets_it() -> None:
     done: list[int] = []
     for _ in range(12):
         engine.step()
-        done += [e.task_id for e in engine.take_events() if isinstance(e, Embedded)]
+        done += [e.task_id for e in take_events(engine) if isinstance(e, Embedded)]
     assert done == [2]
 
 
@@ -172,7 +173,7 @@ def test_clients_take_turns_in_the_queue() -> None:
     engine.submit(task(5, 2, client="b"))
     order: list[int] = []
     while engine.step() or not order:
-        order += [e.task_id for e in engine.take_events() if isinstance(e, Embedded)]
+        order += [e.task_id for e in take_events(engine) if isinstance(e, Embedded)]
     assert order.index(5) == 1
 
 

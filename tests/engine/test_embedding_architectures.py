@@ -11,6 +11,7 @@ from gguf import PoolingType
 
 from tests.support import tiny_models
 from tests.support.architectures import GENERATING, WINDOW
+from tests.support.engine_events import take_events
 from tests.support.gguf_models import WORD_PIECES, write_bert
 from tests.support.plain_loop import EXACT, plain_embeddings
 from trioserve import llama
@@ -38,7 +39,7 @@ def embed(
             engine.submit(EmbeddingTask(i, tuple(texts)))
         while engine.step():
             pass
-        done = {event.task_id: event for event in engine.take_events() if type(event) is Embedded}
+        done = {event.task_id: event for event in take_events(engine) if type(event) is Embedded}
         return [[vectors[0] for vectors in done[i].embeddings] for i in range(len(tasks))]
     finally:
         backend.close()

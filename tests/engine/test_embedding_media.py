@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.support.engine_events import take_events
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_media import prompt_of
 from trioserve.engine import EmbeddingEngine
@@ -45,7 +46,7 @@ class Harness:
     def step(self) -> bool:
         """Run a step; returns whether there is another one to run without more being encoded."""
         goes_on = self.engine.step()
-        for event in self.engine.take_events():
+        for event in take_events(self.engine):
             if not isinstance(event, Admitted):
                 self.ends[event.task_id] = event
         return goes_on

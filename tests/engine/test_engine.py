@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.support.engine_events import take_events
 from tests.support.engine_harness import Harness
 from trioserve.engine import AnswersFirst, DecodeMaximal, Engine
 from trioserve.errors import (
@@ -586,7 +587,7 @@ def test_a_broken_engine_fails_everything_from_then_on() -> None:
     harness.submit(2, "two")
     harness.backend.on_decode = explode
     harness.engine.step()
-    failed = {event.task_id: event for event in harness.engine.take_events()}
+    failed = {event.task_id: event for event in take_events(harness.engine)}
     assert all(isinstance(failed[i], Failed) for i in (1, 2))
     with pytest.raises(EngineError, match="engine failed") as caught:
         harness.submit(3, "three")

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.support.engine_events import take_events
 from tests.support.engine_harness import Harness
 from tests.support.step_costs import FlatCosts
 from trioserve.engine import DecodeMaximal, DraftRequest, Engine
@@ -232,7 +233,7 @@ class EngineMachine(RuleBasedStateMachine):
         return not self.engine._scheduler.waiting
 
     def _read(self) -> None:
-        for event in self.engine.take_events():
+        for event in take_events(self.engine):
             task_id = event.task_id
             assert task_id not in self.ended, "an event after the last one"
             assert task_id not in self.cancelled, "an event after the cancel"

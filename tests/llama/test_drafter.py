@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.engine_events import take_events
 from tests.support.llama_bench import Bench
 from trioserve import llama
 from trioserve.config import Config
@@ -123,7 +124,7 @@ def test_a_draft_ends_before_what_is_improbable() -> None:
     probs = []
     while bench.engine.step():
         pass
-    for event in bench.engine.take_events():
+    for event in take_events(bench.engine):
         probs += [math.exp(p.chosen.logprob) for p in getattr(event, "probs", ())]
     prompt = list(bench.backend.vocab.tokenize(STORY))
     bench.backend.close()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tests.support.engine_events import take_events
 from tests.support.plain_loop import PlainLoop, plain_loop
 from trioserve import llama
 from trioserve.config import Config
@@ -80,7 +81,7 @@ def test_the_engine_says_the_same(backend: LlamaBackend, plain: PlainLoop) -> No
     while engine.step():
         engine.check_integrity()
     said: dict[int, list[int]] = {}
-    for event in engine.take_events():
+    for event in take_events(engine):
         if isinstance(event, Chunk):
             said.setdefault(event.task_id, []).extend(event.tokens)
     assert [said[i] for i in range(len(PROMPTS))] == [plain_greedy(plain, p) for p in PROMPTS]

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from tests.support.engine_events import take_events
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.testing import ScriptedBackend
 from trioserve.types import (
@@ -65,7 +66,7 @@ class Harness:
     def step(self) -> bool:
         work_left = self.engine.step()
         self.engine.check_integrity()
-        for event in self.engine.take_events():
+        for event in take_events(self.engine):
             if isinstance(event, Admitted):
                 self.admitted.append(event.task_id)
             else:

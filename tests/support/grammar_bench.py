@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.engine_events import take_events
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.errors import InvalidRequestError
 from trioserve.llama import LlamaBackend
@@ -58,7 +59,7 @@ class Bench:
 
     def step(self) -> bool:
         more = self.engine.step()
-        for event in self.engine.take_events():
+        for event in take_events(self.engine):
             if isinstance(event, Chunk):
                 self.text[event.task_id] += event.text
                 self.tokens[event.task_id] += event.tokens

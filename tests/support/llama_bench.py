@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from tests.support.engine_events import take_events
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, Engine
@@ -47,7 +48,7 @@ class Bench:
     def step(self) -> bool:
         work_left = self.engine.step()
         self.engine.check_integrity()
-        for event in self.engine.take_events():
+        for event in take_events(self.engine):
             assert not isinstance(event, Failed), event
             if isinstance(event, Chunk):
                 self.tokens[event.task_id] += event.tokens

@@ -122,25 +122,19 @@ class MediaPiece:
 class Projector(Protocol):
     """What makes embeddings of media. It comes with a model, and fits that one only."""
 
-    @property
-    def sees(self) -> bool:
-        """Whether it takes images, and so the frames of videos."""
-
-    @property
-    def hears(self) -> bool:
-        """Whether it takes sound."""
-
-    @property
-    def audio_rate(self) -> int:
-        """Samples a second of the sound that it takes; 0: it takes none."""
+    #: Whether it takes images, and so the frames of videos.
+    sees: bool
+    #: Whether it takes sound.
+    hears: bool
+    #: Samples a second of the sound that it takes; 0: it takes none.
+    audio_rate: int
 
     @property
     def max_chunk(self) -> int:
         """The most cells of a chunk that is decoded whole; 0: there are no such chunks."""
 
-    @property
-    def bytes_per_cell(self) -> int:
-        """What chunks take in memory for each of their cells before they are encoded, roughly."""
+    #: What chunks take in memory for each of their cells before they are encoded, roughly.
+    bytes_per_cell: int
 
     def prepare(
         self,
@@ -337,9 +331,8 @@ class KVMemory(Protocol):
 class Backend(Protocol):
     """A loaded model, with a context of `n_seqs` KV sequences for `n_slots` requests."""
 
-    @property
-    def info(self) -> ModelInfo:
-        """What is known of the model."""
+    #: What is known of the model.
+    info: ModelInfo
 
     @property
     def vocab(self) -> Vocab:
@@ -353,53 +346,32 @@ class Backend(Protocol):
     def memory(self) -> KVMemory:
         """What the sequences hold."""
 
-    @property
-    def n_ctx(self) -> int:
-        """Cells in the KV cache, all sequences together."""
-
-    @property
-    def n_ctx_seq(self) -> int:
-        """The most tokens that one sequence may hold."""
-
-    @property
-    def n_batch(self) -> int:
-        """The most tokens in one batch."""
-
-    @property
-    def n_outputs(self) -> int:
-        """The most rows of a batch that may have logits; from `n_slots` to `n_batch`."""
-
-    @property
-    def n_slots(self) -> int:
-        """How many requests are to run at the same time; at most `n_seqs`."""
-
-    @property
-    def n_seqs(self) -> int:
-        """How many sequences there are; ids run from 0 to ``n_seqs - 1``."""
-
-    @property
-    def n_spare_cores(self) -> int:
-        """Cores that `decode` leaves to others."""
-
-    @property
-    def unified(self) -> bool:
-        """Whether all sequences share the cells, so that a copy moves no data."""
-
-    @property
-    def window(self) -> int:
-        """Cells at the end of each sequence that it may share with no other; 0: there are none.
-
-        They count where there could be too few of them: in a cache for sliding windows that is no
-        larger than `n_ctx`.
-        """
-
-    @property
-    def can_cut(self) -> bool:
-        """Whether a sequence can be cut at any position.
-
-        False for recurrent and hybrid models, and for sliding windows: these can only be cleared,
-        or go back to a checkpoint.
-        """
+    #: Cells in the KV cache, all sequences together.
+    n_ctx: int
+    #: The most tokens that one sequence may hold.
+    n_ctx_seq: int
+    #: The most tokens in one batch.
+    n_batch: int
+    #: The most rows of a batch that may have logits; from `n_slots` to `n_batch`.
+    n_outputs: int
+    #: How many requests are to run at the same time; at most `n_seqs`.
+    n_slots: int
+    #: How many sequences there are; ids run from 0 to ``n_seqs - 1``.
+    n_seqs: int
+    #: Cores that `decode` leaves to others.
+    n_spare_cores: int
+    #: Whether all sequences share the cells, so that a copy moves no data.
+    unified: bool
+    #: Cells at the end of each sequence that it may share with no other; 0: there are none.
+    #:
+    #: They count where there could be too few of them: in a cache for sliding windows that is no
+    #: larger than `n_ctx`.
+    window: int
+    #: Whether a sequence can be cut at any position.
+    #:
+    #: False for recurrent and hybrid models, and for sliding windows: these can only be cleared,
+    #: or go back to a checkpoint.
+    can_cut: bool
 
     @property
     def adapters(self) -> Sequence[AdapterInfo]:
@@ -419,13 +391,11 @@ class Backend(Protocol):
         The backend closes it.
         """
 
-    @property
-    def thread_choices(self) -> tuple[range, range]:
-        """How many threads may compute a batch of few tokens, and one of many.
-
-        Each is a range from the fewest to the most, which is also what is used at first. A range of
-        one number is fixed.
-        """
+    #: How many threads may compute a batch of few tokens, and one of many.
+    #:
+    #: Each is a range from the fewest to the most, which is also what is used at first. A range of
+    #: one number is fixed.
+    thread_choices: tuple[range, range]
 
     def set_threads(self, count: int) -> None:
         """Compute with so many threads from the next batch on."""

@@ -154,12 +154,16 @@ class Threads:
             compute()
             return
         threads, seconds = governor.plan(n_tokens)
-        timer = self._begin(n_tokens, threads)
+        if threads != self._set:
+            self._set_threads(threads)
+        timer = _Timer(n_tokens, threads)
         if seconds is None or self._watchdog is None:
             compute()
         elif not self._ends_in_time(compute, timer, seconds, self._watchdog):
             governor.give_up(timer.stop())
-            timer = self._begin(n_tokens, governor.plan(n_tokens)[0])
+            threads, _ = governor.plan(n_tokens)
+            self._set_threads(threads)
+            timer = _Timer(n_tokens, threads)
             compute()
         step = timer.stop()
         governor.observe(step)
@@ -184,9 +188,8 @@ class Threads:
         n_encoding = max(1, min(light[-1], heavy[-1]) // 2)
         encoder.set_threads(n_encoding)
         threads = max(choices[0], choices[-1] - n_encoding)
-        if self._governor.adapts and threads != self._set:
-            self._backend.set_threads(threads)
-            self._set = threads
+        if self._governor.adapts:
+            self._set_threads(threads)
         compute()
 
     def _ends_in_time(
@@ -204,12 +207,10 @@ class Threads:
             watchdog.end()
         return True
 
-    def _begin(self, n_tokens: int, threads: int) -> _Timer:
-        """Set the threads that a step is to have, and take the time from now on."""
+    def _set_threads(self, threads: int) -> None:
         if threads != self._set:
             self._backend.set_threads(threads)
             self._set = threads
-        return _Timer(n_tokens, threads)
 
     def _tell(self, now: float) -> None:
         """Log a change once it has lasted."""

@@ -22,7 +22,7 @@ from trioserve.engine.backend import Embeddings, MediaPiece
 from trioserve.engine.decoder import Threads
 from trioserve.engine.embedding_backend import EmbeddingBackend, Matrix
 from trioserve.engine.encoder import Encoded
-from trioserve.engine.loop import Cancel, Command, EngineLoop, Pause, Resume, Submit
+from trioserve.engine.loop import Cancel, Command, EngineLoop, Pause, Submit
 from trioserve.engine.queue import QueuedRequest, WaitingQueue
 from trioserve.errors import (
     DecodeError,
@@ -291,7 +291,7 @@ class EmbeddingEngine(EngineLoop):
             case Encoded(chunk, error):
                 if error is not None:
                     self._fail_all_with(chunk, error)
-            case Pause() | Resume():
+            case Pause():
                 pass  # there are no tokens that a reader could leave unread
 
     def _cancel(self, task_id: int) -> None:

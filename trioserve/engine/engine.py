@@ -16,7 +16,7 @@ from trioserve.engine.cache.prefix_cache import DEFAULT_RULES, CheckpointRules, 
 from trioserve.engine.decoder import BatchDecoder
 from trioserve.engine.drafts.drafts import Drafts
 from trioserve.engine.encoder import Encoded
-from trioserve.engine.loop import Cancel, Command, EngineLoop, Pause, Resume, SlotCall, Submit
+from trioserve.engine.loop import Cancel, Command, EngineLoop, Pause, SlotCall, Submit
 from trioserve.engine.output import Outputs, Sampled, SampledToken, SamplerPool
 from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.scheduler import Scheduler
@@ -415,8 +415,8 @@ class Engine(EngineLoop):
                     self._make_slot_calls()
                     if not self._scheduler.has_work:
                         self._planner.ask_for_media(self._scheduler.slots)
-            case Pause(task_id) | Resume(task_id):
-                self._scheduler.pause(task_id, isinstance(command, Pause))
+            case Pause(task_id, paused):
+                self._scheduler.pause(task_id, paused)
             case SlotCall():
                 self._slot_calls.append(command)
                 self._make_slot_calls()

@@ -43,16 +43,10 @@ class Cancel:
 
 @attrs.frozen
 class Pause:
-    """Leave a task in its slot, but out of the steps: its reader is behind."""
+    """Leave a task in its slot, but out of the steps, while its reader is behind; or undo that."""
 
     task_id: int
-
-
-@attrs.frozen
-class Resume:
-    """Undo `Pause`."""
-
-    task_id: int
+    paused: bool = True
 
 
 @attrs.frozen
@@ -75,7 +69,7 @@ class Stop:
     """End the loop."""
 
 
-Command = Submit | Cancel | Pause | Resume | Call | SlotCall | Encoded | Stop
+Command = Submit | Cancel | Pause | Call | SlotCall | Encoded | Stop
 
 
 class Inbox:
@@ -166,7 +160,7 @@ class EngineLoop(abc.ABC):
     # -- from the event loop's thread
 
     def submit(self, task: Task | EmbeddingTask) -> None:
-        """Run a task. Its events come out of `take`, and of `take_events`.
+        """Run a task. Its events come out of `take`.
 
         Raises:
             InvalidRequestError: the task can never run; nothing was submitted.
@@ -186,7 +180,7 @@ class EngineLoop(abc.ABC):
 
     def resume(self, task_id: int) -> None:
         """Let a paused task go on."""
-        self.inbox.put(Resume(task_id))
+        self.inbox.put(Pause(task_id, paused=False))
 
     def call(self, function: Callable[[], None]) -> None:
         """Call a function on the inference thread, between two steps."""
@@ -200,13 +194,6 @@ class EngineLoop(abc.ABC):
         """Take all that is there, oldest first."""
         with self._outbox_lock:
             events, self._outbox = self._outbox, []
-        return events
-
-    def take_events(self) -> list[EngineEvent]:
-        """Take all that is there, event by event."""
-        events: list[EngineEvent] = []
-        for one in self.take():
-            events += one if isinstance(one, Chunks) else [one]
         return events
 
     # -- on the inference thread

@@ -89,7 +89,7 @@ class _Window:
         return sum(self.costs) / len(self.costs)
 
 
-@attrs.frozen
+@attrs.define
 class Step:
     """A step that was computed."""
 
@@ -97,16 +97,14 @@ class Step:
     seconds: float
     cpu_seconds: float  # used by all threads of the process meanwhile
     end: float  # when it ended (monotonic)
+    #: The same for steps with about as many tokens.
+    size: int = attrs.field(init=False)
+    #: What is compared. A few tokens take about as long as one, and many do not.
+    cost: float = attrs.field(init=False)
 
-    @property
-    def size(self) -> int:
-        """The same for steps with about as many tokens."""
-        return self.n_tokens.bit_length()
-
-    @property
-    def cost(self) -> float:
-        """What is compared. A few tokens take about as long as one, and many do not."""
-        return self.seconds / self.n_tokens if self.n_tokens >= HEAVY else self.seconds
+    def __attrs_post_init__(self) -> None:
+        self.size = self.n_tokens.bit_length()
+        self.cost = self.seconds / self.n_tokens if self.n_tokens >= HEAVY else self.seconds
 
 
 @attrs.define
