@@ -12,7 +12,11 @@ from trioserve import testing
 
 @pytest.mark.parametrize(
     ("module", "old", "new"),
-    [(trioserve, "TickRecord", "StepRecord"), (testing, "ticking", "stepping")],
+    [
+        (trioserve, "Options", "GenerationParams"),
+        (trioserve, "TickRecord", "StepRecord"),
+        (testing, "ticking", "stepping"),
+    ],
 )
 def test_an_old_name_warns_and_is_the_new_one(module: Any, old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"{old} is now {module.__name__}.{new}"):

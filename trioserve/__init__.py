@@ -11,5 +11,7 @@ import lazy_loader
 
 from trioserve.renamed import renamed_names
 
+_RENAMED = {"Options": "GenerationParams", "Run": "AgentRun", "TickRecord": "StepRecord"}
+
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-__getattr__ = renamed_names(__name__, {"Run": "AgentRun", "TickRecord": "StepRecord"}, _load)
+__getattr__ = renamed_names(__name__, _RENAMED, _load)
