@@ -11,8 +11,7 @@ import pytest
 
 from tests.support.media_files import image_file, wav_file
 from trioserve.media import child
-from trioserve.media.files import MediaLimits
-from trioserve.media.pipe import PipeError, read, write_data, write_message
+from trioserve.media.pipe import MediaLimits, PipeError, read, write_data, write_message
 from trioserve.media.process import AnswerReader, Order
 from trioserve.types import DecodedAudio, DecodedImage
 
@@ -23,15 +22,15 @@ LIMITS = MediaLimits(max_pixels=1000, max_bytes=2**20, max_seconds=2, max_frames
 CONFINED = """
 import io, os
 from tests.support.media_bombs import GOOD
-from trioserve.media import child, files
-from trioserve.media.files import MediaLimits
+from trioserve.media import child, pipe
+from trioserve.media.pipe import MediaLimits
 
 texts = [make() for make in GOOD.values()]
 if os.getuid() == 0:
     os.setuid(65534)
 child.confine(MediaLimits())
 for data in texts:
-    format = files.sniff(data)
+    format = pipe.sniff(data)
     order = {"format": format.name, "kind": format.kinds[0], "rate": 16000, "fps": 4.0}
     sizes = [len(one) for one in child.decode(order, data, MediaLimits()) if isinstance(one, bytes)]
     print(format.name, sum(sizes))

@@ -29,8 +29,7 @@ from trioserve.media.decode import (
     decode_video,
     rows,
 )
-from trioserve.media.files import MediaLimits
-from trioserve.media.pipe import PipeError, read, write_data, write_message
+from trioserve.media.pipe import MediaLimits, PipeError, read, write_data, write_message
 
 if sys.platform != "win32":  # which has no such limits
     import resource

@@ -1,14 +1,89 @@
-"""What goes through the pipes between a server and the process that decodes for it.
+"""What a server and the process that decodes for it agree on: files, their sizes, and pipes.
 
-Messages and data, each with its length before it. Nothing that is read is executed, as a pickle
-would be: the process reads the files of strangers, and may be theirs.
+Messages and data go through the pipes, each with its length before it. Nothing that is read is
+executed, as a pickle would be: the process reads the files of strangers, and may be theirs.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import struct
+from collections.abc import Mapping
 from typing import IO, Any
+
+import attrs
+
+from trioserve.errors import InvalidMediaError
+from trioserve.types import MediaKind
+
+#: Characters that a document may have.
+MAX_TEXT = 2**22
+
+
+@attrs.frozen(kw_only=True)
+class MediaLimits:
+    """What one file may be, and what decoding it may take. More is refused."""
+
+    max_bytes: int = 64 * 2**20  # of the file
+    max_pixels: int = 64 * 2**20  # of an image, width times height
+    max_seconds: float = 3600.0  # of sound, or of a video
+    max_frames: int = 256  # of those of a video that the model sees; pages of a document
+    timeout: float = 30.0  # seconds, to fetch a file, and once more to decode it
+    max_files: int = 100  # of a request
+
+    @property
+    def max_memory(self) -> int:
+        """Bytes that decoding may take, beside those of the program itself."""
+        # A progressive JPEG has 6 bytes for each pixel, and its image 4; turning it takes 4 more.
+        return 14 * self.max_pixels + 2 * self.max_bytes + 64 * 2**20
+
+
+@attrs.frozen
+class Format:
+    """A format of files, and what may be in it: the first kind is the likeliest."""
+
+    name: str
+    kinds: tuple[MediaKind, ...]
+
+
+def _compile(magic: bytes) -> re.Pattern[bytes]:
+    return re.compile(magic, re.DOTALL)
+
+
+#: The beginnings of files. An MP3 has no other sign than a frame's first bits.
+_MAGIC: Mapping[re.Pattern[bytes], Format] = {
+    _compile(rb"\x89PNG\r\n\x1a\n"): Format("png", ("image",)),
+    _compile(rb"\xff\xd8\xff"): Format("jpeg", ("image",)),
+    _compile(rb"GIF8[79]a"): Format("gif", ("image",)),
+    _compile(rb"RIFF....WEBP"): Format("webp", ("image",)),
+    _compile(rb"BM.{4}\0{4}"): Format("bmp", ("image",)),
+    _compile(rb"(RIFF|RF64)....WAVE"): Format("wav", ("audio",)),
+    _compile(rb"fLaC"): Format("flac", ("audio",)),
+    _compile(rb"OggS"): Format("ogg", ("audio",)),
+    _compile(rb"....ftypM4[AB]"): Format("mp4", ("audio",)),
+    _compile(rb"....ftyp"): Format("mp4", ("video", "audio")),
+    _compile(rb"\x1aE\xdf\xa3"): Format("webm", ("video", "audio")),
+    _compile(rb"\xff[\xf0\xf1\xf8\xf9]"): Format("aac", ("audio",)),
+    _compile(rb"ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]"): Format("mp3", ("audio",)),
+}
+
+NAMES = "PNG, JPEG, WebP, GIF, BMP, WAV, MP3, FLAC, Ogg, AAC, MP4, M4A and WebM"
+
+
+def sniff(data: bytes) -> Format:
+    """Recognize a file.
+
+    Raises:
+        InvalidMediaError: it is none that is taken. The message is a part of a sentence.
+    """
+    for magic, format in _MAGIC.items():
+        if magic.match(data):
+            return format
+    if not data:
+        raise InvalidMediaError("is empty")
+    raise InvalidMediaError(f"is none of the files that are taken: {NAMES}")
+
 
 _HEAD = struct.Struct(">cQ")
 _MESSAGE, _DATA = b"m", b"d"

@@ -17,8 +17,7 @@ import attrs
 import numpy as np
 
 from trioserve.errors import InvalidMediaError
-from trioserve.media.files import MAX_TEXT, MediaLimits
-from trioserve.media.pipe import PipeError, read, write_data, write_message
+from trioserve.media.pipe import MAX_TEXT, MediaLimits, PipeError, read, write_data, write_message
 from trioserve.types import (
     DecodedAudio,
     DecodedDocument,

@@ -19,7 +19,7 @@ from tests.support.media_files import image_file
 from tests.support.waiting import until
 from trioserve.errors import InvalidMediaError, ServerClosingError, UnavailableError
 from trioserve.media import process
-from trioserve.media.files import MediaLimits
+from trioserve.media.pipe import MediaLimits
 from trioserve.media.process import Decoder, DecoderError, Order
 from trioserve.server.media.loader import Decoders
 from trioserve.types import DecodedImage
@@ -174,7 +174,7 @@ async def test_a_process_ends_with_its_server() -> None:
         "from tests.support.media_files import image_file\n"
         "from trioserve.media.process import Order\n"
         "from trioserve.media.process import Decoder\n"
-        "from trioserve.media.files import MediaLimits\n"
+        "from trioserve.media.pipe import MediaLimits\n"
         "decoder = Decoder(MediaLimits())\n"
         "decoder.decode(image_file(), Order(format='png', kind='image'))\n"
         "print(decoder.pid, flush=True)\n"

@@ -239,12 +239,7 @@ class ParameterReader:
             # An empty value begins with its end marker, which JSON does not.
             is_text = cursor.text[cursor.at] not in JSON_BEGINNINGS
         close = f"]]>{syntax.close}" if quoted else syntax.close
-        if is_text:
-            cursor.give('"')
-            yield from self._value(close, streams=True)
-            cursor.give('"')
-        else:
-            yield from self._value(close, streams=False, is_json=is_json)
+        yield from self._value(close, streams=is_text, is_json=is_json)
 
     def _until(self, marker: str) -> Generator[None, None, str]:
         """Read until a marker, and give what stands before it."""
@@ -259,46 +254,43 @@ class ParameterReader:
         cursor.skip(len(marker))
         return text
 
-    def _value(self, close: str, *, streams: bool, is_json: bool = False) -> Iterator[None]:
+    def _value(self, close: str, *, streams: bool, is_json: bool) -> Iterator[None]:
         """Read a value and its end; gives text as it comes, or else JSON at the end.
 
         What must be JSON does not end within a string.
         """
         cursor, syntax = self._cursor, self._syntax
         ends = (f"\n{close}", close) if syntax.newlines else (close,)
-        value = ""
         scanner = JsonScanner()
+        value = ""
+
+        def take(count: int) -> None:
+            nonlocal value
+            value += (read := cursor.skip(count))
+            scanner.feed("" if streams else read)
+            if streams and read:
+                cursor.give(json_characters(read))
+
+        if streams:
+            cursor.give('"')
         while True:
             place, length = self._end(ends)
-            until = place
             if place < 0:
-                until = len(cursor.rest) - (0 if cursor.final else held_back(cursor.rest, ends))
-            if streams and until:
-                cursor.give(json_characters(cursor.skip(until)))
-            else:
-                value += cursor.skip(until)
-                scanner.feed(value[len(value) - until :])
-            if place < 0:
+                take(len(cursor.rest) - (0 if cursor.final else held_back(cursor.rest, ends)))
                 if cursor.final and not streams:
                     cursor.give(value)
                 yield
                 continue
+            take(place)
             verdict = False if is_json and scanner.in_string else self._follows(length)
-            if verdict is None:
-                if cursor.final:
-                    cursor.skip(len(cursor.rest))
-                    break
-                yield
-            elif verdict:
-                cursor.skip(length)
+            if verdict is False:
+                take(length)
+            elif verdict or cursor.final:
+                cursor.skip(length if verdict else len(cursor.rest))
                 break
-            elif streams:
-                cursor.give(json_characters(cursor.skip(length)))
             else:
-                value += cursor.skip(length)
-                scanner.feed(value[len(value) - length :])
-        if not streams:
-            cursor.give(as_json(value))
+                yield
+        cursor.give('"' if streams else as_json(value))
 
     def _end(self, ends: tuple[str, ...]) -> tuple[int, int]:
         """Find the first end marker: its place, or -1, and its length."""

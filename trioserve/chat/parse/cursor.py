@@ -6,13 +6,18 @@ change, so that the result does not depend on the pieces.
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Generator, Iterator
 from typing import TypeAlias
 
 from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
 
 Reading: TypeAlias = Iterator[None]
+
+#: Half of a surrogate pair.
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Refused(Exception):  # noqa: N818 - it says what the text is, and is no error
@@ -154,12 +159,9 @@ class Cursor:
 
 def held_back(text: str, markers: tuple[str, ...]) -> int:
     """Count the characters at the end of a text that may be the beginning of a marker."""
-    longest = max((len(marker) for marker in markers), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        end = text[-length:]
-        if any(marker.startswith(end) and len(marker) > length for marker in markers):
-            return length
-    return 0
+    beginning, longest = _patterns(markers)[1:]
+    found = beginning.search(text, max(0, len(text) - longest))
+    return 0 if found is None else len(text) - found.start()
 
 
 def first_of(text: str, markers: tuple[str, ...]) -> tuple[int, str]:
@@ -167,13 +169,22 @@ def first_of(text: str, markers: tuple[str, ...]) -> tuple[int, str]:
 
     Of those at the same place the first one counts.
     """
-    found = [(place, marker) for marker in markers if (place := text.find(marker)) >= 0]
-    return min(found, key=lambda one: one[0], default=(-1, ""))
+    found = _patterns(markers)[0].search(text)
+    return (-1, "") if found is None else (found.start(), found[0])
+
+
+@functools.lru_cache(maxsize=256)
+def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
+    """What finds a marker, what finds the beginning of one at the end, and the longest of these."""
+    begun = {marker[:length] for marker in markers for length in range(1, len(marker))}
+    whole = re.compile("|".join(map(re.escape, markers)) or "(?!)")
+    beginning = re.compile(f"(?:{'|'.join(map(re.escape, begun)) or '(?!)'})\\Z")
+    return whole, beginning, max(map(len, begun), default=0)
 
 
 def is_text(value: str) -> bool:
     """Whether a string has no half of a surrogate pair, which could not be sent on."""
-    return not any("\ud800" <= character <= "\udfff" for character in value)
+    return SURROGATE.search(value) is None
 
 
 def json_characters(text: str) -> str:

@@ -25,7 +25,15 @@ from trioserve.chat.formats.syntax import (
 )
 from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
 from trioserve.chat.parse.arguments import ElementReader, LiteralReader, ParameterReader
-from trioserve.chat.parse.cursor import Cursor, Reading, Refused, first_of, held_back, is_text
+from trioserve.chat.parse.cursor import (
+    SURROGATE,
+    Cursor,
+    Reading,
+    Refused,
+    first_of,
+    held_back,
+    is_text,
+)
 
 #: For each tool and parameter, whether it is text or not, as far as the tools' schemas say so.
 Texts = Mapping[str, Mapping[str, bool]]
@@ -37,7 +45,6 @@ _COUNTER = re.compile(r":[0-9]+$")
 
 #: The first half of a surrogate pair, written as an escape.
 _HALF = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}$")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Complete(Exception):  # noqa: N818 - it says that no more steps follow
@@ -245,7 +252,7 @@ class CallReader:
 def _unescaped(text: str) -> str:
     """Read a part of the inside of a JSON string. Halves of surrogate pairs cannot be sent on."""
     value: str = json.loads(f'"{text}"')
-    return value if is_text(value) else _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)
+    return value if is_text(value) else SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)
 
 
 def _plain_arguments(text: str) -> str:

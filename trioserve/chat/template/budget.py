@@ -144,6 +144,9 @@ class Meter:
         size, levels = 64 + (GrowingList.ROOM if isinstance(value, GrowingList) else 0), 0
         max_depth = MAX_INPUT_DEPTH if self._reads_input else MAX_DEPTH
         for child in children if depth < max_depth else ():
+            if isinstance(child, str):  # most are, and this saves a call
+                size += SCALAR + len(child)
+                continue
             child_size, child_levels = self.measure(child, depth + 1)
             size += child_size
             if child_levels > levels:

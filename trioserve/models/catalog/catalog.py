@@ -20,7 +20,7 @@ from trioserve.errors import (
 )
 from trioserve.models import BUNDLED, BUNDLED_PROJECTOR, hub_reference
 from trioserve.models.catalog.files import ModelFiles, Source, models_in
-from trioserve.models.catalog.presets import Preset, of_all, read_presets, without
+from trioserve.models.catalog.presets import Preset, Shared, of_all, read_presets, without
 from trioserve.models.gguf import parts_of, total_size
 from trioserve.models.hub import HubReference, cached_models, find
 from trioserve.models.hub.reference import PREFERRED
@@ -223,10 +223,9 @@ class Catalog:
         self._models_dir = models_dir
         self._models_preset = models_preset
         self._cache_dir = cache_dir
-        shared = of_all(own_args, environ)
-        self._below, self._above, self._single = shared.below, shared.above, shared.single
+        self._shared = of_all(own_args, environ)
         #: The environment of the models' processes.
-        self.environment = shared.environment
+        self.environment = self._shared.environment
         self._match = frozenset(match)
         self._default = default
         self._reloading = threading.Lock()
@@ -296,7 +295,7 @@ class Catalog:
         sections: Mapping[str, Preset] = {}
         if self._models_preset is not None:
             everywhere, sections = read_presets(self._models_preset)
-        builder = _Builder(self._below, self._above, everywhere, self._cache_dir)
+        builder = _Builder(self._shared, everywhere, self._cache_dir)
         entries = [
             builder.entry(name, known.get(name), sections.get(name))
             for name in known.keys() | sections.keys()
@@ -340,9 +339,9 @@ class OneModel(Catalog):
         named, alias = self._config.model_named, next(iter(self._config.aliases), None)
         found = _bundled() if named is None else None
         name = alias or (self._config.hf_repo or Path(named or BUNDLED).name)
-        builder = _Builder(self._below, self._above, Preset(), self._cache_dir)
+        builder = _Builder(self._shared, Preset(), self._cache_dir)
         entry = builder.entry(
-            name, found, Preset(self._single, load_on_startup=self._load_on_startup)
+            name, found, Preset(self._shared.single, load_on_startup=self._load_on_startup)
         )
         return {entry.name: entry}
 
@@ -350,11 +349,8 @@ class OneModel(Catalog):
 class _Builder:
     """Makes entries of what was found and of the presets. `copied`: files of presets that hide."""
 
-    def __init__(
-        self, below: Options, above: Options, everywhere: Preset, cache_dir: Path | None
-    ) -> None:
-        self._below = below
-        self._above = above
+    def __init__(self, shared: Shared, everywhere: Preset, cache_dir: Path | None) -> None:
+        self._shared = shared
         everywhere = attrs.evolve(everywhere, options=without(everywhere.options, _WHICH))
         self._everywhere = everywhere
         self._cache_dir = cache_dir
@@ -377,7 +373,7 @@ class _Builder:
         else:
             raise ConfigError(f"models_preset: [{name}] is no model that is here, so it needs one "
                               "of the keys model, hf-repo and model-url")  # fmt: skip
-        options = {**self._below, **preset.options, **which, **self._above}
+        options = {**self._shared.below, **preset.options, **which, **self._shared.above}
         aliases = tuple(one for one in readers.names(_value(options, "alias")) if one != name)
         options["alias"] = ("--alias", ",".join((name, *aliases)))
         path = found.files[0] if found is not None else None

@@ -23,7 +23,7 @@ import attrs
 from filelock import FileLock
 
 from trioserve.errors import HubError, HubNotFoundError, UnknownQuantError
-from trioserve.models.hub.download import disk_errors, try_lock
+from trioserve.models.hub.download import disk_errors, try_lock, write_text
 from trioserve.models.hub.reference import (
     HubReference,
     choose,
@@ -136,12 +136,7 @@ class RepoFolder:
 
     def set_ref(self, branch: str, commit: str) -> None:
         """Note which commit is the newest of a branch."""
-        ref = self.path / "refs" / branch
-        with disk_errors(ref):
-            ref.parent.mkdir(parents=True, exist_ok=True)
-            new = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
-            new.write_text(commit)
-            os.replace(new, ref)
+        write_text(self.path / "refs" / branch, commit)
 
     def snapshots(self) -> list[Path]:
         """The folders of the commits: that of main first, then the newest ones."""

@@ -167,6 +167,15 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise HubError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a small file, of which nobody sees a part."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, path)
+
+
 def _allocate(descriptor: int, size: int) -> None:
     """Reserve room on the disk without changing the size of the file, where that can be done."""
     if sys.platform != "linux":

@@ -36,7 +36,7 @@ from trioserve.models.hub.client import (
     list_files,
     open_client,
 )
-from trioserve.models.hub.download import DownloadTarget, OnProgress, disk_errors, download
+from trioserve.models.hub.download import DownloadTarget, OnProgress, download, write_text
 from trioserve.models.hub.reference import HubReference, choose, name_of, parts_of, projector_beside
 
 _log = structlog.stdlib.get_logger("trioserve.hub")
@@ -242,7 +242,7 @@ def _target_at(url: str, name: str, answer: HubResponse, place: Path) -> Downloa
         incomplete=place.with_name(f"{place.name}.{mark}.incomplete"),
         lock=default_cache_dir() / ".locks" / "urls" / f"{lock}.lock",
         is_there=is_there,
-        on_done=partial(_write, note, version),
+        on_done=partial(write_text, note, version),
         can_resume=bool(version),  # or what there is may be of another file
     )
 
@@ -264,10 +264,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _write(path: Path, text: str) -> None:
-    with disk_errors(path):
-        new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, path)

@@ -27,7 +27,7 @@ from trioserve.errors import (
     UnavailableError,
     UnsupportedFieldError,
 )
-from trioserve.media.files import Format, MediaLimits, sniff
+from trioserve.media.pipe import Format, MediaLimits, sniff
 from trioserve.media.process import Decoder, DecoderError, Order
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.media.fetch import Fetcher, FetchRules
