@@ -153,7 +153,7 @@ class ServerEvents(Generic[T]):
             *lines, self._buffer = (self._buffer + data).split(b"\n")
             self._unread.extend(line[5:].strip() for line in lines if line.startswith(b"data: {"))
         event = self._unread.popleft()
-        if b'"error"' in event[:20]:
+        if event.startswith(b'{"error"'):
             raise _error_in(event, 200)
         return read_json(event, self._form)
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import trio
-from werkzeug.datastructures import Headers
-from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartEncoder, Preamble
 
 from trioserve.chat.deltas import (
     ContentDelta,
@@ -172,21 +170,18 @@ def write_form(body: Mapping[str, Any]) -> tuple[bytes, bytes]:
     Raises:
         InvalidMediaError: the recording cannot be read.
     """
-    boundary = secrets.token_hex(16).encode()
-    encoder = MultipartEncoder(boundary)
-    form = [encoder.send_event(Preamble(data=b""))]
+    boundary, parts = secrets.token_hex(16), list[bytes]()
     for name, value in body.items():
+        file = '; filename="recording"' if name == "file" else ""
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
         for one in value if isinstance(value, tuple | list) else [value]:
-            if name == "file":
-                event: Field | File = File(name=name, filename="recording", headers=Headers())
+            if file:
                 data = _read_recording(one)
             else:
-                event = Field(name=name, headers=Headers())
                 data = (str(one).lower() if isinstance(one, bool) else str(one)).encode()
-            form.append(encoder.send_event(event))
-            form.append(encoder.send_event(Data(data=data, more_data=False)))
-    form.append(encoder.send_event(Epilogue(data=b"")))
-    return b"multipart/form-data; boundary=" + boundary, b"".join(form)
+            parts += [head.encode(), data, b"\r\n"]
+    parts.append(f"--{boundary}--\r\n".encode())
+    return f"multipart/form-data; boundary={boundary}".encode(), b"".join(parts)
 
 
 def _read_recording(recording: Recording) -> bytes:
