@@ -15,6 +15,7 @@ from trioserve.errors import (
     DeadlineExceededError,
     EngineError,
     RequestEndedError,
+    ServerClosingError,
     StalledReaderError,
 )
 from trioserve.server.dispatch import UNREAD_BYTES, Dispatcher, Load, Mailbox, size_of
@@ -279,6 +280,31 @@ async def test_a_call_returns_what_its_function_does(
         nursery.cancel_scope.cancel()
     engine.calls.pop()()
     assert made == [5], "a request that has left is not waited for"
+
+
+async def test_no_call_waits_for_an_engine_that_stops(
+    engine: Engine, dispatcher: Dispatcher
+) -> None:
+    made: list[int] = []
+    refused: list[str] = []
+
+    async def call() -> None:
+        try:
+            await dispatcher.call(lambda: made.append(1))
+        except ServerClosingError:
+            refused.append("closing")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call)
+        await wait_all_tasks_blocked()
+        dispatcher.end_calls()
+        nursery.start_soon(call)
+        await wait_all_tasks_blocked()
+        assert refused == ["closing", "closing"]
+        nursery.cancel_scope.cancel()
+    assert engine.told == [("call", 0)]
+    engine.calls.pop()()
+    assert made == []
 
 
 async def test_a_failure_reaches_all_who_wait(engine: Engine, dispatcher: Dispatcher) -> None:

@@ -22,7 +22,13 @@ import outcome
 import trio
 
 from trioserve.engine.loop import EngineLoop
-from trioserve.errors import BridgeError, DeadlineExceededError, StalledReaderError, TrioServeError
+from trioserve.errors import (
+    BridgeError,
+    DeadlineExceededError,
+    ServerClosingError,
+    StalledReaderError,
+    TrioServeError,
+)
 from trioserve.types import (
     Admitted,
     CancelReason,
@@ -246,6 +252,7 @@ class Dispatcher:
         self._deadlines: list[tuple[float, int]] = []  # a heap; ended tasks may still be in it
         self._new_deadline = trio.Event()
         self._calls: set[trio.Event] = set()  # that wait for the inference thread
+        self._is_stopped = False
         #: Set when the engine has failed, and all requests have been told.
         self.failed = trio.Event()
         self.queued = Load()
@@ -328,6 +335,7 @@ class Dispatcher:
 
         Raises:
             EngineError: the engine failed before it came to the call.
+            ServerClosingError: the engine was stopped before it came to the call.
         """
         done = trio.Event()
         token = trio.lowlevel.current_trio_token()
@@ -340,6 +348,8 @@ class Dispatcher:
                 token.run_sync_soon(done.set)
 
         self._engine.check_works()
+        if self._is_stopped:
+            raise ServerClosingError
         (post or self._engine.call)(work)
         self._calls.add(done)
         try:
@@ -349,7 +359,14 @@ class Dispatcher:
             self._calls.remove(done)
         if not results:
             self._engine.check_works()
+            raise ServerClosingError
         return results[0].unwrap()
+
+    def end_calls(self) -> None:
+        """Take no calls any more, and end those that wait: the engine is about to stop."""
+        self._is_stopped = True
+        for call in self._calls:
+            call.set()
 
     async def run(self) -> None:
         """Dispatch until cancelled."""

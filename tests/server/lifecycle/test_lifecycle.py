@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import trio
@@ -40,6 +41,16 @@ async def test_drain_lets_running_requests_finish(autojump_clock: MockClock) -> 
         assert texts == ["FINISH ME"]
         with pytest.raises(ServerClosingError):
             await server.complete("too late")
+
+
+async def test_slot_files_do_not_wait_for_an_engine_that_has_stopped(tmp_path: Path) -> None:
+    async with serve(slot_save_path=str(tmp_path)) as server:
+        slots = server.slots
+    with pytest.RaisesGroup(ServerClosingError):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slots.save, 0, "file", "")
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
 
 
 async def test_drain_ends_what_takes_too_long(autojump_clock: MockClock) -> None:

@@ -101,7 +101,10 @@ async def running_engine(
             stall_timeout=config.stall_timeout,
         )
         async with drive(loop):
-            yield loop, dispatcher
+            try:
+                yield loop, dispatcher
+            finally:
+                dispatcher.end_calls()
     finally:
         bridge.close()
 
