@@ -21,6 +21,7 @@ from trioserve._version import __version__
 from trioserve.api.base import fields, vendors
 from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
 from trioserve.api.base.app_state import current_app_state
+from trioserve.api.base.fields import STRING, object_schema, or_null
 from trioserve.api.base.http import json_response
 from trioserve.errors import TrioServeError
 
@@ -30,22 +31,17 @@ _NAME = "trioserve.openapi"  # in `app.extensions`: the description, once it was
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
-_ERROR = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "code": {"type": ["integer", "string"]},
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-            },
-            "required": ["message", "type"],
-        }
-    },
-    "required": ["error"],
-}
+_ERROR = object_schema(
+    "error",
+    error=object_schema(
+        "message",
+        "type",
+        code={"type": ["integer", "string"]},
+        message=STRING,
+        type=STRING,
+        param=or_null(STRING),
+    ),
+)
 
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},

@@ -15,6 +15,7 @@ import attrs
 from trioserve.api.anthropic.messages import sign
 from trioserve.api.base import sse
 from trioserve.api.base.errors import message_of
+from trioserve.api.base.fields import STRING, object_schema
 from trioserve.api.base.outputs import read_arguments
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.chat.deltas import (
@@ -43,19 +44,14 @@ _TYPES = {
     504: "timeout_error",
 }
 
-_SCHEMA: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-            "required": ["type", "message"],
-        },
-        "request_id": {"type": "string"},
-    },
-    "required": ["type", "error", "request_id"],
-}
+_SCHEMA = object_schema(
+    "type",
+    "error",
+    "request_id",
+    type={"const": "error"},
+    error=object_schema("type", "message", type=STRING, message=STRING),
+    request_id=STRING,
+)
 
 
 def body(error: TrioServeError, request_id: str) -> dict[str, Any]:

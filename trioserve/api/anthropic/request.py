@@ -17,19 +17,9 @@ from trioserve.api.anthropic.messages import continues_final_message, read_messa
 from trioserve.api.base import readers
 from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import (
-    OBJECT,
-    STRING,
     Only,
     RequestBody,
     field,
-    json_type,
-    mapping,
-    named,
-    object_schema,
-    one_of,
-    or_null,
-    required,
-    text,
 )
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.chat.messages import Messages, Tools
@@ -117,32 +107,20 @@ class ThinkingOptions:
         return self.type == "disabled" or self.display == "summarized"
 
 
-_FORMAT = or_null(object_schema("type", "schema", type={"const": "json_schema"}, schema=OBJECT))
+@attrs.frozen(kw_only=True)
+class OutputFormat:
+    """``output_config.format``, or ``output_format`` as older clients have it."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
 
 
-@json_type(properties={"output_config": object_schema(effort=or_null(STRING), format=_FORMAT)})
-def _effort(body: Mapping[str, Any]) -> str | None:
-    effort = _output_config(body).get("effort")
-    return None if effort is None else named(text, effort, "output_config.effort")
+@attrs.frozen(kw_only=True)
+class OutputConfig:
+    """``output_config``."""
 
-
-def _output_config(body: Mapping[str, Any]) -> dict[str, Any]:
-    given = body.get("output_config")
-    return {} if given is None else named(mapping, given, "output_config")
-
-
-@json_type(properties={"output_format": _FORMAT})
-def _format(body: Mapping[str, Any]) -> Grammar | None:
-    """Read ``output_config.format``, or ``output_format`` as older clients have it."""
-    path, given = "output_config.format", _output_config(body).get("format")
-    if given is None:
-        path, given = "output_format", body.get("output_format")
-    if given is None:
-        return None
-    fields = named(mapping, given, path)
-    required(fields, "type", one_of("json_schema"), path)
-    schema = required(fields, "schema", mapping, path)
-    return Grammar("json_schema", json.dumps(schema), param=f"{path}.schema")
+    effort: str | None = None
+    format: OutputFormat | None = None
 
 
 # -- the routes
@@ -158,7 +136,7 @@ class CountTokensRequest(RequestBody):
     tools: Tools = field(read=read_tools, factory=Tools)
     tool_choice: ToolChoiceOptions = attrs.field(factory=ToolChoiceOptions)
     thinking: ThinkingOptions | None = None
-    effort: str | None = field(whole=_effort)
+    output_config: OutputConfig = attrs.field(factory=OutputConfig)
     chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
 
     @property
@@ -167,8 +145,8 @@ class CountTokensRequest(RequestBody):
         kwargs = {"enable_thinking": False, **self.chat_template_kwargs}
         if self.thinking is not None:
             kwargs["enable_thinking"] = self.thinking.type != "disabled"
-        if self.effort is not None:
-            kwargs["reasoning_effort"] = self.effort
+        if self.output_config.effort is not None:
+            kwargs["reasoning_effort"] = self.output_config.effort
         return ChatParams(
             tools=self.tools,
             tool_choice=self.tool_choice.choice,
@@ -198,7 +176,17 @@ class MessagesRequest(CountTokensRequest, GenerationRequest):
     stop: tuple[str, ...] | None = field(
         "stop_sequences", read=readers.stop_sequences, default=None
     )
-    grammar: Grammar | None = field(whole=_format)
+    output_format: OutputFormat | None = None
+    grammar: Grammar | None = attrs.field(init=False)
+
+    @grammar.default
+    def _grammar(self) -> Grammar | None:
+        path, given = "output_config.format", self.output_config.format
+        if given is None:
+            path, given = "output_format", self.output_format
+        if given is None:
+            return None
+        return Grammar("json_schema", json.dumps(given.schema), param=f"{path}.schema")
 
     @property
     def wants_progress(self) -> bool:

@@ -48,14 +48,13 @@ _PROMPT = {
     "type": ["string", "array", "object"],
     "items": {"type": ["string", "integer"]},
     "properties": {
-        "prompt_string": {"type": "string"},
-        "multimodal_data": {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PARTS},
+        "prompt_string": STRING,
+        "multimodal_data": list_schema(STRING, MAX_PARTS),
     },
     "description": "Text, token ids, or text with a marker for each of the media, which are in "
     "base64. It must fit into the context of the model.",
 }
-_MANY = {"type": "array", "items": _PROMPT, "minItems": 1, "maxItems": limits.MAX_PROMPTS}
-_PROMPTS = {"anyOf": [_PROMPT, _MANY]}
+_PROMPTS = {"anyOf": [_PROMPT, list_schema(_PROMPT, limits.MAX_PROMPTS, minItems=1)]}
 
 
 def integer_in(low: int, high: int | None = INT32_MAX) -> Callable[[Any], int]:
@@ -141,12 +140,19 @@ def keep_alive(value: Any) -> float:
     return -total if match[1] else total
 
 
-@json_type({"type": "string", "maxLength": MAX_SALT})
-def salt(value: Any) -> str:
-    """Read `cache_salt`."""
-    if not isinstance(value, str) or len(value) > MAX_SALT:
-        raise MismatchError(f"a string of at most {MAX_SALT} characters")
-    return value
+def text_of(limit: int) -> Callable[[Any], str]:
+    """Make a reader of strings of at most `limit` characters."""
+
+    @json_type({"type": "string", "maxLength": limit})
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > limit:
+            raise MismatchError(f"a string of at most {limit} characters")
+        return value
+
+    return read
+
+
+salt = text_of(MAX_SALT)
 
 
 @json_type(
@@ -293,15 +299,30 @@ def prompts(value: Any) -> tuple[GivenPrompt, ...]:
     Raises:
         InvalidRequestError: media cannot be read; `param` names them.
     """
+    return one_or_many(value, any_prompt, "prompt", (limits.MAX_PROMPTS, "prompts"), "a prompt")
+
+
+def one_or_many(
+    value: Any,
+    read: Callable[[Any, str], GivenPrompt],
+    name: str,
+    limits_of: tuple[int, str],
+    expected: str,
+) -> tuple[GivenPrompt, ...]:
+    """Read a prompt or a list of them, in the field `name`; `read` takes one and its place.
+
+    A list of token ids, or of ids and strings, is one. `limits_of` says how many of what there may
+    be.
+    """
     if not isinstance(value, list):
-        return (any_prompt(value, "prompt"),)
+        return (read(value, name),)
     if not value:
-        raise MismatchError("a prompt, and not empty")
+        raise MismatchError(f"{expected}, and not empty")
     kinds = {type(each) for each in value}
     if kinds <= {int, str} and kinds != {str}:
-        return (_prompt(value),)
-    limits.check_count(len(value), limits.MAX_PROMPTS, "prompts")
-    return tuple(any_prompt(each, f"prompt[{i}]") for i, each in enumerate(value))
+        return (read(value, name),)
+    limits.check_count(len(value), *limits_of)
+    return tuple(read(each, f"{name}[{i}]") for i, each in enumerate(value))
 
 
 def any_prompt(value: Any, path: str) -> GivenPrompt:

@@ -15,10 +15,12 @@ from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import TemplateRequest
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
+    OBJECT,
     MismatchError,
     RequestBody,
     field,
     json_type,
+    list_schema,
     objects,
 )
 from trioserve.api.base.generation import admit, open_streams, read_chat, respond_stream
@@ -72,7 +74,7 @@ class LlamaCompletionRequest(LlamaRequest):
 _NO_NAME = "tmp"
 
 
-@json_type({"type": "array", "items": {"type": "object"}, "maxItems": limits.MAX_EXTRA_FILES})
+@json_type(list_schema(OBJECT, limits.MAX_EXTRA_FILES))
 def _extra_files(value: Any) -> tuple[File, ...]:
     """Read `input_extra`: files, each with a text and perhaps a name."""
     files = []
@@ -99,7 +101,7 @@ class InfillRequest(LlamaRequest):
 # -- tokens
 
 
-@json_type({"type": "array", "items": {"type": "integer"}, "maxItems": limits.MAX_TOKENS})
+@json_type(list_schema({"type": "integer"}, limits.MAX_TOKENS))
 def _token_ids(value: Any) -> tuple[int, ...]:
     if isinstance(value, list):
         limits.check_count(len(value), limits.MAX_TOKENS, "token ids")

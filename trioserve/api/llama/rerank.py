@@ -14,7 +14,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers
-from trioserve.api.base.fields import MismatchError, RequestBody, field, json_type
+from trioserve.api.base.fields import MismatchError, RequestBody, field, json_type, list_schema
 from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.service import read_for_model
 from trioserve.api.openapi import takes
@@ -27,27 +27,16 @@ blueprint = Blueprint("rerank", __name__)
 _UNSUPPORTED = ("truncate", "rank_fields", "max_chunks_per_doc", "max_tokens_per_doc")
 
 
-@json_type(
-    {
-        "type": "array",
-        "items": {"type": ["string", "object"]},
-        "minItems": 1,
-        "maxItems": limits.MAX_INPUTS,
-    }
-)
+@json_type(list_schema({"type": ["string", "object"]}, limits.MAX_INPUTS, minItems=1))
 def _documents(value: Any) -> tuple[str, ...]:
     """Read strings, or objects with a `text`."""
     if not isinstance(value, list) or not value:
         raise MismatchError("a list of strings, and not empty")
     limits.check_count(len(value), limits.MAX_INPUTS, "documents")
-    return tuple(_document(each) for each in value)
-
-
-def _document(value: Any) -> str:
-    inner = value.get("text") if isinstance(value, dict) else value
-    if not isinstance(inner, str):
+    texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in value]
+    if not all(isinstance(text, str) for text in texts):
         raise MismatchError("a list of strings, or of objects with a 'text'")
-    return inner
+    return tuple(texts)
 
 
 @attrs.frozen(kw_only=True)

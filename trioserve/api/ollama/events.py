@@ -11,6 +11,7 @@ import attrs
 
 from trioserve.api.base import outputs, sse
 from trioserve.api.base.errors import message_of
+from trioserve.api.base.fields import STRING, object_schema
 from trioserve.api.base.outputs import read_arguments
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.chat.deltas import (
@@ -27,11 +28,7 @@ from trioserve.types import Chunk, Finished, FinishReason, Progress, TokenProbs
 # -- errors
 
 
-_SCHEMA: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {"error": {"type": "string"}},
-    "required": ["error"],
-}
+_SCHEMA = object_schema("error", error=STRING)
 
 
 def body(error: TrioServeError, request_id: str) -> dict[str, Any]:

@@ -81,13 +81,6 @@ def _from_text(
     return read_last
 
 
-@json_type({"type": "string", "maxLength": _MAX_PROMPT})
-def _prompt(value: Any) -> str:
-    if len(text(value)) > _MAX_PROMPT:
-        raise MismatchError(f"a string of at most {_MAX_PROMPT} characters")
-    return str(value)
-
-
 @json_type({"type": "string", "pattern": "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", "examples": ["en"]})
 def _language(value: Any) -> str:
     head, *rest = text(value).split("-")
@@ -131,7 +124,7 @@ class TranslationRequest:
 
     file: bytes = field(read=_file, repr=False)
     model: str | None = field(read=_from_text(readers.model_name), default=None)
-    prompt: str = field(read=_from_text(_prompt), default="")
+    prompt: str = field(read=_from_text(readers.text_of(_MAX_PROMPT)), default="")
     response_format: str = field(read=_from_text(one_of(*_FORMATS)), default="json")
     temperature: float = field(read=_from_text(_temperature, float), default=0.0)
     timeout: float | None = field(read=_SECONDS, default=None)

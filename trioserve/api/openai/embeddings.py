@@ -54,15 +54,7 @@ def _inputs(name: str) -> Callable[[Any], tuple[GivenPrompt, ...]]:
         }
     )
     def read(value: Any) -> tuple[GivenPrompt, ...]:
-        if not isinstance(value, list):
-            return (_input(value, name),)
-        if not value:
-            raise MismatchError(f"{_EXPECTED}, and not empty")
-        kinds = {type(each) for each in value}
-        if kinds <= {int, str} and kinds != {str}:
-            return (tuple(value),)
-        limits.check_count(len(value), limits.MAX_INPUTS, "texts")
-        return tuple(_input(each, f"{name}[{i}]") for i, each in enumerate(value))
+        return readers.one_or_many(value, _input, name, (limits.MAX_INPUTS, "texts"), _EXPECTED)
 
     return read
 
