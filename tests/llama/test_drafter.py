@@ -67,7 +67,7 @@ class Asked:
         self, *texts: Sequence[int], n: int = 4, root: CacheRoot | None = None, first: int = 0
     ) -> list[list[int]]:
         self.sizes.clear()
-        self.drafter._token.seconds = PIECE_S / self.piece if self.piece else 0.0
+        self.drafter._token_s = PIECE_S / self.piece if self.piece else 0.0
         drafts = self.drafter.propose(
             [DraftRequest(i, keys, root or CacheRoot(), n) for i, keys in enumerate(texts, first)]
         )
@@ -174,7 +174,7 @@ def test_pieces_are_as_large_as_fits_into_their_time(asked: Asked, piece: int, s
 def test_what_a_token_costs_is_learned_from_every_piece(asked: Asked) -> None:
     asked.piece = 1
     asked(words(900))
-    assert 0 < asked.drafter._token.seconds < PIECE_S
+    assert 0 < asked.drafter._token_s < PIECE_S
 
 
 def test_what_another_slot_has_is_copied(asked: Asked, counting: list[int]) -> None:

@@ -6,8 +6,8 @@ outbox; in between, everything is synchronous code.
 
 `engine` has the step, `scheduler` decides who is in it (also that a follower waits for what another
 request is about to prefill), `queue` whose turn it is, and `strategy` how many prompt tokens a step
-takes. `cache` knows what the KV cache holds, `text` turns tokens into text, and `drafts` guesses
-tokens, so that one step can check several (speculative decoding).
+takes. `cache` knows what the KV cache holds, `output` samples tokens and turns them into text, and
+`drafts` guesses tokens, so that one step can check several (speculative decoding).
 """
 
 from trioserve.engine.backend import Backend, Drafter, DraftRequest

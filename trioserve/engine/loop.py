@@ -319,7 +319,7 @@ class EngineLoop(abc.ABC):
 
     @abc.abstractmethod
     def _obey(self, command: Command) -> None:
-        """Do what the event loop or the encoder asks, of what not every engine does alike."""
+        """Obey a command that not all engines obey in the same way."""
 
     @abc.abstractmethod
     def _step(self) -> None:

@@ -243,15 +243,12 @@ class BatchStrategy(Protocol):
     Every slot in decode gets its one token in every step; what a strategy decides is the rest.
     """
 
-    @property
-    def pace(self) -> float:
-        """Seconds between two tokens of a stream, as its reader is to get them; 0: as they come.
-
-        It is that of the step that `share` was called for, and hides how uneven steps are.
-        """
+    #: Seconds between two tokens of a stream, as its reader is to get them; 0: as they come. It is
+    #: that of the step that `share` was called for, and hides how uneven steps are.
+    pace: float = 0.0
 
     def begin(self, *, unified: bool) -> None:
-        """Learn whether the KV cache is unified, before the first step."""
+        """Learn whether the KV cache is unified, before the first step; by default, nothing."""
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Say how many tokens each prompt gets in this step.
@@ -267,7 +264,7 @@ class BatchStrategy(Protocol):
         """
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
-        """Learn from a step: how many tokens it had of each kind, and how long it took."""
+        """Learn from a step: its tokens of each kind, and how long it took; by default, nothing."""
 
 
 class DecodeMaximal(PacedStrategy):
@@ -314,33 +311,23 @@ class Balanced(PacedStrategy):
         return shares
 
 
-class PrefillPriority:
+class PrefillPriority(BatchStrategy):
     """First tokens first: prompts get all of the batch, and streams wait for them."""
-
-    pace = 0.0
 
     def __init__(self, max_tick_ms: float = 0.0) -> None:
         """Take the limit that all strategies are given, and do without."""
-
-    def begin(self, *, unified: bool) -> None:
-        """Learn nothing."""
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Share all of the batch."""
         return share_out(pending, budget)
 
-    def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
-        """Learn nothing."""
 
-
-class AnswersFirst:
+class AnswersFirst(BatchStrategy):
     """Batching that is not continuous: while some slots decode, prompts wait.
 
     Args:
         strategy: shares the steps in which no slot decodes.
     """
-
-    pace = 0.0  # prompts wait for the streams
 
     def __init__(self, strategy: BatchStrategy) -> None:
         self._strategy = strategy

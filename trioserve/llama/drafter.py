@@ -24,7 +24,7 @@ import structlog
 from numpy.typing import NDArray
 
 from trioserve.config import Config
-from trioserve.engine.backend import Drafter, DraftRequest
+from trioserve.engine.backend import DraftRequest
 from trioserve.errors import DecodeError, KVCacheFullError, ModelLoadError
 from trioserve.llama.batch import LlamaBatch
 from trioserve.llama.context import Context, Memory, generation_params
@@ -161,18 +161,6 @@ class DraftRules:
     follows_threads: bool = False
 
 
-@attrs.define
-class _Average:
-    """How long something takes, of late; 0: not known."""
-
-    seconds: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Learn from another time."""
-        old = self.seconds
-        self.seconds += _WEIGHT * (min(seconds, _MOST * old) - old) if old else seconds
-
-
 @attrs.frozen
 class _Draft:
     """A draft that is being made."""
@@ -182,7 +170,7 @@ class _Draft:
     tokens: list[TokenId] = attrs.field(factory=list)
 
 
-class LlamaDrafter(Drafter):
+class LlamaDrafter:
     """Implements `trioserve.engine.backend.Drafter` with a model of its own.
 
     Args:
@@ -192,40 +180,24 @@ class LlamaDrafter(Drafter):
         rules: how drafts are made.
     """
 
+    name = "draft-simple"
+    is_free = False
+
     def __init__(
         self, model: LlamaModel, context: Context, n_vocab: int, rules: DraftRules
     ) -> None:
         self._model = model
         self._context = context
         self._rules = rules
+        self.n_max = rules.n_max
+        self.step_s = 0.0  # what it takes to guess a token in all slots; 0: not known
         self._n_known = model.vocab.n_tokens
         self._n_shared = min(n_vocab, self._n_known)
         self._ends = model.vocab.end_of_generation
         self._batch = LlamaBatch(context.n_batch, n_vocab=self._n_known, n_seqs=context.n_seqs)
         self._texts = DraftTexts(context.memory, context.n_seqs)
-        self._token = _Average()  # of what it takes to catch up with a token
-        self._step = _Average()  # to guess a token in all slots
+        self._token_s = 0.0  # of what it takes to catch up with a token
         self._has_failed = False
-
-    @property
-    def name(self) -> str:
-        """The type of speculative decoding."""
-        return "draft-simple"
-
-    @property
-    def is_free(self) -> bool:
-        """Its guesses take time."""
-        return False
-
-    @property
-    def n_max(self) -> int:
-        """The most tokens of a draft."""
-        return self._rules.n_max
-
-    @property
-    def step_s(self) -> float:
-        """Seconds for each token of the longest draft, without catching up."""
-        return self._step.seconds
 
     def set_threads(self, count: int) -> None:
         """Compute with so many threads from now on, unless they are configured."""
@@ -257,7 +229,7 @@ class LlamaDrafter(Drafter):
         self._extend(drafts)
         if not has_caught_up:
             n_steps = max(len(draft.tokens) for draft in drafts)
-            self._step.add((monotonic() - started) / max(1, n_steps))
+            self.step_s = _average(self.step_s, (monotonic() - started) / max(1, n_steps))
         return drafts
 
     def forget(self, slot_id: int) -> None:
@@ -299,7 +271,7 @@ class LlamaDrafter(Drafter):
         self._decode(added)
         n_tokens = len(self._batch)
         if n_tokens > FEW:  # fewer say too little of many
-            self._token.add((monotonic() - started) / n_tokens)
+            self._token_s = _average(self._token_s, (monotonic() - started) / n_tokens)
         return drafts
 
     def _room(self, request: DraftRequest, text: DraftText) -> int:
@@ -324,7 +296,7 @@ class LlamaDrafter(Drafter):
 
     def _catch_up_tokens(self) -> int:
         """How many tokens slots that are behind may decode in a step, all together."""
-        seconds = self._token.seconds
+        seconds = self._token_s
         return max(FEW + 1, int(PIECE_S / seconds)) if seconds else 2 * FEW
 
     # -- the guesses
@@ -372,6 +344,11 @@ _MAX_EXTRA = 128
 _FIRST = 5
 #: Kinds of drafts that go on from what the model computes inside, which it does not tell.
 _HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
+
+
+def _average(old: float, new: float) -> float:
+    """Learn from another time how long something takes; 0: not known."""
+    return old + _WEIGHT * (min(new, _MOST * old) - old) if old else new
 
 
 def divide(config: Config, progress: Progress) -> tuple[Progress, Progress]:
