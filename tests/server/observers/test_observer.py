@@ -102,7 +102,7 @@ async def test_an_observer_with_the_old_methods_works_with_a_warning() -> None:
         def request_ended(self, request: RequestInfo, end: RequestEnd) -> None:
             self.told.append((request, end))
 
-    class OldOfTools(Old):
+    class OldOfTools(Old, Observer):
         def tool_ended(self, work: ToolRecord) -> None:
             self.told.append(work)
 

@@ -1,1 +1,1 @@
-"""Observers of a request's life: the log and the metrics, behind the protocol `Observer`."""
+"""What a server reports of its work: events and their log, metrics, traces, and telemetry."""

@@ -9,7 +9,6 @@ import base64
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
 from io import BufferedReader
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -353,11 +352,26 @@ def with_edits(path: str, text: str, edits: list[Edit]) -> str:
     if has_crlf:
         unix = [Edit(_unix(edit.old_text), _unix(edit.new_text)) for edit in edits]
         return with_edits(path, _unix(text), unix).replace("\n", "\r\n")
-    source = _Source(text)
-    found = sorted(
-        _Match(*source.find(path, number, edit.old_text), number)
-        for number, edit in enumerate(edits)
-    )
+    normal: _Normal | None = None
+    found: list[_Match] = []
+    for number, edit in enumerate(edits):
+        count, begin = _found(text, edit.old_text)
+        end = begin + len(edit.old_text)
+        if count == 0:
+            normal = normal or _Normal.of(text)
+            count, begin, end = normal.find(edit.old_text)
+        if count == 0:
+            raise ToolFileError(
+                f"could not find edits[{number}].old_text in {path}, it must match the file's "
+                "current content exactly"
+            )
+        if count > 1:
+            raise ToolFileError(
+                f"found {count} occurrences of edits[{number}].old_text in {path}, it must be "
+                "unique"
+            )
+        found.append(_Match(begin, end, number))
+    found.sort()
     for one, other in pairwise(found):
         if one.end > other.begin:
             raise ToolFileError(
@@ -389,38 +403,6 @@ def _pieces(text: str, found: Iterable[_Match], edits: list[Edit]) -> Iterable[s
 
 
 @attrs.frozen
-class _Source:
-    """A text in which pieces are found, exactly or nearly."""
-
-    text: str
-
-    @cached_property
-    def _normal(self) -> _Normal:
-        return _Normal.of(self.text)
-
-    def find(self, path: str, number: int, wanted: str) -> tuple[int, int]:
-        """Where the only piece is that is, or else looks, like `wanted`."""
-        count = _count(self.text, wanted)
-        begin = self.text.find(wanted)
-        end = begin + len(wanted)
-        if count == 0:
-            normal = _Normal.of(wanted).text
-            count = _count(self._normal.text, normal) if normal else 0
-            begin, end = self._normal.find(normal)
-        if count == 0:
-            raise ToolFileError(
-                f"could not find edits[{number}].old_text in {path}, it must match the file's "
-                "current content exactly"
-            )
-        if count > 1:
-            raise ToolFileError(
-                f"found {count} occurrences of edits[{number}].old_text in {path}, it must be "
-                "unique"
-            )
-        return begin, end
-
-
-@attrs.frozen
 class _Normal:
     """A text without what does not matter, and where each of its lines was in that text."""
 
@@ -442,19 +424,20 @@ class _Normal:
             at += len(line) + 1
         return cls("\n".join(parts), lines, places)
 
-    def find(self, wanted: str) -> tuple[int, int]:
-        """Where the first piece like this is in the text that this was made of."""
-        begin = self.text.find(wanted)
-        return self._place_of(begin), self._place_of(begin + len(wanted))
+    def find(self, wanted: str) -> tuple[int, int, int]:
+        """How often a piece like this is there, and where the first is in the text of `of`."""
+        normal = _Normal.of(wanted).text
+        count, begin = _found(self.text, normal) if normal else (0, 0)
+        return count, self._place_of(begin), self._place_of(begin + len(normal))
 
     def _place_of(self, at: int) -> int:
         line = bisect_right(self.lines, at) - 1
         return self.places[line] + at - self.lines[line]
 
 
-def _count(text: str, wanted: str) -> int:
-    """How often a piece is in a text, where it may overlap itself."""
-    count = text.count(wanted)
-    if count == 1 and text.find(wanted, text.find(wanted) + 1) >= 0:
-        return 2
-    return count
+def _found(text: str, wanted: str) -> tuple[int, int]:
+    """How often a piece is in a text, where it may overlap itself, and where the first one is."""
+    begin, count = text.find(wanted), text.count(wanted)
+    if count == 1 and text.find(wanted, begin + 1) >= 0:
+        count = 2
+    return count, begin
