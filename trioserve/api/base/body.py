@@ -6,11 +6,11 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn, TypeVar, cast
 
 import attrs
-import trio
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
@@ -18,6 +18,7 @@ from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDeco
 from trioserve.api.base import limits
 from trioserve.api.base.connection import current_request
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
+from trioserve.server.concurrency import offload
 from trioserve.server.limits.memory import weight_of
 
 # -- JSON that is long
@@ -417,12 +418,9 @@ async def _read(parse: Callable[[bytes], _T], *, keep: bool = False) -> _T:
         raise current.overload
     weigh = weight_of_form if is_form(current.headers.get("Content-Type", "")) else weight_of
     try:
-        if len(data) <= _SHORT_BODY:
-            current.held.grow(weigh(data) - len(data))
-            return parse(data)
-        weight = await trio.to_thread.run_sync(weigh, data)
+        weight = await offload(partial(weigh, data), len(data), _SHORT_BODY)
         current.held.grow(weight - len(data))
-        return await trio.to_thread.run_sync(parse, data)
+        return await offload(partial(parse, data), len(data), _SHORT_BODY)
     finally:
         if keep:  # what was made of it is gone
             current.held.shrink_to(len(data))

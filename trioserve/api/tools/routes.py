@@ -7,6 +7,7 @@ chat as the page sees fit. `trioserve_run_tools` in a chat has the server do all
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -23,6 +24,7 @@ from trioserve.api.base.fields import RequestBody
 from trioserve.api.base.http import uncounted_context
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
+from trioserve.server.concurrency import offload
 from trioserve.server.observers.observer import ToolRecord, observed_tool
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
@@ -195,10 +197,7 @@ def _event(value: Any) -> bytes:
 
 
 async def _json(value: Any) -> Response:
-    if _size(value) <= _SHORT:
-        data = _encode(value)
-    else:
-        data = await trio.to_thread.run_sync(_encode, value)
+    data = await offload(partial(_encode, value), _size(value), _SHORT)
     current_request().held.grow(len(data))
     return Response(data, content_type="application/json")
 

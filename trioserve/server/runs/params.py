@@ -60,15 +60,6 @@ class RunParams:
         return ToolCallContext(cwd=self.cwd, runtime=self.runtime)
 
 
-_NAMES = frozenset(attrs.fields_dict(RunParams))
-
-
-def take_run(fields: dict[str, Any], base: RunParams | None) -> RunParams:
-    """Make the parameters of a run of fields that a program passes by name."""
-    changes = {name: fields.pop(name) for name in _NAMES & fields.keys()}
-    return attrs.evolve(base or RunParams(), **changes)
-
-
 #: A tool, a Python function, or the name of a tool that the configuration has.
 AnyTool: TypeAlias = Tool | Callable[..., Any] | str
 
