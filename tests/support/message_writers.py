@@ -395,5 +395,7 @@ _ALL = (
     ),
 )
 
+_NAMES = {format: name for name, format in families.FAMILIES.items()}
+
 #: By the name of the format.
-WRITERS = {writer.format.name: writer for writer in _ALL}
+WRITERS = {_NAMES[writer.format]: writer for writer in _ALL}

@@ -13,6 +13,7 @@ import jsonschema
 from tests.support.message_writers import Writer
 from tests.support.parsing import parse
 from trioserve.chat.deltas import Message
+from trioserve.chat.formats.families import FUNCTIONARY_3_2
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.params import ToolChoice
 from trioserve.llama import LlamaBackend
@@ -144,7 +145,7 @@ def tail_of(writer: Writer) -> str:
     """The end of a prompt that leaves nothing open but the answer."""
     if writer.format.reasoning is not None:
         return writer.format.reasoning.end
-    return ">>>" if writer.format.name == "functionary-3.2" else writer.prompt
+    return ">>>" if writer.format is FUNCTIONARY_3_2 else writer.prompt
 
 
 def check_calls(message: Message, tools: Sequence[dict[str, Any]], *, parallel: bool) -> None:

@@ -53,9 +53,9 @@ class AnswerReader:
         self._n_chars = 0
         self._limits = limits
         self._frames: list[tuple[float, DecodedImage]] = []
-        self._next: tuple[float, int, int] | None = None  # the image whose pixels come
-        self._data = BytesIO()
-        self._room = 0  # bytes that may still come
+        self._sound = BytesIO()
+        #: Bytes of sound that may still come.
+        self._room = 0
         if order.kind == "audio":
             self._room = 4 * math.ceil((limits.max_seconds + 1) * order.rate)
 
@@ -70,17 +70,14 @@ class AnswerReader:
         while True:
             block = read(stream, self._room)
             if isinstance(block, bytes):
-                self._room -= self._data.write(block)
+                self._room -= self._sound.write(block)
             elif "size" in block:
-                self._end_image()
-                self._begin_image(block)
+                self._read_image(block, stream)
             elif "text" in block:
-                self._end_image()
                 self._take_text(block)
             else:
                 break
-        if "refused" in block:
-            raise InvalidMediaError(str(block["refused"]))
+        _check_refused(block)
         return self._media()
 
     @property
@@ -104,7 +101,7 @@ class AnswerReader:
             case _:
                 raise PipeError("a text that cannot be")
 
-    def _begin_image(self, block: dict[str, Any]) -> None:
+    def _read_image(self, block: dict[str, Any], stream: IO[bytes]) -> None:
         match block:
             case {"at": float(at), "size": [int(width), int(height)]} if (
                 len(self._frames) < self._most_images
@@ -112,27 +109,24 @@ class AnswerReader:
                 and 0 < width * height <= self._limits.max_pixels
                 and width > 0
             ):
-                self._next = at, width, height
-                self._room = 3 * width * height
+                size = 3 * width * height
             case _:
                 raise PipeError("an image that cannot be")
-
-    def _end_image(self) -> None:
-        if self._next is None:
-            return
-        if self._room:
-            raise PipeError("an image that is not complete")
-        at, width, height = self._next
-        pixels = self._data.getvalue()
+        data = BytesIO()
+        while data.tell() < size:
+            piece = read(stream, size - data.tell())
+            if isinstance(piece, dict):
+                _check_refused(piece)
+                raise PipeError("an image that is not complete")
+            data.write(piece)
+        pixels = data.getvalue()
         id = content_id(b"image %d %d" % (width, height), pixels)
         image = DecodedImage(width=width, height=height, pixels=pixels, id=id)
         self._frames.append((at, image))
-        self._next, self._data = None, BytesIO()
 
     def _media(self) -> DecodedMedia | DecodedDocument:
         if self._order.kind == "audio":
-            return _sound(self._data.getvalue(), self._order.rate)
-        self._end_image()
+            return _checked_sound(self._sound.getvalue(), self._order.rate)
         if self._order.kind == "document":
             pictures = dict(self._frames)
             return DecodedDocument(
@@ -149,7 +143,12 @@ class AnswerReader:
         return DecodedVideo(frames=tuple(self._frames), id=content_id(b"video", *told))
 
 
-def _sound(data: bytes, rate: int) -> DecodedAudio:
+def _check_refused(block: dict[str, Any]) -> None:
+    if "refused" in block:
+        raise InvalidMediaError(str(block["refused"]))
+
+
+def _checked_sound(data: bytes, rate: int) -> DecodedAudio:
     """Check the samples, and cut off what is louder than can be.
 
     Raises:

@@ -23,9 +23,6 @@ from trioserve.chat.template.render import ChatTemplate
 #: For each format and property; set it higher to search for longer.
 EXAMPLES = int(os.environ.get("CHAT_EXAMPLES", "8"))
 
-FORMATS = {one.name: one for one in FAMILIES}
-
-
 # -- what models write comes back
 
 IDENTIFIERS = st.text(string.ascii_letters + "_", min_size=1, max_size=6)
@@ -113,8 +110,8 @@ def test_what_a_model_writes_comes_back(name: str, data: st.DataObject) -> None:
 
 
 def test_every_format_has_a_writer() -> None:
-    written = {writer.format.name for writer in WRITERS.values()}
-    assert written == FORMATS.keys()
+    written = set(WRITERS)
+    assert written == FAMILIES.keys()
 
 
 # -- and whatever else they write is not lost, and the same for each split
@@ -143,12 +140,12 @@ def skips_text(format: ChatFormat) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("name", sorted(FAMILIES))
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
 def test_streamed_equals_whole_and_nothing_is_lost(name: str, data: st.DataObject) -> None:
     """No marker has an é, so each one that goes in comes out."""
-    format = FORMATS[name]
+    format = FAMILIES[name]
     text = data.draw(fragments(format))
     kwargs = {
         "parse_tools": data.draw(st.sampled_from([True, True, True, False])),

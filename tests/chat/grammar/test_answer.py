@@ -87,7 +87,7 @@ def test_what_models_write_is_allowed(backend: LlamaBackend, name: str) -> None:
     tail = tail_of(writer)
     for arguments in ({"city": "Oslo", "days": 3}, {"city": "a<b", "days": 0, "loud": True}):
         calls = [("get_weather", arguments), ("stop", {})][: writer.most]
-        if writer.format.name == "harmony":
+        if writer.format is families.HARMONY:
             calls = calls[:1]
         text = writer.write_calls(calls)
         if name == "functionary-3.2":
@@ -248,9 +248,7 @@ def test_markers_may_be_control_tokens(backend: LlamaBackend, text_attribute: st
     )
     start, name, middle, _, _ = steps.call
     call = (start, name, middle, parameters)
-    format = ChatFormat(
-        name="x", tool_calls=ToolCalls(starts=(fim[0],), call=call, closing=(fim[2],))
-    )
+    format = ChatFormat(tool_calls=ToolCalls(starts=(fim[0],), call=call, closing=(fim[2],)))
     tools = taking({"type": ["string", "integer"], "maxLength": 4, "maximum": 99})
     grammar = constrain(format, tools, REQUIRED, parallel=False)
     ready = compiled(backend, grammar)
@@ -268,7 +266,7 @@ def test_markers_may_be_control_tokens(backend: LlamaBackend, text_attribute: st
     assert seen == {True, False}
     # A control token that ends the output is the end of the text.
     ending = ToolCalls(starts=("<c>",), call=(JsonCall(),), closing=("</c><|im_end|>",))
-    format = ChatFormat(name="y", tool_calls=ending)
+    format = ChatFormat(tool_calls=ending)
     matcher = compiled(backend, constrain(format, tools, REQUIRED, parallel=False))._matcher
     text = '<c>{"name": "f", "arguments": {"a": 1}}</c>'
     tokens = list(backend.vocab.tokenize(text + "<|im_end|>"))
@@ -303,7 +301,7 @@ def test_an_answer_that_is_free() -> None:
     none = ToolChoice("none")
     assert constrain(families.HERMES, TOOLS, none, parallel=True) is None
     assert constrain(families.HERMES, TOOLS, none, parallel=True, answer=answer) is answer
-    no_calls = ChatFormat(name="none")
+    no_calls = ChatFormat()
     assert constrain(no_calls, TOOLS, AUTO, parallel=True, answer=answer) is answer
 
 

@@ -71,7 +71,7 @@ def test_channels_say_where_the_answer_begins() -> None:
 
 
 def test_every_format_says_what_it_needs() -> None:
-    for format in FAMILIES:
+    for format in FAMILIES.values():
         if format.reasoning is not None:
             assert format.thinking == format.reasoning
         if format.channels is not None:

@@ -272,7 +272,7 @@ FRAGMENTS = [
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=12).map("".join)
 SETTINGS = st.fixed_dictionaries(
     {
-        "format": st.sampled_from(FAMILIES),
+        "format": st.sampled_from(list(FAMILIES.values())),
         "parse_tools": st.booleans(),
         "reasoning_format": st.sampled_from(sorted(REASONING_FORMATS)),
         "prompt_tail": st.sampled_from(["", "<think>\n", "<think>\n\n</think>\n\n", "</think>"]),

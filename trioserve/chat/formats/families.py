@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
 from trioserve.chat.formats.syntax import (
@@ -36,17 +38,11 @@ _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 
 _NAMED = JsonCall(ignored_keys=("type", "id"))
 HERMES = ChatFormat(
-    name="hermes",
     mentions=("<tool_call>",),
     lacks=_OTHER_CALLS,
     tool_calls=ToolCalls(starts=("<tool_call>",), call=(_NAMED,), closing=("</tool_call>",)),
 )
-HERMES_THINK = attrs.evolve(
-    HERMES,
-    name="hermes-think",
-    mentions=("<tool_call>", "</think>"),
-    reasoning=THINK,
-)
+HERMES_THINK = attrs.evolve(HERMES, mentions=("<tool_call>", "</think>"), reasoning=THINK)
 
 #: For models whose template has no place for tools, as llama.cpp asks them to write calls.
 GENERIC_CALLS = ToolCalls(
@@ -64,11 +60,10 @@ GENERIC_CALLS = ToolCalls(
     between=(",",),
     closing=("]", "}"),
 )
-PLAIN = ChatFormat(name="plain", tool_calls=GENERIC_CALLS)
-PLAIN_THINK = attrs.evolve(PLAIN, name="plain-think", mentions=("</think>",), reasoning=THINK)
+PLAIN = ChatFormat(tool_calls=GENERIC_CALLS)
+PLAIN_THINK = attrs.evolve(PLAIN, mentions=("</think>",), reasoning=THINK)
 _LLAMA3_CALL = JsonCall(arguments_keys=("parameters", "arguments"), ignored_keys=("type", "id"))
 LLAMA3 = ChatFormat(
-    name="llama-3",
     mentions=("<|start_header_id|>", '"parameters"'),
     tool_calls=ToolCalls(
         bare="{",
@@ -88,7 +83,6 @@ LLAMA3 = ChatFormat(
     ),
 )
 MINIMAX_M1 = ChatFormat(
-    name="minimax-m1",
     mentions=("<beginning_of_sentence>", "<tool_calls>"),
     reasoning=THINK,
     tool_calls=ToolCalls(
@@ -96,7 +90,6 @@ MINIMAX_M1 = ChatFormat(
     ),
 )
 GIGACHAT = ChatFormat(
-    name="gigachat-3",
     mentions=("<|role_sep|>", "<|message_sep|>"),
     tool_calls=ToolCalls(
         starts=("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>"),
@@ -121,28 +114,19 @@ def _array(
 
 
 MISTRAL_OLD = ChatFormat(
-    name="mistral-array",
-    mentions=("[TOOL_CALLS]",),
-    tool_calls=_array("[TOOL_CALLS]", short_ids=True),
+    mentions=("[TOOL_CALLS]",), tool_calls=_array("[TOOL_CALLS]", short_ids=True)
 )
 NEMOTRON_V2 = ChatFormat(
-    name="nemotron-nano-v2",
-    mentions=("<TOOLCALL>",),
-    reasoning=THINK,
-    tool_calls=_array("<TOOLCALL>", "</TOOLCALL>"),
+    mentions=("<TOOLCALL>",), reasoning=THINK, tool_calls=_array("<TOOLCALL>", "</TOOLCALL>")
 )
 APRIEL = ChatFormat(
-    name="apriel",
     mentions=("<tool_calls>", "[BEGIN FINAL RESPONSE]"),
     reasoning=Reasoning("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     tool_calls=_array("<tool_calls>", "</tool_calls>"),
     dropped=("[END FINAL RESPONSE]",),
 )
-FIREFUNCTION = ChatFormat(
-    name="firefunction", mentions=("functools[",), tool_calls=_array("functools")
-)
+FIREFUNCTION = ChatFormat(mentions=("functools[",), tool_calls=_array("functools"))
 GRANITE_3 = ChatFormat(
-    name="granite-3",
     mentions=("<|tool_call|>", "<|start_of_role|>"),
     reasoning=THINK,
     tool_calls=_array("<|tool_call|>"),
@@ -152,14 +136,12 @@ _COHERE = JsonCall(
     name_keys=("tool_name",), arguments_keys=("parameters",), ignored_keys=("tool_call_id",)
 )
 COMMAND_R7B = ChatFormat(
-    name="command-r7b",
     mentions=("<|START_ACTION|>",),
     reasoning=Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
     tool_calls=_array("<|START_ACTION|>", "<|END_ACTION|>", call=_COHERE),
     dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
 )
 COMMAND_R = ChatFormat(
-    name="command-r",
     mentions=("<|CHATBOT_TOKEN|>", "Action:"),
     tool_calls=ToolCalls(
         starts=("Action:",),
@@ -170,7 +152,6 @@ COMMAND_R = ChatFormat(
     ),
 )
 APERTUS = ChatFormat(
-    name="apertus",
     mentions=("<|tools_prefix|>",),
     reasoning=Reasoning("<|inner_prefix|>", "<|inner_suffix|>"),
     tool_calls=ToolCalls(
@@ -185,7 +166,6 @@ APERTUS = ChatFormat(
 # -- the name between markers, then the arguments as JSON
 
 MISTRAL = ChatFormat(
-    name="mistral",
     mentions=("[TOOL_CALLS]", "[ARGS]"),
     tool_calls=ToolCalls(
         starts=("[TOOL_CALLS]",),
@@ -200,13 +180,11 @@ MISTRAL = ChatFormat(
 )
 MISTRAL_THINK = attrs.evolve(
     MISTRAL,
-    name="mistral-think",
     mentions=("[TOOL_CALLS]", "[ARGS]", "[THINK]"),
     reasoning=Reasoning("[THINK]", "[/THINK]"),
 )
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
 DEEPSEEK_R1 = ChatFormat(
-    name="deepseek-r1",
     mentions=(_DEEPSEEK_CALL, "```json", "</think>"),
     reasoning=THINK,
     tool_calls=ToolCalls(
@@ -225,11 +203,8 @@ DEEPSEEK_R1 = ChatFormat(
         closing=("<｜tool▁calls▁end｜>",),
     ),
 )
-DEEPSEEK_V3 = attrs.evolve(
-    DEEPSEEK_R1, name="deepseek-v3", mentions=(_DEEPSEEK_CALL, "```json"), reasoning=None
-)
+DEEPSEEK_V3 = attrs.evolve(DEEPSEEK_R1, mentions=(_DEEPSEEK_CALL, "```json"), reasoning=None)
 DEEPSEEK_V3_1 = ChatFormat(
-    name="deepseek-v3.1",
     mentions=(_DEEPSEEK_CALL,),
     reasoning=THINK,
     tool_calls=ToolCalls(
@@ -246,7 +221,6 @@ DEEPSEEK_V3_1 = ChatFormat(
     ),
 )
 KIMI_K2 = ChatFormat(
-    name="kimi-k2",
     mentions=("<|tool_calls_section_begin|>",),
     tool_calls=ToolCalls(
         starts=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
@@ -262,13 +236,9 @@ KIMI_K2 = ChatFormat(
     ),
 )
 KIMI_K2_THINK = attrs.evolve(
-    KIMI_K2,
-    name="kimi-k2-think",
-    mentions=("<|tool_calls_section_begin|>", "</think>"),
-    reasoning=THINK,
+    KIMI_K2, mentions=("<|tool_calls_section_begin|>", "</think>"), reasoning=THINK
 )
 SOLAR = ChatFormat(
-    name="solar-open",
     mentions=("<|tool_call:begin|>",),
     reasoning=Reasoning("<|think|>", "<|end|>"),
     tool_calls=ToolCalls(
@@ -288,7 +258,6 @@ SOLAR = ChatFormat(
     dropped=("<|begin|>assistant", "<|content|>", "<|end|>"),
 )
 FUNCTIONARY_3_1 = ChatFormat(
-    name="functionary-3.1",
     mentions=("<function=", "</function>", "<|eom_id|>"),
     tool_calls=ToolCalls(
         starts=("<function=",),
@@ -299,7 +268,6 @@ FUNCTIONARY_3_1 = ChatFormat(
 # -- each argument between markers
 
 QWEN3_CODER = ChatFormat(
-    name="qwen3-coder",
     mentions=("<function=", "<parameter="),
     tool_calls=ToolCalls(
         starts=("<tool_call>", "<function="),
@@ -321,13 +289,9 @@ QWEN3_CODER = ChatFormat(
     ),
 )
 QWEN3_CODER_THINK = attrs.evolve(
-    QWEN3_CODER,
-    name="qwen3-coder-think",
-    mentions=("<function=", "<parameter=", "</think>"),
-    reasoning=THINK,
+    QWEN3_CODER, mentions=("<function=", "<parameter=", "</think>"), reasoning=THINK
 )
 SEED_OSS = ChatFormat(
-    name="seed-oss",
     mentions=("<seed:tool_call>",),
     reasoning=Reasoning("<seed:think>", "</seed:think>"),
     tool_calls=ToolCalls(
@@ -349,7 +313,6 @@ SEED_OSS = ChatFormat(
     ),
 )
 MINIMAX_M2 = ChatFormat(
-    name="minimax-m2",
     mentions=("<minimax:tool_call>",),
     reasoning=THINK,
     tool_calls=ToolCalls(
@@ -372,7 +335,6 @@ MINIMAX_M2 = ChatFormat(
 )
 _M3 = "]<]minimax[>["
 MINIMAX_M3 = ChatFormat(
-    name="minimax-m3",
     mentions=("]<]minimax[>[",),
     reasoning=Reasoning("<mm:think>", "</mm:think>"),
     tool_calls=ToolCalls(
@@ -388,7 +350,6 @@ MINIMAX_M3 = ChatFormat(
     ),
 )
 DEEPSEEK_V3_2 = ChatFormat(
-    name="deepseek-v3.2",
     mentions=("｜DSML｜", "</think>"),
     reasoning=THINK,
     tool_calls=ToolCalls(
@@ -412,7 +373,6 @@ DEEPSEEK_V3_2 = ChatFormat(
     ),
 )
 MINICPM5 = ChatFormat(
-    name="minicpm-5",
     mentions=('<function name="', '<param name="'),
     reasoning=THINK,
     tool_calls=ToolCalls(
@@ -432,7 +392,6 @@ MINICPM5 = ChatFormat(
     ),
 )
 GLM = ChatFormat(
-    name="glm-4",
     mentions=("<arg_key>", "<tool_call>"),
     reasoning=THINK,
     tool_calls=ToolCalls(
@@ -451,7 +410,6 @@ GLM = ChatFormat(
     ),
 )
 HUNYUAN = ChatFormat(
-    name="hunyuan-3",
     mentions=(":opensource", "<tool_sep"),
     reasoning=Reasoning("<think:opensource>", "</think:opensource>"),
     tool_calls=ToolCalls(
@@ -474,7 +432,6 @@ HUNYUAN = ChatFormat(
     ),
 )
 KIMI_K3 = ChatFormat(
-    name="kimi-k3",
     mentions=("<|open|>", "<|close|>", "<|sep|>"),
     reasoning=Reasoning("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     tool_calls=ToolCalls(
@@ -507,7 +464,6 @@ KIMI_K3 = ChatFormat(
 # -- literals
 
 LFM2 = ChatFormat(
-    name="lfm2",
     mentions=("List of tools: ",),
     tool_calls=ToolCalls(
         starts=("<|tool_call_start|>",),
@@ -517,11 +473,8 @@ LFM2 = ChatFormat(
         closing=("]", "<|tool_call_end|>"),
     ),
 )
-LFM2_THINK = attrs.evolve(
-    LFM2, name="lfm2-think", mentions=("List of tools: ", "</think>"), reasoning=THINK
-)
+LFM2_THINK = attrs.evolve(LFM2, mentions=("List of tools: ", "</think>"), reasoning=THINK)
 GEMMA4 = ChatFormat(
-    name="gemma-4",
     mentions=("<|tool_call>call:",),
     reasoning=Reasoning("<|channel>thought", "<channel|>"),
     tool_calls=ToolCalls(
@@ -535,7 +488,6 @@ GEMMA4 = ChatFormat(
     ),
 )
 FUNCTION_GEMMA = ChatFormat(
-    name="function-gemma",
     mentions=("<start_function_call>",),
     tool_calls=ToolCalls(
         starts=("<start_function_call>",),
@@ -551,7 +503,6 @@ FUNCTION_GEMMA = ChatFormat(
 # -- rows of messages
 
 HARMONY = ChatFormat(
-    name="harmony",
     mentions=("<|start|>", "<|channel|>", "<|message|>"),
     channels=Channels(
         start="<|start|>",
@@ -568,7 +519,6 @@ HARMONY = ChatFormat(
     ),
 )
 FUNCTIONARY_3_2 = ChatFormat(
-    name="functionary-3.2",
     mentions=(">>>all",),
     channels=Channels(
         start=">>>",
@@ -581,17 +531,24 @@ FUNCTIONARY_3_2 = ChatFormat(
     ),
 )
 
-#: All formats. The first one that fits a template is its format.
-FAMILIES: tuple[ChatFormat, ...] = (
-    HARMONY, FUNCTIONARY_3_2, MISTRAL_THINK, MISTRAL, MISTRAL_OLD, DEEPSEEK_R1, DEEPSEEK_V3,
-    DEEPSEEK_V3_1, DEEPSEEK_V3_2, KIMI_K2_THINK, KIMI_K2, KIMI_K3, MINIMAX_M2, MINIMAX_M3,
-    MINIMAX_M1, COMMAND_R7B, COMMAND_R, GRANITE_3, NEMOTRON_V2, APRIEL, FIREFUNCTION,
-    FUNCTIONARY_3_1, LFM2_THINK, LFM2, APERTUS, GEMMA4, FUNCTION_GEMMA, GIGACHAT, SOLAR, SEED_OSS,
-    HUNYUAN, MINICPM5, GLM, QWEN3_CODER_THINK, QWEN3_CODER, HERMES_THINK, HERMES, LLAMA3,
-    PLAIN_THINK, PLAIN,
-)  # fmt: skip
+#: All formats by name. The first one that fits a template is its format.
+FAMILIES: Mapping[str, ChatFormat] = {
+    "harmony": HARMONY, "functionary-3.2": FUNCTIONARY_3_2, "mistral-think": MISTRAL_THINK,
+    "mistral": MISTRAL, "mistral-array": MISTRAL_OLD, "deepseek-r1": DEEPSEEK_R1,
+    "deepseek-v3": DEEPSEEK_V3, "deepseek-v3.1": DEEPSEEK_V3_1, "deepseek-v3.2": DEEPSEEK_V3_2,
+    "kimi-k2-think": KIMI_K2_THINK, "kimi-k2": KIMI_K2, "kimi-k3": KIMI_K3,
+    "minimax-m2": MINIMAX_M2, "minimax-m3": MINIMAX_M3, "minimax-m1": MINIMAX_M1,
+    "command-r7b": COMMAND_R7B, "command-r": COMMAND_R, "granite-3": GRANITE_3,
+    "nemotron-nano-v2": NEMOTRON_V2, "apriel": APRIEL, "firefunction": FIREFUNCTION,
+    "functionary-3.1": FUNCTIONARY_3_1, "lfm2-think": LFM2_THINK, "lfm2": LFM2, "apertus": APERTUS,
+    "gemma-4": GEMMA4, "function-gemma": FUNCTION_GEMMA, "gigachat-3": GIGACHAT,
+    "solar-open": SOLAR, "seed-oss": SEED_OSS, "hunyuan-3": HUNYUAN, "minicpm-5": MINICPM5,
+    "glm-4": GLM, "qwen3-coder-think": QWEN3_CODER_THINK, "qwen3-coder": QWEN3_CODER,
+    "hermes-think": HERMES_THINK, "hermes": HERMES, "llama-3": LLAMA3, "plain-think": PLAIN_THINK,
+    "plain": PLAIN,
+}  # fmt: skip
 
 
 def detect(source: str) -> ChatFormat:
     """Choose the format of a model by the source of its chat template."""
-    return next(format for format in FAMILIES if format.fits(source))
+    return next(format for format in FAMILIES.values() if format.fits(source))

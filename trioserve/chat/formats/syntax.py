@@ -213,7 +213,6 @@ class ChatFormat:
     there is nothing else. The texts in `dropped` are markers around content.
     """
 
-    name: str
     mentions: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     reasoning: Reasoning | None = None

@@ -129,11 +129,10 @@ def _conversation(calls: list[dict[str, Any]], results: list[Any]) -> list[Messa
 
 def _in_both_forms(probe: Probe, shows: Callable[[str], bool], make: Callable[..., Any]) -> bool:
     """Whether a conversation with tool calls is rendered as it should be, in either form."""
-    for as_object in (True, False):
-        shown = probe(make(as_object=as_object), tools=[_tool()])
-        if shown is not None and shows(shown):
-            return True
-    return False
+    return any(
+        shows(probe(make(as_object=as_object), tools=[_tool()]) or "")
+        for as_object in (True, False)
+    )
 
 
 def _takes(probe: Probe, role: str, *, typed: bool) -> bool:
@@ -161,11 +160,8 @@ def _takes(probe: Probe, role: str, *, typed: bool) -> bool:
 
 def _shows_tools(probe: Probe) -> bool:
     system: Message = {"role": "system", "content": "Help"}
-    for messages in ([_user()], [system, _user()]):
-        shown = probe(messages, tools=[_tool()])
-        if shown is not None and "tool1" in shown:
-            return True
-    return False
+    chats = ([_user()], [system, _user()])
+    return any("tool1" in (probe(messages, tools=[_tool()]) or "") for messages in chats)
 
 
 def _shows_arguments(probe: Probe, *, as_object: bool) -> bool:
@@ -180,11 +176,8 @@ def _shows_arguments(probe: Probe, *, as_object: bool) -> bool:
 
 def _shows_second_call(probe: Probe, *, as_object: bool) -> bool:
     calls = [_call(0, "x", as_object=as_object), _call(1, _NEEDLE, as_object=as_object)]
-    for results in (["one"], ["one", "two"]):
-        shown = probe(_conversation(calls, results), tools=[_tool()])
-        if shown is not None and _NEEDLE in shown:
-            return True
-    return False
+    chats = (_conversation(calls, results) for results in (["one"], ["one", "two"]))
+    return any(_NEEDLE in (probe(messages, tools=[_tool()]) or "") for messages in chats)
 
 
 def _differs(probe: Probe, name: str, one: Any, other: Any) -> bool:
@@ -193,10 +186,8 @@ def _differs(probe: Probe, name: str, one: Any, other: Any) -> bool:
 
 
 def _thinking_variable(probe: Probe) -> str | None:
-    for name in ("enable_thinking", "thinking"):
-        if _differs(probe, name, True, False):
-            return name
-    return None
+    names = ("enable_thinking", "thinking")
+    return next((name for name in names if _differs(probe, name, True, False)), None)
 
 
 def _reasoning_field(probe: Probe) -> str | None:
