@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
+from tests.support.taken_threads import all_taken
 from trioserve import (
     InvalidRequestError,
     ToolCallContext,
@@ -259,3 +261,12 @@ async def test_a_cancelled_thread_is_waited_for_unless_it_may_be_left(abandon: b
             may_end.set()
     assert ended.is_set() != abandon
     may_end.set()
+
+
+async def test_functions_take_no_thread_of_the_servers() -> None:
+    with all_taken() as limiter:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tool_of(lambda: "done", name="work").call, {}, ToolCallContext())
+            await wait_all_tasks_blocked()
+            assert limiter.statistics().tasks_waiting == 0
+            nursery.cancel_scope.cancel()

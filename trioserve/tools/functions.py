@@ -17,6 +17,11 @@ import trio
 from trioserve.errors import InvalidRequestError, ToolError
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
+#: Plain functions that run at the same time. Others wait for them.
+_N_THREADS = 40
+
+_of_this_run: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("tool functions")
+
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 #: An argument in the docstring: its name, perhaps its type, and the beginning of what it is.
@@ -119,9 +124,21 @@ class _FunctionTool(Tool):
             value = await self._function(**given)
         else:
             value = await trio.to_thread.run_sync(
-                lambda: self._function(**given), abandon_on_cancel=self._abandon_on_cancel
+                lambda: self._function(**given),
+                limiter=_threads(),
+                abandon_on_cancel=self._abandon_on_cancel,
             )
         return _result_of(value)
+
+
+def _threads() -> trio.CapacityLimiter:
+    """The threads of functions. Those that block take none of the server's own."""
+    try:
+        return _of_this_run.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(_N_THREADS)
+        _of_this_run.set(limiter)
+        return limiter
 
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.scripted_server import read, serve
+from tests.support.taken_threads import all_taken
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
+from trioserve.engine.loop import EngineLoop
 from trioserve.errors import (
     ConfigError,
     ModelLoadError,
     ServerClosingError,
 )
 from trioserve.server import Server
+from trioserve.server.lifecycle.engine import in_thread
 from trioserve.testing import ScriptedBackend, scripted
 
 # -- the end of a server
@@ -51,6 +55,31 @@ async def test_slot_files_do_not_wait_for_an_engine_that_has_stopped(tmp_path: P
             nursery.start_soon(slots.save, 0, "file", "")
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
+
+
+async def test_the_end_of_an_engine_waits_for_no_other_thread() -> None:
+    class Waiting:
+        def __init__(self) -> None:
+            self.ended = threading.Event()
+
+        def run(self) -> None:
+            self.ended.wait()
+
+        def stop(self) -> None:
+            pass
+
+    engine = Waiting()
+
+    async def live() -> None:
+        async with in_thread(cast(EngineLoop, engine)):
+            pass
+
+    async with trio.open_nursery() as nursery:
+        with all_taken() as limiter:
+            nursery.start_soon(live)
+            await wait_all_tasks_blocked()
+            engine.ended.set()
+            assert limiter.statistics().tasks_waiting == 0
 
 
 async def test_drain_ends_what_takes_too_long(autojump_clock: MockClock) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import structlog
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.scripts import answering
+from tests.support.taken_threads import all_taken
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
@@ -171,6 +172,19 @@ async def test_a_plain_function_is_called_in_a_thread() -> None:
     ):
         await server.complete("p")
     assert threads and threading.main_thread() not in threads
+
+
+async def test_a_plain_function_takes_no_thread_of_the_servers() -> None:
+    def plain(_batch: TelemetryBatch) -> None:
+        pass
+
+    async with serve() as server:
+        with all_taken() as limiter:
+            async with server.telemetry.subscribe(plain, interval=100), trio.open_nursery() as n:
+                await server.complete("p")
+                n.start_soon(server.telemetry._feeds[0].finish)
+                await wait_all_tasks_blocked()
+                assert limiter.statistics().tasks_waiting == 0
 
 
 async def test_a_server_that_sleeps_goes_on_telling(

@@ -145,7 +145,8 @@ async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
     finally:
         engine.stop()
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(thread.join)
+            # A thread of its own: this cannot be given up, and all others may be taken.
+            await trio.to_thread.run_sync(thread.join, limiter=trio.CapacityLimiter(1))
 
 
 async def load_backend(
@@ -180,7 +181,7 @@ async def load_backend(
     except BaseException:
         with trio.CancelScope(shield=True):
             for backend in loaded:
-                await trio.to_thread.run_sync(backend.close)
+                await trio.to_thread.run_sync(backend.close, limiter=trio.CapacityLimiter(1))
         raise
     if failures:
         raise failures[0]

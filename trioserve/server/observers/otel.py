@@ -273,12 +273,12 @@ async def exporting(*, content: bool = False) -> AsyncIterator[OpenTelemetry]:
 
 
 async def _close(closing: list[Callable[[], object]]) -> None:
+    threads = trio.CapacityLimiter(len(closing))  # they may be left, and others need theirs
     with trio.move_on_after(FAREWELL, shield=True) as scope:
         async with trio.open_nursery() as nursery:
             for shut_down in closing:
-                nursery.start_soon(
-                    partial(trio.to_thread.run_sync, shut_down, abandon_on_cancel=True)
-                )
+                run = partial(trio.to_thread.run_sync, limiter=threads, abandon_on_cancel=True)
+                nursery.start_soon(run, shut_down)
     if scope.cancelled_caught:
         _log.warning("the last traces and metrics could not be sent", seconds=FAREWELL)
 

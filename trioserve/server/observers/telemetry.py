@@ -141,6 +141,7 @@ class _Feed:
         self._others: deque[Event] = deque(maxlen=MAX_KEPT)
         self._callback = callback
         self._interval = interval
+        self._thread = trio.CapacityLimiter(1)  # if it blocks, it does so for itself
         self._n_lost = 0
         self.next_index = 1  # of the next step
         self._end = trio.Event()
@@ -171,7 +172,7 @@ class _Feed:
             if is_async(self._callback):
                 await self._callback(batch)  # type: ignore[misc]
             else:
-                await trio.to_thread.run_sync(self._callback, batch)
+                await trio.to_thread.run_sync(self._callback, batch, limiter=self._thread)
         except Exception:
             _log.exception("a telemetry callback has failed")
 
