@@ -18,7 +18,7 @@ from tests.support.ray_replicas import (
     never,
     text_answer,
 )
-from trioserve.api.base.running import NOT_RUNNING
+from trioserve.api.base.app_state import NOT_RUNNING
 from trioserve.config import Config
 from trioserve.ray.calls import HEAD, TAKEN, Part
 

@@ -26,8 +26,6 @@ from trioserve.api import (
 )
 from trioserve.api.base import access, app_state, errors, http, tcp, vendors
 from trioserve.api.base.connection import (
-    ANSWERING,
-    MEMORY,
     PREFIX,
     SEND_TIMEOUT,
     Connection,
@@ -79,8 +77,6 @@ def _install_base(app: QuartTrio, served: app_state.AppState) -> None:
     app.config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] = 60.0
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app_state.attach(app, served)
-    app.config[ANSWERING] = served.n_answering
-    app.config[MEMORY] = lambda: served.memory
     tcp.install()
     before = (
         http.give_id,  # first: what follows may answer, and log
@@ -88,7 +84,6 @@ def _install_base(app: QuartTrio, served: app_state.AppState) -> None:
         access.check_site,
         access.check_key,
         streams.take_over,  # after the checks: an answer that is posted for is read later
-        pages.serve_static,
     )
     for each in before:
         app.before_request(each)
@@ -109,6 +104,8 @@ def configure(app: QuartTrio, config: Config) -> None:
     app.config["BODY_TIMEOUT"] = config.timeout
     app.config[PREFIX] = config.api_prefix
     predict.configure(app, config)
+    if config.static_path is not None:
+        app.before_request(pages.serve_static)  # after the check of keys
     # The watch over unread tokens comes first; this is for clients that leave a response unread
     # whose request has ended.
     app.config[SEND_TIMEOUT] = 2 * config.stall_timeout

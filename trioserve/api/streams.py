@@ -247,7 +247,7 @@ def _form() -> StreamFormat:
     """How the route of the current request writes streams, and their errors."""
     handler: Any = current_app.view_functions[request.endpoint or ""]
     event = errors.shape_of(request.path).event
-    return StreamFormat(handler.streams, errors.bodies_for_route(), event)
+    return StreamFormat(handler.streams, errors.bodies_on(request.path), event)
 
 
 # -- the response to the POST

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
 from trioserve.api.base import sse, vendors
-from trioserve.api.base.running import is_unknown
+from trioserve.api.base.app_state import is_unknown
 from trioserve.api.router import proxy
 from trioserve.api.router.metrics import label, merged
 from trioserve.api.streams import ID

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from trioserve.api.base.running import Responses, Running
+from trioserve.api.base.app_state import Responses, Running
 
 
 class FakeStream:

@@ -22,7 +22,7 @@ from tests.support.fake_fleet import routed
 from tests.support.http_server import chunks_of, connected, post, serving_script
 from tests.support.scripts import answering
 from tests.support.waiting import patiently
-from trioserve.api.base import running
+from trioserve.api.base import app_state
 from trioserve.api.base.service import Service
 from trioserve.errors import ToolError, ToolRuntimeError
 from trioserve.tools.registry import ToolRegistry
@@ -307,7 +307,7 @@ async def test_a_model_that_sleeps_is_not_woken_for_tools(
 
 
 async def test_calls_beyond_a_number_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_MAX_RUNNING", 2)
+    monkeypatch.setattr(app_state, "_MAX_RUNNING", 2)
     tool = Played(go_on=trio.Event())
     statuses = []
     async with with_tools(tool) as (client, _), trio.open_nursery() as nursery:

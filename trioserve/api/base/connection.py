@@ -34,6 +34,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from trio_util import AsyncValue
 
+from trioserve.api.base.app_state import app_state_of
 from trioserve.api.sessions import StreamSession
 from trioserve.errors import RequestEndedError, TrioServeError
 from trioserve.types import CancelReason
@@ -54,12 +55,6 @@ SEND_TIMEOUT = "TRIOSERVE_SEND_TIMEOUT"
 
 #: `app.config` key: the path that comes before all routes.
 PREFIX = "TRIOSERVE_PREFIX"
-
-#: `app.config` key: counts the requests whose responses are not sent yet, as an `AsyncValue`.
-ANSWERING = "TRIOSERVE_ANSWERING"
-
-#: `app.config` key: gives the `MemoryBudget` that requests share.
-MEMORY = "TRIOSERVE_MEMORY"
 
 #: The header in which a proxy says for how many seconds a request has waited there already.
 WAITED_HEADER = "X-Request-Waited"
@@ -258,8 +253,9 @@ class Connection(TrioASGIHTTPConnection):
         request.abort = sender.abort
         request.mailboxes = []
         request.resources = AsyncExitStack()
-        request.held = self.app.config[MEMORY]().hold()
-        with counted(self.app.config[ANSWERING]), request.held:
+        state = app_state_of(self.app)
+        request.held = state.memory.hold()
+        with counted(state.n_answering), request.held:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.handle_messages, nursery, request, receive)
                 nursery.start_soon(sender.watch)

@@ -77,16 +77,15 @@ def last_event(error: Exception) -> bytes:
     return sse.event(body(known(error)))
 
 
-def bodies_for_route() -> Callable[[Exception], dict[str, Any]]:
-    """What makes the bodies of errors on the current route, also when the response has begun."""
-    shape, request_id = shape_of(request.path), current_request_id()
+def bodies_on(path: str) -> Callable[[Exception], dict[str, Any]]:
+    """What makes the bodies of errors on a path, also when the response has begun."""
+    shape, request_id = shape_of(path), current_request_id()
     return lambda error: shape.body(known(error), request_id)
 
 
-def last_event_for_route() -> Callable[[Exception], bytes]:
-    """What makes the event that ends a stream of the current route which had begun."""
-    shape, make = shape_of(request.path), bodies_for_route()
-    return lambda error: shape.event(make(error), 0)
+def last_event_on(path: str, error: Exception) -> bytes:
+    """Make the event that ends a stream on a path which had begun."""
+    return shape_of(path).event(bodies_on(path)(error), 0)
 
 
 def known(error: BaseException) -> TrioServeError:

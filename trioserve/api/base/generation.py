@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 import attrs
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, sse
+from trioserve.api.base.app_state import Running
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest, RunToolsOptions
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.http import current_context, json_response
-from trioserve.api.base.running import Running
 from trioserve.api.base.service import (
     awake_server,
     current_responses,
@@ -168,7 +169,7 @@ async def respond_stream(
         await sse.open_source(current.resources, streams),
         writer,
         pings_of(server, request, [stream.mailbox for stream in streams]),
-        on_error or errors.last_event_for_route(),
+        on_error or partial(errors.last_event_on, current.path),
         tells_start=request.return_progress,
     )
 

@@ -183,9 +183,9 @@ def count_request(current: Request) -> str:
 
 async def show_rate_limits(response: Response) -> Response:
     """Tell what is left with an answer to a request that was counted."""
-    if client := getattr(request, "limited_as", ""):
-        headers = vendor_of(request.path).rate_limits
-        response.headers.extend(headers.write(_limits().remaining(client)))
+    client = getattr(request, "limited_as", "")
+    if client and (left := _limits().remaining(client)):
+        response.headers.extend(vendor_of(request.path).rate_limits.write(left))
     return response
 
 

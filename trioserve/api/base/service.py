@@ -10,10 +10,9 @@ import trio
 from quart import current_app
 
 from trioserve.alongside import alongside
-from trioserve.api.base.app_state import AppState, app_state_of
+from trioserve.api.base.app_state import AppState, Responses, app_state_of
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
-from trioserve.api.base.running import Responses
 from trioserve.config import Config
 from trioserve.errors import (
     ModelLoadingError,

@@ -11,6 +11,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, outputs as writers, readers, sse
+from trioserve.api.base.app_state import NOT_RUNNING
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import TemplateRequest
 from trioserve.api.base.connection import current_request
@@ -28,7 +29,6 @@ from trioserve.api.base.generation_request import UNSUPPORTED_IN_LLAMA, TextRequ
 from trioserve.api.base.http import json_response, long_response, size_of_outputs
 from trioserve.api.base.outputs import OutputWriter
 from trioserve.api.base.readers import GivenPrompt, RawPrompt
-from trioserve.api.base.running import NOT_RUNNING
 from trioserve.api.base.service import (
     awake_server,
     current_responses,

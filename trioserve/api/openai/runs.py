@@ -9,13 +9,13 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, sse
+from trioserve.api.base.app_state import NOT_RUNNING, Running
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import RequestBody
 from trioserve.api.base.generation import pings_of, tools_to_run
 from trioserve.api.base.http import json_response
-from trioserve.api.base.running import NOT_RUNNING, Running
 from trioserve.api.base.service import current_responses
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, NotFoundError

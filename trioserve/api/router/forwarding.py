@@ -22,12 +22,12 @@ from werkzeug.datastructures import Headers
 
 from trioserve.alongside import alongside
 from trioserve.api.base import errors, limits, sse, vendors
+from trioserve.api.base.app_state import is_unknown
 from trioserve.api.base.body import read_whole
 from trioserve.api.base.connection import GRACE, KeepAlive, Request, counted, current_request
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.http import TIMEOUT_HEADER, current_request_id, json_response
 from trioserve.api.base.readers import seconds
-from trioserve.api.base.running import is_unknown
 from trioserve.api.router import proxy
 from trioserve.api.router.proxy import PassedStream
 from trioserve.api.router.service import current_router
