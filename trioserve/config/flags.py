@@ -85,50 +85,6 @@ class Flag:
         return self.names[-1:] if text in TRUE_WORDS else self.negative[-1:]
 
 
-#: How the fields of `SamplingParams` are set for all requests: names, help.
-# fmt: off
-SAMPLING: Mapping[str, tuple[str, str]] = {
-    "seed": ("-s --seed", "seed of the random numbers; -1 = a new one for each request"),
-    "temperature": ("--temp --temperature LLAMA_ARG_TEMPERATURE",
-        "sampling temperature; 0 or less = always the most probable token"),
-    "top_k": ("--top-k LLAMA_ARG_TOP_K", "keep the K most probable tokens; 0 = off"),
-    "top_p": ("--top-p LLAMA_ARG_TOP_P",
-        "keep the smallest set of tokens whose probabilities add up to P; 1.0 = off"),
-    "min_p": ("--min-p LLAMA_ARG_MIN_P",
-        "drop tokens with less than this share of the best token's probability; 0.0 = off"),
-    "top_n_sigma": ("--top-nsigma --top-n-sigma",
-        "keep tokens whose logits are within N standard deviations of the highest; -1.0 = off"),
-    "xtc_probability": ("--xtc-probability", "XTC: chance of dropping top tokens; 0.0 = off"),
-    "xtc_threshold": ("--xtc-threshold",
-        "XTC: minimum probability of tokens that may be dropped; 1.0 = off"),
-    "typical_p": ("--typical --typical-p", "locally typical sampling with this P; 1.0 = off"),
-    "repeat_last_n": ("--repeat-last-n",
-        "number of last tokens that the penalties look at; 0 = off, -1 = the whole context"),
-    "repeat_penalty": ("--repeat-penalty LLAMA_ARG_REPEAT_PENALTY",
-        "penalty for repeating tokens; 1.0 = off"),
-    "presence_penalty": ("--presence-penalty LLAMA_ARG_PRESENCE_PENALTY",
-        "penalty for tokens that have occurred; 0.0 = off"),
-    "frequency_penalty": ("--frequency-penalty LLAMA_ARG_FREQUENCY_PENALTY",
-        "penalty for each time that a token has occurred; 0.0 = off"),
-    "dry_multiplier": ("--dry-multiplier", "DRY: strength of the penalty; 0.0 = off"),
-    "dry_base": ("--dry-base", "DRY: base of the penalty, which grows with the repetition"),
-    "dry_allowed_length": ("--dry-allowed-length", "DRY: longest repetition without a penalty"),
-    "dry_penalty_last_n": ("--dry-penalty-last-n",
-        "DRY: number of last tokens to look at; 0 = off, -1 = the whole context"),
-    "adaptive_target": ("--adaptive-target",
-        "adaptive sampling: probability to select tokens near; negative = off"),
-    "adaptive_decay": ("--adaptive-decay",
-        "adaptive sampling: how slowly the target adapts, from 0.0 to 0.99"),
-    "dynatemp_range": ("--dynatemp-range", "range of the dynamic temperature; 0.0 = off"),
-    "dynatemp_exponent": ("--dynatemp-exp", "exponent of the dynamic temperature"),
-    "mirostat": ("--mirostat", "use Mirostat sampling; 0 = off, 1 = version 1, 2 = version 2"),
-    "mirostat_tau": ("--mirostat-ent", "Mirostat: target entropy (tau)"),
-    "mirostat_eta": ("--mirostat-lr", "Mirostat: learning rate (eta)"),
-    "ignore_eos": ("--ignore-eos | --no-ignore-eos", "continue after an end-of-generation token"),
-}
-# fmt: on
-
-
 def _flag(field: str, names: str, help: str, **rest: Any) -> Flag:
     """Make a flag of a field; the type of the field says what `rest` does not."""
     owner, name = (SamplingParams, field[9:]) if field.startswith("sampling.") else (Config, field)
@@ -151,9 +107,10 @@ def _flags_of_fields() -> Iterator[Flag]:
         if field.metadata:
             own = {name: value for name, value in field.metadata.items() if name != "check"}
             flag = f"--{field.name.replace('_', '-')} TRIOSERVE_{field.name.upper()}"
-            yield _flag(field.name, own.pop("names") or flag, **own)
-    for name, (names, text) in SAMPLING.items():
-        yield _flag(f"sampling.{name}", names, text)
+            yield _flag(field.name, own.pop("flags") or flag, **own)
+    for field in attrs.fields(SamplingParams):
+        if field.metadata:
+            yield _flag(f"sampling.{field.name}", field.metadata["flags"], field.metadata["help"])
 
 
 #: Further flags of a field, which set it in another way.

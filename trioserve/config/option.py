@@ -28,7 +28,7 @@ KINDS: Mapping[str, tuple[tuple[type, ...], str, Reader | None]] = {
 
 def option(
     default: Any,
-    names: str | None = None,
+    flags: str | None = None,
     *,
     choices: tuple[str, ...] | None = None,
     min: float | None = None,
@@ -39,7 +39,7 @@ def option(
 
     Args:
         default: the value that it has unless it is set.
-        names: as `split_names` reads them; none: those that follow from the name of the field.
+        flags: as `split_names` reads them; none: those that follow from the name of the field.
         choices: the only values that the field may have.
         min: the smallest number allowed.
         max: the largest number allowed.
@@ -47,7 +47,7 @@ def option(
             ``--help``. Further ``read``, if text is not read as the type says; ``synonyms``,
             what stands for a text; and ``check``, one of `trioserve.config.checks`.
     """
-    metadata |= {"names": names, "choices": choices}
+    metadata |= {"flags": flags, "choices": choices}
     return attrs.field(default=default, metadata=metadata, validator=_check(choices, min, max))
 
 

@@ -152,46 +152,79 @@ def _known_samplers(_instance: Any, attribute: attrs.Attribute[Any], value: Any)
             )
 
 
+def _sampler(default: Any, flags: str, validator: Validator, help: str) -> Any:
+    """Make a field that a flag sets for all requests; see `trioserve.config.option`."""
+    metadata = {"flags": flags, "help": help}
+    return attrs.field(default=default, validator=validator, metadata=metadata)
+
+
 @attrs.frozen(kw_only=True)
 class SamplingParams:
-    """How the next token is chosen. Names, defaults and order are those of llama-server.
+    """How the next token is chosen. Names and defaults are those of llama-server.
 
     Raises:
         InvalidRequestError: a value is out of range; `param` names the field.
     """
 
-    seed: int = attrs.field(default=-1, validator=in_range(-1, 2**32 - 1))  # -1: random
-    temperature: float = attrs.field(default=0.8, validator=in_range(-math.inf))  # <= 0: greedy
-    dynatemp_range: float = attrs.field(default=0.0, validator=in_range(0.0))
-    dynatemp_exponent: float = attrs.field(default=1.0, validator=in_range(0.0))
-    top_k: int = attrs.field(default=40, validator=in_range(-1, INT32_MAX))  # <= 0: off
-    top_p: float = attrs.field(default=0.95, validator=in_range(0.0))
-    min_p: float = attrs.field(default=0.05, validator=in_range(0.0))
-    typical_p: float = attrs.field(default=1.0, validator=in_range(0.0))
-    top_n_sigma: float = attrs.field(default=-1.0, validator=in_range(-math.inf))
-    xtc_probability: float = attrs.field(default=0.0, validator=in_range(0.0))
-    xtc_threshold: float = attrs.field(default=0.1, validator=in_range(0.0))
+    # fmt: off
+    seed: int = _sampler(-1, "-s --seed", in_range(-1, 2**32 - 1),
+        "seed of the random numbers; -1 = a new one for each request")
+    temperature: float = _sampler(0.8, "--temp --temperature LLAMA_ARG_TEMPERATURE",
+        in_range(-math.inf), "sampling temperature; 0 or less = always the most probable token")
+    top_k: int = _sampler(40, "--top-k LLAMA_ARG_TOP_K", in_range(-1, INT32_MAX),
+        "keep the K most probable tokens; 0 = off")
+    top_p: float = _sampler(0.95, "--top-p LLAMA_ARG_TOP_P", in_range(0.0),
+        "keep the smallest set of tokens whose probabilities add up to P; 1.0 = off")
+    min_p: float = _sampler(0.05, "--min-p LLAMA_ARG_MIN_P", in_range(0.0),
+        "drop tokens with less than this share of the best token's probability; 0.0 = off")
+    top_n_sigma: float = _sampler(-1.0, "--top-nsigma --top-n-sigma", in_range(-math.inf),
+        "keep tokens whose logits are within N standard deviations of the highest; -1.0 = off")
+    xtc_probability: float = _sampler(0.0, "--xtc-probability", in_range(0.0),
+        "XTC: chance of dropping top tokens; 0.0 = off")
+    xtc_threshold: float = _sampler(0.1, "--xtc-threshold", in_range(0.0),
+        "XTC: minimum probability of tokens that may be dropped; 1.0 = off")
+    typical_p: float = _sampler(1.0, "--typical --typical-p", in_range(0.0),
+        "locally typical sampling with this P; 1.0 = off")
+    repeat_last_n: int = _sampler(64, "--repeat-last-n", in_range(-1, INT32_MAX),
+        "number of last tokens that the penalties look at; 0 = off, -1 = the whole context")
+    repeat_penalty: float = _sampler(1.0, "--repeat-penalty LLAMA_ARG_REPEAT_PENALTY",
+        in_range(0.0), "penalty for repeating tokens; 1.0 = off")
+    presence_penalty: float = _sampler(0.0, "--presence-penalty LLAMA_ARG_PRESENCE_PENALTY",
+        in_range(-math.inf), "penalty for tokens that have occurred; 0.0 = off")
+    frequency_penalty: float = _sampler(0.0, "--frequency-penalty LLAMA_ARG_FREQUENCY_PENALTY",
+        in_range(-math.inf), "penalty for each time that a token has occurred; 0.0 = off")
+    dry_multiplier: float = _sampler(0.0, "--dry-multiplier", in_range(0.0),
+        "DRY: strength of the penalty; 0.0 = off")
+    dry_base: float = _sampler(1.75, "--dry-base", in_range(0.0),
+        "DRY: base of the penalty, which grows with the repetition")
+    dry_allowed_length: int = _sampler(2, "--dry-allowed-length", in_range(-1, INT32_MAX),
+        "DRY: longest repetition without a penalty")
+    dry_penalty_last_n: int = _sampler(64, "--dry-penalty-last-n", in_range(-1, INT32_MAX),
+        "DRY: number of last tokens to look at; 0 = off, -1 = the whole context")
+    adaptive_target: float = _sampler(-1.0, "--adaptive-target", in_range(-1.0, 1.0),
+        "adaptive sampling: probability to select tokens near; negative = off")
+    adaptive_decay: float = _sampler(0.9, "--adaptive-decay", in_range(0.0, 0.99),
+        "adaptive sampling: how slowly the target adapts, from 0.0 to 0.99")
+    dynatemp_range: float = _sampler(0.0, "--dynatemp-range", in_range(0.0),
+        "range of the dynamic temperature; 0.0 = off")
+    dynatemp_exponent: float = _sampler(1.0, "--dynatemp-exp", in_range(0.0),
+        "exponent of the dynamic temperature")
+    mirostat: int = _sampler(0, "--mirostat", in_range(0, 2),
+        "use Mirostat sampling; 0 = off, 1 = version 1, 2 = version 2")
+    mirostat_tau: float = _sampler(5.0, "--mirostat-ent", in_range(0.0),
+        "Mirostat: target entropy (tau)")
+    mirostat_eta: float = _sampler(0.1, "--mirostat-lr", in_range(0.0),
+        "Mirostat: learning rate (eta)")
+    ignore_eos: bool = _sampler(False, "--ignore-eos | --no-ignore-eos", is_bool,
+        "continue after an end-of-generation token")
+    # fmt: on
     min_keep: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))
-    repeat_last_n: int = attrs.field(default=64, validator=in_range(-1, INT32_MAX))
-    repeat_penalty: float = attrs.field(default=1.0, validator=in_range(0.0))
-    presence_penalty: float = attrs.field(default=0.0, validator=in_range(-math.inf))
-    frequency_penalty: float = attrs.field(default=0.0, validator=in_range(-math.inf))
-    dry_multiplier: float = attrs.field(default=0.0, validator=in_range(0.0))
-    dry_base: float = attrs.field(default=1.75, validator=in_range(0.0))
-    dry_allowed_length: int = attrs.field(default=2, validator=in_range(-1, INT32_MAX))
-    dry_penalty_last_n: int = attrs.field(default=64, validator=in_range(-1, INT32_MAX))
     dry_sequence_breakers: tuple[str, ...] = attrs.field(
         default=("\n", ":", '"', "*"), converter=to_tuple, validator=are_strings
     )
-    mirostat: int = attrs.field(default=0, validator=in_range(0, 2))
-    mirostat_tau: float = attrs.field(default=5.0, validator=in_range(0.0))
-    mirostat_eta: float = attrs.field(default=0.1, validator=in_range(0.0))
-    adaptive_target: float = attrs.field(default=-1.0, validator=in_range(-1.0, 1.0))
-    adaptive_decay: float = attrs.field(default=0.9, validator=in_range(0.0, 0.99))
     samplers: tuple[str, ...] = attrs.field(
         default=DEFAULT_SAMPLERS, converter=to_tuple, validator=_known_samplers
     )
-    ignore_eos: bool = attrs.field(default=False, validator=is_bool)
     #: Pairs of token id and what is added to its logit; ``-inf`` forbids the token.
     logit_bias: tuple[tuple[TokenId, float], ...] = attrs.field(
         default=(), converter=to_tuple, validator=_are_pairs("token id and bias")

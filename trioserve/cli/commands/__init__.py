@@ -148,13 +148,6 @@ def take(argv: Sequence[str], *switches: str) -> tuple[list[str], set[str]]:
     return [word for word in argv if word not in switches], {*switches} & {*argv}
 
 
-def take_name(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Take the first word if it is no flag; returns it, and the others."""
-    if argv and not argv[0].startswith("-"):
-        return argv[0], list(argv[1:])
-    return None, list(argv)
-
-
 # -- what people read
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 import trio
 
-from trioserve.cli.commands import bytes_text, count_text, hush, take, take_name
+from trioserve.cli.commands import bytes_text, count_text, hush, take
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ModelLoadError, TrioServeError, UnknownModelError
@@ -28,8 +27,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         TrioServeError: there is no such model, or its file cannot be read.
     """
     words, switches = take(argv, "--json", "--template")
-    name, flags = take_name(words)
-    config = _config(name, flags, environ)
+    name = words.pop(0) if words and not words[0].startswith("-") else None
+    config = _config(name, words, environ)
     hush(config)
     summary = describe(resolve(config.model))
     if "--template" in switches:
@@ -40,7 +39,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except TrioServeError as error:
         memory, problem = {}, error.message
     if "--json" in switches:
-        print(json.dumps(_plain(summary) | {"memory": memory or None, "problem": problem or None}))
+        plain = attrs.asdict(summary) | {"path": str(summary.path)}
+        print(json.dumps(plain | {"memory": memory or None, "problem": problem or None}))
     else:
         print(_text(summary, memory, problem), end="")
     return 1 if problem else 0
@@ -67,10 +67,6 @@ def _memory(config: Config) -> dict[str, int | None]:
 
     found = measure(config)
     return {**attrs.asdict(found), "total": found.total, "free": free_memory()}
-
-
-def _plain(summary: GgufSummary) -> dict[str, Any]:
-    return attrs.asdict(summary) | {"path": str(summary.path)}
 
 
 def _text(summary: GgufSummary, memory: Mapping[str, int | None], problem: str) -> str:
