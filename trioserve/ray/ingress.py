@@ -17,7 +17,7 @@ from trioserve.api.base import access, errors, sse
 from trioserve.api.base.http import ID_HEADER, choose_id
 from trioserve.api.router.proxy import PassedStream, answer_headers
 from trioserve.config import Config
-from trioserve.errors import AuthenticationError, ModelProcessError, TrioServeError
+from trioserve.errors import ModelProcessError, TrioServeError
 from trioserve.ray.calls import IngressReply
 from trioserve.ray.incoming import GoneError, Incoming, Receive, Scope, Send
 from trioserve.ray.lifelines import Anchor
@@ -92,12 +92,7 @@ class Ingress:
         path = request.path
         if not self._config.api_keys or path in access.PUBLIC or path.startswith(_LOOKED_AT_AGAIN):
             return ""
-        shown = access.key_in(
-            request.headers.get("Authorization"), request.headers.get("X-Api-Key")
-        )
-        if not access.is_valid(shown, self._config.api_keys):
-            raise AuthenticationError("Invalid API Key")
-        return shown
+        return access.valid_key(request.headers, self._config)
 
 
 class _Responder:

@@ -50,6 +50,14 @@ def is_valid(shown: str, keys: Iterable[str]) -> bool:
     return any(matches)
 
 
+def valid_key(headers: Headers, config: Config) -> str:
+    """The key that a request shows. Raises AuthenticationError: it is none of the server's."""
+    shown = key_in(headers.get("Authorization"), headers.get("X-Api-Key"))
+    if not is_valid(shown, config.api_keys):
+        raise AuthenticationError("Invalid API Key")
+    return shown
+
+
 async def check_key() -> None:
     """Refuse the current request if it has no valid key, once the configuration has keys."""
     config = current_app_state().config
@@ -59,10 +67,7 @@ async def check_key() -> None:
         return
     if config.static_path is None and rule.startswith(PAGE_RULES):
         return
-    shown = key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
-    if not is_valid(shown, config.api_keys):
-        raise AuthenticationError("Invalid API Key")
-    current_request().api_key = shown
+    current_request().api_key = shown = valid_key(request.headers, config)
     current_request().held.belongs_to(shown)
 
 
