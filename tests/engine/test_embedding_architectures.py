@@ -17,7 +17,7 @@ from tests.support.plain_loop import EXACT, plain_embeddings
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine
-from trioserve.engine.embedding_backend import POOLINGS
+from trioserve.engine.backend import POOLINGS
 from trioserve.types import Embedded, EmbeddingTask
 
 LENGTHS = (1, 2, 7, 3 * WINDOW, 5, 2 * WINDOW, 4 * WINDOW)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from trioserve.engine import EmbeddingBackend
-from trioserve.engine.backend import MediaPiece
-from trioserve.engine.embedding_backend import Matrix
+from trioserve.engine.backend import Matrix, MediaPiece
 from trioserve.errors import DecodeError, KVCacheFullError
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.testing.projector import embeddings_of

@@ -10,11 +10,10 @@ takes. `cache` knows what the KV cache holds, `output` samples tokens and turns 
 `drafts` guesses tokens, so that one step can check several (speculative decoding).
 """
 
-from trioserve.engine.backend import Backend, Drafter, DraftRequest
+from trioserve.engine.backend import AnyBackend, Backend, Drafter, DraftRequest, EmbeddingBackend
 from trioserve.engine.cache.prefix_cache import MAX_IDLE, CheckpointRules
 from trioserve.engine.drafts.ngrams import NgramDrafter, NgramRules
 from trioserve.engine.embedding import EmbeddingEngine
-from trioserve.engine.embedding_backend import AnyBackend, EmbeddingBackend
 from trioserve.engine.engine import Engine
 from trioserve.engine.strategy import (
     AnswersFirst,

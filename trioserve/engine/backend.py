@@ -6,6 +6,7 @@ is called from the inference thread only, except those of `Vocab`, which any thr
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -328,11 +329,36 @@ class KVMemory(Protocol):
         """
 
 
-class Backend(Protocol):
-    """A loaded model, with a context of `n_seqs` KV sequences for `n_slots` requests."""
+class ModelBackend(Protocol):
+    """A loaded model with a context, for one kind of engine or another."""
 
-    #: What is known of the model.
+    #: What is known of the model. For any thread.
     info: ModelInfo
+    #: Cells in the KV cache, all sequences together.
+    n_ctx: int
+    #: The most tokens that one sequence may hold.
+    n_ctx_seq: int
+    #: The most tokens in one batch.
+    n_batch: int
+    #: How many requests are to run at the same time.
+    n_slots: int
+    #: How many sequences there are; ids run from 0 to ``n_seqs - 1``.
+    n_seqs: int
+    #: How many threads may compute a batch of few tokens, and one of many.
+    #:
+    #: Each is a range from the fewest to the most, which is also what is used at first. A range of
+    #: one number is fixed.
+    thread_choices: tuple[range, range]
+
+    def set_threads(self, count: int) -> None:
+        """Compute with so many threads from the next batch on."""
+
+    def close(self) -> None:
+        """Free everything. Closing twice is fine."""
+
+
+class Backend(ModelBackend, Protocol):
+    """A loaded model, with a context of `n_seqs` KV sequences for `n_slots` requests."""
 
     @property
     def vocab(self) -> Vocab:
@@ -346,18 +372,8 @@ class Backend(Protocol):
     def memory(self) -> KVMemory:
         """What the sequences hold."""
 
-    #: Cells in the KV cache, all sequences together.
-    n_ctx: int
-    #: The most tokens that one sequence may hold.
-    n_ctx_seq: int
-    #: The most tokens in one batch.
-    n_batch: int
     #: The most rows of a batch that may have logits; from `n_slots` to `n_batch`.
     n_outputs: int
-    #: How many requests are to run at the same time; at most `n_seqs`.
-    n_slots: int
-    #: How many sequences there are; ids run from 0 to ``n_seqs - 1``.
-    n_seqs: int
     #: Cores that `decode` leaves to others.
     n_spare_cores: int
     #: Whether all sequences share the cells, so that a copy moves no data.
@@ -390,15 +406,6 @@ class Backend(Protocol):
 
         The backend closes it.
         """
-
-    #: How many threads may compute a batch of few tokens, and one of many.
-    #:
-    #: Each is a range from the fewest to the most, which is also what is used at first. A range of
-    #: one number is fixed.
-    thread_choices: tuple[range, range]
-
-    def set_threads(self, count: int) -> None:
-        """Compute with so many threads from the next batch on."""
 
     def set_adapters(self, adapters: Adapters) -> None:
         """Use these LoRA adapters, and no others, from the next `decode` on.
@@ -479,5 +486,65 @@ class Backend(Protocol):
             OSError: it cannot be read.
         """
 
-    def close(self) -> None:
-        """Free everything. Closing twice is fine."""
+
+#: Shape (rows, width).
+Matrix = NDArray[np.float32]
+
+#: How the embedding of a text is made of those of its tokens: not at all, their mean, the first
+#: one, the last one, or scores that a head makes of one of them.
+POOLINGS = ("none", "mean", "cls", "last", "rank")
+
+
+class EmbeddingBackend(ModelBackend, abc.ABC):
+    """A loaded model, with a context that makes embeddings: a sequence for each text of a batch.
+
+    Used by the inference thread alone, except `info`, `vocab` and `pair`, which any thread may use.
+    """
+
+    vocab: Vocab
+    #: What makes embeddings of media, for cells of them; None: the model takes text only.
+    projector: Projector | None
+    #: The texts of one `compute`, each a sequence of its own, from position 0 on or continued.
+    batch: Batch
+    pooling: str
+    #: Numbers in an embedding; with pooling "rank", scores of a text.
+    width: int
+    #: Whether a text may come in parts, one batch after another. Its tokens see only those before.
+    can_split: bool
+
+    @abc.abstractmethod
+    def pair(self, query: str, document: str) -> tuple[TokenId, ...]:
+        """Make of a query and a document the text that a ranking model gives a score to.
+
+        Raises:
+            InvalidRequestError: one of them cannot be encoded.
+        """
+
+    @abc.abstractmethod
+    def compute(self) -> None:
+        """Run the batch.
+
+        Raises:
+            KVCacheFullError: there was no room; nothing has changed.
+            DecodeError: anything else; what the sequences hold is unknown.
+        """
+
+    @abc.abstractmethod
+    def compute_media(self, piece: MediaPiece) -> None:
+        """Run a batch of cells of a chunk. Raises as `compute`."""
+
+    @abc.abstractmethod
+    def pooled(self, seq: int) -> Matrix:
+        """Return the embedding of a sequence, of its part in the last batch. Shape (1, width)."""
+
+    @abc.abstractmethod
+    def rows(self, start: int, stop: int) -> Matrix:
+        """Return the embeddings of rows of the last batch, where there is no pooling."""
+
+    @abc.abstractmethod
+    def forget(self, seq: int) -> None:
+        """Drop what a sequence holds."""
+
+
+#: What a loader may return. Which one it is decides what a server can do.
+AnyBackend = Backend | EmbeddingBackend

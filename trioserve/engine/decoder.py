@@ -11,8 +11,7 @@ from typing import Any
 import attrs
 import structlog
 
-from trioserve.engine.backend import Backend
-from trioserve.engine.embedding_backend import AnyBackend
+from trioserve.engine.backend import AnyBackend, Backend
 from trioserve.engine.encoder import MediaEncoder
 from trioserve.engine.planner import StepPlan
 from trioserve.engine.thread_governor import HEAVY, LASTING_S, LOST_CORES, Step, ThreadGovernor

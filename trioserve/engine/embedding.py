@@ -18,9 +18,8 @@ from time import monotonic
 import attrs
 import numpy as np
 
-from trioserve.engine.backend import Embeddings, MediaPiece
+from trioserve.engine.backend import EmbeddingBackend, Embeddings, Matrix, MediaPiece
 from trioserve.engine.decoder import Threads
-from trioserve.engine.embedding_backend import EmbeddingBackend, Matrix
 from trioserve.engine.encoder import Encoded
 from trioserve.engine.loop import Cancel, Command, EngineLoop, Pause, Submit
 from trioserve.engine.queue import QueuedRequest, WaitingQueue

@@ -10,8 +10,7 @@ from time import monotonic, sleep
 
 import attrs
 
-from trioserve.engine.backend import Projector
-from trioserve.engine.embedding_backend import AnyBackend
+from trioserve.engine.backend import AnyBackend, Projector
 from trioserve.engine.encoder import Encoded, MediaEncoder
 from trioserve.errors import EngineError, InvalidMediaError, InvalidRequestError
 from trioserve.types import (

@@ -11,8 +11,7 @@ import numpy as np
 import structlog
 
 from trioserve.config import Config
-from trioserve.engine.backend import MediaPiece
-from trioserve.engine.embedding_backend import POOLINGS, EmbeddingBackend, Matrix
+from trioserve.engine.backend import POOLINGS, EmbeddingBackend, Matrix, MediaPiece
 from trioserve.errors import DecodeError, ModelLoadError, NotSupportedError
 from trioserve.llama.batch import LlamaBatch, decode_pieces
 from trioserve.llama.context import Context, generation_params, thread_choices
@@ -37,7 +36,7 @@ _RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 
 
 class LlamaEmbedder(EmbeddingBackend):
-    """Implements `trioserve.engine.embedding_backend.EmbeddingBackend` with llama.cpp.
+    """Implements `trioserve.engine.backend.EmbeddingBackend` with llama.cpp.
 
     It may be made in one thread, used in another and closed in a third. `info`, `vocab` and `pair`
     may be used by any thread at any time.

@@ -99,34 +99,31 @@ class _Guesses:
 
 
 @attrs.define
-class _Drafted:
-    """What is known of a slot's request."""
+class _Stream:
+    """A slot in decode, and what is guessed of its text."""
 
-    key: tuple[int, int] | None  # see `_key_of`
+    slot: Slot
+    request: RequestState
     n_keys: int  # that the guesses were compared with
     guesses: list[_Guesses]  # of each drafter
+    n_discarded: int = attrs.field(init=False)
 
-    def check(self, request: RequestState) -> None:
+    def __attrs_post_init__(self) -> None:
+        self.n_discarded = self.request.n_discarded
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the slot has another text by now."""
+        request = self.request
+        return self.slot.request is not request or self.n_discarded != request.n_discarded
+
+    def check(self) -> None:
         """Compare the guesses with what came since the last time."""
-        new = request.keys[self.n_keys :]
+        new = self.request.keys[self.n_keys :]
         self.n_keys += len(new)
         for guess in self.guesses:
             if guess.tokens and new:
                 guess.check(new)
-
-
-def _key_of(request: RequestState | None) -> tuple[int, int] | None:
-    """Return what changes when what the drafters know of a slot is void."""
-    return None if request is None else (request.task.id, request.n_discarded)
-
-
-@attrs.frozen
-class _Stream:
-    """A slot that may have a draft in this step."""
-
-    slot: Slot
-    request: RequestState
-    known: _Drafted
 
 
 class Drafts:
@@ -143,7 +140,7 @@ class Drafts:
 
     def __init__(self, scheduler: Scheduler, drafters: Sequence[Drafter]) -> None:
         self._scheduler = scheduler
-        self._known: dict[int, _Drafted] = {}
+        self._known: dict[int, _Stream] = {}  # by slot
         self.costs = StepCosts()
         self._balance = Balance()
         # Of this step: what the drafters have taken, what it would take without drafts, for how
@@ -218,18 +215,16 @@ class Drafts:
         streams = []
         for slot in self._scheduler.slots:
             request, known = slot.request, self._known.get(slot.id)
-            if known is not None and known.key != _key_of(request):
+            if known is not None and known.is_void:
                 self._forget(slot.id)
                 known = None
             if request is None or not slot.in_decode or request.paused:
                 continue
             if known is None:
                 guesses = [self._begin(i) for i in range(len(self._drafters))]
-                known = self._known[slot.id] = _Drafted(
-                    _key_of(request), len(request.keys), guesses
-                )
-            known.check(request)
-            streams.append(_Stream(slot, request, known))
+                known = self._known[slot.id] = _Stream(slot, request, len(request.keys), guesses)
+            known.check()
+            streams.append(known)
         return streams
 
     def _begin(self, i: int) -> _Guesses:
@@ -264,13 +259,13 @@ class Drafts:
             self._make_guesses(i, streams, [MAX_GUESS] * len(streams))
         most = self._scheduler.rows_for_drafts()
         limits = [min(most, self._limit(stream, i)) for stream in streams]
-        chances = [stream.known.guesses[i].acceptance.probability for stream in streams]
+        chances = [stream.guesses[i].acceptance.probability for stream in streams]
         if is_free and not self._balance.is_good:  # others are asked seldom where they do not pay
             limits = [0] * len(limits)
         lengths = share_rows(limits, chances, self.costs, n_streams, n_rows, step_s)
         if not is_free:
             for place, stream in enumerate(streams):
-                guess = stream.known.guesses[i]
+                guess = stream.guesses[i]
                 guess.tokens = []
                 if lengths[place]:
                     guess.set_pause(1)
@@ -279,7 +274,7 @@ class Drafts:
             self._make_guesses(i, streams, lengths)
         drafts, left = [], []
         for stream, length in zip(streams, lengths, strict=True):
-            draft = stream.known.guesses[i].tokens[:length]
+            draft = stream.guesses[i].tokens[:length]
             if draft:
                 drafts.append((stream.slot, draft))
             else:
@@ -293,7 +288,7 @@ class Drafts:
         if draft_max >= 0:
             room = min(room, draft_max)
         if self._drafters[i].is_free:
-            return min(room, len(stream.known.guesses[i].tokens))
+            return min(room, len(stream.guesses[i].tokens))
         return max(0, min(room, self._drafters[i].n_max))
 
     def _make_guesses(self, i: int, streams: list[_Stream], lengths: list[int]) -> None:
@@ -302,7 +297,7 @@ class Drafts:
         asked: list[_Guesses] = []
         requests: list[DraftRequest] = []
         for stream, length in zip(streams, lengths, strict=True):
-            guess, request = stream.known.guesses[i], stream.request
+            guess, request = stream.guesses[i], stream.request
             if length and not guess.tokens:
                 asked.append(guess)
                 requests.append(
