@@ -26,7 +26,7 @@ MAX_DEPTH = 200
 class State(enum.Enum):
     """Where a scanner is."""
 
-    OPEN = enum.auto()  # the value goes on
+    OPEN = enum.auto()  # the value is not complete
     DONE = enum.auto()
     FAILED = enum.auto()  # what came last cannot be part of a JSON value
 

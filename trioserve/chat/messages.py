@@ -230,7 +230,7 @@ def document_part(
 
     Args:
         data: the file.
-        name: as the model is told it.
+        name: the name that the model sees.
         about: what the request says of it.
         param: the field that errors name.
     """

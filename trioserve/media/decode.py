@@ -1,4 +1,4 @@
-"""Decodes images, sound, video and PDFs. Runs in the process of its own only."""
+"""Decodes images, sound, video and PDFs. Runs in the decoding process only."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ Image.MAX_IMAGE_PIXELS = None  # `decode` has a limit of its own
 
 try:
     import pypdfium2
-except ImportError:  # it is the extra trioserve[pdf], without which nobody asks for a PDF
+except ImportError:  # it is the extra trioserve[pdf], and without it no PDF gets here
     pypdfium2 = None
 
 codecs.lookup("utf-16-le")  # Python imports it for the first text: too late

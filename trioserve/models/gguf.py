@@ -62,7 +62,7 @@ class _Value:
 
 
 class _Bytes:
-    """The beginning of a file, read as far as somebody asks for it."""
+    """The beginning of a file, read as far as it is needed."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file = file
@@ -75,7 +75,7 @@ class _Bytes:
         return bytes(self.data[start : self.at])
 
     def skip(self, size: int) -> int:
-        """Go on by so many bytes; returns where they begin."""
+        """Skip bytes; returns where they begin."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.data):
             self._read_to(self.at)

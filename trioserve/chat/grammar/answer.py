@@ -356,8 +356,8 @@ class _MarkerWriter:
 
     def _opening(self, steps: Sequence[Step]) -> str:
         """Write the steps before the first call."""
-        nobody = Function("", Part({}, {}, ""), "")
-        return sequence(*self._steps(_chosen(steps), nobody))
+        none = Function("", Part({}, {}, ""), "")
+        return sequence(*self._steps(_chosen(steps), none))
 
     def _steps(self, steps: Sequence[Step], function: Function) -> Iterator[str]:
         before: Step | None = None
@@ -443,7 +443,7 @@ class _MarkerWriter:
 
 
 class _ChannelWriter:
-    """Writes rows of messages, of which calls are some."""
+    """Writes rows of messages; calls are messages, too."""
 
     def __init__(
         self, channels: Channels, functions: list[Function], parallel: bool, opened: bool

@@ -260,7 +260,7 @@ class Part:
         return {"allOf": [whole, _NO_STRINGS], **definitions}
 
     def at(self, schema: Any, *steps: str) -> Part:
-        """Go on to a part of this part."""
+        """Give a part of this part."""
         return Part(schema, self.root, ".".join((self.param, *steps)))
 
     def refuse(self, problem: str) -> InvalidRequestError:
@@ -302,7 +302,7 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 
 
 def enforceable(schema: Any, *, strict: bool) -> Any:
-    """Leave out formats of texts that nobody enforces: JSON Schema takes them for notes.
+    """Leave out formats of texts that cannot be enforced: JSON Schema takes them for notes.
 
     Unless the function is `strict`, other keywords that only narrow its arguments down are left
     out where no grammar can enforce them: many tools have them, and check their arguments anyway.

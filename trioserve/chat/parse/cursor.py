@@ -126,8 +126,8 @@ class Cursor:
     ) -> Generator[None, None, str]:
         """Read a JSON value, after whitespace, and return its text.
 
-        With `streams` it goes to the arguments as it comes, and with `gives_rest` what there is of
-        it when no more text comes.
+        With `streams` it goes to the arguments as it comes. With `gives_rest`, a value that is cut
+        off goes there, too.
 
         Raises:
             Refused: it is no JSON.

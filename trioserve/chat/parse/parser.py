@@ -52,7 +52,7 @@ _SHORT_ID = string.ascii_letters + string.digits
 
 
 def new_call_id() -> str:
-    """Make an id for a tool call that nobody can guess."""
+    """Make an unguessable id for a tool call."""
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -64,8 +64,8 @@ def new_short_id() -> str:
 class MessageParser:
     """Parses one message: a buffer, and a state that takes from it. Made by `message_parser`.
 
-    A state is a method: it is told whether no more text comes, takes what is certain from the
-    buffer, may put another state in its place, and returns whether to go on.
+    A state is a method. Its argument says whether no more text comes. It takes what is certain from
+    the buffer, may set another state, and returns whether to call the state again.
 
     Args:
         reasoning_format: one of `REASONING_FORMATS`.

@@ -1,7 +1,7 @@
 """What one render of a chat template may spend: processor time, memory, and the size of a value.
 
 The template of a GGUF is untrusted, and Python cannot kill a thread: a template has to be stopped
-from inside. So the clock is read wherever a template repeats something, and what it makes is added
+from inside. So the clock is read where a template repeats something, and what it makes is added
 up. A step between two looks at the clock is short, because no value is larger than `Limits.value`.
 The size of a value is that of what it prints: a list that holds one text a thousand times counts
 it a thousand times. Otherwise sixty lists, each of the one before twice, would print for years.
@@ -167,7 +167,7 @@ class Meter:
             self.check_size(SCALAR + len(value))
             self.made(SCALAR + len(value))
         elif kind is bool or kind is range or value is None:
-            pass  # of a small size, whatever it is
+            pass  # always small
         elif kind is int:
             require(-MAX_INT < value < MAX_INT, "computes too large a number")
         elif isinstance(value, _CONTAINERS):
@@ -183,7 +183,7 @@ class Meter:
         return admitted
 
     def admit_slice(self, value: Any) -> Any:
-        """Count a slice. It is no larger than what it was cut from."""
+        """Count a slice. It is no larger than the value that it is cut from."""
         self.tick()
         self.made(64 + len(value) * (1 if isinstance(value, str) else 8))
         return value

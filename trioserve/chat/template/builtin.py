@@ -32,7 +32,7 @@ def template_named(name: str) -> str:
     return (_FOLDER / f"{_ALIASES.get(name, name)}.jinja").read_text(encoding="utf-8")
 
 
-#: For models that bring no template of their own.
+#: For models that bring no template.
 CHATML = template_named("chatml")
 
 

@@ -143,7 +143,7 @@ def find_divergence_points(
     tools: object = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Find out at which characters of a rendered chat another prompt is likely to part from it.
+    """Find the characters of a rendered chat at which another prompt is likely to diverge.
 
     `messages` are those that it was rendered from; one that is continued may be missing. A variant
     that the template refuses is left out.

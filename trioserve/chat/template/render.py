@@ -150,7 +150,7 @@ class ChatTemplate:
         found = detect(self.source)
         if self.capabilities.supports_tools:
             return found
-        return attrs.evolve(found, tool_calls=GENERIC_CALLS)  # as it is told to
+        return attrs.evolve(found, tool_calls=GENERIC_CALLS)  # as the prompt asks it to
 
     def render(
         self,
@@ -164,7 +164,7 @@ class ChatTemplate:
 
         `kwargs` are variables of the template, such as ``enable_thinking``. One that is not given
         is not defined, so the template decides. Where the template has no place for tools, the
-        model is told of them by text, and how to call them.
+        prompt describes them as text, and says how to call them.
 
         Raises:
             TemplateError: the template refuses the messages, or does more than it may.
@@ -205,7 +205,7 @@ class ChatTemplate:
     def _adapt(self, messages: Messages, tools: list[Tool]) -> list[tuple[int, Message]]:
         """Give the messages as the template wants them, each with its place in the request.
 
-        The model is told of `tools` by text.
+        The prompt describes `tools` as text.
         """
         placed = list(enumerate(messages))
         if tools:

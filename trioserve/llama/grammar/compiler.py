@@ -334,7 +334,7 @@ class Compiler:
             return _with_stack(lambda: self._compile(key))
 
     def forget(self, owner: str, compiled: CompiledGrammar) -> None:
-        """Compile the grammar anew when it is needed again."""
+        """Compile the grammar again when it is needed."""
         key = owner, compiled.grammar
         with self._lock:
             if self._compiled.get(key) is compiled:

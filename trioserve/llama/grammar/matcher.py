@@ -103,7 +103,7 @@ class CompiledGrammar(Constraint):
         matcher: llguidance's, at the beginning of the grammar; it is copied for each output.
         tokens: the vocabulary.
         pool: makes the masks.
-        on_error: called when llguidance fails, so that the grammar is compiled anew next time.
+        on_error: called when llguidance fails, so that the grammar is compiled again next time.
     """
 
     __slots__ = ("_matcher", "first", "on_error", "pool", "tokens")
@@ -253,7 +253,7 @@ class Matcher:
     def advance(self, token: TokenId) -> Mask:
         """Make the mask that follows a token, or what was forced after it.
 
-        Nobody else uses the matcher meanwhile.
+        No other thread uses the matcher meanwhile.
 
         Raises:
             OutputError: llguidance failed.

@@ -41,7 +41,7 @@ class ModelEntry:
         size: bytes of its files; 0 if unknown.
         version: time and size of the first file, which tell that it was replaced.
         hidden: left out of lists, because another entry has the same file.
-        load_on_startup: loaded before anybody asks for it.
+        load_on_startup: loaded before the first request.
         stop_timeout: seconds that it has to end.
     """
 
@@ -319,7 +319,7 @@ class OneModel(Catalog):
         config: what the command line and the variables say.
         own_args: the command line.
         environ: the variables.
-        load_on_startup: whether it is loaded before anybody asks for it.
+        load_on_startup: whether it is loaded before the first request.
     """
 
     def __init__(

@@ -167,7 +167,7 @@ class Preset:
 
     Attributes:
         options: the flags that it sets.
-        load_on_startup: load the model before anybody asks for it.
+        load_on_startup: load the model before the first request.
         stop_timeout: seconds that the model has to end.
         dedup: hide the model of the cache that has the same file.
     """

@@ -1,7 +1,7 @@
-"""Downloads files: goes on where an earlier download ended, and through lost connections.
+"""Downloads files: resumes an earlier download, and retries when a connection is lost.
 
 The name of a file ends in ``.incomplete`` until all of it is there and its hash is right. Its size
-is what was received, though room is reserved for the rest, so another process can go on from there.
+is what was received, though room is reserved for the rest, so another process can resume it.
 Locks are those of huggingface_hub: one process has a lock, and one task in it.
 """
 
@@ -39,8 +39,8 @@ class PartialFile:
     Args:
         path: where it is until it is whole.
         name: what errors call it.
-        size: how large it will be; None: nobody knows.
-        digest: its SHA-256, or Git's SHA-1, in hexadecimal; None: nobody knows.
+        size: how large it will be; None: unknown.
+        digest: its SHA-256, or Git's SHA-1, in hexadecimal; None: unknown.
 
     Raises:
         HubError: it cannot be opened.
@@ -50,7 +50,7 @@ class PartialFile:
         self.path = path
         self.name = name
         self.size = size
-        self.n_bytes = 0  # that are there, and in the hash
+        self.n_bytes = 0  # received, and in the hash
         self._digest = digest
         self._hash = self._new_hash()
         with disk_errors(path):
@@ -64,11 +64,11 @@ class PartialFile:
             self.restart()
 
     def close(self) -> None:
-        """Close the file. What is there stays."""
+        """Close the file, and keep it."""
         self._file.close()
 
     def read_on(self) -> bool:
-        """Take some more of what was there before into the hash; False when there is no more."""
+        """Hash some more of what was received earlier; False when there is no more."""
         with disk_errors(self.path):
             self._file.seek(self.n_bytes)
             data = self._file.read(_READ_SIZE)
@@ -114,7 +114,7 @@ class PartialFile:
             self.n_bytes += len(chunk)
 
     def restart(self) -> None:
-        """Throw away what is there."""
+        """Throw away what was received."""
         with disk_errors(self.path):
             self._file.truncate(0)
         self._hash = self._new_hash()
@@ -158,7 +158,7 @@ class PartialFile:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into one of ours, which names `path`."""
+    """Raise a `HubError` that names `path` in place of an OSError."""
     try:
         yield
     except OSError as error:
@@ -168,7 +168,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file, of which nobody sees a part."""
+    """Write a small file, which appears at once with all of its text."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -190,13 +190,13 @@ def _gigabytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.2f} GB"
 
 
-#: Seconds between two looks at a lock that somebody else holds.
+#: Seconds between two looks at a lock that another task holds.
 _POLL = 0.2
 
 
 @asynccontextmanager
 async def locked(path: Path, on_wait: Callable[[], None]) -> AsyncIterator[None]:
-    """Hold a lock; `on_wait` is called now and then while somebody else holds it.
+    """Hold a lock; `on_wait` is called now and then while another task holds it.
 
     The system frees it when the process dies. Waiting can be cancelled.
 
@@ -214,7 +214,7 @@ async def locked(path: Path, on_wait: Callable[[], None]) -> AsyncIterator[None]
 
 
 def try_lock(lock: FileLock) -> bool:
-    """Take a lock if nobody has it; otherwise return False."""
+    """Take a lock if it is free; otherwise return False."""
     path = Path(lock.lock_file)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -288,7 +288,7 @@ OnBytes = Callable[[int], None]
 async def open_partial(
     path: Path, file: RemoteFile, on_bytes: OnBytes
 ) -> AsyncIterator[PartialFile]:
-    """Open what there is of a file, hash it, and reserve room for the rest.
+    """Open a partial file, hash it, and reserve room for the rest.
 
     Raises:
         DiskFullError: there is no room for it.
@@ -391,7 +391,7 @@ class _Piece:
 
     @classmethod
     def of(cls, start: int, size: int | None) -> Self:
-        """The next piece of a file of that size; None: to the end, wherever that is."""
+        """The next piece of a file of that size; None: to its end."""
         end = None if size is None else min(start + _MAX_PIECE, size)
         return cls(start, end, is_all=start == 0 and end == size)
 
@@ -414,12 +414,12 @@ class DownloadTarget:
 
     file: RemoteFile
     path: Path
-    incomplete: Path  # where what there is of it is
+    incomplete: Path  # where the partial file is
     lock: Path
     is_there: Callable[[], bool]  # whether all of it is there; blocks
     #: Called when it is there, in a thread.
     on_done: Callable[[], None] = lambda: None
-    #: Whether what there is of it is of the same file for sure.
+    #: Whether the partial file is known to be a part of this file.
     can_resume: bool = True
 
 
@@ -428,7 +428,7 @@ async def download(
 ) -> None:
     """Download what is missing of some files.
 
-    What somebody else downloads, in this process or in another, is waited for.
+    This waits for files that another task downloads, in this process or in another.
 
     Raises:
         HubError: one of its family, which says what is wrong in a sentence.
@@ -449,17 +449,17 @@ async def download(
 async def _open(
     stack: AsyncExitStack, target: DownloadTarget, reporter: Reporter
 ) -> PartialFile | None:
-    """Lock a file and open what there is of it; None if all of it is there."""
+    """Lock a file and open its partial file; None if all of it is there."""
     report, run = partial(reporter, target.file.url), trio.to_thread.run_sync
 
     def watch() -> None:
-        """Report how far somebody else is."""
+        """Report how far the other task is."""
         with suppress(OSError):
             report(target.incomplete.stat().st_size)
 
     if not await run(target.is_there):
         await stack.enter_async_context(locked(target.lock, watch))
-    if await run(target.is_there):  # somebody else got it
+    if await run(target.is_there):  # another task has got it
         report(target.file.size or 0)
         return None
     if not target.can_resume:

@@ -91,8 +91,8 @@ async def pull(
 ) -> HubModel:
     """Bring a model into the cache, or what is missing of it, as the newest commit has it.
 
-    A download that was cancelled, or whose process died, goes on where it ended. If somebody else
-    downloads the same file, in this process or in another, this waits for that.
+    A download that was cancelled, or whose process died, is resumed. This waits for files that
+    another task downloads, in this process or in another.
 
     Args:
         reference: which model.
@@ -190,8 +190,8 @@ async def pull_url(
 ) -> Path:
     """Download the model at an address, unless it is there; returns its first file.
 
-    What is there is taken as it is if the server cannot be reached. The token is for the hub, and
-    goes nowhere else.
+    Files of an earlier download are used if the server cannot be reached. The token is sent to the
+    hub only.
 
     Raises:
         HubError: one of its family, which says what is wrong in a sentence.
@@ -223,7 +223,7 @@ async def _ask(client: HttpClient, url: str, place: Path) -> DownloadTarget:
 def _target_at(url: str, name: str, answer: HubResponse, place: Path) -> DownloadTarget:
     headers, size = answer.headers, answer.length
     linked = headers.get("x-linked-etag", "").strip('"')
-    # What the server says so that others can tell whether the file has changed.
+    # Changes when the file does.
     version = linked or headers.get("etag") or headers.get("last-modified") or ""
     digest = linked if _SHA256.fullmatch(linked) else None
     note = place.with_name(f"{place.name}.etag")
@@ -243,7 +243,7 @@ def _target_at(url: str, name: str, answer: HubResponse, place: Path) -> Downloa
         lock=default_cache_dir() / ".locks" / "urls" / f"{lock}.lock",
         is_there=is_there,
         on_done=partial(write_text, note, version),
-        can_resume=bool(version),  # or what there is may be of another file
+        can_resume=bool(version),  # or the partial file may be of another version
     )
 
 
