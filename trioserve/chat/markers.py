@@ -8,49 +8,16 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import attrs
-
-from trioserve.chat.messages import Messages, has_media
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.chat.messages import MarkedMessages, Messages, has_media
+from trioserve.errors import InvalidRequestError
 from trioserve.types import MediaSource
 
 #: What a prompt is made of: text, and media where they stand in it.
 Parts: TypeAlias = Sequence[str | MediaSource]
-
-
-@attrs.frozen
-class MarkedMessages:
-    """Messages in which markers stand for media, and the media by their markers."""
-
-    messages: Messages
-    media: Mapping[str, MediaSource] = attrs.field(factory=dict)
-
-    def pieces(self, text: str) -> list[str]:
-        """Split a rendered text at its markers: each second piece is one."""
-        if not self.media:
-            return [text]
-        # The markers differ in one number, so that this takes no longer where there are many.
-        pattern = re.sub(r"_\d+__>$", r"_\\d+__>", next(iter(self.media)))
-        return re.split(f"({pattern})", text)
-
-    def split(self, text: str) -> Parts:
-        """Split a rendered text into text and media.
-
-        Raises:
-            UnsupportedFieldError: the template has left media out.
-        """
-        pieces = self.pieces(text)
-        for marker in self.media.keys() - set(pieces):
-            param = self.media[marker].param
-            raise UnsupportedFieldError(
-                f"'{param}' has no place in the chat template of this model.", param=param
-            )
-        return [self.media.get(piece, piece) for piece in pieces if piece]
 
 
 @functools.cache

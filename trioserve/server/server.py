@@ -99,8 +99,7 @@ class Server(EnteredOnce):
         async with (
             self.resources.traced(),
             open_registry(self.config) as self.tools,
-            alongside(self.memory.keep_trim),
-            alongside(self.lifecycle.run),
+            alongside(self.memory.keep_trim, self.lifecycle.run),
         ):
             if not self.sleeping:
                 await self.wake()
@@ -417,7 +416,8 @@ class Server(EnteredOnce):
             NotSupportedError: the server generates no text.
         """
         model = await self.lifecycle.known_model()
-        model.check_generates()
+        if model.pooling is not None:
+            model.check_generates()
         check_copies(n, model.n_slots)
         fields = dict(fields)
         if fields.get("logit_bias") is not None:

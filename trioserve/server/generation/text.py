@@ -36,6 +36,7 @@ from trioserve.server.prompts.text import (
 )
 from trioserve.server.stream import ChatStream, Completion, Stream
 from trioserve.types import (
+    Adapters,
     Constraint,
     GenerationParams,
     Grammar,
@@ -197,7 +198,9 @@ class TextGenerator:
             preserved_tokens: control tokens whose names are a part of the output's text.
             budget: ends reasoning that takes too long.
         """
-        adapters = self._adapters.choose(params.lora)
+        adapters: Adapters = ()
+        if params.lora or self._adapters.infos:
+            adapters = self._adapters.choose(params.lora)
         root = self._sharing.root(adapters, context.client, params.cache_salt)
         constraint = None
         if params.grammar is not None:
@@ -265,7 +268,9 @@ class TextGenerator:
             thinking = thinking_of(
                 self._model.template.format, tail, may_begin=chat.continue_final_message is None
             )
-            grammar = await self._grammar(params.grammar, chat, choice, tail, context)
+            grammar = params.grammar
+            if chat.tools and choice.mode != "none":
+                grammar = await self._grammar(grammar, chat, choice, tail, context)
             if grammar is not None:
                 grammar = self._after_thinking(grammar, thinking, chat)
                 if not grammar.lazy:

@@ -244,11 +244,8 @@ class ModelLifecycle:
                 metrics.model_name = model.info.name
                 metrics.adapters = [Path(one.path).stem for one in loop.adapters]
             telemetry.attach(loop)
-            async with (
-                alongside(dispatcher.run),
-                alongside(services.health.run),
-                alongside(partial(self._note_failure, services)),
-            ):
+            note_failure = partial(self._note_failure, services)
+            async with alongside(dispatcher.run, services.health.run, note_failure):
                 try:
                     yield services
                 finally:

@@ -15,8 +15,14 @@ from typing import Any, TypeAlias, cast
 import structlog
 import trio
 
-from trioserve.chat.markers import MarkedMessages, mark, media_marker
-from trioserve.chat.messages import Messages as ParsedMessages, documents_in, parse_messages
+from trioserve.chat.markers import mark, media_marker
+from trioserve.chat.messages import (
+    MarkedMessages,
+    Messages as ParsedMessages,
+    documents_in,
+    has_media,
+    parse_messages,
+)
 from trioserve.chat.params import ChatParams
 from trioserve.chat.template.budget import Limits, OutOfTimeError
 from trioserve.chat.template.continuation import find_divergence_points, render_continued
@@ -310,9 +316,10 @@ class ChatPrompts:
         """
         if any(map(documents_in, messages)):
             messages = await self.media.read_documents(messages, hold)
+        if not any(has_media(one["content"]) for one in messages):
+            return MarkedMessages(messages)
         marked = await self._workers.offload(lambda _: mark(messages, marker), n_chars(messages))
-        if marked.media:
-            check_kinds(self._model.modalities, marked.media.values())
+        check_kinds(self._model.modalities, marked.media.values())
         return marked
 
     async def load(self, messages: Messages, hold: MemoryReservation) -> ParsedMessages:
