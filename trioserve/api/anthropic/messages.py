@@ -131,10 +131,6 @@ def _refuse_citations(block: Mapping[str, Any], path: str) -> None:
         raise UnsupportedFieldError.at(f"{path}.citations", "is not supported; leave it out.")
 
 
-def _said(block: Mapping[str, Any], path: str) -> list[Part]:
-    return [text_part(text_of(block, path))]
-
-
 # -- images
 
 
@@ -228,7 +224,7 @@ def _unknown_source(kind: str, path: str, *known: str) -> UnsupportedFieldError:
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], str], list[Part]]] = {
-    "text": _said,
+    "text": lambda block, path: [text_part(text_of(block, path))],
     "image": _image,
     "document": _document,
     "search_result": _search_result,

@@ -21,8 +21,11 @@ from trioserve.errors import AuthenticationError, PermissionDeniedError
 # -- API keys: ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic's clients send
 
 
+#: Routes that tell nothing and do nothing: probes may ask them from anywhere.
+OPEN = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
+
 #: Routes that need no key, as in llama-server; and the page, which holds no secrets.
-PUBLIC = frozenset({"/", "/health", "/v1/health", "/health/live", "/health/ready"})
+PUBLIC = OPEN | {"/"}
 
 #: Rules that begin so have an id that stands in for a key: an `EventSource` sends no headers.
 PUBLIC_RULES = "/v1/stream/"
@@ -142,10 +145,6 @@ async def allow_origin(response: Response) -> Response:
 
 
 # -- Requests that other sites' pages cause
-
-
-#: Routes that tell nothing and do nothing: probes may ask them from anywhere.
-OPEN = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
 
 
 def is_loopback(host: str) -> bool:

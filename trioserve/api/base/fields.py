@@ -315,7 +315,7 @@ def boolean(value: Any) -> bool:
     return value
 
 
-@json_type({"type": "string"})
+@json_type(STRING)
 def text(value: Any) -> str:
     """Take a string."""
     if not isinstance(value, str):
@@ -323,7 +323,7 @@ def text(value: Any) -> str:
     return value
 
 
-@json_type({"type": "array", "items": {"type": "string"}})
+@json_type({"type": "array", "items": STRING})
 def strings(value: Any) -> tuple[str, ...]:
     """Take a list of strings."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -345,7 +345,7 @@ def one_of(*choices: str) -> Callable[[Any], str]:
     return read
 
 
-@json_type({"type": "object"})
+@json_type(OBJECT)
 def mapping(value: Any) -> dict[str, Any]:
     """Take an object."""
     if not isinstance(value, dict):
@@ -353,7 +353,15 @@ def mapping(value: Any) -> dict[str, Any]:
     return value
 
 
-@json_type({"type": "array", "items": {"type": "object"}})
+@json_type({**OBJECT, "additionalProperties": STRING})
+def labels(value: Any) -> dict[str, str]:
+    """Take an object whose values are strings."""
+    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
+        raise MismatchError("an object whose values are strings")
+    return value
+
+
+@json_type({"type": "array", "items": OBJECT})
 def objects(value: Any) -> tuple[dict[str, Any], ...]:
     """Take a list of objects."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
@@ -369,6 +377,7 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     str: text,
     tuple[str, ...]: strings,
     dict[str, Any]: mapping,
+    dict[str, str]: labels,
 }
 
 

@@ -6,7 +6,7 @@ A request with `texts` is of the latter kind, one with `documents` of the former
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import attrs
@@ -99,37 +99,34 @@ async def rerank() -> Response:
     repeats = request.return_documents or request.return_text
     size = 32 * len(given) + repeats * sum(map(len, given)) // 32
     if request.texts is not None:
-        return await long_response(lambda: _tei(request, ranking), size)
+        return await long_response(lambda: _results(request, ranking, given), size)
     n_tokens = sum(ranking.n_tokens)
     return await long_response(
         lambda: {
             "model": request.model or server.model.info.name,
             "object": "list",
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-            "results": _jina(request, ranking),
+            "results": _results(request, ranking, given),
         },
         size,
     )
 
 
-def _jina(request: RerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
-    results = []
-    for index in ranking.best(request.top_n):
-        result: dict[str, Any] = {"index": index, "relevance_score": ranking.scores[index]}
-        if request.return_documents and request.documents is not None:
-            result["document"] = {"text": request.documents[index]}
-        results.append(result)
-    return results
-
-
-def _tei(request: RerankRequest, ranking: Ranking) -> list[dict[str, Any]]:
+def _results(
+    request: RerankRequest, ranking: Ranking, given: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Write the scores, the best first."""
+    is_tei = request.texts is not None
     results = []
     for index in ranking.best(request.top_n):
         score = ranking.scores[index]
-        score = score if request.raw_scores else _sigmoid(score)
-        result: dict[str, Any] = {"index": index, "score": score}
-        if request.return_text and request.texts is not None:
-            result["text"] = request.texts[index]
+        if is_tei and not request.raw_scores:
+            score = _sigmoid(score)
+        result: dict[str, Any] = {"index": index, "score" if is_tei else "relevance_score": score}
+        if is_tei and request.return_text:
+            result["text"] = given[index]
+        elif not is_tei and request.return_documents:
+            result["document"] = {"text": given[index]}
         results.append(result)
     return results
 

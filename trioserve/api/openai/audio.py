@@ -215,13 +215,6 @@ def _only_with(name: str, response_format: str) -> InvalidRequestError:
 #: Whisper counts the places of segments in steps of 10 ms.
 _STEPS_PER_SECOND = 100
 
-#: The types of answers that are no JSON, by the `response_format`.
-CONTENT_TYPES: Mapping[str, str] = {
-    "text": "text/plain; charset=utf-8",
-    "srt": "application/x-subrip; charset=utf-8",
-    "vtt": "text/vtt; charset=utf-8",
-}
-
 
 def as_json(transcript: Transcript, request: TranslationRequest) -> dict[str, Any]:
     """Write a transcript as ``json``."""
@@ -342,10 +335,11 @@ def _escaped(text: str) -> str:
     return _line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-AS_TEXT: Mapping[str, Callable[[Transcript], str]] = {
-    "text": as_text,
-    "srt": as_srt,
-    "vtt": as_vtt,
+#: How transcripts are written that are no JSON, by the `response_format`, and of what type.
+AS_TEXT: Mapping[str, tuple[Callable[[Transcript], str], str]] = {
+    "text": (as_text, "text/plain; charset=utf-8"),
+    "srt": (as_srt, "application/x-subrip; charset=utf-8"),
+    "vtt": (as_vtt, "text/vtt; charset=utf-8"),
 }
 
 
@@ -425,8 +419,9 @@ async def _answer(request_class: type[TranslationRequest]) -> Response:
         return await sse.respond(current_request(), events, writer, pings, errors.last_event)
     transcript = await stream.read()
     wanted = request.response_format
-    if (write := AS_TEXT.get(wanted)) is not None:
-        return Response(write(transcript), content_type=CONTENT_TYPES[wanted])
+    if wanted in AS_TEXT:
+        write, content_type = AS_TEXT[wanted]
+        return Response(write(transcript), content_type=content_type)
     write_json = as_verbose_json if wanted == "verbose_json" else as_json
     size = _SEGMENT_SIZE * len(transcript.segments) + len(transcript.probs)
     return await long_response(lambda: write_json(transcript, request), size)

@@ -102,13 +102,6 @@ def _include(value: Any) -> tuple[str, ...]:
     return strings(value)
 
 
-@json_type({"type": "object", "additionalProperties": {"type": "string"}})
-def _metadata(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
-        raise MismatchError("an object whose values are strings")
-    return value
-
-
 @json_type({"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS})
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:
     """Read functions in the flat form that this API has for them. The chat checks the rest."""
@@ -170,7 +163,7 @@ class ResponsesRequest(RequestBody):
     instructions: str | None = None
     max_output_tokens: int | None = field(read=readers.max_tokens, default=None)
     max_tool_calls: int | None = field(read=readers.count, default=None)
-    metadata: dict[str, str] = field(read=_metadata, factory=dict)
+    metadata: dict[str, str] = attrs.field(factory=dict)
     tools: tuple[dict[str, Any], ...] = field(read=_tools, default=())
     tool_choice: str | dict[str, Any] = field(read=_tool_choice, default="auto")
     parallel_tool_calls: bool = True
