@@ -451,3 +451,10 @@ class ServerClosingError(UnavailableError):
 
     def __init__(self, message: str = "The server is shutting down") -> None:
         super().__init__(message)
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first exception in a group, and in the groups in it; of another exception, itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -144,8 +144,6 @@ async def _serve(
     """
     import hypercorn.trio
 
-    from trioserve.api.base.service import Service
-
     app = _make_app(config, status, catalog)
     service: Service | RouterService = app.extensions["trioserve"]
     model = "many" if catalog is not None else config.model_named or "bundled"
@@ -153,9 +151,7 @@ async def _serve(
     hypercorn_config = _hypercorn_config(config, listening)
     async with trio.open_nursery() as watching:
         await watching.start(_until_signal, service, stop)
-        watching.start_soon(_follow_start, service, status)
-        if isinstance(service, Service):
-            watching.start_soon(_follow_sleep, service, status)
+        watching.start_soon(_follow_model, service, status, watching)
         watching.start_soon(_follow_failure, service, status)
         async with trio.open_nursery() as serving:
             await serving.start(
@@ -198,25 +194,22 @@ def _hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hyp
     return made
 
 
-async def _follow_start(service: Service | RouterService, status: StatusPipe) -> None:
+async def _follow_model(
+    service: Service | RouterService, status: StatusPipe, nursery: trio.Nursery
+) -> None:
+    """Tell when the model is in memory, no longer, and again. Garbage is collected from then on."""
     from trioserve.api.base.service import Service
     from trioserve.api.llama.admin import openai_model
-
-    await service.wait_loaded()
-    if isinstance(service, Service):
-        model = service.server.model
-        _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
-        status.tell("ready", info=openai_model(service.server))
-    else:
-        _log.info("ready", models=len(service.fleet.catalog.entries))
-    await keep_collecting(lambda: service.memory.n_held)
-
-
-async def _follow_sleep(service: Service, status: StatusPipe) -> None:
-    """Tell when the model is no longer in memory, and when it is again."""
     from trioserve.server import ServerState
 
     await service.wait_loaded()
+    nursery.start_soon(keep_collecting, lambda: service.memory.n_held)
+    if not isinstance(service, Service):
+        _log.info("ready", models=len(service.fleet.catalog.entries))
+        return
+    model = service.server.model
+    _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
+    status.tell("ready", info=openai_model(service.server))
     told = ServerState.READY
     async for state in service.server.state.eventual_values():
         if state in (ServerState.SLEEPING, ServerState.READY) and state is not told:

@@ -20,14 +20,6 @@ from structlog.typing import EventDict, Processor
 from trioserve.config import Config
 from trioserve.errors import ConfigError
 
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-    "off": logging.CRITICAL,  # which nothing here is
-}
-
 #: The log file, once one was opened. Kept to be closed.
 _file: io.RawIOBase | None = None
 
@@ -136,7 +128,9 @@ def configure(config: Config, stream: TextIO | None = None) -> None:
     file = _open(config.log_file)
     stream = sys.stderr if stream is None else stream
     sink = Sink(stream, "standard error")
-    level = _LEVELS[config.log_level]
+    # Nothing here is critical, so that this level switches all off.
+    name = "CRITICAL" if config.log_level == "off" else config.log_level.upper()
+    level = logging.getLevelNamesMapping()[name]
     is_auto, is_terminal = config.log_format == "auto", stream.isatty()
     pretty = is_terminal if is_auto else config.log_format == "pretty"
     shared: list[Processor] = [structlog.contextvars.merge_contextvars]

@@ -36,7 +36,7 @@ from hypercorn.trio.tcp_server import TCPServer
 
 from trioserve.api.base import errors, sse
 from trioserve.api.base.app_state import NAME, AppState
-from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError
+from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError, first_error
 
 if TYPE_CHECKING:
     from hypercorn.events import Event
@@ -153,7 +153,7 @@ class TCPConnection(TCPServer):
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client went away
         except* Exception as group:
-            _log.warning("connection failed", error=repr(_first(group)))
+            _log.warning("connection failed", error=repr(first_error(group)))
         finally:
             await self._close()
 
@@ -239,12 +239,6 @@ def _state_in(app: Any) -> AppState | None:
     """The state of an app as Hypercorn wraps it, if it is one of ours."""
     extensions: dict[str, Any] = getattr(getattr(app, "app", None), "extensions", {})
     return extensions.get(NAME)
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 # -- file descriptors

@@ -13,7 +13,7 @@ import trio
 from trioserve.cli.address import Address, take_url
 from trioserve.config import Config, logs
 from trioserve.config.parse import parse
-from trioserve.errors import ConfigError, TrioServeError
+from trioserve.errors import ConfigError, TrioServeError, first_error
 from trioserve.models import gguf, resolve
 from trioserve.models.catalog import Catalog, OneModel
 from trioserve.models.fetch import is_local
@@ -33,6 +33,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         TrioServeError: models cannot be served here, or the client has sent what no client sends.
     """
     try:
+        from trioserve.mcp_server.models import models_of_server
         from trioserve.mcp_server.stdio import taken
     except ImportError as error:
         raise ConfigError(
@@ -46,17 +47,16 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if url is None:
         models = _own(parsed.config, words, environ)
     else:
-        models = _of_server(Address.of(url, parsed.config), parsed.config)
+        address, api_key = Address.of(url, parsed.config), next(iter(parsed.config.api_keys), None)
+        models = models_of_server(address.url, socket_path=address.socket_path, api_key=api_key)
     failure: BaseException | None = None
     with taken() as (stdin, stdout):
         try:
             trio.run(_serve, models, stdin, stdout)
         except* TrioServeError as group:
             failure = group
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
     if failure is not None:
-        raise failure
+        raise first_error(failure)
     return 0
 
 
@@ -74,14 +74,6 @@ def _own(
         catalog = OneModel(config, words, environ, load_on_startup=False)
     return models_of_catalog(
         catalog, max_models=config.models_max, max_memory=config.models_memory * 2**20
-    )
-
-
-def _of_server(address: Address, config: Config) -> AbstractAsyncContextManager[ModelSource]:
-    from trioserve.mcp_server.models import models_of_server
-
-    return models_of_server(
-        address.url, socket_path=address.socket_path, api_key=next(iter(config.api_keys), None)
     )
 
 

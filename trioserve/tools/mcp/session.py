@@ -29,7 +29,7 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from trioserve._version import __version__
-from trioserve.errors import ToolServerError, ToolTimeoutError, TrioServeError
+from trioserve.errors import ToolServerError, ToolTimeoutError, TrioServeError, first_error
 from trioserve.tools.mcp.entries import Entry, StdioEntry
 from trioserve.tools.mcp.http import SESSION_LOST, http_streams
 from trioserve.tools.mcp.stdio import TRANSPORT_FAILED, stdio_streams, without_surrogates
@@ -238,7 +238,7 @@ async def with_session(
         if others is not None:  # cancelled, or the like
             raise others from None
         assert errors is not None
-        raise _server_error(_first_error(errors)) from None
+        raise _server_error(first_error(errors)) from None
     except Exception as error:
         raise _server_error(error) from None
 
@@ -306,12 +306,6 @@ def _is_tool(tool: Any) -> bool:
 def _has_ended(error: MCPError) -> bool:
     """Whether this is the SDK's error for an end: servers use the code for errors of their own."""
     return (error.code, error.message) in _ENDS
-
-
-def _first_error(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _server_error(error: BaseException) -> ToolServerError:
