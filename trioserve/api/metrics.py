@@ -9,10 +9,20 @@ from prometheus_client import Metric
 
 from trioserve.api.base.app_state import AppState
 from trioserve.api.sessions import Sessions
+from trioserve.config import Config
+from trioserve.errors import NotSupportedError
 from trioserve.server.observers.metrics import gauge, prometheus_text, render_process, total
 
 #: The type of what `render` writes.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def check(config: Config) -> None:
+    """Raise NotSupportedError if clients may not see metrics."""
+    if not config.metrics_endpoint:
+        raise NotSupportedError(
+            "This server does not support metrics endpoint. Start it with `--metrics`"
+        )
 
 
 async def render(state: AppState) -> bytes:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
+from trioserve.api import metrics
 from trioserve.api.base import sse, vendors
 from trioserve.api.base.app_state import is_unknown
 from trioserve.api.router import proxy
@@ -35,8 +36,6 @@ _LIST_PATIENCE = 2.0
 
 #: A request that costs nothing.
 _ANYTHING: Sent = ("GET", "/health/live", (), b"")
-
-_TEXT = ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),)
 
 _READS = ("GET", "HEAD")
 
@@ -152,13 +151,14 @@ class Routes:
     async def _metrics(self, request: Incoming) -> IngressReply:
         """Write the metrics of all replicas of one model, or of all, each with its labels."""
         texts = []
+        headers = [(b"content-type", metrics.CONTENT_TYPE.encode())]
         for target in self._measured(request):
             for name, reply in await self._broadcast(target, request):
                 if reply.status != 200:
                     return reply
                 labels = ",".join((label("model_name", target.name), label(_REPLICA, name)))
                 texts.append((labels, reply.body.decode()))
-        return IngressReply(headers=_TEXT, body=merged(texts).encode())
+        return IngressReply(headers=headers, body=merged(texts).encode())
 
     async def _snapshot(self, request: Incoming) -> IngressReply:
         """Gather the snapshots of all replicas of one model, or of all."""
@@ -172,10 +172,7 @@ class Routes:
 
     def _measured(self, request: Incoming) -> Iterable[ModelTarget]:
         """The models whose metrics are asked for. Raises NotSupportedError: there are none."""
-        if not self._config.metrics_endpoint:
-            raise NotSupportedError(
-                "This server does not support metrics endpoint. Start it with `--metrics`"
-            )
+        metrics.check(self._config)
         return [self._targets.of(request)] if request.args.get("model") else self._targets
 
     async def _broadcast(

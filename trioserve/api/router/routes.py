@@ -22,7 +22,6 @@ from trioserve.api.router.service import RouterService, current_fleet, current_r
 from trioserve.errors import (
     InvalidRequestError,
     NotFoundError,
-    NotSupportedError,
     UnknownModelError,
 )
 from trioserve.models.catalog import ModelEntry, Source
@@ -155,10 +154,7 @@ def _question() -> Outgoing:
 
 def _router_with_metrics() -> RouterService:
     router = current_router()
-    if not router.config.metrics_endpoint:
-        raise NotSupportedError(
-            "This server does not support metrics endpoint. Start it with `--metrics`"
-        )
+    base_metrics.check(router.config)
     return router
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
 import trio
@@ -56,8 +55,8 @@ class RouterService(AppState):
         self._fleet: Fleet | None = None
         self._tools: ToolRegistry | None = None
         self._downloads: Downloads | None = None
-        self._summaries: dict[tuple[Path, object], GgufSummary | None] = {}
-        self._modalities: dict[str, tuple[ModelEntry, Modalities]] = {}
+        self._summaries: dict[ModelEntry, GgufSummary | None] = {}
+        self._modalities: dict[ModelEntry, Modalities] = {}
 
     @property
     def fleet(self) -> Fleet:
@@ -97,24 +96,20 @@ class RouterService(AppState):
         """What the file of a model says; None when it is not there, or broken. Remembered."""
         if entry.path is None:
             return None
-        key = (entry.path, entry.version)
-        if key not in self._summaries:
+        if entry not in self._summaries:
             try:
-                self._summaries[key] = await trio.to_thread.run_sync(describe, entry.path)
+                self._summaries[entry] = await trio.to_thread.run_sync(describe, entry.path)
             except ModelLoadError:
-                self._summaries[key] = None
-        return self._summaries[key]
+                self._summaries[entry] = None
+        return self._summaries[entry]
 
     async def modalities_of(self, entries: Iterable[ModelEntry]) -> Mapping[str, Modalities]:
         """What models take beside text, by their files, which need not be there. Remembered."""
         entries = list(entries)
-        known = {name: entry for name, (entry, _) in self._modalities.items()}
-        new = [one for one in entries if known.get(one.name) != one]
-        if new:
+        if new := [one for one in entries if one not in self._modalities]:
             found = await trio.to_thread.run_sync(lambda: [_modalities_of(one) for one in new])
-            for one, modalities in zip(new, found, strict=True):
-                self._modalities[one.name] = one, modalities
-        return {one.name: self._modalities[one.name][1] for one in entries}
+            self._modalities.update(zip(new, found, strict=True))
+        return {one.name: self._modalities[one] for one in entries}
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         async with (
