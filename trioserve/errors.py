@@ -31,6 +31,13 @@ class TrioServeError(Exception):
         self.param = param
         self.retry_after = retry_after
 
+    def again(self) -> Self:
+        """The same error, to raise in another task: this one keeps the frames it went through."""
+        other = type(self).__new__(type(self), *self.args)
+        other.__dict__.update(self.__dict__)
+        other.__cause__ = self.__cause__
+        return other
+
 
 # -- requests that were running and ended badly, because of the engine or of others
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import trio
@@ -19,7 +19,7 @@ KINDS = [EventFdBridge, SocketPairBridge] if hasattr(os, "eventfd") else [Socket
 
 
 @pytest.fixture(params=KINDS)
-def bridge(request: pytest.FixtureRequest) -> Iterator[Bridge]:
+async def bridge(request: pytest.FixtureRequest) -> AsyncIterator[Bridge]:
     bridge: Bridge = request.param()
     yield bridge
     bridge.close()
@@ -55,7 +55,38 @@ async def test_a_cancelled_wait_keeps_the_ring(bridge: Bridge) -> None:
         await bridge.wait()
 
 
-def test_the_best_bridge_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_ring_that_comes_too_late_is_lost(kind: Callable[[], Bridge]) -> None:
+    bridge = kind()
+    bridge.close()
+    other = os.eventfd(0, os.EFD_NONBLOCK) if hasattr(os, "eventfd") else None
+    bridge.notify()
+    if other is not None:  # it has the number that the bridge had
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(other)
+        os.close(other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_who_waits_for_a_ring_hears_of_the_end(kind: Callable[[], Bridge]) -> None:
+    bridge = kind()
+
+    async def wait() -> None:
+        with pytest.raises(trio.ClosedResourceError):
+            await bridge.wait()
+        heard.append(True)
+
+    heard: list[bool] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        bridge.close()
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert heard
+
+
+async def test_the_best_bridge_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     best = open_bridge()
     best.close()
     assert type(best) is KINDS[0]

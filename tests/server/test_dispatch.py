@@ -282,6 +282,40 @@ async def test_a_call_returns_what_its_function_does(
     assert made == [5], "a request that has left is not waited for"
 
 
+async def test_a_mailbox_has_one_reader(engine: Engine, dispatcher: Dispatcher) -> None:
+    mailbox = dispatcher.open(1, 1)
+    refused: list[bool] = []
+
+    async def take() -> None:
+        try:
+            await mailbox.take()
+        except trio.BusyResourceError:
+            refused.append(True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        nursery.start_soon(take)
+        await wait_all_tasks_blocked()
+        assert refused == [True]
+        nursery.cancel_scope.cancel()
+
+
+async def test_each_reader_has_an_error_of_its_own(engine: Engine, dispatcher: Dispatcher) -> None:
+    mailboxes = [dispatcher.open(1, 1), dispatcher.open(2, 1)]
+    engine.failure = EngineError("broken")
+    engine.failure.__cause__ = KeyError("why")
+    raised = []
+    async with running(dispatcher):
+        await engine.say()
+    for mailbox in mailboxes:
+        with pytest.raises(EngineError, match="broken") as caught:
+            await dispatcher.take(mailbox)
+        assert caught.value.__cause__ is engine.failure.__cause__
+        raised.append(caught.value)
+    assert len({id(one) for one in (*raised, engine.failure)}) == 3
+    assert engine.failure.__traceback__ is None
+
+
 async def test_no_call_waits_for_an_engine_that_stops(
     engine: Engine, dispatcher: Dispatcher
 ) -> None:

@@ -274,8 +274,7 @@ class EngineLoop(abc.ABC):
     def check_works(self) -> None:
         """Raise EngineError if the engine has failed."""
         if self.failure is not None:
-            # Another one each time: an exception keeps the frames that it was raised through.
-            raise EngineError(self.failure.message) from self.failure.__cause__
+            raise self.failure.again()
 
     def check_media(self, prompt: Prompt, param: str) -> None:
         """Refuse media that a model does not take, or not at once. From any thread.

@@ -58,7 +58,10 @@ class Bridge(Protocol):
         """
 
     def close(self) -> None:
-        """Give the descriptors back. Nobody may ring or wait any more."""
+        """Give the descriptors back, on the event loop. Who waits gets a ClosedResourceError.
+
+        A ring that comes later is lost.
+        """
 
 
 class EventFdBridge:
@@ -82,7 +85,9 @@ class EventFdBridge:
         os.eventfd_read(self._fd)
 
     def close(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1  # a ring that comes too late is for no other file
+        trio.lowlevel.notify_closing(fd)
+        os.close(fd)
 
 
 class SocketPairBridge:
@@ -97,8 +102,8 @@ class SocketPairBridge:
         self._writer.setblocking(False)
 
     def notify(self) -> None:
-        # When the buffer is full of rings that nobody answered yet, one more adds nothing.
-        with contextlib.suppress(BlockingIOError):
+        # When the buffer is full of rings, one more adds nothing; when it is closed, no ring does.
+        with contextlib.suppress(OSError):
             self._writer.send(b"\0")
 
     async def wait(self) -> None:
@@ -106,6 +111,7 @@ class SocketPairBridge:
         self._reader.recv(65536)
 
     def close(self) -> None:
+        trio.lowlevel.notify_closing(self._reader)
         self._reader.close()
         self._writer.close()
 
@@ -215,10 +221,13 @@ class Mailbox:
 
         Raises:
             TrioServeError: what `fail` was called with.
+            BusyResourceError: another task waits here.
         """
         if not self.is_empty:
             await trio.lowlevel.checkpoint()
         while self.is_empty:
+            if self._reader:
+                raise trio.BusyResourceError("another task reads this request")
             await self._reader.park()
         if self._error is not None:
             raise self._error
@@ -383,7 +392,7 @@ class Dispatcher:
         """Tell whoever still waits for the engine that it has failed."""
         for mailbox in self._mailboxes.values():
             if not mailbox.ended:
-                mailbox.fail(error)
+                mailbox.fail(error.again())
         for call in self._calls:
             call.set()
         self.failed.set()

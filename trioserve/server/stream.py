@@ -102,7 +102,7 @@ class Stream:
             await self._wait_until_due()
         event = self._unread.pop()
         if isinstance(event, Failed):
-            raise event.error
+            raise event.error.again()
         if isinstance(event, Finished):
             self.finished = event
         elif isinstance(event, Chunk):

@@ -67,7 +67,7 @@ class Service(AppState):
         if self._server is not None:
             return self._server
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.again()
         if self._stopping:
             raise ServerClosingError
         raise ModelLoadingError

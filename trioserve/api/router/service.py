@@ -68,7 +68,7 @@ class RouterService(AppState):
             TrioServeError: `failure`, when there is one.
         """
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.again()
         if self._stopping:
             raise ServerClosingError
         if self._fleet is None:

@@ -414,8 +414,7 @@ class ModelLifecycle:
         with deadline_scope(deadline):
             await start.waiting.park()
         if start.error is not None:
-            # Another one for each: an exception keeps the frames that it was raised through.
-            raise type(start.error)(start.error.message) from start.error
+            raise start.error.again()
         start.waiting.unpark()
 
     async def end(self) -> None:
