@@ -30,7 +30,7 @@ from trioserve.chat.formats.syntax import (
     Step,
     ToolCalls,
 )
-from trioserve.chat.grammar.arguments import ElementWriter, LiteralWriter, ParameterWriter
+from trioserve.chat.grammar.arguments import LiteralWriter, ParameterWriter, write_elements
 from trioserve.chat.grammar.schemas import (
     ANYTHING,
     Part,
@@ -390,7 +390,7 @@ class _MarkerWriter:
             case Literals():
                 return LiteralWriter(rules, step).write(arguments)
             case Elements():
-                return ElementWriter(rules, step).write(arguments)
+                return write_elements(rules, step, arguments)
             case JsonContent() | Choice():
                 raise AssertionError("these steps are no part of a call")
         assert_never(step)

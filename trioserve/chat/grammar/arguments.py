@@ -158,43 +158,40 @@ def _attributes(text_attribute: str, part: Part) -> list[str]:
 # -- elements of XML
 
 
-class ElementWriter:
-    """Writes arguments as elements: text as it is, and anything else as JSON."""
+def write_elements(rules: Rules, syntax: Elements, part: Part) -> str:
+    """Write all the arguments of a function, and the end of the element around them.
 
-    def __init__(self, rules: Rules, syntax: Elements) -> None:
-        self._rules = rules
-        self._syntax = syntax
+    Text is written as it is, and anything else as JSON.
 
-    def write(self, part: Part) -> str:
-        """Write all the arguments of a function, and the end of the element around them.
+    Raises:
+        InvalidRequestError: their schema cannot be enforced.
+    """
+    content = object_of(part)
+    if content.others is not None:
+        raise part.refuse("with this model, 'additionalProperties' must be false")
+    members = [
+        (_element(rules, syntax.mark, key, value), needed) for key, value, needed in content.members
+    ]
+    end = rules.marker(f"{syntax.mark}</{syntax.parent}>")
+    return sequence(write_members(rules, members, "", rules.space), rules.space, end)
 
-        Raises:
-            InvalidRequestError: their schema cannot be enforced.
-        """
-        rules, syntax, content = self._rules, self._syntax, object_of(part)
-        if content.others is not None:
-            raise part.refuse("with this model, 'additionalProperties' must be false")
-        members = [(self._element(key, value), needed) for key, value, needed in content.members]
-        end = rules.marker(f"{syntax.mark}</{syntax.parent}>")
-        return sequence(write_members(rules, members, "", rules.space), rules.space, end)
 
-    def _element(self, key: str, part: Part) -> str:
-        rules, mark = self._rules, self._syntax.mark
-        if not key or len(key) > _MAX_KEY or ">" in key or key.startswith("/"):
-            raise part.refuse("this model cannot write such a name")
-        end = f"{mark}</{key}>"
-        ways = []
-        if part.is_text is not False:
-            body = _text_body(part, end, like_json=part.is_text is True)
-            if body and part.is_text is None:  # or it might begin with another element
-                body = rf"{body} & /[^\{mark[0]}]*/"
-            if body:
-                ways.append(rules.text(body, end))
-        if part.is_text is not True:
-            ways.append(sequence(rules.schema(part.without_strings, part.param), rules.marker(end)))
-        if not ways:
-            raise part.refuse("there is no value that this model can write")
-        return rules.rule(sequence(rules.marker(f"{mark}<{key}>"), choice(ways)))
+def _element(rules: Rules, mark: str, key: str, part: Part) -> str:
+    if not key or len(key) > _MAX_KEY or ">" in key or key.startswith("/"):
+        raise part.refuse("this model cannot write such a name")
+    end = f"{mark}</{key}>"
+    ways = []
+    if part.is_text is not False:
+        body = _text_body(part, end, like_json=part.is_text is True)
+        if body and part.is_text is None:  # or it might begin with another element
+            body = rf"{body} & /[^\{mark[0]}]*/"
+        if body:
+            ways.append(rules.text(body, end))
+    if part.is_text is not True:
+        ways.append(sequence(rules.schema(part.without_strings, part.param), rules.marker(end)))
+    if not ways:
+        raise part.refuse("there is no value that this model can write")
+    return rules.rule(sequence(rules.marker(f"{mark}<{key}>"), choice(ways)))
 
 
 # -- literals

@@ -153,7 +153,8 @@ class Meter:
                 levels = child_levels
         if depth + levels >= max_depth:
             raise TemplateError("A value is nested too deeply.")
-        self.check_size(size)
+        if size > self.max_value:
+            self.check_size(size)
         self._known[id(value)] = size, levels + 1, value
         return size, levels + 1
 
@@ -164,8 +165,10 @@ class Meter:
         self.tick()
         kind = type(value)
         if kind is str:
-            self.check_size(SCALAR + len(value))
-            self.made(SCALAR + len(value))
+            size = SCALAR + len(value)
+            if size > self.max_value:
+                self.check_size(size)
+            self.made(size)
         elif kind is bool or kind is range or value is None:
             pass  # always small
         elif kind is int:
@@ -238,8 +241,9 @@ def require(condition: bool, problem: str) -> None:
 
 def _check_is_json(value: object) -> None:
     if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise TemplateError("The keys of an object must be strings.")
+        for key in value:
+            if not isinstance(key, str):
+                raise TemplateError("The keys of an object must be strings.")
     elif isinstance(value, int):
         if abs(value) >= MAX_INPUT_INT:
             raise TemplateError("A number is too large.")

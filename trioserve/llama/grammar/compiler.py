@@ -2,8 +2,8 @@
 
 A grammar is compiled once, by whatever thread asks for it, and remembered. What llguidance cannot
 enforce is refused: no output may look as if a grammar held where it did not. So is what takes too
-much: a GBNF or a regular expression of more than 65,536 characters, a schema beyond the bounds of
-`json_schema`, and what fails its `trial`.
+much: a GBNF or a regular expression of more than 65,536 characters, a schema beyond the
+bounds below, and what fails its `trial`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trioserve.types import Grammar, TokenId
 _MAX_TEXT = 2**18  # characters
 _MAX_REQUIRED = 2500  # names in all lists of required properties; the time grows with their square
 #: The time to compile grows with the square of this: 0.7 s for so many properties in one object.
-#: Compiling recurses too, see `compiler.STACK`.
+#: Compiling recurses too, see `STACK`.
 _MAX_SCHEMAS = 2500
 _LOCATE_SECONDS = 0.25
 
@@ -54,30 +54,37 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLES = ("items", "additionalItems", "additionalProperties")
 
 
-class SchemaError(Exception):
-    """The schema cannot be used. The message is a part of a sentence."""
+class _UnusableError(Exception):
+    """The grammar cannot be used. The message is a part of a sentence.
 
-    def __init__(self, problem: str, path: str = "") -> None:
+    Args:
+        problem: what is wrong.
+        path: where, in a schema.
+        param: which field of the request it is, if it is not that of the grammar.
+    """
+
+    def __init__(self, problem: str, path: str = "", param: str = "") -> None:
         super().__init__(f"{problem}, at {path}" if path else problem)
+        self.param = param
 
 
 def read_schema(text: str) -> Any:
     """Read the JSON of a schema, and check it: 262,144 characters, and nested 100 deep, at most.
 
     Raises:
-        SchemaError: it is not JSON, too large, or has an unsupported keyword.
+        _UnusableError: it is not JSON, too large, or has an unsupported keyword.
     """
     if len(text) > _MAX_TEXT:
-        raise SchemaError(f"it has {len(text)} characters, more than {_MAX_TEXT}")
+        raise _UnusableError(f"it has {len(text)} characters, more than {_MAX_TEXT}")
     try:
         schema = json.loads(text)
     except RecursionError:
-        raise SchemaError("it is nested too deeply") from None
+        raise _UnusableError("it is nested too deeply") from None
     except ValueError as error:
-        raise SchemaError(f"it is not JSON: {error}") from None
+        raise _UnusableError(f"it is not JSON: {error}") from None
     check_schema(schema)
     if schema is False:
-        raise SchemaError("nothing can follow it", "#")
+        raise _UnusableError("nothing can follow it", "#")
     return {} if schema is True else schema
 
 
@@ -85,25 +92,25 @@ def check_schema(schema: Any) -> None:
     """Check the bounds of a schema, and that all its keywords can be enforced.
 
     Raises:
-        SchemaError: it is too large, or has an unsupported keyword; the message names the
+        _UnusableError: it is too large, or has an unsupported keyword; the message names the
             place.
     """
     if is_too_deep(schema):
-        raise SchemaError(f"it is nested more than {MAX_DEPTH} deep")
+        raise _UnusableError(f"it is nested more than {MAX_DEPTH} deep")
     if not isinstance(schema, dict | bool):
-        raise SchemaError("a schema is an object or a boolean", "#")
+        raise _UnusableError("a schema is an object or a boolean", "#")
     n_required = 0
     for count, (path, part) in enumerate(_walk(schema)):
         if count == _MAX_SCHEMAS:
-            raise SchemaError(f"it has more than {_MAX_SCHEMAS} schemas in it")
+            raise _UnusableError(f"it has more than {_MAX_SCHEMAS} schemas in it")
         required = part.get("required") if isinstance(part, dict) else None
         n_required += len(required) if isinstance(required, list) else 0
         if n_required > _MAX_REQUIRED:
-            raise SchemaError(f"it requires more than {_MAX_REQUIRED} properties")
+            raise _UnusableError(f"it requires more than {_MAX_REQUIRED} properties")
         for keyword in part if isinstance(part, dict) else ():
             if keyword in _UNSUPPORTED:
                 place = f"{path}/{_escape(keyword)}"
-                raise SchemaError(f"the keyword '{keyword}' is not supported", place)
+                raise _UnusableError(f"the keyword '{keyword}' is not supported", place)
 
 
 def locate(schema: Any, problem: str, ask: Callable[[Any], str]) -> str:
@@ -163,14 +170,6 @@ def _escape(name: str) -> str:
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}/&~#\-]")
 
 
-class ToolSchemaError(Exception):
-    """The schema of a tool cannot be used: the message says why, and `param` which tool's it is."""
-
-    def __init__(self, param: str, problem: str) -> None:
-        super().__init__(problem)
-        self.param = param
-
-
 def tools_to_lark(
     source: str, control: Mapping[str, TokenId], ends: frozenset[TokenId], options: Any
 ) -> str:
@@ -183,7 +182,7 @@ def tools_to_lark(
         options: llguidance's, for JSON.
 
     Raises:
-        ToolSchemaError: a schema cannot be enforced.
+        _UnusableError: a schema cannot be enforced.
     """
     parts = json.loads(source)
     for entry in parts["checks"]:
@@ -204,23 +203,23 @@ def blame(source: str, attempt: Callable[[Any], object]) -> None:
 
     Args:
         source: the grammar.
-        attempt: compiles a schema, or raises SchemaError.
+        attempt: compiles a schema, or raises _UnusableError.
 
     Raises:
-        ToolSchemaError: for that schema.
+        _UnusableError: for that schema.
     """
     for entry in json.loads(source)["schemas"].values():
         try:
             attempt(_checked(entry))
-        except SchemaError as error:
-            raise ToolSchemaError(entry["param"], str(error)) from None
+        except _UnusableError as error:
+            raise _UnusableError(str(error), param=entry["param"]) from None
 
 
 def _checked(entry: Mapping[str, Any]) -> Any:
     try:
         return read_schema(json.dumps(entry["schema"]))
-    except SchemaError as error:
-        raise ToolSchemaError(entry["param"], str(error)) from None
+    except _UnusableError as error:
+        raise _UnusableError(str(error), param=entry["param"]) from None
 
 
 def _marker(text: str, control: Mapping[str, TokenId], ends: frozenset[TokenId]) -> str:
@@ -365,9 +364,10 @@ class Compiler:
                 trial.run(text, _LIMITS)
             with self._compiling:
                 return self._find(key) or self._compile_text(key, text)
-        except ToolSchemaError as error:
-            raise _invalid(attrs.evolve(grammar, param=error.param), str(error)) from error
-        except (gbnf.GbnfError, SchemaError, trial.TrialError, _RefusedError) as error:
+        except _UnusableError as error:
+            param = error.param or grammar.param
+            raise _invalid(attrs.evolve(grammar, param=param), str(error)) from error
+        except (gbnf.GbnfError, trial.TrialError) as error:
             raise _invalid(grammar, str(error)) from error
         except EngineError as error:
             problem = error.message.removeprefix("The grammar cannot be followed: ")
@@ -385,7 +385,7 @@ class Compiler:
                 control, ends = self._tokens.control, self._tokens.ends
                 return _lark_text(tools_to_lark(source, control, ends, _JSON_OPTIONS))
         if (size := len(source)) > _MAX_SOURCE:
-            raise _RefusedError(f"it has {size} characters, more than {_MAX_SOURCE}")
+            raise _UnusableError(f"it has {size} characters, more than {_MAX_SOURCE}")
         if grammar.kind == "regex":
             return str(LLMatcher.grammar_from_regex(source))
         return _lark_text(gbnf.to_lark(source, self._tokens.in_lark))
@@ -415,20 +415,16 @@ def _size_of(grammar: Grammar) -> int:
     return 2 * 10**5 + 50 * len(grammar.source)
 
 
-class _RefusedError(Exception):
-    """llguidance cannot use the grammar. The message is a part of a sentence."""
-
-
 def _new_matcher(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
 
 
 def _schema_text(schema: Any) -> str:
-    """Write a checked schema as llguidance reads it. Raises SchemaError."""
+    """Write a checked schema as llguidance reads it. Raises _UnusableError."""
     try:
         return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS))
     except ValueError as error:  # numbers that JSON does not have
-        raise SchemaError(brief(str(error))) from error
+        raise _UnusableError(brief(str(error))) from error
 
 
 def _lark_text(lark: str) -> str:
@@ -439,9 +435,7 @@ def _explain(grammar: Grammar, problem: str, tokenizer: LLTokenizer) -> NoReturn
     """Raise for a grammar that llguidance refuses; the message names the place if it is a schema.
 
     Raises:
-        SchemaError: the schema cannot be used.
-        ToolSchemaError: the schema of a tool cannot be used.
-        _RefusedError: the grammar of another kind cannot be used.
+        _UnusableError: always.
     """
 
     def ask(schema: Any) -> str:
@@ -449,13 +443,13 @@ def _explain(grammar: Grammar, problem: str, tokenizer: LLTokenizer) -> NoReturn
 
     def attempt(schema: Any) -> None:
         if problem := ask(schema):
-            raise SchemaError(brief(problem), locate(schema, problem, ask))
+            raise _UnusableError(brief(problem), locate(schema, problem, ask))
 
     if grammar.kind == "tools":
         blame(grammar.source, attempt)
     elif grammar.kind == "json_schema":
         attempt(read_schema(grammar.source))
-    raise _RefusedError(brief(problem))
+    raise _UnusableError(brief(problem))
 
 
 def _invalid(grammar: Grammar, problem: str) -> InvalidRequestError:

@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 import attrs
 import structlog
@@ -26,7 +25,7 @@ import trio
 from filelock import FileLock, Timeout
 
 from trioserve.errors import DiskFullError, HashMismatchError, HubError, HubUnavailableError
-from trioserve.models.hub.client import HttpClient, HubResponse, RemoteFile
+from trioserve.models.hub.client import HttpClient, RemoteFile
 
 _READ_SIZE = 16 * 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -365,47 +364,25 @@ async def _receive(
     Raises:
         HubUnavailableError: that did not come, or not all of it.
     """
-    start = partial.n_bytes
-    piece = _Piece.of(start, partial.size)
-    async with client.get(file.url, piece.headers) as answer:
-        if start and answer.status in (200, 206, 416) and not piece.is_in(answer):
+    start, size = partial.n_bytes, partial.size
+    piece_end = None if size is None else min(start + _MAX_PIECE, size)
+    headers = {}
+    if start or piece_end != size:
+        headers["Range"] = f"bytes={start}-{'' if piece_end is None else piece_end - 1}"
+    async with client.get(file.url, headers) as answer:
+        found = answer.headers.get("content-range", "")
+        is_piece = answer.status == 206 and found.startswith(f"bytes {start}-")
+        if start and answer.status in (200, 206, 416) and not is_piece:
             await trio.to_thread.run_sync(partial.restart)
             if answer.status != 200:
                 raise HubUnavailableError(f"{file.name} cannot be continued at byte {start}.")
         client.check(answer, file.name)
-        end = piece.end if answer.status == 206 else partial.size
+        end = piece_end if answer.status == 206 else size
         while batch := await answer.batch():
             await trio.to_thread.run_sync(partial.write, batch)
             on_bytes(partial.n_bytes)
     if end is not None and partial.n_bytes < end:
         raise HubUnavailableError(f"{file.name} ended early.")
-
-
-@attrs.frozen
-class _Piece:
-    """A part of a file that is asked for at once: from `start` to before `end`."""
-
-    start: int
-    end: int | None
-    is_all: bool
-
-    @classmethod
-    def of(cls, start: int, size: int | None) -> Self:
-        """The next piece of a file of that size; None: to its end."""
-        end = None if size is None else min(start + _MAX_PIECE, size)
-        return cls(start, end, is_all=start == 0 and end == size)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        if self.is_all:
-            return {}
-        last = "" if self.end is None else self.end - 1
-        return {"Range": f"bytes={self.start}-{last}"}
-
-    def is_in(self, answer: HubResponse) -> bool:
-        """Whether an answer is this piece, and not another one, or all of the file."""
-        found = answer.headers.get("content-range", "")
-        return answer.status == 206 and found.startswith(f"bytes {self.start}-")
 
 
 @attrs.frozen(kw_only=True)
