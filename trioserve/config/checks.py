@@ -146,9 +146,11 @@ idle_seconds = _must(
 def check_each(config: Config) -> None:
     """Run the checks of single fields; of a tuple, each value is checked."""
     for field in attrs.fields(type(config)):
-        check, value = field.metadata.get("check"), getattr(config, field.name)
-        if check is not None and value is not None:
-            for each in value if isinstance(value, tuple) else (value,):
+        if (check := field.metadata.get("check")) is None:
+            continue
+        value = getattr(config, field.name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if each is not None:
                 check(each, field.name)
 
 
@@ -259,7 +261,5 @@ def _conflicts_of_drafts(config: Config) -> Iterator[tuple[object, str]]:
         return
     yield "draft-simple" in config.spec_type, "spec_type 'draft-simple' needs spec_draft_model"
     for field in attrs.fields(type(config)):
-        yield (
-            field.name.startswith("spec_draft") and getattr(config, field.name) != field.default,
-            f"{field.name} has no effect without spec_draft_model",
-        )
+        if field.name.startswith("spec_draft") and getattr(config, field.name) != field.default:
+            yield True, f"{field.name} has no effect without spec_draft_model"
