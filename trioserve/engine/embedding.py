@@ -114,8 +114,7 @@ class EmbeddingState(QueuedRequest):
     task: EmbeddingTask
 
     def __init__(self, task: EmbeddingTask) -> None:
-        super().__init__()
-        self.task = task
+        super().__init__(task)
         self.slot = -1
         self.index = 0
         self.start = 0

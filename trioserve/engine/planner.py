@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
 from time import monotonic
 
 import attrs
@@ -113,6 +114,15 @@ class MediaWork(Work):
         )
 
 
+_REQUEST, _SEQ, _KEYS = attrgetter("request"), attrgetter("seq"), attrgetter("keys")
+_HELD, _FOLDS, _ID, _LAST = (
+    attrgetter("held"),
+    attrgetter("folds"),
+    attrgetter("id"),
+    itemgetter(-1),
+)
+
+
 class StepPlan:
     """What a step decodes: the newest tokens of outputs, drafts, and parts of prompts.
 
@@ -140,15 +150,10 @@ class StepPlan:
         elif by_sequence:
             streams = sorted(streams, key=_sequence)
         self.streams, self.others, self.is_media = streams, others, is_media
-        self.requests: list[RequestState] = []
-        self.seqs: list[KVSequence] = []
-        self.keys: list[CellKey] = []  # the newest of each
-        for slot in streams:
-            request, seq = slot.request, slot.seq
-            assert request is not None and seq is not None
-            self.requests.append(request)
-            self.seqs.append(seq)
-            self.keys.append(request.keys[-1])
+        # Without Python for each of them: there may be hundreds.
+        self.requests: list[RequestState] = list(map(_REQUEST, streams))
+        self.seqs: list[KVSequence] = list(map(_SEQ, streams))
+        self.keys: list[CellKey] = list(map(_LAST, map(_KEYS, self.requests)))  # the newest of each
         self.n_decode = self.n_cells = len(streams)  # outputs that go on; cells that it fills
         self.n_prefill = 0  # cells of prompts
         for work in others:
@@ -170,11 +175,10 @@ class StepPlan:
     def fill(self, batch: Batch) -> list[int]:
         """Put all of it into the batch; returns the row to sample from of each slot."""
         batch.clear()
-        positions, seqs = [], []
-        for seq in self.seqs:
-            positions.append(seq.position(len(seq.held)) if seq.folds else len(seq.held))
-            seqs.append(seq.id)
-        rows = [*batch.add_each(self.keys, positions, seqs)]
+        positions = list(map(len, map(_HELD, self.seqs)))
+        if any(map(_FOLDS, self.seqs)):
+            positions = [seq.position(len(seq.held)) for seq in self.seqs]
+        rows = [*batch.add_each(self.keys, positions, list(map(_ID, self.seqs)))]
         for piece in self.others:
             rows.append(piece.fill(batch))
         return rows

@@ -6,21 +6,23 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Generic, TypeVar
 
+import attrs
+
 from trioserve.types import EmbeddingTask, Task, WaitingStatus
 
 #: After waiting for this many seconds, a task counts as one priority higher.
 AGEING_S = 10.0
 
 
+@attrs.define(eq=False)
 class QueuedRequest:
     """A task in an engine: whose turn it is, and since when."""
 
     task: Task | EmbeddingTask
-
-    def __init__(self) -> None:
-        self.submitted_at = monotonic()
-        self.admitted_at: float | None = None
-        self.first_in_line = False  # it has had its turn, and lost its slot for want of room
+    submitted_at: float = attrs.field(init=False, factory=lambda: monotonic())
+    admitted_at: float | None = attrs.field(init=False, default=None)
+    #: It has had its turn, and lost its slot for want of room.
+    first_in_line: bool = attrs.field(init=False, default=False)
 
     def waiting_status(self, position: int, now: float) -> WaitingStatus:
         """Describe the request in the queue; `now` is monotonic."""

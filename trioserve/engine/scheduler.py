@@ -285,10 +285,14 @@ class Scheduler:
 
     def _n_pending(self) -> int:
         """How many cells of all requests are still to be decoded."""
-        n_pending = 0
-        for slot in self.slots:
-            if (request := slot.request) is not None and (seq := slot.seq) is not None:
-                n_pending += len(request.keys) + len(request.draft) - len(seq.held)
+        others = [
+            slot
+            for slot in self.slots
+            if not slot.in_decode or ((one := slot.request) and (one.draft or one.n_ahead))
+        ]
+        n_pending = len(self.slots) - len(others)  # streams have one each
+        for slot in others:
+            n_pending += slot.n_pending
         return n_pending
 
     # -- the truth about itself

@@ -34,6 +34,7 @@ from trioserve.types.params import INT32_MAX
 from trioserve.types.task import shared_length
 
 
+@attrs.define(eq=False, repr=False)
 class RequestState(QueuedRequest):
     """The state of a task that outlives its slot.
 
@@ -49,43 +50,47 @@ class RequestState(QueuedRequest):
     """
 
     task: Task
+    keys: list[CellKey] = attrs.field(init=False)
+    n_prompt: int = attrs.field(init=False)
+    n_discarded: int = 0  # keys that `shift` took out
+    #: While there are fewer keys, the next one needs no closer look; see `Outputs.step`.
+    n_simple: int = 0
+    #: Lengths at which the prefill stops for a checkpoint.
+    checkpoints: list[int] = attrs.field(factory=list)
+    #: Guesses of the tokens that come next. The next step decodes them after the newest key.
+    draft: list[TokenId] = attrs.field(factory=list)
+    #: Tokens before the newest one that had to come, so that they are not decoded either.
+    n_ahead: int = 0
+    n_drafts: int = 0  # that were checked
+    n_drafted: int = 0  # tokens in them
+    n_accepted: int = 0  # of these, right
+    sampler: Sampler | None = None
+    text: Detokenizer = attrs.field(init=False)
+    indent_stop: IndentStop | None = None
+    #: What comes next, instead of what would be sampled.
+    forced: deque[TokenId] = attrs.field(factory=deque)
+    reasoning: ReasoningTracker | None = None
+    unsent_tokens: list[TokenId] = attrs.field(factory=list)
+    unsent_probs: list[TokenProbs] = attrs.field(factory=list)
+    paused: bool = False  # its reader stalls
+    truncated: bool = False
+    has_new_line: bool = False
+    finish_reason: FinishReason | None = None
+    cached: int = 0  # prompt tokens found in the KV cache at the first admission
+    prefilled: int = 0  # prompt tokens prefilled before the first output
+    n_reported: int = -1  # batches of the prompt in the last report of progress
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    _shared: dict[int, int] = attrs.field(factory=dict)
 
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self.task = task
-        self.keys: list[CellKey] = list(task.prompt.keys)
+    def __attrs_post_init__(self) -> None:
+        task, params = self.task, self.task.params
+        self.keys = list(task.prompt.keys)
         self.n_prompt = len(task.prompt)
-        self.n_discarded = 0  # keys that `shift` took out
-        #: While there are fewer keys, the next one needs no closer look; see `Outputs.step`.
-        self.n_simple = 0
-        #: Lengths at which the prefill stops for a checkpoint.
-        self.checkpoints: list[int] = []
-        #: Guesses of the tokens that come next. The next step decodes them after the newest key.
-        self.draft: list[TokenId] = []
-        #: Tokens before the newest one that had to come, so that they are not decoded either.
-        self.n_ahead = 0
-        self.n_drafts = 0  # that were checked
-        self.n_drafted = self.n_accepted = 0  # tokens in them; of these, right
-        self.sampler: Sampler | None = None
-        self.text = Detokenizer(task.params.stop)
-        n_indent = task.params.n_indent
-        self.indent_stop = IndentStop(n_indent) if n_indent else None
-        #: What comes next, instead of what would be sampled.
-        self.forced: deque[TokenId] = deque()
+        self.text = Detokenizer(params.stop)
+        self.indent_stop = IndentStop(params.n_indent) if params.n_indent else None
         self.reasoning = ReasoningTracker(task.budget) if task.budget is not None else None
         self.close_thinking()  # a budget of 0 may be used up by the prompt
-        self.unsent_tokens: list[TokenId] = []
-        self.unsent_probs: list[TokenProbs] = []
-        self.paused = False  # its reader stalls
-        self.truncated = False
-        self.has_new_line = False
-        self.finish_reason: FinishReason | None = None
-        self.cached = 0  # prompt tokens found in the KV cache at the first admission
-        self.prefilled = 0  # prompt tokens prefilled before the first output
-        self.n_reported = -1  # batches of the prompt in the last report of progress
-        self.first_token_at: float | None = None
-        self.last_token_at: float | None = None
-        self._shared: dict[int, int] = {}
 
     @property
     def tokens(self) -> Sequence[TokenId]:
@@ -214,6 +219,7 @@ class RequestState(QueuedRequest):
         )
 
 
+@attrs.define(eq=False, repr=False)
 class Slot:
     """One slot, and the KV sequence that its request was given.
 
@@ -223,18 +229,17 @@ class Slot:
                             0          len(seq.held)
     """
 
-    def __init__(self, slot_id: int) -> None:
-        self.id = slot_id
-        self.request: RequestState | None = None
-        self.seq: KVSequence | None = None
-        self.in_decode = False  # the request has logits to go on from, one token a step
-        self.awaits_media = False  # its prompt has come to a chunk that is not encoded yet
-        self.last_used = 0  # the step in which it was last given up
-        self.last_task: Task | None = None
-        #: While it is idle: the keys of what it computed last, and their root. Its sequence may be
-        #: anything by now; the prefix cache knows what is left of them.
-        self.kept: list[CellKey] = []
-        self.root = CacheRoot()
+    id: int
+    request: RequestState | None = None
+    seq: KVSequence | None = None
+    in_decode: bool = False  # the request has logits to go on from, one token a step
+    awaits_media: bool = False  # its prompt has come to a chunk that is not encoded yet
+    last_used: int = 0  # the step in which it was last given up
+    last_task: Task | None = None
+    #: While it is idle: the keys of what it computed last, and their root. Its sequence may be
+    #: anything by now; the prefix cache knows what is left of them.
+    kept: list[CellKey] = attrs.field(factory=list)
+    root: CacheRoot = attrs.field(factory=CacheRoot)
 
     @property
     def n_held(self) -> int:
