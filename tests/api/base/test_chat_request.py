@@ -9,7 +9,7 @@ import pytest
 from tests.support.scripts import HI
 from trioserve.api.base.chat_request import ChatRequest, Continuation, TemplateRequest
 from trioserve.api.base.fields import structure
-from trioserve.api.openai.request import CompletionRequest
+from trioserve.api.openai.chat import CompletionRequest
 from trioserve.errors import InvalidRequestError
 
 

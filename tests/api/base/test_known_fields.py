@@ -13,7 +13,7 @@ from tests.support.scripts import HI
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.fields import fields_of
 from trioserve.api.base.generation_request import ACCEPTED, UNSUPPORTED, UNSUPPORTED_IN_CHAT
-from trioserve.api.openai.request import CompletionRequest
+from trioserve.api.openai.chat import CompletionRequest
 from trioserve.testing import ScriptedBackend
 from trioserve.types import GenerationParams, SamplingParams
 

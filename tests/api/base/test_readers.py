@@ -13,7 +13,7 @@ from trioserve.api.base import readers
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.fields import MismatchError, structure
 from trioserve.api.llama.completion import LlamaCompletionRequest, TokenizeRequest
-from trioserve.api.openai.request import CompletionRequest
+from trioserve.api.openai.chat import CompletionRequest
 from trioserve.errors import InvalidRequestError
 
 

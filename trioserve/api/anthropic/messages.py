@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from trioserve.api.base import sse
+from trioserve.api.base.chat_request import as_content
 from trioserve.api.base.fields import (
     OBJECT,
     STRING,
@@ -109,13 +110,6 @@ def parts_of(blocks: Iterable[Block], owner: str, kinds: Collection[str] = KINDS
             raise unsupported(kind, path, owner)
         parts += _READERS[kind](block, path)
     return parts
-
-
-def as_content(parts: list[Part]) -> str | list[Part]:
-    """Make the content of a message: several parts stay apart, as the template has it."""
-    if len(parts) == 1 and parts[0]["type"] == "text":
-        return str(parts[0]["text"])
-    return parts or ""
 
 
 def unsupported(kind: str, path: str, owner: str) -> UnsupportedFieldError:

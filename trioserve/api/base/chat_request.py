@@ -123,6 +123,15 @@ _TOOL = object_schema(
 )
 
 
+def as_content(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Make the content of a message: no part, or a single one of text, is plain text."""
+    if isinstance(content, str) or len(content) > 1:
+        return content
+    if content and content[0]["type"] != "text":
+        return content
+    return str(content[0]["text"]) if content else ""
+
+
 # -- how the prompt ends
 
 

@@ -134,9 +134,7 @@ class Only:
 
     def has(self, value: Any) -> bool:
         """Whether a value is one of them."""
-        return value is None or any(
-            value == each and type(value) is type(each) for each in self._values
-        )
+        return any(value == each and type(value) is type(each) for each in self._values)
 
 
 def refuse_unsupported(
@@ -148,7 +146,8 @@ def refuse_unsupported(
         UnsupportedFieldError: naming the first one.
     """
     for name, only in unsupported.items():
-        if not only.has(body.get(name)):
+        value = body.get(name)
+        if value is not None and not only.has(value):
             flag = only.flag
             instead = f"the flag {flag} sets it for all requests" if flag else "leave it out"
             raise UnsupportedFieldError.at(

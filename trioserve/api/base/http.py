@@ -8,7 +8,6 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
-import attrs
 import structlog
 import trio
 from quart import g, request
@@ -59,15 +58,15 @@ def current_context(timeout: float | None, keep_alive: float | None = None) -> R
         InvalidRequestError: the header is not a number of seconds.
         RateLimitError: the client has no request left in this minute.
     """
-    limited_as = count_request(current_request())
-    context = uncounted_context(timeout)
-    return attrs.evolve(context, limited_as=limited_as, keep_alive=keep_alive)
+    return uncounted_context(
+        timeout, limited_as=count_request(current_request()), keep_alive=keep_alive
+    )
 
 
-def uncounted_context(timeout: float | None = None) -> RequestContext:
+def uncounted_context(timeout: float | None = None, **more: Any) -> RequestContext:
     """Make the context of a request that needs no model, and is not counted for rate limits.
 
-    Arguments and errors as in `current_context`.
+    Arguments and errors as in `current_context`; `more` are other fields.
     """
     current = current_request()
     if timeout is None and (value := current.headers.get(TIMEOUT_HEADER)) is not None:
@@ -80,6 +79,7 @@ def uncounted_context(timeout: float | None = None) -> RequestContext:
         traceparent=current.headers.get("traceparent", ""),
         tracestate=current.headers.get("tracestate", ""),
         on_cancel=CancelReason.DISCONNECT,
+        **more,
     )
 
 

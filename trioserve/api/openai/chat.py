@@ -10,9 +10,10 @@ import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import outputs as writers
+from trioserve.api.base import outputs as writers, readers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.fields import field
 from trioserve.api.base.generation import (
     admit,
     counted_tokens,
@@ -21,8 +22,10 @@ from trioserve.api.base.generation import (
     read_chat,
     respond_stream,
 )
+from trioserve.api.base.generation_request import UNSUPPORTED, TextRequest
 from trioserve.api.base.http import long_response, size_of_outputs
 from trioserve.api.base.outputs import OutputWriter
+from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
@@ -31,16 +34,63 @@ from trioserve.api.openai.events import (
     text_logprobs,
     usage as run_usage,
 )
-from trioserve.api.openai.request import CompletionRequest
 from trioserve.api.openai.runs import open_run, read_run, respond_run
 from trioserve.api.openapi import takes
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
+from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext, Server
 from trioserve.server.generation.text import best_of
 from trioserve.server.prompts.text import AnyPrompt
 from trioserve.server.stream import ChatCompletion, Completion, read_all
 from trioserve.types import GenerationParams, Prompt
+
+# -- what requests for text may hold; for chats, see `trioserve.api.base.chat_request`
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class CompletionRequest(TextRequest):
+    """``POST /v1/completions``."""
+
+    unsupported = UNSUPPORTED
+    prompts: tuple[GivenPrompt, ...] = field("prompt", read=readers.prompts)
+    suffix: str = ""
+    echo: bool = False
+    best_of: int | None = field(read=readers.copies, default=None)
+
+    @property
+    def n_copies(self) -> int:
+        """How many times each prompt is continued; `best_of` are made to choose from."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def asked_probs(self) -> tuple[int, str | None]:
+        """How many candidates to report for each token; a choice needs the token's own."""
+        n, asked = super().asked_probs
+        return n or int(self.n_copies > self.n), asked
+
+    def __attrs_post_init__(self) -> None:
+        if self.best_of is not None:
+            _check_best_of(self, self.best_of)
+        for other, given in (("suffix", self.suffix), ("logprobs", self.logprobs)):
+            if self.echo and given:
+                raise InvalidRequestError.at("echo", f"and '{other}' exclude each other.")
+
+
+def _check_best_of(request: CompletionRequest, best_of: int) -> None:
+    if best_of < request.n:
+        raise InvalidRequestError.at("best_of", "must be at least 'n'.")
+    if best_of > request.n and request.stream:
+        raise InvalidRequestError.at("best_of", "cannot be streamed.")
+    if best_of > request.n and request.scalars.get("post_sampling_probs"):
+        raise InvalidRequestError.at(
+            "best_of",
+            "goes by the probabilities before sampling, and 'post_sampling_probs' asks for others.",
+        )
+
+
+# -- routes
+
 
 blueprint = Blueprint("openai", __name__)
 

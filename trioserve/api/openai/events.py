@@ -16,8 +16,8 @@ import attrs
 
 from trioserve.api.base import outputs, sse
 from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.outputs import OutputWriter
-from trioserve.api.openai.request import CompletionRequest
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
@@ -307,7 +307,7 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
 
     def __init__(
         self,
-        request: CompletionRequest,
+        request: GenerationRequest,
         params: GenerationParams,
         writer: OutputWriter,
         prompts: Sequence[Prompt],

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from trioserve.api.base.chat_request import as_content
 from trioserve.api.base.fields import mapping, named, one_of, required, text
 from trioserve.chat.messages import (
     MAX_ARGUMENTS,
@@ -204,17 +205,8 @@ def read_input(body: Mapping[str, Any]) -> Conversation:
     if not chat.messages:
         raise InvalidRequestError.at("input", "must not be empty.")
     for message in chat.messages:
-        message["content"] = _as_short_as_can_be(message["content"])
+        message["content"] = as_content(message["content"])
     return chat
-
-
-def _as_short_as_can_be(content: str | list[Part]) -> str | list[Part]:
-    """Write no part, or a single one of text, as plain text."""
-    if isinstance(content, str) or len(content) > 1:
-        return content
-    if content and content[0]["type"] != "text":
-        return content
-    return content[0]["text"] if content else ""
 
 
 def _read_item(chat: Conversation, item: object, path: str) -> None:
