@@ -136,7 +136,7 @@ from .server.stream import (
     Completion as Completion,
     Stream as Stream,
 )
-from .server.transcription import (
+from .server.transcription.transcript import (
     Segment as Segment,
     Transcript as Transcript,
     TranscriptionParams as TranscriptionParams,

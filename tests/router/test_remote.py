@@ -45,7 +45,7 @@ from trioserve.router.fleet import Fleet
 from trioserve.router.remote import ChildModels, RemoteServer, RemoteStream
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.stream import ChatChunk
-from trioserve.server.transcription import Word
+from trioserve.server.transcription.transcript import Word
 from trioserve.testing import ScriptedBackend
 from trioserve.types import Chunk, Finished, FinishReason
 

@@ -39,7 +39,7 @@ from trioserve.server.generation.embeddings import Array
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import Messages
 from trioserve.server.stream import ChatChunk, ChatCompletion, Completion
-from trioserve.server.transcription import Segment, Summary, Transcript, Word
+from trioserve.server.transcription.transcript import Segment, Summary, Transcript, Word
 from trioserve.types import Chunk, Finished, FinishReason, Prompt, Timings
 
 #: A recording: a path, or the bytes of a file.

@@ -142,7 +142,7 @@ def size_of(probs: Sequence[TokenProbs]) -> int:
 
 
 @attrs.define
-class Load:
+class QueueLoad:
     """Requests that wait for a slot, and what their prompts add up to."""
 
     n_requests: int = 0
@@ -264,8 +264,9 @@ class Dispatcher:
         self._is_stopped = False
         #: Set when the engine has failed, and all requests have been told.
         self.failed = trio.Event()
-        self.queued = Load()
-        self._queued_of: defaultdict[str, Load] = defaultdict(Load)  # those that are not empty
+        self.queued = QueueLoad()
+        #: By client: those that are not empty.
+        self._queued_of: defaultdict[str, QueueLoad] = defaultdict(QueueLoad)
 
     def __len__(self) -> int:
         return len(self._mailboxes)
@@ -275,9 +276,9 @@ class Dispatcher:
         """The mailboxes of all requests that are open."""
         return tuple(self._mailboxes.values())
 
-    def queued_of(self, client: str) -> Load:
+    def queued_of(self, client: str) -> QueueLoad:
         """What a client has in the queue."""
-        return self._queued_of.get(client) or Load()
+        return self._queued_of.get(client) or QueueLoad()
 
     def open(
         self, task_id: int, n_prompt: int, *, client: str = "", deadline: float = math.inf

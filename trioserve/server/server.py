@@ -31,7 +31,11 @@ from trioserve.server.runs.loop import Question, check_chat, open_run
 from trioserve.server.runs.params import AnyTool, RunParams, RunTools, tools_of
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatCompletion, ChatStream, Completion, Stream
-from trioserve.server.transcription import Transcript, TranscriptionParams, Transcriptions
+from trioserve.server.transcription.transcript import (
+    Transcript,
+    TranscriptionParams,
+    Transcriptions,
+)
 from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.types import EngineStatus, GenerationParams, Prompt, TokenId
 
@@ -491,10 +495,7 @@ class Server(EnteredOnce):
 
     @property
     def sleeping(self) -> bool:
-        """Whether the model is not in memory, and is loaded when somebody needs it.
-
-        So it is until it has been loaded again.
-        """
+        """Whether the model is not in memory. So it is until a request has loaded it again."""
         return self.lifecycle.sleeping
 
     def awake(

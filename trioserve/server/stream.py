@@ -257,19 +257,18 @@ class ChatStream:
             return last
         event = await self.stream.__anext__()
         if isinstance(event, Chunk):
-            chunk = self._chunk(self._parser.feed(event.text), event.tokens, event.probs)
-            return attrs.evolve(chunk, drafts=event.drafts) if any(event.drafts) else chunk
+            return self._chunk(self._parser.feed(event.text), event)
         if isinstance(event, Finished) and (deltas := self._parser.finish()):
             self._last = event
-            return self._chunk(deltas, (), ())
+            return self._chunk(deltas, None)
         return event
 
-    def _chunk(
-        self, deltas: list[Delta], tokens: tuple[TokenId, ...], probs: tuple[TokenProbs, ...]
-    ) -> ChatChunk:
+    def _chunk(self, deltas: list[Delta], came_from: Chunk | None) -> ChatChunk:
         for delta in deltas:
             self._builder.add(delta)
-        return ChatChunk(tuple(deltas), tokens, probs)
+        if came_from is None:
+            return ChatChunk(tuple(deltas), ())
+        return ChatChunk(tuple(deltas), came_from.tokens, came_from.probs, came_from.drafts)
 
     def cancel(self) -> None:
         """End it from another task; its reader gets a `RequestEndedError`."""

@@ -25,7 +25,7 @@ from trioserve.api.sessions import OffsetError
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.router.forward import NotTakenError
-from trioserve.server.transcription import TranscriptStream
+from trioserve.server.transcription.transcript import TranscriptStream
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 
 #: Errors that no client sees as such, by why.

@@ -9,7 +9,7 @@ import pytest
 from trioserve.api.base.body import Form
 from trioserve.api.openai.audio import TranscriptionRequest, TranslationRequest
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-from trioserve.server.transcription import TranscriptionParams
+from trioserve.server.transcription.transcript import TranscriptionParams
 
 
 def parsed(**fields: str | list[str]) -> TranscriptionRequest:

@@ -6,7 +6,7 @@ import pytest
 
 from trioserve.api.openai import audio
 from trioserve.api.openai.audio import TranscriptionRequest, TranslationRequest
-from trioserve.server.transcription import (
+from trioserve.server.transcription.transcript import (
     Segment,
     Summary,
     Transcript,

@@ -26,7 +26,7 @@ from trioserve.errors import (
     UnsupportedFieldError,
 )
 from trioserve.server import RequestContext, Server
-from trioserve.server.transcription import (
+from trioserve.server.transcription.transcript import (
     Segment,
     Summary,
     Text,

@@ -28,7 +28,7 @@ from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.service import current_server, keep_awake
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-from trioserve.server.transcription import (
+from trioserve.server.transcription.transcript import (
     Segment,
     Summary,
     Text,

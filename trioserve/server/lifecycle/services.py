@@ -23,8 +23,8 @@ from trioserve.server.model import AdapterScales, LoadedModel
 from trioserve.server.prompts.infill import InfillPrompts
 from trioserve.server.prompts.media import MediaPrompts
 from trioserve.server.prompts.text import ChatPrompts, Tokenizer
-from trioserve.server.transcription import Transcriber, Transcriptions
 from trioserve.server.transcription.model import ModelTranscriber
+from trioserve.server.transcription.transcript import Transcriber, Transcriptions
 from trioserve.server.transcription.whisper import WhisperSettings, WhisperTranscriber
 
 

@@ -18,7 +18,7 @@ import trio
 
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, QueueFullError, RateLimitError, ServerClosingError
-from trioserve.server.dispatch import Dispatcher, Load
+from trioserve.server.dispatch import Dispatcher, QueueLoad
 from trioserve.types import Adapters, CacheRoot, EngineStatus, WaitingStatus
 
 #: Share of a new observation in the average of how long requests take.
@@ -95,7 +95,7 @@ class Admission:
             self._check_load(own, max(0, n_free), n_prompt, self._bounds_of_key)
         self._check_load(self._dispatcher.queued, n_free, n_prompt, self._bounds)
 
-    def _check_load(self, load: Load, n_free: int, n_prompt: int, bounds: _Bounds) -> None:
+    def _check_load(self, load: QueueLoad, n_free: int, n_prompt: int, bounds: _Bounds) -> None:
         n_waiting = load.n_requests - n_free
         if n_waiting >= bounds.n_requests:
             what, are = ("request", "is") if n_waiting == 1 else ("requests", "are")
