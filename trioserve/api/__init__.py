@@ -73,7 +73,7 @@ def _install_base(app: QuartTrio, served: app_state.AppState) -> None:
     app.asgi_http_class = Connection
     app.request_class = Request
     app.config["RESPONSE_TIMEOUT"] = None  # a stream lasts as long as it lasts
-    # Stopping waits for the inference thread, which a long tick can hold.
+    # Stopping waits for the inference thread, which a long step can hold.
     app.config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] = 60.0
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app_state.attach(app, served)
