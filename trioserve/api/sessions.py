@@ -1,4 +1,9 @@
-"""Streams that outlive the connections of their readers: their bytes, their ends, their bounds."""
+"""Streams that outlive the connections of their readers: their bytes, their ends, their bounds.
+
+A `StreamSession` is written by the request that runs in it, as an ASGI ``send``, and read by any
+number of others, which come and go. `Sessions` finds them, and keeps them within bounds: over a
+bound, the session that ended first goes first. While too many run, there are no new ones.
+"""
 
 from __future__ import annotations
 

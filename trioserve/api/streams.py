@@ -1,4 +1,15 @@
-"""Streams that can be resumed: the POSTs that begin them; routes that read and stop them."""
+"""Streams that can be resumed: the POSTs that begin them; routes that read, find and stop them.
+
+A POST becomes a session, and its first reader, with ``X-Conversation-Id: ID``, a name that the
+client chooses, or with ``Prefer: respond-async``, for a browser's `EventSource`: the answer is 202
+and a ``Location`` that it can GET without headers or a body. With both, the stream has both names.
+The session runs the same request once more, within the app. So limits, deadlines, the log and the
+metrics treat it as they treat any request. Only its client is another: one that stays to the end.
+
+``?conv_id=ID`` names a stream as its client does; names belong to the API key that made them. A
+browser's `EventSource` can only GET, without headers or a body: for it, ``/v1/stream/{id}`` has an
+id that cannot be guessed, which stands in for the key.
+"""
 
 from __future__ import annotations
 

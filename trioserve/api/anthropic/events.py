@@ -1,5 +1,7 @@
-"""Errors as Anthropic's clients see them, on its routes alone.
+"""How Anthropic's messages are written: as blocks, streamed or whole; and errors on its routes.
 
+Both kinds of messages are made of the same events, so they are equal. A block begins, grows, and
+ends before the next one begins. Errors are
 ``{"type": "error", "error": {"type", "message"}, "request_id"}``; the statuses are those of all
 routes.
 """

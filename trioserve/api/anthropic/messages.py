@@ -1,5 +1,8 @@
-"""Blocks of Anthropic's messages that say something to the model: text, images, documents, results
-of searches.
+"""Anthropic's messages and tools, checked and brought into the normal form of `trioserve.chat`.
+
+A message there is a list of blocks: text, images, documents, results of searches. Neighbours of one
+role are one turn. What a tool returned becomes a message of its own, and thinking becomes
+`reasoning_content`.
 """
 
 from __future__ import annotations
@@ -223,9 +226,6 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], str], list[Part]]] = {
     "document": _document,
     "search_result": _search_result,
 }
-
-
-# -- messages
 
 
 #: Stands before the result of a tool that failed, as templates have no field for that.

@@ -1,4 +1,18 @@
-"""Who may use the API: API keys, requests that other sites' pages cause, and CORS."""
+"""Who may use the API: requests from other sites, API keys, and pages of other origins.
+
+Two attacks need no more than a page that is open in a browser on this machine:
+
+- Cross-site request forgery. The page cannot read the answer, but a POST of ``text/plain`` needs
+  no preflight, so it would generate, erase slots or set scales. Browsers name the page's site in
+  ``Origin``; one that ``--cors-origins`` does not let in gets status 403.
+- DNS rebinding. The page's own name is made to point to this machine, so that it may read the
+  answers too. Its name is in ``Host``: a server without keys, reached over a loopback address,
+  answers to loopback names and to ``--allowed-hosts`` only.
+
+A page that `trioserve` serves itself needs none of this. llama-server lets every origin in by
+default; here the default is those on this machine, because a web page elsewhere must not be able
+to use a server without keys.
+"""
 
 from __future__ import annotations
 

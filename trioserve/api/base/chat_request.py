@@ -1,4 +1,4 @@
-"""``trioserve_run_tools``: which tools the server runs for a chat, and how."""
+"""What requests for a chat may hold: messages, tools, what the server runs, how the prompt ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Fields that clients know and that have no effect here: which are refused, and which are taken.
+"""The fields of every request that generates text, and what they change in `GenerationParams`.
 
-A field without effect is refused, unless its value asks for what happens anyway, or nobody could
-tell the difference.
+Names, aliases and defaults are llama-server's and OpenAI's. Unknown fields are ignored, as both do.
+A known field that has no effect here is refused, unless its value asks for what happens anyway.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What requests to llama-server's own routes may hold."""
+"""llama-server's own routes: completion, infill, tokens, templates, and control of answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Errors as Ollama's clients see them, on its routes alone: ``{"error": "a sentence"}``."""
+"""How answers and errors are written for Ollama's clients: in parts, or whole.
+
+Each part is an object with what is new, and the last one says why the output ended and how long
+everything took, in nanoseconds. Streams are lines of JSON, without names or comments: such a client
+skips no line, so a part without text keeps a silent stream alive.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,11 @@
-"""``options``: what Ollama's clients say of sampling and limits, and of how a model is loaded.
+"""What requests for text may hold on Ollama's routes, made by `fields.structure`.
 
-What is fixed when a model is loaded is a flag of the server, so a request cannot change it.
+Beside Ollama's fields they take those that all routes share, such as ``seed`` or ``timeout``; what
+``options`` says wins. What is fixed when a model is loaded is a flag of the server, and an option
+that would change it is refused.
+
+The messages are OpenAI's but for a few names. Calls may come without ids, and results with no more
+than the name of their tool; templates need both to have an id.
 """
 
 from __future__ import annotations

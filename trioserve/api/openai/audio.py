@@ -1,4 +1,7 @@
-"""What the forms of ``/v1/audio/transcriptions`` and ``/v1/audio/translations`` may hold."""
+"""OpenAI's routes for recordings: ``/v1/audio/transcriptions`` and ``/v1/audio/translations``.
+
+Their forms, and how transcripts are written: as JSON, as subtitles, and as events of a stream.
+"""
 
 from __future__ import annotations
 

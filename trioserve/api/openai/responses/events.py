@@ -1,4 +1,10 @@
-"""Errors in the streams of the Responses API. Elsewhere they are like those of other routes."""
+"""How a response is put together, and how its stream and the errors in it are written.
+
+A whole response and a streamed one are made by the same steps; without a stream, the events are
+dropped. Where the server runs tools, their calls are items as OpenAI's own servers have them for
+tools of MCP servers. What happens in a run is written as events of trioserve's own, too, with the
+fields that they have in the chunks of a chat.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The parts of an item's content: text, images, sound and files."""
+"""The input of ``/v1/responses``: from its items and their parts to the messages of a chat.
+
+Items of the assistant that follow one another (reasoning, a message, calls) are one message of a
+chat, as in llama-server. Each message remembers which field it came from, for error messages.
+"""
 
 from __future__ import annotations
 

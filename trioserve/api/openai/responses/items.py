@@ -1,7 +1,11 @@
-"""Which tokens the parts of a message came from.
+"""The items of a response: reasoning, messages and calls, each written while it grows.
 
-The parser of messages knows text, not tokens: it may hold text back, and takes markers out of it.
-Here the text of the tokens is kept until its deltas come, and they are found in it.
+An item tells of itself in events: that it begins, each piece that it gets, and that it is done.
+Events are dicts with a ``type``, as OpenAI's SDK knows them.
+
+`TokensOfText` finds the tokens of each piece. The parser of messages knows text, not tokens: it may
+hold text back, and takes markers out of it. So the text of the tokens is kept until its deltas
+come, and they are found in it.
 """
 
 from __future__ import annotations
