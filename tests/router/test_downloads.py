@@ -13,7 +13,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.fake_fleet import FakeCatalog, FakeFleet, entry
-from trioserve.errors import HubError, InvalidRequestError
+from trioserve.errors import HubError, InvalidRequestError, UnavailableError
 from trioserve.models import hub
 from trioserve.models.catalog import Source
 from trioserve.models.hub import DownloadProgress, HubReference
@@ -146,3 +146,11 @@ async def test_a_model_is_deleted(fake: FakeHub) -> None:
         assert one.events == [FleetEvent(model=NAME, event="model_remove")]
         with pytest.raises(InvalidRequestError, match="was not downloaded"):
             await one.downloads.remove(entry("one"))
+
+
+async def test_a_router_that_ends_downloads_nothing(fake: FakeHub) -> None:
+    async with running() as one:
+        pass
+    with pytest.raises(UnavailableError):
+        await one.downloads.start("user/repo")
+    assert one.downloads.running == {}

@@ -541,3 +541,26 @@ async def test_an_error_in_the_block_comes_out_as_it_is() -> None:
         async with fleet_of(launcher) as fleet, fleet.use(A):
             raise ZeroDivisionError
     assert not launcher.running
+
+
+async def test_a_fleet_that_is_cancelled_refuses_what_comes() -> None:
+    launcher = ScriptedLauncher()
+    with trio.CancelScope() as scope:
+        async with fleet_of(launcher) as fleet:
+            scope.cancel()
+            with trio.CancelScope(shield=True):
+                await wait_all_tasks_blocked()
+                with pytest.raises(ServerClosingError):
+                    await fleet.load(A)
+    assert scope.cancelled_caught
+
+
+async def test_each_request_that_is_refused_has_an_error_of_its_own() -> None:
+    launcher = ScriptedLauncher(ready=False)
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        waiting = [await requests.begin("a") for _ in range(2)]
+        launcher.last("a").end(1)
+        await wait_all_tasks_blocked()
+        errors = [one.error for one in waiting]
+    assert all(isinstance(error, TrioServeError) for error in errors)
+    assert errors[0] is not errors[1]

@@ -212,3 +212,20 @@ async def test_leaving_while_one_waits_for_room(mock_clock: MockClock) -> None:
         assert models["b"].state.value is ServerState.LOADING
     assert [one.state.value for one in models.values()] == [ServerState.CLOSED] * 2
     assert library.loads == ["a"]
+
+
+async def test_a_place_is_given_back_if_it_comes_with_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def make_room(_name: str) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            scope.cancel()
+
+    models = Library().models("ab", max_loaded=1)
+    monkeypatch.setattr(models, "_make_room", make_room)
+    with trio.CancelScope() as scope:
+        async with models._room("a"):
+            await trio.sleep_forever()
+    assert models._places.borrowed_tokens == 0

@@ -54,8 +54,11 @@ class Downloads:
 
     async def run(self) -> None:
         """Keep downloading until cancelled. The next download continues what is unfinished."""
-        async with trio.open_nursery() as self._nursery:
-            await trio.sleep_forever()
+        try:
+            async with trio.open_nursery() as self._nursery:
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
 
     async def start(self, text: str, *, again: bool = False) -> str:
         """Begin to download a model, if the hub has it; returns its name.
@@ -74,7 +77,7 @@ class Downloads:
         if name in self._fleet.catalog.entries and not again:
             raise InvalidRequestError(f"The model {name!r} is here already.", param="model")
         if self._nursery is None:
-            raise UnavailableError("The router is starting.")
+            raise UnavailableError("The router takes no downloads now.")
         download = self._running[name] = Download()
         self._nursery.start_soon(self._download, name, reference, download)
         return name

@@ -221,7 +221,7 @@ class Fleet(EnteredOnce):
         try:
             while not lease.granted:
                 if lease.error is not None:
-                    raise lease.error.with_traceback(None)
+                    raise lease.error.again()
                 if on_wait is not None:
                     on_wait(self._waiting(lease))
                 await bell.wait()
@@ -308,7 +308,10 @@ class Fleet(EnteredOnce):
         async with trio.open_nursery() as self._nursery:
             self._running.set()
             self._turn()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._close()
 
     def _record(self, entry: ModelEntry) -> Record:
         return self._records.setdefault(entry.name, Record(entry))

@@ -9,6 +9,7 @@ from functools import partial
 import trio
 
 from trioserve import llama
+from trioserve.alongside import alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError
 from trioserve.server.concurrency import EnteredOnce
@@ -83,14 +84,15 @@ class Models(EnteredOnce, Mapping[str, Server]):
     @asynccontextmanager
     async def _room(self, name: str) -> AsyncIterator[None]:
         """Hold one of the places in memory. Waits for one, and has others make room meanwhile."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._make_room, name)
-            await self._places.acquire()
-            nursery.cancel_scope.cancel()
+        has_place = False
         try:
+            async with alongside(partial(self._make_room, name)):
+                await self._places.acquire()
+                has_place = True
             yield
         finally:
-            self._places.release()
+            if has_place:
+                self._places.release()
 
     async def _make_room(self, name: str) -> None:
         """Have one server after another fall asleep, until cancelled.

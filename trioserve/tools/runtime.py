@@ -316,8 +316,11 @@ class OwnContainer:
         assert client.stdin is not None and client.stderr is not None
         with suppress(trio.BrokenResourceError):
             await client.stdin.send_all(b"echo %s\n" % _READY)
-        if _READY in await client.stdout.receive_some():
-            return
+        heard = b""
+        async for piece in client.stdout:
+            heard = (heard + piece)[-_MAX_WORDS:]
+            if _READY in heard:
+                return
         words = b""
         async for piece in client.stderr:
             words = (words + piece)[-_MAX_WORDS:]

@@ -208,7 +208,7 @@ class AppState(ABC):
         #: The calls of `tools` by clients.
         self.tool_calls = ClientToolCalls()
         self._scope = trio.CancelScope()
-        self._stopping = False
+        self._has_begun = self._stopping = False
         self._loaded = trio.Event()
         self._ended = trio.Event()
 
@@ -270,6 +270,7 @@ class AppState(ABC):
         Raises:
             TrioServeError: whatever ends it. Written to the log, and kept in `failure`.
         """
+        self._has_begun = True
         try:
             with self._scope:
                 await self._serve(task_status)
@@ -286,8 +287,9 @@ class AppState(ABC):
         """End what runs, if `run` was called, and wait until it has ended."""
         self._stopping = True
         self._scope.cancel()
-        with trio.CancelScope(shield=True):
-            await self._ended.wait()
+        if self._has_begun:
+            with trio.CancelScope(shield=True):
+                await self._ended.wait()
 
 
 def attach(app: Quart, state: AppState) -> None:
