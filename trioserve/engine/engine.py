@@ -16,7 +16,7 @@ from trioserve.engine.cache.prefix_cache import DEFAULT_RULES, CheckpointRules, 
 from trioserve.engine.decoder import BatchDecoder
 from trioserve.engine.drafts.drafts import Drafts
 from trioserve.engine.encoder import Encoded
-from trioserve.engine.loop import Cancel, Command, EngineLoop, Pause, SlotCall, Submit
+from trioserve.engine.loop import Call, Cancel, Command, EngineLoop, Pause, Submit
 from trioserve.engine.output import Outputs, Sampled, SampledToken, SamplerPool
 from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.scheduler import Scheduler
@@ -97,7 +97,7 @@ class Engine(EngineLoop):
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
         self._samplers = SamplerPool(backend)
         self._counters = EngineCounters()  # without the requests that have not ended
-        self._slot_calls: list[SlotCall] = []  # that wait until their slots are idle
+        self._slot_calls: list[Call] = []  # that wait until their slots are idle
 
     # -- from any thread
 
@@ -149,7 +149,7 @@ class Engine(EngineLoop):
         """
         if not 0 <= slot_id < self.n_slots:
             raise InvalidRequestError("Invalid slot ID", param="id_slot")
-        self.inbox.put(SlotCall(slot_id, function))
+        self.inbox.put(Call(function, slot_id))
 
     # -- what an idle slot has computed. Use these three through `call_slot`
 
@@ -417,7 +417,7 @@ class Engine(EngineLoop):
                         self._planner.ask_for_media(self._scheduler.slots)
             case Pause(task_id, paused):
                 self._scheduler.pause(task_id, paused)
-            case SlotCall():
+            case Call():
                 self._slot_calls.append(command)
                 self._make_slot_calls()
             case Encoded(chunk, error):
@@ -427,6 +427,7 @@ class Engine(EngineLoop):
         """Make the calls whose slots are idle now, before another request takes them."""
         waiting, self._slot_calls = self._slot_calls, []
         for call in waiting:
+            assert call.slot_id is not None
             if self._scheduler.slots[call.slot_id].request is None:
                 call.function()
             else:

@@ -50,17 +50,13 @@ class Pause:
 
 @attrs.frozen
 class Call:
-    """Call a function on the inference thread, between two steps. It must not raise."""
+    """Call a function on the inference thread, between two steps. It must not raise.
+
+    With `slot_id`, that is as soon as this slot is idle.
+    """
 
     function: Callable[[], None]
-
-
-@attrs.frozen
-class SlotCall:
-    """Call a function on the inference thread while a slot is idle. It must not raise."""
-
-    slot_id: int
-    function: Callable[[], None]
+    slot_id: int | None = None
 
 
 @attrs.frozen
@@ -68,7 +64,7 @@ class Stop:
     """End the loop."""
 
 
-Command = Submit | Cancel | Pause | Call | SlotCall | Encoded | Stop
+Command = Submit | Cancel | Pause | Call | Encoded | Stop
 
 
 class Inbox:
@@ -241,7 +237,7 @@ class EngineLoop(abc.ABC):
 
     def _take(self, command: Command) -> None:
         match command:
-            case Call(function):
+            case Call(function, None):
                 function()
             case Stop():
                 self._stopping = True

@@ -32,7 +32,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tree: PrefixTree[int] = PrefixTree()
+        self.tree = PrefixTree()
         self.model: dict[int, list[int]] = {}
         self.roots: dict[int, str] = {}
 

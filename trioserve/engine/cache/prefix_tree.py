@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Generic, TypeVar
 
 from trioserve.types import CellKey
 from trioserve.types.task import shared_length
 
-Holder = TypeVar("Holder", bound=Hashable)
 
-
-class _Node(Generic[Holder]):
+class _Node:
     """A run of keys, and the holders whose sequences go through all of it."""
 
     __slots__ = ("children", "holders", "keys", "parent")
 
-    def __init__(
-        self, keys: list[CellKey], parent: _Node[Holder] | None, holders: set[Holder]
-    ) -> None:
+    def __init__(self, keys: list[CellKey], parent: _Node | None, holders: set[int]) -> None:
         self.keys = keys
         self.parent = parent
         self.holders = holders
-        self.children: dict[CellKey, _Node[Holder]] = {}
+        self.children: dict[CellKey, _Node] = {}
 
 
-class PrefixTree(Generic[Holder]):
+class PrefixTree:
     """Knows what each holder has, and finds the one that shares most with a prompt.
 
     ::
@@ -38,19 +33,19 @@ class PrefixTree(Generic[Holder]):
     """
 
     def __init__(self) -> None:
-        self._roots: dict[Hashable, _Node[Holder]] = {}
-        self._names: dict[Holder, Hashable] = {}  # of the roots
-        self._ends: dict[Holder, _Node[Holder]] = {}
-        self._lengths: dict[Holder, int] = {}
+        self._roots: dict[Hashable, _Node] = {}
+        self._names: dict[int, Hashable] = {}  # of the roots
+        self._ends: dict[int, _Node] = {}
+        self._lengths: dict[int, int] = {}
 
-    def __contains__(self, holder: Holder) -> bool:
+    def __contains__(self, holder: int) -> bool:
         return holder in self._ends
 
-    def length(self, holder: Holder) -> int:
+    def length(self, holder: int) -> int:
         """How many keys are known of a holder's sequence."""
         return self._lengths.get(holder, 0)
 
-    def extend(self, holder: Holder, keys: Sequence[CellKey], root: Hashable = None) -> None:
+    def extend(self, holder: int, keys: Sequence[CellKey], root: Hashable = None) -> None:
         """Append keys to a holder's sequence, which may be new; then it is under `root`."""
         rest = list(keys)
         if not rest:
@@ -70,7 +65,7 @@ class PrefixTree(Generic[Holder]):
             node = child
         self._ends[holder] = node
 
-    def cut(self, holder: Holder, length: int) -> None:
+    def cut(self, holder: int, length: int) -> None:
         """Shorten a holder's sequence; with length 0, forget the holder."""
         if holder not in self._ends:
             return
@@ -90,19 +85,17 @@ class PrefixTree(Generic[Holder]):
             if not self._roots[name].children:
                 del self._roots[name]
 
-    def match(self, keys: list[CellKey], root: Hashable = None) -> tuple[int, frozenset[Holder]]:
+    def match(self, keys: list[CellKey], root: Hashable = None) -> tuple[int, frozenset[int]]:
         """Find the longest beginning of `keys` that any sequence has, and who has it."""
-        length, holders = 0, frozenset[Holder]()
+        length, holders = 0, frozenset[int]()
         for node, shared in self._path(keys, root):
             length += shared
             holders = frozenset(node.holders)
         return length, holders
 
-    def match_whole(
-        self, keys: list[CellKey], root: Hashable = None
-    ) -> tuple[int, frozenset[Holder]]:
+    def match_whole(self, keys: list[CellKey], root: Hashable = None) -> tuple[int, frozenset[int]]:
         """Like `match`, of sequences that are a beginning of `keys` from end to end."""
-        length, best, holders = 0, 0, frozenset[Holder]()
+        length, best, holders = 0, 0, frozenset[int]()
         for node, shared in self._path(keys, root):
             length += shared
             if shared == len(node.keys):
@@ -111,7 +104,7 @@ class PrefixTree(Generic[Holder]):
                     best, holders = length, ending
         return best, holders
 
-    def _path(self, keys: list[CellKey], root: Hashable) -> Iterator[tuple[_Node[Holder], int]]:
+    def _path(self, keys: list[CellKey], root: Hashable) -> Iterator[tuple[_Node, int]]:
         """Go down along `keys`: the nodes, and how much of each is shared."""
         node, start = self._roots.get(root), 0
         if node is None:
@@ -123,10 +116,10 @@ class PrefixTree(Generic[Holder]):
                 return
             node, start = child, start + shared
 
-    def keys(self, holder: Holder) -> list[CellKey]:
+    def keys(self, holder: int) -> list[CellKey]:
         """Put a holder's sequence together again."""
         parts: list[list[CellKey]] = []
-        node: _Node[Holder] | None = self._ends.get(holder)
+        node: _Node | None = self._ends.get(holder)
         while node is not None:
             parts.append(node.keys)
             node = node.parent
@@ -134,12 +127,12 @@ class PrefixTree(Generic[Holder]):
 
     # -- the shape of the tree
 
-    def _plant(self, holder: Holder, name: Hashable) -> _Node[Holder]:
+    def _plant(self, holder: int, name: Hashable) -> _Node:
         """Find the root that a new holder begins at."""
         self._names[holder] = name
         return self._roots.setdefault(name, _Node([], None, set()))
 
-    def _grow(self, node: _Node[Holder], keys: list[CellKey], holder: Holder) -> _Node[Holder]:
+    def _grow(self, node: _Node, keys: list[CellKey], holder: int) -> _Node:
         """Add keys below a node that has no child for them."""
         if node.parent is not None and not node.children and node.holders == {holder}:
             node.keys += keys
@@ -148,7 +141,7 @@ class PrefixTree(Generic[Holder]):
         node.children[keys[0]] = child
         return child
 
-    def _split(self, node: _Node[Holder], length: int) -> _Node[Holder]:
+    def _split(self, node: _Node, length: int) -> _Node:
         """Put a new node above, with the first `length` keys; returns that one."""
         assert node.parent is not None
         assert 0 < length < len(node.keys)
@@ -159,7 +152,7 @@ class PrefixTree(Generic[Holder]):
         upper.children[node.keys[0]] = node
         return upper
 
-    def _leave(self, node: _Node[Holder], holder: Holder) -> _Node[Holder]:
+    def _leave(self, node: _Node, holder: int) -> _Node:
         """Take a holder out of a node; returns the node above."""
         parent = node.parent
         assert parent is not None
@@ -168,7 +161,7 @@ class PrefixTree(Generic[Holder]):
             del parent.children[node.keys[0]]
         return parent
 
-    def _nodes(self) -> Iterator[_Node[Holder]]:
+    def _nodes(self) -> Iterator[_Node]:
         stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()

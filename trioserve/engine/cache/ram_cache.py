@@ -50,8 +50,8 @@ class RamCache:
         self._can_cut = can_cut
         self._is_useful = is_useful
         self._entries: OrderedDict[int, CachedState] = OrderedDict()
-        self._tree: PrefixTree[int] = PrefixTree()  # of whole sequences
-        self._checkpoints: PrefixTree[int] = PrefixTree()
+        self._tree = PrefixTree()  # of whole sequences
+        self._checkpoints = PrefixTree()
         self.n_checkpoints = 0
         self._next = 0
 
@@ -91,7 +91,7 @@ class RamCache:
         self.n_checkpoints += entry.is_checkpoint
         self.size += len(entry.state)
 
-    def _tree_of(self, entry: CachedState) -> PrefixTree[int]:
+    def _tree_of(self, entry: CachedState) -> PrefixTree:
         return self._checkpoints if entry.is_checkpoint else self._tree
 
     def _all_checkpoints(self) -> list[int]:

@@ -178,7 +178,7 @@ class Sequences:
     def __init__(self, backend: Backend) -> None:
         self._backend, self._memory = backend, backend.memory
         self.all = [KVSequence(i) for i in range(backend.n_seqs)]
-        self._tree: PrefixTree[int] = PrefixTree()
+        self._tree = PrefixTree()
         self._window = backend.window
         self._cells = CellLedger(backend.n_seqs)
         self._n_unknown = 0  # cells that the ledger does not know yet
