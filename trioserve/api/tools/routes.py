@@ -134,7 +134,7 @@ class _StreamedCall:
         self._news = trio.Event()
 
     async def run(self) -> ToolResult:
-        """Call the tool. Raises as `ToolCalls.run`."""
+        """Call the tool. Raises as `ClientToolCalls.run`."""
         with observed_tool(self._life.observers, self._record):
             return await self._life.tool_calls.run(
                 self._tool, self._arguments, self._context, self._record
