@@ -18,7 +18,7 @@ from trioserve.errors import (
     ServerClosingError,
     StalledReaderError,
 )
-from trioserve.server.dispatch import UNREAD_BYTES, Dispatcher, Load, Mailbox, size_of
+from trioserve.server.dispatch import UNREAD_BYTES, Dispatcher, Mailbox, QueueLoad, size_of
 from trioserve.types import (
     Admitted,
     CancelReason,
@@ -121,7 +121,7 @@ async def test_what_waits_is_counted(engine: Engine, dispatcher: Dispatcher) -> 
     for mailbox in (one, two):
         dispatcher.close(mailbox)
     assert loads(dispatcher) == [(0, 0)] * 3 and len(dispatcher) == 0
-    assert dispatcher.queued_of("c") == Load(0, 0)
+    assert dispatcher.queued_of("c") == QueueLoad(0, 0)
 
 
 @pytest.mark.parametrize("ends_before", [False, True])

@@ -159,10 +159,10 @@ class TextGenerator:
         n: int,
     ) -> AsyncIterator[list[Stream]]:
         """See `Server.stream_all`."""
-        context.check_time()
         async with AsyncExitStack() as stack:
             hold = stack.enter_context(self._resources.memory.hold(context.client))
-            made = [await self._prompt_of(prompt, context, hold) for prompt in prompts]
+            with deadline_scope(context.deadline):
+                made = [await self._prompt_of(prompt, context, hold) for prompt in prompts]
             tasks = [task for each in made for task in await self._tasks(each, params, context, n)]
             yield [
                 stack.enter_context(self._requests.open(task, context, "text_completion"))
@@ -175,8 +175,7 @@ class TextGenerator:
         if not isinstance(prompt, MixedPrompt):
             return await self._tokenizer.prompt_of(prompt, fits=True)
         self._requests.check_room(context)
-        with deadline_scope(context.deadline):
-            return await self._prompts.media.prompt_of(prompt.parts, hold, add_special=True)
+        return await self._prompts.media.prompt_of(prompt.parts, hold, add_special=True)
 
     async def _tasks(
         self,
@@ -258,7 +257,6 @@ class TextGenerator:
         n: int,
     ) -> AsyncIterator[list[ChatStream]]:
         """See `Server.stream_chats`."""
-        context.check_time()
         choice = self._choice(chat)
         async with AsyncExitStack() as stack:
             hold = stack.enter_context(self._resources.memory.hold(context.client))

@@ -247,7 +247,6 @@ class ModelTranscriber:
             MemoryFullError: likewise, there is no room.
             TrioServeError: as `Server.stream_chat`.
         """
-        self.check(params)
         longest = _LONGEST_TIMED if params.timed else _LONGEST
         windows = await self._workers.offload(lambda _: windows_of(audio, longest))
         joiner, usage = Joiner(), TranscriptUsage()

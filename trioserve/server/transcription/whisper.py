@@ -194,7 +194,6 @@ class WhisperTranscriber:
             DeadlineExceededError: there is no time left.
             TranscriberError: the process could not start, has failed, or has ended.
         """
-        self.check(params)
         await self._take_turn(context)
         try:
             child = await self._ready(context.deadline)
