@@ -14,6 +14,7 @@ from trioserve import testing
     ("module", "old", "new"),
     [
         (trioserve, "Options", "GenerationParams"),
+        (trioserve, "Run", "AgentRun"),
         (trioserve, "TickRecord", "StepRecord"),
         (testing, "ticking", "stepping"),
     ],

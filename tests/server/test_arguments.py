@@ -104,3 +104,17 @@ async def test_several_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len({each.message.content for each in chats}) == 1
         with pytest.raises(InvalidRequestError, match="number of slots"):
             await read_all(server.stream_all(["a"], params, context=RequestContext(), n=4))
+
+
+async def test_the_old_ways_to_several_outputs_work_for_one_release_more() -> None:
+    async with serve(ScriptedBackend(n_slots=3)) as server:
+        params, context = await server.params({}), RequestContext()
+        with pytest.warns(DeprecationWarning, match="stream_all"):
+            completions = server.completions
+        outputs = await completions.complete(["a"], params, context, n=2)
+        assert [each.text for each in outputs] == ["A", "A"]
+        with pytest.warns(DeprecationWarning, match="stream_chats"):
+            chats = server.chats
+        assert len(await chats.answer(HI, params, ChatParams(), context, n=2)) == 2
+        async with chats.stream(HI, params, ChatParams(), context) as (stream,):
+            assert (await stream.read()).message.content
