@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.scripted_server import read, serve
@@ -57,17 +59,69 @@ async def test_slot_files_do_not_wait_for_an_engine_that_has_stopped(tmp_path: P
             nursery.cancel_scope.cancel()
 
 
-async def test_the_end_of_an_engine_waits_for_no_other_thread() -> None:
-    class Waiting:
-        def __init__(self) -> None:
-            self.ended = threading.Event()
+class Waiting:
+    """An engine in a step that ends when a test says so."""
 
-        def run(self) -> None:
-            self.ended.wait()
+    def __init__(self) -> None:
+        self.ended = threading.Event()
 
-        def stop(self) -> None:
+    def run(self) -> None:
+        self.ended.wait()
+
+    def stop(self) -> None:
+        pass
+
+
+async def test_an_engine_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trioserve.server.lifecycle.engine._JOIN_SECONDS", 0.0)
+    engine = Waiting()
+    with capture_logs() as logs:
+        async with in_thread(cast(EngineLoop, engine)):
             pass
+    engine.ended.set()
+    assert [one["event"] for one in logs] == ["the inference thread does not end, and is left"]
 
+
+async def test_a_backend_that_no_engine_takes_is_closed() -> None:
+    backend = ScriptedBackend()
+
+    @asynccontextmanager
+    async def refuse(_engine: EngineLoop) -> AsyncIterator[None]:
+        raise RuntimeError("can't start new thread")
+        yield
+
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError), flatten_subgroups=True):
+        async with Server(Config(), load=scripted(backend), drive=refuse):
+            pytest.fail("it has begun")
+    assert backend.closed
+
+
+async def test_an_end_that_takes_long_says_why(mock_clock: MockClock) -> None:
+    taken: list[trio.CapacityLimiter] = []
+    is_closing = trio.Event()
+
+    async def live() -> None:
+        async with serve() as server:
+            limiter = server.lifecycle.services.workers._threads
+            limiter.acquire_on_behalf_of_nowait(limiter)
+            taken.append(limiter)
+            is_closing.set()
+
+    async with trio.open_nursery() as nursery:
+        with capture_logs() as logs:
+            nursery.start_soon(live)
+            await is_closing.wait()
+            await wait_all_tasks_blocked()
+            assert not logs
+            mock_clock.jump(11)
+            await wait_all_tasks_blocked()
+        taken[0].release_on_behalf_of(taken[0])
+    assert [one["event"] for one in logs] == [
+        "the model is not freed yet: threads still work with it"
+    ]
+
+
+async def test_the_end_of_an_engine_waits_for_no_other_thread() -> None:
     engine = Waiting()
 
     async def live() -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 import attrs
@@ -70,6 +70,9 @@ class Loader(Protocol):
         """Load what the configuration names."""
 
 
+#: Seconds that a step may take to end, when the engine is to stop.
+_JOIN_SECONDS = 60.0
+
 #: Runs an engine for as long as a block lasts.
 Driver = Callable[[EngineLoop], AbstractAsyncContextManager[None]]
 
@@ -90,23 +93,23 @@ async def running_engine(
     strategy = load_strategy(config.strategy, config.max_tick_ms)
     if not config.cont_batching:
         strategy = AnswersFirst(strategy)
-    bridge = open_bridge()
-    try:
+    async with AsyncExitStack() as stack:
+        bridge = open_bridge()
+        stack.callback(bridge.close)
         backend = await load_backend(load, config, on_progress)
-        loop = _make_loop(config, backend, strategy, bridge.notify)
-        dispatcher = Dispatcher(
-            loop,
-            bridge,
-            unread_tokens=config.unread_tokens,
-            stall_timeout=config.stall_timeout,
-        )
-        async with drive(loop):
-            try:
-                yield loop, dispatcher
-            finally:
-                dispatcher.end_calls()
-    finally:
-        bridge.close()
+        async with AsyncExitStack() as owner:
+            owner.push_async_callback(_close, backend)
+            loop = _make_loop(config, backend, strategy, bridge.notify)
+            dispatcher = Dispatcher(
+                loop,
+                bridge,
+                unread_tokens=config.unread_tokens,
+                stall_timeout=config.stall_timeout,
+            )
+            await stack.enter_async_context(drive(loop))
+            owner.pop_all()  # from here on, the engine closes the backend
+        stack.callback(dispatcher.end_calls)
+        yield loop, dispatcher
 
 
 def _make_loop(
@@ -136,7 +139,8 @@ def _make_loop(
 async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
     """Run an engine on a thread of its own; stop and join it at the end, cancelled or not.
 
-    The engine stops after the step that runs, and closes its backend on its own thread.
+    The engine stops after the step that runs, and closes its backend on its own thread. A thread
+    that hangs in a step is left after a minute.
     """
     thread = threading.Thread(target=engine.run, name="trioserve-engine", daemon=True)
     thread.start()
@@ -146,7 +150,10 @@ async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
         engine.stop()
         with trio.CancelScope(shield=True):
             # A thread of its own: this cannot be given up, and all others may be taken.
-            await trio.to_thread.run_sync(thread.join, limiter=trio.CapacityLimiter(1))
+            limiter = trio.CapacityLimiter(1)
+            await trio.to_thread.run_sync(thread.join, _JOIN_SECONDS, limiter=limiter)
+        if thread.is_alive():
+            _log.error("the inference thread does not end, and is left", seconds=_JOIN_SECONDS)
 
 
 async def load_backend(
@@ -179,13 +186,18 @@ async def load_backend(
             await trio.to_thread.run_sync(work)
             nursery.cancel_scope.cancel()
     except BaseException:
-        with trio.CancelScope(shield=True):
-            for backend in loaded:
-                await trio.to_thread.run_sync(backend.close, limiter=trio.CapacityLimiter(1))
+        for backend in loaded:
+            await _close(backend)
         raise
     if failures:
         raise failures[0]
     return loaded[0]
+
+
+async def _close(backend: AnyBackend) -> None:
+    """Free a backend that no engine has, cancelled or not."""
+    with trio.CancelScope(shield=True):
+        await trio.to_thread.run_sync(backend.close, limiter=trio.CapacityLimiter(1))
 
 
 async def _set_when_cancelled(event: threading.Event) -> None:

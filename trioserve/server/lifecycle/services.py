@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import structlog
 import trio
 
+from trioserve.alongside import alongside
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import EngineLoop
@@ -26,6 +28,11 @@ from trioserve.server.prompts.text import ChatPrompts, Tokenizer
 from trioserve.server.transcription.model import ModelTranscriber
 from trioserve.server.transcription.transcript import Transcriber, Transcriptions
 from trioserve.server.transcription.whisper import WhisperSettings, WhisperTranscriber
+
+_log = structlog.stdlib.get_logger("trioserve.server")
+
+#: Seconds after which the log says what the end of an engine waits for.
+_DELAY = 10.0
 
 
 class EngineServices:
@@ -133,9 +140,16 @@ class EngineServices:
         self.admission.closed = True
         self.requests.end_all("The server was closed.")
         with trio.CancelScope(shield=True):
-            await self._loader.aclose()
-            if self._transcriptions is not None:
-                await self._transcriptions.aclose()
-            await self.workers.wait_idle()
-            if self.model.pooling is None:
-                await self.text.wait_idle()
+            async with alongside(_log_delay):
+                await self._loader.aclose()
+                if self._transcriptions is not None:
+                    await self._transcriptions.aclose()
+                await self.workers.wait_idle()
+                if self.model.pooling is None:
+                    await self.text.wait_idle()
+
+
+async def _log_delay() -> None:
+    """Say why the end takes long. There is no limit: a thread would read memory that was freed."""
+    await trio.sleep(_DELAY)
+    _log.warning("the model is not freed yet: threads still work with it", seconds=_DELAY)
