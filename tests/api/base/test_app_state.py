@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from trioserve.api.base.service import Service
+from trioserve.errors import ModelLoadError
 
 
 async def test_what_never_began_need_not_end() -> None:
@@ -21,3 +23,12 @@ async def test_what_never_began_need_not_end() -> None:
         was_stopped = stopped.is_set()
         await service.run()  # as an app may that was stopped before its task began
         assert was_stopped and stopped.is_set()
+
+
+async def test_each_request_has_the_failure_of_a_service_as_an_error_of_its_own() -> None:
+    service = Service()
+    service.failure = ModelLoadError("no such file")
+    for _ in range(2):
+        with pytest.raises(ModelLoadError, match="no such file"):
+            _ = service.server
+    assert service.failure.__traceback__ is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import math
@@ -214,6 +215,34 @@ def test_abort_of_another_server_does_nothing_and_says_so() -> None:
 
 def nothing() -> None:
     pass
+
+
+def test_abort_closes_a_socket_that_takes_no_options() -> None:
+    class Socket:
+        is_closed = False
+
+        def fileno(self) -> int:
+            return 3
+
+        def setsockopt(self, *_args: object) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    class Step:
+        """An object between an ASGI `send` and the socket."""
+
+        def __init__(self, **fields: object) -> None:
+            vars(self).update(fields)
+
+        async def pass_on(self) -> None: ...
+
+    sock = Socket()
+    server = Step(stream=Step(socket=sock))
+    http_stream = Step(send=Step(send=server.pass_on).pass_on)
+    assert connection.abort(http_stream.pass_on)
+    assert sock.is_closed
 
 
 async def test_a_send_that_takes_too_long_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -145,7 +145,8 @@ def abort(send: Callable[..., Awaitable[None]]) -> bool:
         return False
     if sock.fileno() != -1:
         # Drop what the kernel has buffered for a client that does not read it.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with suppress(OSError):  # some systems refuse that where the client has left
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
     return True
 
