@@ -12,7 +12,7 @@ import trio
 async def alongside(*functions: Callable[[], Awaitable[object]]) -> AsyncIterator[trio.Nursery]:
     """Run async functions for as long as a block lasts, then cancel them. More may be started.
 
-    An exception of the block comes out as it is, not in the group that a nursery makes of it.
+    An exception of the block comes out as it is, and not in the group of a nursery.
     When a function fails, the block is cancelled and the group comes out, with the exception of
     the block as its context. When a function fails while it is cancelled, the group has both.
     """
