@@ -147,8 +147,8 @@ class Projector(Protocol):
     ) -> Prompt:
         """Tokenize text, and cut media into chunks, with what the model wants around them.
 
-        From any thread. `stop` is asked now and then whether nobody wants more than the cells so
-        far; it gets their number.
+        May be called from any thread. `stop` gets the number of cells so far, now and then, and
+        returns whether the caller has given up.
 
         Raises:
             InvalidMediaError: the model cannot take one of the media; its `index` says which part.
@@ -167,7 +167,7 @@ class Projector(Protocol):
         """End the `encode` that runs within milliseconds; without one, nothing. From any thread."""
 
     def set_threads(self, count: int) -> None:
-        """Encode with so many threads, from the next node of the graph or the next chunk on."""
+        """Encode with `count` threads, from the next node of the graph or the next chunk on."""
 
 
 class Vocab(Protocol):
@@ -213,12 +213,12 @@ class Vocab(Protocol):
         """Turn text into token ids.
 
         `add_special` adds BOS and EOS where the model wants them; `parse_special` reads names of
-        control tokens in the text as those tokens; `is_fragment` says that the text follows other
-        text, and gets no space before it. `stop` is asked now and then, in this thread, whether
-        nobody wants more than the tokens so far; it gets their number.
+        control tokens in the text as those tokens; `is_fragment` means that the text follows other
+        text, so no space is put before it. `stop` runs in this thread now and then, gets the number
+        of tokens so far, and returns whether the caller has given up.
 
         Raises:
-            AbandonedError: `stop` said so.
+            AbandonedError: `stop` returned true.
         """
 
     def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
@@ -324,8 +324,8 @@ class KVMemory(Protocol):
     def rewind(self, seq: int, length: int, data: bytes) -> bool:
         """Put a sequence back to its first `length` positions.
 
-        `data` is what a partial `save` gave when this sequence, or another with the same beginning,
-        had so many. Returns whether it could; if not, the sequence is empty.
+        `data` is from a partial `save` of this sequence, or of another with the same beginning, at
+        that length. Returns whether it succeeded; if not, the sequence is empty.
         """
 
 
@@ -351,7 +351,7 @@ class ModelBackend(Protocol):
     thread_choices: tuple[range, range]
 
     def set_threads(self, count: int) -> None:
-        """Compute with so many threads from the next batch on."""
+        """Compute with `count` threads from the next batch on."""
 
     def close(self) -> None:
         """Free everything. Closing twice is fine."""
@@ -366,7 +366,7 @@ class Backend(ModelBackend, Protocol):
 
     @property
     def batch(self) -> Batch:
-        """The one batch, filled anew each step."""
+        """The one batch, refilled each step."""
 
     @property
     def memory(self) -> KVMemory:
@@ -504,7 +504,7 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
     vocab: Vocab
     #: What makes embeddings of media, for cells of them; None: the model takes text only.
     projector: Projector | None
-    #: The texts of one `compute`, each a sequence of its own, from position 0 on or continued.
+    #: The texts of one `compute`, one per sequence, from position 0 on or continued.
     batch: Batch
     pooling: str
     #: Numbers in an embedding; with pooling "rank", scores of a text.

@@ -31,10 +31,10 @@ class Watch:
 
 
 class Watchdog:
-    """Has a thread of its own, which begins with the first watch and ends with `close`.
+    """Interrupts overdue decodes, from a thread that the first watch starts and `close` ends.
 
-    Steps follow one another quickly, so the thread is not told of each. It sleeps until the decode
-    that it has seen would be overdue, and then looks at the one that runs.
+    Waking the thread for each step would cost too much. It sleeps until the decode that it has
+    seen would be overdue, and then looks at the one that runs.
 
     Args:
         interrupt: ends the decode that runs, from any thread.
@@ -144,7 +144,7 @@ class Threads:
         return counters
 
     def run(self, n_tokens: int, compute: Callable[[], None]) -> None:
-        """Compute a batch of so many tokens; raises what `compute` raises."""
+        """Compute a batch of `n_tokens` tokens; raises what `compute` raises."""
         governor = self._governor
         if self._encoder is not None and self._encoder.is_busy:
             self._run_beside(self._encoder, n_tokens, compute)
@@ -194,7 +194,7 @@ class Threads:
     def _ends_in_time(
         self, compute: Callable[[], None], timer: _Timer, seconds: float, watchdog: Watchdog
     ) -> bool:
-        """Compute; returns whether it came to its end. After so many seconds it may be ended."""
+        """Compute; returns whether it finished. After `seconds`, the watchdog may interrupt it."""
         watch = watchdog.begin(seconds, timer.has_lost_cores)
         try:
             compute()

@@ -1,11 +1,11 @@
 """The embedding engine: texts of several requests, packed into one batch a step.
 
-Requests that have their turn share the batches: each adds one text after another, round and
-round, until the batch is full, and another one begins in the next step. So a request with a
-thousand texts does not hold up the others.
+Requests share each batch in round robin: each adds one text at a time until the batch is full, and
+the next step starts with another request. So a request with a thousand texts does not hold up the
+others.
 
-A text with media comes in parts: what is before a chunk, the chunk, and what is after it. While it
-waits for a chunk to be encoded, other texts go on.
+A text with media is computed in parts: the text before a chunk, the chunk, and the text after it.
+While it waits for a chunk to be encoded, other texts are computed.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Piece:
 
 @attrs.define
 class Room:
-    """What is left of a batch while it is filled."""
+    """The room that a batch still has while it is filled."""
 
     rows: int
     cells: int  # of the KV cache
@@ -275,7 +275,7 @@ class EmbeddingEngine(EngineLoop):
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a task to go on with."""
+        """Whether a task can be computed now."""
         return not self._is_blocked and bool(self._running or len(self._waiting))
 
     def _obey(self, command: Command) -> None:
@@ -355,7 +355,7 @@ class EmbeddingEngine(EngineLoop):
     # -- media
 
     def _ask_for_media(self) -> None:
-        """Have the media of all requests encoded, and see who cannot go on without them."""
+        """Ask the encoder for the media of all requests, and mark the requests that wait for it."""
         if self.encoder is None:
             return
         self.encoder.want(
@@ -395,7 +395,7 @@ class EmbeddingEngine(EngineLoop):
     def _room(self) -> Room:
         backend, long = self._backend, self._long
         seqs = [seq for seq in reversed(range(backend.n_seqs)) if long is None or seq != long.seq]
-        # What the long text has and will have is kept for it, so that it can go on.
+        # All cells that the long text will need are reserved for it.
         n_cells = backend.n_ctx - (0 if long is None else len(long.text))
         return Room(backend.n_batch, n_cells, seqs, takes_long=long is None)
 
@@ -440,7 +440,7 @@ class EmbeddingEngine(EngineLoop):
             return None
         text = request.task.texts[request.index]
         stop = min(request.start + room.rows, text.part_from(request.start)[0])
-        if request.start:  # the long text goes on
+        if request.start:  # the long text is continued
             assert self._long is not None and self._long.stop == request.start
             return Piece(request, request.index, request.start, stop, self._long.seq)
         if not room.seqs:
@@ -490,7 +490,7 @@ class EmbeddingEngine(EngineLoop):
     # -- one step: collect
 
     def _collect(self, pieces: list[Piece]) -> None:
-        """Take the embeddings out, and end the requests that have all of theirs."""
+        """Collect the embeddings, and finish the requests that are complete."""
         backend = self._backend
         for piece in pieces:
             if backend.pooling == "none":

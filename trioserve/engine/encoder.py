@@ -17,10 +17,10 @@ from trioserve.types import MediaChunk
 
 _log = structlog.stdlib.get_logger("trioserve.engine")
 
-#: Bytes of embeddings that are remembered: of some hundred images, with most models.
+#: Bytes of embeddings that are kept: those of about a hundred images, with most models.
 DEFAULT_MEDIA_CACHE = 256 << 20
 
-#: Seconds that a thread takes for a cell, as long as nobody knows.
+#: Seconds that a thread is expected to take for a cell, until that has been measured.
 FIRST_WORK = 0.005
 
 
@@ -39,32 +39,32 @@ class _Job:
     chunk: MediaChunk
     threads: int
     begin: float  # monotonic
-    work: float  # seconds that it takes a thread, probably
+    work: float  # seconds that one thread would take, estimated
 
     def is_slow(self, count: int) -> bool:
-        """Whether it would be sooner at its end if it began again with so many threads."""
+        """Whether it would end sooner if it began again with `count` threads."""
         elapsed = monotonic() - self.begin
         return self.work / count < self.work / self.threads - elapsed
 
 
 class MediaEncoder:
-    """Encodes what requests need, one chunk at a time, in a thread of its own.
+    """Encodes the media that requests need, one chunk at a time, in a separate thread.
 
     Requests take turns. A chunk is encoded once for all that need it, and its embeddings are kept
-    as long as there is room. An encoding that nobody needs any more is ended. One whose interrupt
-    is lost, because it was about to begin, is ended in the next step.
+    as long as there is room. An encoding that no request needs any more is interrupted. If it had
+    not yet begun and missed the interrupt, the next step interrupts it.
 
     Args:
         projector: encodes.
         done: called, from the encoder's thread, when a chunk is encoded, or cannot be.
     """
 
-    #: Whether it has a thread. Without one, somebody has to call `encode_next`.
+    #: Whether it has a thread. Without one, the caller runs `encode_next`.
     has_thread = True
 
     def __init__(self, projector: Projector, done: Callable[[Encoded], None]) -> None:
         self._projector = projector
-        #: Bytes of embeddings that are remembered. What requests need next is kept in any case.
+        #: Bytes of embeddings that are kept. Those that requests need next are always kept.
         self.limit = DEFAULT_MEDIA_CACHE
         self._done = done
         self._changed = threading.Condition()
@@ -133,10 +133,10 @@ class MediaEncoder:
             return embeddings
 
     def set_threads(self, count: int) -> None:
-        """Encode with so many threads.
+        """Encode with `count` threads.
 
-        What is being encoded begins again where it has more. Where it has fewer and would be sooner
-        at its end, it does so once.
+        A running encoding with more threads than that begins again. One with fewer begins again at
+        most once, if it then ends sooner.
         """
         if count == self._threads:
             return
@@ -220,9 +220,10 @@ class MediaEncoder:
     # -- what comes next
 
     def _next(self) -> tuple[int, MediaChunk] | None:
-        """Choose what to encode, and for whom: the request whose last turn is longest ago.
+        """Choose a chunk to encode, and its request: the one whose last turn is longest ago.
 
-        A request that has what it needs next looks ahead as far as there is room for it.
+        For a request that has the chunk it needs next, later chunks are encoded ahead while there
+        is room.
         """
         for request in sorted(
             self._wishes, key=lambda request: (self._served.get(request, 0), request)

@@ -53,14 +53,13 @@ class Engine(EngineLoop):
     Args:
         backend: the model. The engine owns it, and closes it when its thread ends.
         strategy: how a step is shared between decode and prefill.
-        cache_ram: bytes of RAM for what leaves the KV cache.
-        max_idle: cells of a unified KV cache that may hold what no request uses, while some run;
-            the rest goes to RAM. None: any number.
-        checkpoints: how many there may be, where sequences cannot be cut.
-        context_shift: go on in a full context without its older half, rather than end. A text with
-            media ends.
-        notify, flush_interval: as an `EngineLoop` has them. A task's first and last token leave at
-            once.
+        cache_ram: bytes of RAM for sequences that leave the KV cache.
+        max_idle: cells of a unified KV cache that idle sequences may hold while requests run; the
+            others move to RAM. None: any number.
+        checkpoints: how many a model keeps whose sequences cannot be cut.
+        context_shift: in a full context, drop the older half and continue, rather than end. A text
+            with media ends.
+        notify, flush_interval: see `EngineLoop`. A task's first and last token are sent at once.
     """
 
     def __init__(
@@ -154,7 +153,7 @@ class Engine(EngineLoop):
     # -- what an idle slot has computed. Use these three through `call_slot`
 
     def save_slot(self, slot_id: int, owner: str) -> SlotState:
-        """Read what is there of a slot's last text; see `PrefixCache.save`.
+        """Read the cached part of a slot's last text; see `PrefixCache.save`.
 
         Raises:
             PermissionDeniedError: the text is not the owner's.
@@ -196,9 +195,9 @@ class Engine(EngineLoop):
         return self._scheduler.has_work
 
     def end_thinking(self, task_id: int) -> bool:
-        """Have a task close the reasoning that it is in. Use it through `call`.
+        """End the reasoning of a task. Use it through `call`.
 
-        Returns whether it runs, with a budget; one that is not in its reasoning goes on as it is.
+        Returns whether the task runs and has a budget; outside its reasoning, nothing changes.
         """
         request = self._scheduler.find(task_id)
         if request is None or request.reasoning is None:
@@ -263,7 +262,7 @@ class Engine(EngineLoop):
     def _ready(
         self, plan: StepPlan, rows: list[int]
     ) -> tuple[list[Slot], list[RequestState], list[int]]:
-        """Pick the slots that have logits to go on from, each with its request and its row."""
+        """Pick the slots that have logits to sample from, each with its request and its row."""
         if not plan.others:
             return plan.streams, plan.requests, rows
         slots, requests, n_streams = [*plan.streams], [*plan.requests], len(plan.streams)
@@ -329,9 +328,9 @@ class Engine(EngineLoop):
             self._shift(slot, request)
 
     def _shift(self, slot: Slot, request: RequestState) -> None:
-        """Make room in a full context. What is left is prefilled anew, at its new positions.
+        """Make room in a full context: the remaining tokens are prefilled at new positions.
 
-        Moving the positions in the KV cache would be quicker, but other sequences may share the
+        Moving the positions in the KV cache would be faster, but other sequences may share the
         cells, and the result would depend on tokens that are gone.
         """
         assert slot.seq is not None
@@ -434,7 +433,7 @@ class Engine(EngineLoop):
                 self._slot_calls.append(call)
 
     def _go_on_with(self, chunk: MediaChunk, error: TrioServeError | None) -> None:
-        """Let requests go on that have waited for a chunk, or end them if it cannot be encoded."""
+        """Resume the requests that waited for a chunk, or end them if it cannot be encoded."""
         for slot in self._scheduler.slots:
             slot.awaits_media = False  # until the next step, which looks again
             if error is not None and slot.needs(chunk):

@@ -35,7 +35,7 @@ class Submit:
 
 @attrs.frozen
 class Cancel:
-    """Drop a task, wherever it is. Unknown or finished ones are no error: the two may cross."""
+    """Drop a task, queued or running. Unknown and finished ones are ignored: they may cross."""
 
     task_id: int
 
@@ -95,8 +95,8 @@ class Inbox:
         return commands
 
 
-#: Seconds for which the inference thread rests after a first token. Without a rest the event loop
-#: competes with `llama_decode` for a core, and the token reaches its reader 1 to 2 ms later.
+#: Seconds that the inference thread sleeps after a first token. Otherwise the event loop competes
+#: with `llama_decode` for a core, and the token reaches its reader 1 to 2 ms later.
 REST = 1e-4
 
 
@@ -122,7 +122,7 @@ class EngineLoop(abc.ABC):
         #: The LoRA adapters that were loaded. Their ids are their places.
         self.adapters: Sequence[AdapterInfo] = ()
         self.inbox = Inbox()
-        #: Has the projector make them, in a thread of its own.
+        #: Runs the projector in a separate thread.
         self.encoder: MediaEncoder | None = None
         if self.projector is not None:
             self.encoder = MediaEncoder(self.projector, self.inbox.put)
@@ -131,15 +131,15 @@ class EngineLoop(abc.ABC):
         self.failure: EngineError | None = None
         #: The inference thread, once it runs.
         self.thread_id: int | None = None
-        #: What measures steps, in seconds. A test replaces it, so that it decides what they take.
+        #: The clock that measures steps, in seconds. A test may replace it.
         self.clock: Callable[[], float] = monotonic
         #: When the last step began. While there is work, it advances.
         self.heartbeat = self.clock()
-        #: Where a record of each step goes; whoever reads them takes them out. Replace, not change.
+        #: Each gets a record of every step; its reader pops them. Replace the tuple to change it.
         self.watchers: tuple[deque[StepRecord], ...] = ()
         #: Records made so far.
         self.n_records = 0
-        #: What is in the batch of this step, if somebody watches: slots, and tokens of each kind.
+        #: The batch of this step, if there are watchers: slots, and tokens of each kind.
         self._in_batch = (0, 0, 0)
         self._notify = notify
         self._outbox: list[EngineEvent | Chunks] = []
@@ -174,7 +174,7 @@ class EngineLoop(abc.ABC):
         self.inbox.put(Pause(task_id))
 
     def resume(self, task_id: int) -> None:
-        """Let a paused task go on."""
+        """Resume a paused task."""
         self.inbox.put(Pause(task_id, paused=False))
 
     def call(self, function: Callable[[], None]) -> None:
@@ -186,7 +186,7 @@ class EngineLoop(abc.ABC):
         self.inbox.put(Stop())
 
     def take(self) -> list[EngineEvent | Chunks]:
-        """Take all that is there, oldest first."""
+        """Take all pending events, oldest first."""
         with self._outbox_lock:
             events, self._outbox = self._outbox, []
         return events

@@ -13,10 +13,10 @@ from trioserve.engine.slot import RequestState
 from trioserve.errors import TrioServeError
 from trioserve.types import Chunk, Chunks, FinishReason, GenerationParams, TokenId, TokenProbs
 
-#: With fewer tokens in a step, handing them out takes longer than sampling them.
+#: With fewer tokens in a step, distributing them to threads takes longer than sampling them.
 MIN_PARALLEL = 4
-#: The most tokens to take at once that a grammar leaves no choice about: what a step may have of a
-#: prompt beside streams, whatever it costs.
+#: The most tokens to take at once that a grammar leaves no choice about. A step may always have
+#: this many prompt tokens beside its streams.
 MAX_AHEAD = 16
 
 

@@ -126,11 +126,11 @@ _HELD, _FOLDS, _ID, _LAST = (
 class StepPlan:
     """What a step decodes: the newest tokens of outputs, drafts, and parts of prompts.
 
-    Nearly all of it are outputs without a draft, up to hundreds, so what is needed of these is in
-    columns. With media there is nothing else.
+    Nearly all of these are outputs without a draft, up to hundreds, so their data is in columns.
+    A step with media has nothing else.
 
     Args:
-        streams: slots in decode that have no draft: each goes on by its newest token.
+        streams: slots in decode that have no draft: each adds its newest token.
         others: drafts and prompts.
         by_sequence: the rows of a batch are to be in the order of their sequences. In a split KV
             cache, llama.cpp computes those together whose sequences have consecutive numbers.
@@ -154,7 +154,7 @@ class StepPlan:
         self.requests: list[RequestState] = list(map(_REQUEST, streams))
         self.seqs: list[KVSequence] = list(map(_SEQ, streams))
         self.keys: list[CellKey] = list(map(_LAST, map(_KEYS, self.requests)))  # the newest of each
-        self.n_decode = self.n_cells = len(streams)  # outputs that go on; cells that it fills
+        self.n_decode = self.n_cells = len(streams)  # outputs in decode; cells that it fills
         self.n_prefill = 0  # cells of prompts
         for work in others:
             self.n_cells += work.n_cells
@@ -199,21 +199,21 @@ def _sequence(slot: Slot) -> int:
     return slot.seq.id
 
 
-#: Seconds for which one set of adapters keeps the turn while others wait. To change adapters takes
-#: llama.cpp a few milliseconds, in which it plans its buffers.
+#: Seconds that one set of adapters keeps its turn while others wait. Changing adapters takes a few
+#: milliseconds, because llama.cpp plans its buffers again.
 TURN_S = 0.02
 
 
 class Planner:
-    """Fills steps.
+    """Chooses what each step decodes.
 
     A batch has tokens or embeddings of media, never both. So a step with media holds up the
-    streams, and one with nothing but their tokens follows. For the strategy, the two are one::
+    streams, and a step with only their tokens follows it. The strategy counts both as one step::
 
         one step | media of prompts | tokens of streams |
         another  | tokens of prompts and of streams     |
 
-    While some prompts go on with media and others with tokens, they take turns.
+    Prompts that have media next and prompts that have tokens next take turns.
 
     Args:
         strategy: how a step is shared between decode and prefill.
@@ -301,9 +301,9 @@ class Planner:
         return [slot for slot, its in active if its == turn]
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """Tell the strategy what a step has cost.
+        """Report the cost of a step to the strategy.
 
-        One with media, for which streams have waited, counts with that in which they go on.
+        A step with media that held up streams is counted together with their next step.
         """
         n_cells, before = self._held_up
         n_cells, seconds = n_cells + plan.n_prefill, before + seconds
@@ -316,7 +316,7 @@ class Planner:
     # -- media
 
     def ask_for_media(self, slots: Sequence[Slot]) -> None:
-        """Have the media of prompts encoded, and see which slots cannot go on without them."""
+        """Ask the encoder for the media of prompts, and mark the slots that wait for it."""
         prompts = []
         for slot in slots:
             request = slot.request
@@ -333,7 +333,7 @@ class Planner:
             slot.awaits_media = chunk is not None and self._encoder.get(chunk) is None
 
     def _whose_kind(self, prompts: list[Slot], has_streams: bool) -> list[Slot]:
-        """Pick the prompts that go on with tokens, or those that go on with media."""
+        """Pick the prompts that have tokens next, or those that have media next."""
         media = [slot for slot in prompts if slot.is_at_media]
         if not media:
             return prompts

@@ -47,10 +47,10 @@ class WaitingQueue(Generic[_Request]):
     each task, and the client that is furthest behind goes first. So clients take turns, however
     many tasks one of them has sent, and a weight of 2 gets two turns.
 
-    A task that waits rises, up to the highest priority that anybody in the queue has: low
-    priorities are not starved, and equal ones stay equal. A request that was preempted for want
-    of room comes before all others: it has had its turn. One that gave way because its reader
-    stalled takes another turn.
+    A waiting task rises in priority, up to the highest one in the queue: low priorities do not
+    starve, and equal ones stay equal. A request that was preempted for lack of room comes before
+    all others, because it has had its turn. One that lost its slot because its reader stalled
+    waits for another turn.
     """
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:

@@ -48,7 +48,7 @@ class ReasoningScanner:
     def __init__(self, thinking: Thinking) -> None:
         self._start = thinking.start.encode()
         self._end = StringScanner((thinking.end,))
-        self._head = b""  # what there is before it is clear whether reasoning begins
+        self._head = b""  # the output so far, until it is clear whether reasoning begins
         self.inside = thinking.begun
 
     def fork(self) -> ReasoningScanner:

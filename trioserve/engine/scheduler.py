@@ -31,13 +31,13 @@ class Scheduler:
         self._n_outputs = backend.n_outputs
         self.cache = cache
         self.planner = planner
-        #: Slots that were given to requests, and requests that have lost theirs, until the engine
-        #: has told of them.
+        #: Slots that requests got, and requests that lost theirs, until the engine has reported
+        #: them.
         self.admitted: list[Slot] = []
         self.preempted: list[RequestState] = []
         self._step = 0
-        #: All slots wait for the encoder, and what was admitted beside them has had no room. The
-        #: next step comes when one of them goes on, or when a request comes, goes or is paused.
+        #: All slots wait for the encoder, and the requests admitted since have no room. The next
+        #: step comes when a slot has its media, or when a request arrives, leaves or is paused.
         self._is_blocked = False
 
     # -- what comes in and goes out
@@ -48,7 +48,7 @@ class Scheduler:
         self.waiting.push(request)
 
     def find(self, task_id: int) -> RequestState | None:
-        """Find a request, wherever it is."""
+        """Find a request, waiting or in a slot."""
         for slot in self.slots:
             if slot.request is not None and slot.request.task.id == task_id:
                 return slot.request
@@ -67,7 +67,7 @@ class Scheduler:
         yield from self.stalled.values()
 
     def remove(self, task_id: int) -> RequestState | None:
-        """Take a request out, wherever it is. Its slot is idle from now on."""
+        """Remove a request, waiting or in a slot. Its slot becomes idle."""
         self._is_blocked = False
         for slot in self.slots:
             if slot.request is not None and slot.request.task.id == task_id:
@@ -75,7 +75,7 @@ class Scheduler:
         return self.waiting.remove(task_id) or self.stalled.pop(task_id, None)
 
     def pause(self, task_id: int, paused: bool) -> None:
-        """Keep a request out of the steps, or let it go on.
+        """Pause or resume a request.
 
         A paused request keeps its slot until another one wants it, and then waits for its turn
         again.
@@ -128,7 +128,7 @@ class Scheduler:
     # -- drafts
 
     def rows_for_drafts(self) -> int:
-        """How many rows of the batch no draft has yet; each slot has another one of its own.
+        """How many rows of the batch drafts may still take, besides one for each slot.
 
         0 where sequences cannot be cut.
         """
@@ -159,7 +159,7 @@ class Scheduler:
         self.cache.held.cut(slot.seq, len(slot.seq.held) - n_cells)
 
     def drop_drafts(self) -> bool:
-        """Go on without drafts; returns whether there were any."""
+        """Drop all drafts; returns whether there were any."""
         requests = [
             slot.request for slot in self.slots if slot.request is not None and slot.request.draft
         ]
@@ -207,9 +207,9 @@ class Scheduler:
             self.cache.keep_checkpoint(slot.seq)
 
     def _admissible(self) -> Iterator[tuple[RequestState, Slot]]:
-        """Go through the requests that can start now, each with its slot, in order of arrival.
+        """Yield the requests that can start now, each with its slot, in order of arrival.
 
-        The slot is idle, or else its request is paused and gives way.
+        The slot is idle, or its request is paused and loses it.
         """
         free = [slot for slot in self.slots if slot.request is None or slot.request.paused]
         if not free:
@@ -251,9 +251,9 @@ class Scheduler:
         )
 
     def _fits(self, request: RequestState) -> bool:
-        """Whether the request's tokens, and one more, fit beside what runs already.
+        """Whether the request's tokens, and one more, fit beside the running requests.
 
-        What idle sequences and those of paused requests hold does not count: it gives way.
+        Cells of idle sequences and of paused requests do not count: they can be freed.
         """
         active = [
             slot for slot in self.slots if slot.request is not None and not slot.request.paused
@@ -270,9 +270,9 @@ class Scheduler:
     def _make_room(self) -> None:
         """Free cells until every request has room for what is pending.
 
-        First kept sequences go, the one unused for longest first, and then drafts. Then paused
-        requests give way. Then the request that matters least goes back to the queue, with its
-        output.
+        Kept sequences are freed first, least recently used first, and then drafts. Then paused
+        requests lose their slots. Then the request with the lowest priority returns to the queue,
+        with its output.
         """
         while self.cache.held.taken + self._n_pending() > self.n_ctx:
             if self.cache.evict_one() or self.drop_drafts():
@@ -305,7 +305,7 @@ class Scheduler:
             "a paused request waits for its turn"
         )
         assert all(request.paused for request in self.stalled.values()), (
-            "a request that could go on does not"
+            "a request that could run is stalled"
         )
         assert self.cache.held.taken <= self.n_ctx, "more cells than there are"
         in_use = [slot.seq.id for slot in self.slots if slot.seq is not None]

@@ -120,13 +120,13 @@ class RequestState(QueuedRequest):
         return self.reasoning is None or self.reasoning.is_over
 
     def shift(self, n_ctx: int, n_bos: int) -> int:
-        """Take out `n_discard` tokens after the first ones, or half, to go on without them.
+        """Discard `n_discard` tokens after the first ones, or half of the rest.
 
         ::
 
             | keep | discarded | newer ones |  becomes  | keep | newer ones |
 
-        Returns how many are kept at the beginning: `n_keep`, and those that begin any text.
+        Returns how many are kept at the beginning: `n_keep`, and BOS tokens.
         """
         params = self.task.params
         n_keep = self.n_prompt if params.n_keep < 0 else params.n_keep + n_bos
@@ -142,7 +142,7 @@ class RequestState(QueuedRequest):
         return n_keep
 
     def close_thinking(self) -> None:
-        """Have the output go on with the end of its reasoning, if that has to end now."""
+        """Force the end of the reasoning, if it has to end now."""
         if self.reasoning is not None and self.text.is_whole:
             self.forced += self.reasoning.closing()
 
@@ -170,10 +170,10 @@ class RequestState(QueuedRequest):
             self.sampler = None
 
     def progress(self, n_held: int, n_batch: int) -> Progress | None:
-        """Say how much of the prompt is there, if the task asks for it, and it is due.
+        """Report how much of the prompt is computed, if the task asks for it and a report is due.
 
-        That is as the prompt begins, after each batch of it, however many steps that took, and at
-        its end: a client counts as many reports as llama-server sends.
+        A report is due as the prompt begins, after each `n_batch` tokens, and at its end, whatever
+        the number of steps: a client gets as many reports as llama-server sends.
         """
         if not self.task.params.return_progress:
             return None
@@ -232,12 +232,12 @@ class Slot:
     id: int
     request: RequestState | None = None
     seq: KVSequence | None = None
-    in_decode: bool = False  # the request has logits to go on from, one token a step
-    awaits_media: bool = False  # its prompt has come to a chunk that is not encoded yet
+    in_decode: bool = False  # the request has logits to sample from: one token a step
+    awaits_media: bool = False  # its prompt has reached a chunk that is not encoded yet
     last_used: int = 0  # the step in which it was last given up
     last_task: Task | None = None
-    #: While it is idle: the keys of what it computed last, and their root. Its sequence may be
-    #: anything by now; the prefix cache knows what is left of them.
+    #: While it is idle: the keys of its last text, and their root. Its sequence may hold another
+    #: text by now; the prefix cache knows which of the keys are still cached.
     kept: list[CellKey] = attrs.field(factory=list)
     root: CacheRoot = attrs.field(factory=CacheRoot)
 
@@ -293,7 +293,7 @@ class Slot:
 
     @property
     def is_at_media(self) -> bool:
-        """Whether it goes on with media."""
+        """Whether media comes next in its prompt."""
         return self.media_now() is not None
 
     @property

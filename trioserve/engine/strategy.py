@@ -8,11 +8,11 @@ from typing import Protocol
 
 from trioserve.errors import ConfigError
 
-#: From so many rows on, flash attention on a CPU reads the KV cache once for all of them (ggml's
-#: `GGML_FA_TILE_Q`). Deep in a long prompt this makes a token 2 to 12 times as cheap.
+#: From this many rows on, flash attention on a CPU reads the KV cache once for all of them (ggml's
+#: `GGML_FA_TILE_Q`). Deep in a long prompt this makes a token 2 to 12 times cheaper.
 TILE = 64
-#: Prompts get this many tokens a step at least, so that they come to an end. Steps with fewer say
-#: too little of what tokens cost.
+#: Prompts get at least this many tokens a step, so that they finish. Steps with fewer say too
+#: little about what tokens cost.
 MIN_TOKENS = 16
 
 
@@ -36,9 +36,9 @@ class PrefillCosts:
     DEEPER = 1.15
     #: A tile makes the step longer; it has to make a token cheaper by this factor.
     TILE_GAIN = 0.85
-    #: A new cost counts as at most so many times the average: others may have had the cores.
+    #: A new cost counts as at most this many times the average: others may have had the cores.
     MOST = 2.0
-    #: After so many steps that were smaller, a tile is tried again.
+    #: After this many smaller steps, a tile is tried again.
     RETRY = 4
 
     def __init__(self) -> None:
@@ -68,11 +68,11 @@ class PrefillCosts:
                 self._large_s = self._average(self._large_s, rest / n_prefill, 2 * self.WEIGHT)
 
     def _rows(self, n_prefill: int, n_decode: int) -> int:
-        """Count the rows of which a step makes tiles."""
+        """Count the rows that a step computes in tiles."""
         return n_prefill + (n_decode if self.unified else -(n_decode > 0))
 
     def filling(self, n_rows: int, n_decode: int) -> int:
-        """How many prompt tokens make so many rows, or a tile more, with whatever decodes."""
+        """How many prompt tokens fill `n_rows` rows, or a tile more, with the streams in decode."""
         if not self.unified:
             return n_rows + (n_decode > 0)
         n_tokens = n_rows - n_decode % TILE
@@ -99,16 +99,16 @@ class PrefillCosts:
         return bool(self._large_s)
 
     def tile_pays(self, n_tokens: int, ahead_s: float) -> bool:
-        """Whether a prompt is to have so many tokens, which make a tile, and not fewer.
+        """Whether a prompt should get these tokens, which fill a tile, rather than fewer.
 
         Args:
             n_tokens: how many.
-            ahead_s: seconds that streams may be ahead, so that they do not miss a step as long.
+            ahead_s: seconds that streams may be ahead: they do not notice a step of that length.
         """
-        seconds = self.large_seconds(n_tokens)  # 0: nobody knows, and the tile shows it
+        seconds = self.large_seconds(n_tokens)  # 0: not measured, so try a tile
         if seconds < ahead_s:
             return True
-        # What others have made dear would stay so, without another try.
+        # Without a retry, a cost that other processes raised would never fall.
         is_due = self._n_small >= self.RETRY and seconds < 2 * ahead_s
         return is_due or self._large_s < self._small_s * self.TILE_GAIN
 
@@ -150,7 +150,7 @@ class PacedStrategy:
         slowdown: how much slower streams may become while prompts come in.
     """
 
-    #: The pace as long as nobody knows what decoding takes.
+    #: The pace until the time of a decode has been measured.
     DEFAULT_PACE_S = 0.05
     #: Rows that long prompts get once the streams are so far ahead that they do not miss them: a
     #: token costs a third less than in the smallest tile, and no less in any larger one.
@@ -166,7 +166,7 @@ class PacedStrategy:
         self._max_step_s = max_tick_ms / 1e3
         self._slowdown = slowdown
         self._costs = PrefillCosts()
-        #: Seconds by which streams are ahead of their pace; below 0: behind.
+        #: How many seconds streams are ahead of their pace; below 0: behind.
         self._lead_s = 0.0
         #: Seconds between two tokens of a stream while prompts come in, and 0 while none do.
         self.pace = 0.0
@@ -333,7 +333,7 @@ class AnswersFirst(BatchStrategy):
         self._strategy = strategy
 
     def begin(self, *, unified: bool) -> None:
-        """Let the other strategy know."""
+        """Pass it on to the wrapped strategy."""
         self._strategy.begin(unified=unified)
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
@@ -348,7 +348,7 @@ class AnswersFirst(BatchStrategy):
 
 
 def share_out(pending: Sequence[int], budget: int, first: int | None = None) -> list[int]:
-    """Give the oldest prompt so many tokens, by default half, and the rest to the shortest ones."""
+    """Give the oldest prompt `first` tokens, by default half, and the rest to the shortest ones."""
     shares = [0] * len(pending)
     shares[0] = min(pending[0], -(-budget // 2) if first is None else first)
     left = budget - shares[0]

@@ -5,10 +5,10 @@ core with another process, all of them stand still while that one runs, and a de
 hundred times as long. Fewer threads, each with a core to itself, are then much faster.
 
 Threads that wait for each other poll, so on a quiet machine `n` of them use `n` seconds of CPU
-time a second. If they get less, or if steps take much longer than such steps did before, a trial
-compares fewer threads with those in use. While there are fewer than the most, a trial compares
-more of them every now and then. A trial takes a few steps, ends early if it goes badly, and comes
-later and later after others that failed.
+time a second. If they get less, or if steps take much longer than before, a trial compares fewer
+threads with the current number. Below the maximum, a trial now and then compares more threads. A
+trial takes a few steps and ends early if it goes badly. Each failure doubles the time until the
+next one.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import math
 
 import attrs
 
-#: A batch of so many tokens is heavy: its threads have much to do before they meet.
+#: A batch of this many tokens is heavy: its threads compute for long before they synchronize.
 HEAVY = 32
 
-#: Steps that are looked at together: so many, or those of so many seconds.
+#: Steps are judged in windows of this many steps, or of this many seconds.
 WINDOW = 8
 WINDOW_S = 0.3
-#: There is no longer pause between them. After one, the machine may do other things.
+#: A longer pause starts a new window: the load on the machine may have changed.
 MAX_PAUSE_S = 2.0
 
-#: Steps are suspicious if the threads did not get so many of the cores that they could have used,
+#: Steps are suspicious if the threads got this many cores less than they could have used,
 LOST_CORES = 0.3
 #: or if they take this many times as long as usual.
 SLOW = 1.5
-#: What is usual rises by so much in a window: steps take longer as texts grow.
+#: The usual cost rises by this factor in a window: steps take longer as texts grow.
 DRIFT = 1.02
 
-#: A trial succeeds if its steps take at most so much of the time. With so little of it, there is no
-#: need to look again at the threads in use.
+#: A trial succeeds if its steps take at most this share of the usual time. At `CLEAR`, it need not
+#: be compared with the current number of threads again.
 GAIN = 0.9
 CLEAR = 0.1
 #: It ends early if each of its first steps takes this many times as long, or any one far longer.
@@ -42,19 +42,19 @@ HOPELESS = 1.1
 EARLY = 3
 FAR_LONGER = 1.5
 
-#: A step may be given up if it takes this many times as long as usual, and so many seconds.
+#: A step may be interrupted once it takes this many times the usual time, and this many seconds.
 OVERDUE = 2.5
 MIN_LIMIT_S = 0.02
 
-#: Seconds between trials. They double with each one that fails. For more threads, they pass while
-#: nothing runs, too: whatever took the cores may be gone. For fewer, only steps count.
+#: Seconds between trials, doubled by each failure. For a trial of more threads, idle time counts
+#: too: what took the cores may be gone. For fewer, only the time of steps counts.
 MIN_WAIT_S = 0.5
 MAX_WAIT_S = 60.0
-#: They last for so many times what the last trial has lost; and where one of fewer threads has just
-#: succeeded, for so many times what each of its steps has saved.
+#: The wait is this many times what the last trial lost; after a success with fewer threads, this
+#: many times what each of its steps saved.
 PER_LOSS = 10.0
 PER_GAIN = 3.0
-#: More threads were a failure, too, if they did not last for so many seconds.
+#: A trial of more threads failed, too, if they were not kept for this many seconds.
 LASTING_S = 10.0
 
 
@@ -134,11 +134,11 @@ class _Trial:
 
     @property
     def saved(self) -> float:
-        """Seconds by which each of its steps was shorter than usual."""
+        """How many seconds each of its steps was shorter than usual."""
         return self.steps.seconds / len(self.steps.costs) * (self.usual / self.steps.cost - 1)
 
     def add(self, step: Step) -> bool | None:
-        """Add a step; returns whether the trial has succeeded or failed, None while it goes on."""
+        """Add a step; returns whether the trial has succeeded or failed, None while it runs."""
         steps, again = self.steps, self.again
         (again if steps.is_full else steps).add(step)
         if len(steps.costs) >= EARLY and min(steps.costs) > HOPELESS * self.usual:
@@ -164,7 +164,7 @@ class _Waits:
     failures: int = 0
 
     def fail(self, now: float, lost: float = 0.0) -> None:
-        """Wait for twice as long, or longer where so many seconds were lost."""
+        """Postpone the next trial, for longer if `lost` seconds were lost; double the wait."""
         self.failures += 1
         self.next = now + min(max(self.wait, PER_LOSS * lost), MAX_WAIT_S)
         self.wait = min(2 * self.wait, MAX_WAIT_S)
@@ -299,10 +299,10 @@ class _Governed:
 
 
 class ThreadGovernor:
-    """Says how many threads compute a step. It is used by the inference thread.
+    """Chooses how many threads compute a step. Use it from the inference thread only.
 
-    Steps of few tokens and of many have numbers of their own. Those of many tokens are rarer, so
-    where there is nothing known of them, their number follows the other one.
+    Light steps (few tokens) and heavy steps (many) have separate numbers. Heavy steps are rarer, so
+    until they have been measured, their number follows the other one.
 
     Args:
         light: how many threads a step of few tokens may have, from the fewest to the most.

@@ -1,4 +1,4 @@
-"""The cheapest way to start a prompt: from a KV sequence, from RAM, from a checkpoint, or anew."""
+"""The cheapest start of a prompt: a KV sequence, a copy in RAM, a checkpoint, or from scratch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from trioserve.errors import InvalidRequestError, KVCacheFullError, UnavailableE
 from trioserve.types import CacheRoot, CellKey, Prompt, SlotState
 from trioserve.types.media import whole_chunks
 
-#: The last tokens of a prompt may be others next time, even where the text goes on from there:
-#: its last word may become longer.
+#: The last tokens of a prompt may differ next time, even if its text is continued: the last word
+#: may become longer.
 UNCERTAIN_END = 4
 
 
@@ -27,10 +27,10 @@ class CheckpointRules:
 
     #: For each slot, on average.
     per_slot: int = 32
-    #: A long prompt has one after each so many cells, besides those at positions that are known to
+    #: Cells between two checkpoints of a long prompt, besides those at positions that are known to
     #: be good; 0: only those.
     step: int = 8192
-    #: Two positions that are at most so many cells apart are as good as one.
+    #: Two positions that are at most this many cells apart count as one.
     min_gap: int = 16
 
 
@@ -90,8 +90,8 @@ def next_checkpoint(positions: list[int], n_held: int) -> int | None:
 #: 100 % slower, and decode 6 to 48 %.
 MAX_IDLE = 256
 
-#: A sequence is copied to RAM where at least one token in so many is its own. Where others hold
-#: nearly all of it, the rest is computed again sooner than all of it is copied.
+#: A sequence is copied to RAM if at least one token in this many is in no other sequence. Computing
+#: fewer tokens again is faster than copying the whole sequence.
 OWN_SHARE = 16
 
 
@@ -181,7 +181,7 @@ class PrefixCache:
         kept = [seq for seq in holders if not seq.running]
         for seq in kept:
             if len(seq.held) == length:
-                return seq  # it goes on where it ended, and nothing is lost
+                return seq  # the prompt continues the whole sequence, so nothing is lost
         if length >= self.min_shared and (self.unified or not kept):
             others = [seq for seq in self.held.idle() if seq not in holders]
             if others:
@@ -279,10 +279,10 @@ class PrefixCache:
     # -- where sequences cannot be cut
 
     def checkpoint_positions(self, prompt: Prompt, seq: KVSequence) -> list[int]:
-        """Choose where the prefill of a prompt stops for a checkpoint, given what is there of it.
+        """Choose where the prefill of a prompt stops for a checkpoint; `seq` holds its beginning.
 
-        That is before a chunk of media rather than within it. Where it starts at a checkpoint,
-        there is none soon after.
+        A checkpoint comes before a chunk of media rather than within it. A prefill that starts at
+        a checkpoint makes no other one soon after.
         """
         if not self._keeps_checkpoints:
             return []
@@ -342,15 +342,15 @@ class PrefixCache:
     # -- to a file and back
 
     def save(self, keys: list[CellKey], root: CacheRoot) -> SlotState:
-        """Read what is there of a text, from the KV cache or from RAM.
+        """Read as much of a text as the KV cache or RAM holds.
 
-        That is the sequence which holds all of it, even if another request has gone on from there;
-        else the longest one that is a beginning of it; else nothing, with a state that says so.
-        There must be a sequence that does not run.
+        That is the sequence that holds all of it, even if another request has continued it; else
+        the longest one that is a beginning of it; else an empty state. At least one sequence must
+        not be running.
 
         Raises:
-            UnavailableError: another request has gone on from there, and is within a chunk of
-            media.
+            UnavailableError: another request has continued the sequence, and is within a chunk
+            of media.
         """
         seq, key = self._best(keys, root)
         if seq is None and key is not None:

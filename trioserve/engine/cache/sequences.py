@@ -125,7 +125,7 @@ class KVSequence:
     running: bool = False
     last_used: int = 0
     #: Where chunks of media end that have fewer positions than cells: the number of cells up to
-    #: there, and how many of those have no position of their own.
+    #: that end, and how many of them add no position.
     folds: list[tuple[int, int]] = attrs.field(factory=list)
 
     def position(self, cell: int) -> int:
@@ -185,7 +185,7 @@ class Sequences:
         #: Sequences that llama.cpp copies with the next decode, and those that it copies to.
         self._sources: set[int] = set()
         self._targets: set[int] = set()
-        #: The state that was read last, and of which sequence: it may be copied several times.
+        #: The state that was read last, and its sequence: it may be copied several times.
         self._state: tuple[int, bytes] | None = None
 
     @property
@@ -207,7 +207,7 @@ class Sequences:
         return taken
 
     def shareable(self, length: int) -> int:
-        """How many cells a copy of so many does not take."""
+        """How many cells a copy of `length` cells shares with its source."""
         return max(0, length - self._window)
 
     def _in_windows(self, seqs: Iterable[KVSequence]) -> int:

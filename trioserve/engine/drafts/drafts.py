@@ -41,7 +41,7 @@ class Balance:
     def add(self, n_accepted: int, n_streams: int, cost: float) -> None:
         """Count a step that took `cost` times as long as one without drafts.
 
-        Drafts have brought its streams so many tokens, all together.
+        Drafts have gained its `n_streams` streams `n_accepted` tokens in all.
         """
         self._steps = min(self.MOST, self._steps + n_accepted / n_streams - (cost - 1))
 
@@ -51,12 +51,12 @@ class Balance:
             self._steps += self.ALLOWANCE
 
 
-#: The most tokens of a guess by a drafter that is free. What is right of it is used in many steps.
+#: The most tokens of a guess by a drafter that costs nothing. Its right tokens serve many steps.
 MAX_GUESS = 64
-#: A drafter whose drafts do not pay is asked again after one step, two, four, up to so many. It is
-#: asked for so many tokens, because two rows may cost nearly as much as six.
+#: A drafter whose drafts do not pay gets another try after 1 step, then 2, 4, up to `MAX_PAUSE`.
+#: A try asks it for `PROBE` tokens, because two rows may cost nearly as much as six.
 MAX_PAUSE, PROBE = 256, 5
-#: A step with fewer tokens of a prompt says nothing of what rows cost.
+#: A step with fewer prompt tokens gives no measurement of what rows cost.
 MIN_PROMPT = 32
 
 

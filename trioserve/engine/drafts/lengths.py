@@ -27,8 +27,8 @@ class StepCosts:
 
     #: Share of a new measurement in the average.
     WEIGHT = 0.25
-    #: A measurement counts as at most so many times the average, and the first one as so many times
-    #: what was expected: others may have had the core.
+    #: A measurement counts as at most this many times the average, and the first one as this many
+    #: times the expected cost: other processes may have had the core.
     MOST = 2.0
     #: Steps after which a cost is not known any more, and after which it is to be measured again.
     STEPS, FRESH = 2048, 128
@@ -49,7 +49,7 @@ class StepCosts:
         self._guess = self.GUESS
 
     def observe(self, n_rows: int, seconds: float) -> None:
-        """Learn from a step that computed so many rows."""
+        """Learn from a step that computed `n_rows` rows."""
         self._step += 1
         cost = self._costs.get(n_rows)
         if cost is None or self._step - cost.step > self.STEPS:
@@ -94,7 +94,7 @@ class StepCosts:
         return 4 * self._known[-1] + 8 if self._known else 0
 
     def seconds(self, n_rows: int) -> float:
-        """What a step with so many rows costs; 0: nothing is known. More rows never cost less."""
+        """What a step with `n_rows` rows costs; 0: not known. More rows never cost less."""
         known = self._known
         if not known:
             return 0.0
@@ -126,11 +126,11 @@ class StepCosts:
 #: What drafts must be expected to bring at least: the rate of a stream, as a logarithm.
 MARGIN = 0.02
 
-#: Steps have so many rows with drafts, or as many as there can be. Rows come cheaper in groups, and
-#: of a few sizes it is soon known what they cost.
+#: Numbers of rows that a step with drafts may have, besides the most possible. Rows are cheaper in
+#: groups, and the costs of a few sizes are soon measured.
 SIZES = frozenset({2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256})
 
-#: A token that is so unlikely to be right is not worth a look.
+#: A token that is less likely to be right than this is not considered.
 LEAST = 0.002
 
 
@@ -154,7 +154,7 @@ class Acceptance:
         self._n_right, self._n_wrong = n_right, n_wrong
 
     def observe(self, n_right: int, *, wrong: bool) -> None:
-        """Learn that so many tokens were right, and whether the one after them was wrong."""
+        """Learn that `n_right` tokens were right, and whether the next one was wrong."""
         self._n_right = min(self.MOST, self._n_right + n_right)
         if wrong:
             self._n_right *= self.MEMORY

@@ -14,10 +14,10 @@ from trioserve.types import CacheRoot, TokenId
 
 
 class NgramIndex:
-    """A text, and for every `n` tokens in it, where they came last.
+    """A text, and the last place of every `n` consecutive tokens in it.
 
-    To add a token takes the same time however long the text is, and about 120 bytes. Of a text that
-    is longer than `n_max`, the oldest half of `n_max` is forgotten at a time.
+    Adding a token takes constant time and about 120 bytes. When the text is longer than `n_max`,
+    the oldest ``n_max / 2`` tokens are dropped at once.
     """
 
     def __init__(self, n: int, n_max: int) -> None:
@@ -33,7 +33,7 @@ class NgramIndex:
         return len(self._text) - self._n_repeated + len(self._old[0])
 
     def add(self, tokens: Sequence[TokenId]) -> None:
-        """Let the text go on with these."""
+        """Append tokens to the text."""
         self.n_added += len(tokens)
         start = 0
         while start < len(tokens):
@@ -60,11 +60,11 @@ class NgramIndex:
 
     @property
     def text(self) -> array[int]:
-        """As much of the text as is not forgotten."""
+        """The part of the text that is still kept."""
         return self._old[0] + self._text[self._n_repeated :]
 
     def go_on(self, n_max: int) -> Sequence[TokenId]:
-        """Return `n_max` tokens with which the text goes on if it repeats itself, or none.
+        """Return the next `n_max` tokens of the text if it repeats itself, or none.
 
         ::
 
