@@ -181,7 +181,7 @@ def test_clients_take_turns_in_the_queue() -> None:
 def test_a_text_that_is_too_long_is_refused(can_split: bool) -> None:
     engine, _ = engine_with(can_split=can_split)
     with pytest.raises(InputTooLongError) as caught:
-        engine.submit(EmbeddingTask(1, ((1,) * 65,), param="documents"))
+        engine.check(EmbeddingTask(1, ((1,) * 65,), param="documents"))
     assert caught.value.param == "documents"
     assert (caught.value.n_prompt_tokens, caught.value.n_ctx) == (65, 64)
     if can_split:
@@ -196,14 +196,14 @@ def test_a_text_that_is_too_long_is_refused(can_split: bool) -> None:
 def test_texts_that_cannot_be_computed_are_refused(texts: tuple[tuple[int, ...], ...]) -> None:
     engine, _ = engine_with()
     with pytest.raises(InvalidRequestError):
-        engine.submit(EmbeddingTask(1, texts))
+        engine.check(EmbeddingTask(1, texts))
     assert not engine.step()
 
 
 def test_it_makes_no_text() -> None:
     engine, _ = engine_with()
     with pytest.raises(NotSupportedError):
-        engine.submit(Task(1, Prompt((1, 2))))
+        engine.check(Task(1, Prompt((1, 2))))
 
 
 def test_a_cancelled_task_is_gone_before_the_next_step() -> None:
@@ -278,7 +278,7 @@ def test_when_it_breaks_every_task_fails_now_and_later() -> None:
     ends = run(engine)
     assert all(isinstance(ends[number], Failed) for number in (1, 2))
     with pytest.raises(EngineError):
-        engine.submit(task(3, 4))
+        engine.check(task(3, 4))
     assert engine.failure is not None
 
 

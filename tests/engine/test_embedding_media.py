@@ -40,6 +40,7 @@ class Harness:
 
     def submit(self, number: int, *texts: str) -> EmbeddingTask:
         task = EmbeddingTask(number, [prompt_of(text, self.projector) for text in texts])
+        self.engine.check(task)
         self.engine.submit(task)
         return task
 
@@ -199,7 +200,7 @@ def test_what_the_model_cannot_take_is_refused() -> None:
     task = EmbeddingTask(1, [prompt_of("[image:x]", images)])
     without = EmbeddingEngine(ScriptedEmbedder(), lambda: None)
     with pytest.raises(InvalidRequestError, match="text only"):
-        without.submit(task)
+        without.check(task)
     whole = Harness(ScriptedProjector(n_cells=CELLS, is_causal=False), n_batch=CELLS - 1)
     with pytest.raises(InvalidMediaError, match=f"takes {CELLS} tokens, .* {CELLS - 1} is"):
         whole.submit(1, "[image:x]")

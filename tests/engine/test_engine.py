@@ -635,7 +635,7 @@ def test_a_task_that_can_never_run_is_refused(
     param: str,
 ) -> None:
     with pytest.raises(error) as caught:
-        Harness().engine.submit(Task(1, Prompt(prompt), GenerationParams(**options)))
+        Harness().engine.check(Task(1, Prompt(prompt), GenerationParams(**options)))
     assert caught.value.param == param
 
 

@@ -39,7 +39,9 @@ class MediaHarness(Harness):
 
     def ask(self, task_id: int, text: str, **options: object) -> None:
         prompt = prompt_of(text, self.projector)
-        self.engine.submit(Task(task_id, prompt, GenerationParams(**options)))
+        task = Task(task_id, prompt, GenerationParams(**options))
+        self.engine.check(task)
+        self.engine.submit(task)
 
     def go(self) -> None:
         """Step and encode until there is nothing to do."""
@@ -323,7 +325,7 @@ def test_a_model_without_a_projector_refuses_media() -> None:
     prompt = prompt_of("see [image:x]", ScriptedProjector())
     engine = Harness().engine
     with pytest.raises(InvalidRequestError, match="text only"):
-        engine.submit(Task(1, prompt, GenerationParams()))
+        engine.check(Task(1, prompt, GenerationParams()))
 
 
 def test_a_chunk_that_must_be_decoded_whole_fits_a_batch() -> None:

@@ -118,3 +118,11 @@ async def test_the_old_ways_to_several_outputs_work_for_one_release_more() -> No
         assert len(await chats.answer(HI, params, ChatParams(), context, n=2)) == 2
         async with chats.stream(HI, params, ChatParams(), context) as (stream,):
             assert (await stream.read()).message.content
+
+
+async def test_what_has_moved_is_found_under_its_old_name() -> None:
+    async with serve() as server:
+        with pytest.warns(DeprecationWarning, match=r"Server.ready is now Server.lifecycle.ready"):
+            assert server.ready
+        with pytest.raises(AttributeError, match="nothing_like_this"):
+            _ = server.nothing_like_this

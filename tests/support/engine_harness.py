@@ -61,7 +61,9 @@ class Harness:
     ) -> None:
         params, root = GenerationParams(**options), root or CacheRoot()
         made = Prompt(prompt.encode(), divergence_points=divergence_points)
-        self.engine.submit(Task(task_id, made, params, root=root))
+        task = Task(task_id, made, params, root=root)
+        self.engine.check(task)
+        self.engine.submit(task)
 
     def step(self) -> bool:
         work_left = self.engine.step()

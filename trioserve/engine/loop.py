@@ -155,14 +155,7 @@ class EngineLoop(abc.ABC):
     # -- from the event loop's thread
 
     def submit(self, task: Task | EmbeddingTask) -> None:
-        """Run a task. Its events come out of `take`.
-
-        Raises:
-            InvalidRequestError: the task can never run; nothing was submitted.
-            NotSupportedError: this engine does not run such tasks.
-            EngineError: the engine has failed.
-        """
-        self.check(task)
+        """Run a task that `check` has let through. Its events come out of `take`."""
         self.inbox.put(Submit(task))
 
     def cancel(self, task_id: int) -> None:
@@ -296,7 +289,13 @@ class EngineLoop(abc.ABC):
 
     @abc.abstractmethod
     def check(self, task: Task | EmbeddingTask) -> None:
-        """Refuse a task that can never run; raises what `submit` raises."""
+        """Refuse a task that can never run, before it is submitted.
+
+        Raises:
+            InvalidRequestError: the task can never run.
+            NotSupportedError: this engine does not run such tasks.
+            EngineError: the engine has failed.
+        """
 
     @property
     @abc.abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trioserve import llama
 from trioserve.alongside import alongside
@@ -13,9 +13,9 @@ from trioserve.chat.messages import Audio
 from trioserve.chat.params import ChatParams
 from trioserve.config import Config
 from trioserve.errors import ConfigError, ServerClosingError
-from trioserve.server.choices import ManyOutputs
 from trioserve.server.concurrency import EnteredOnce, deadline_scope
 from trioserve.server.context import RequestContext, refuse, take, take_context, take_params
+from trioserve.server.former import former_attribute
 from trioserve.server.generation.embeddings import Embeddings, Ranking
 from trioserve.server.generation.requests import ServerResources
 from trioserve.server.generation.slots import SlotFiles
@@ -589,12 +589,8 @@ class Server(EnteredOnce):
         """
         return await self.lifecycle.status()
 
-    @property
-    def completions(self) -> ManyOutputs:
-        """Deprecated: `stream_all`."""
-        return ManyOutputs(self.stream_all, "completions")
+    if not TYPE_CHECKING:
 
-    @property
-    def chats(self) -> ManyOutputs:
-        """Deprecated: `stream_chats`."""
-        return ManyOutputs(self.stream_chats, "chats")
+        def __getattr__(self, name: str) -> Any:
+            """Find what has another name now, and warn."""
+            return former_attribute(self, name)

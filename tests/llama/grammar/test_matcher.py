@@ -162,7 +162,7 @@ def test_a_schema_with_very_many_properties(backend: LlamaBackend) -> None:
 def test_a_task_whose_grammar_was_not_compiled_is_refused(backend: LlamaBackend) -> None:
     engine = Engine(backend, DecodeMaximal(), lambda: None)
     with pytest.raises(TrioServeError, match="not compiled"):
-        engine.submit(Task(1, Prompt((5,)), GenerationParams(grammar=Grammar("regex", "a"))))
+        engine.check(Task(1, Prompt((5,)), GenerationParams(grammar=Grammar("regex", "a"))))
 
 
 def test_a_constraint_of_something_else_is_refused(backend: LlamaBackend) -> None:
