@@ -26,7 +26,7 @@ WINDOW_S = 0.3
 #: A longer pause starts a new window: the load on the machine may have changed.
 MAX_PAUSE_S = 2.0
 
-#: Steps are suspicious if the threads got this many cores less than they could have used,
+#: Steps are suspicious if the threads got this many cores fewer than they could have used,
 LOST_CORES = 0.3
 #: or if they take this many times as long as usual.
 SLOW = 1.5

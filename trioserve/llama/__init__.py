@@ -1,13 +1,13 @@
-"""The backend on llama.cpp: typed wrappers that check what reaches C and release what it made.
+"""The llama.cpp backend: typed wrappers that check arguments to C and free what C allocates.
 
 Only this package imports llama_cpp.
 
 `library` finds the C functions and takes llama.cpp's log lines. `model`, `vocab`, `context`,
-`batch` and `adapters` wrap one kind of C object each. `sampler` chooses tokens, within what
-`grammar` allows. `devices` and `machine` know what there is to compute with. `backend` puts them
-together for the engine, and `embedding` for the engine of embeddings.
-Everything that reaches C is checked first, because llama.cpp aborts the process on bad values.
-Importing this package is cheap: llama_cpp is imported by the first call of `load`.
+`batch` and `adapters` wrap one kind of C object each. `sampler` chooses tokens, as far as `grammar`
+allows them. `devices` and `machine` describe the hardware. `backend` combines them for the engine,
+and `embedding` for the embedding engine.
+All arguments are checked before they reach C, because llama.cpp aborts the process on bad values.
+Importing this package is cheap: the first call of `load` imports llama_cpp.
 """
 
 from __future__ import annotations

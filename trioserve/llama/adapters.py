@@ -135,7 +135,7 @@ def read_control_vector(path: Path, n_layer: int, n_embd: int) -> NDArray[np.flo
         if one.kind != _F32 or one.shape != (n_embd,):
             raise ModelLoadError(
                 f"The control vector {path}: {name} must have {n_embd} values of type F32, "
-                "as many as the model's embeddings."
+                "the size of the model's embeddings."
             )
         values = np.fromfile(path, dtype="<f4", count=n_embd, offset=start + one.offset)
         if len(values) < n_embd:

@@ -83,9 +83,9 @@ class LlamaBackend:
         self.n_seqs: int = context.n_seqs
         self.unified: bool = context.unified
         self.can_cut: bool = model.can_cut
-        # Layers with a sliding window have a cache of their own, in which sequences that went back
-        # to a checkpoint share no cells. It has room for the windows of all of them, but no more
-        # cells than the context has.
+        # Layers with a sliding window have a separate cache, in which sequences that went back to a
+        # checkpoint share no cells. It has room for all their windows, but no more cells than the
+        # context.
         windows = model.window * self.n_seqs + context.n_ubatch
         self.window: int = model.window if self.unified and windows >= self.n_ctx else 0
         self.batch = LlamaBatch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
@@ -151,7 +151,7 @@ class LlamaBackend:
             self._lora.use(self._context, adapters)
 
     def set_threads(self, count: int) -> None:
-        """Compute with so many threads from the next `decode` on."""
+        """Compute with `count` threads from the next `decode` on."""
         self._context.set_threads(count)
         for drafter in self.drafters:
             drafter.set_threads(count)
@@ -185,9 +185,10 @@ class LlamaBackend:
         )
 
     def interrupt(self) -> None:
-        """End the decode that runs. From any thread.
+        """Interrupt the running decode. Call it from any thread.
 
-        Not where it samples: what it has drawn is gone, and others would go on with other tokens.
+        A decode that also samples is not interrupted: the random numbers it drew would be lost, and
+        other sequences would continue with different tokens.
         """
         if self.can_cut and self._offload is None:
             self._context.interrupt()

@@ -55,7 +55,7 @@ class Interrupt:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let decodes run to their end in this block, whatever anybody asks."""
+        """Ignore interrupts in this block: decodes run to their end."""
         with self._lock:
             self._is_held = True
             self.clear()
@@ -65,7 +65,7 @@ class Interrupt:
             self._is_held = False
 
     def is_set(self) -> bool:
-        """Whether a decode is to end, or has ended for this."""
+        """Whether a decode is to be interrupted, or was."""
         return self._buffer[0] != b"\0"
 
     def clear(self) -> None:
@@ -158,7 +158,7 @@ class Memory:
         if seq in self._targets:
             raise EngineError("A copied sequence is complete only after the next decode.")
         size = self.size(seq, partial=partial)
-        data: bytes = _new_bytes(None, size)  # may be written to while nobody else has it
+        data: bytes = _new_bytes(None, size)  # writable as long as there is no other reference
         target = ctypes.cast(ctypes.c_char_p(data), ctypes.POINTER(ctypes.c_uint8))
         written = lib.llama_state_seq_get_data_ext(self._context, target, size, seq, int(partial))
         if not 0 < written <= size:
@@ -259,9 +259,9 @@ _CACHE_TYPES = {
 #: Rows with logits for the drafts of all slots: 39 MB with a vocabulary of 152,000 tokens.
 DRAFT_ROWS = 64
 
-#: So many slots share a KV cache by default,
+#: By default, this many slots share a KV cache,
 FEW_SLOTS = 4
-#: and more of them where the part of each would have fewer tokens.
+#: and more of them if each one's part would have fewer tokens than this.
 ENOUGH = 4096
 
 #: What `llama_decode` returns when its callback says that it should end.
@@ -341,7 +341,7 @@ class Context(HandleOwner):
         code = run(self.handle, batch.seal())
         self._interrupt.clear()
         if code == 0:
-            # A GPU may still be at it. Whoever looks at the outputs would wait with the GIL.
+            # A GPU may still be computing. Reading the outputs would wait while holding the GIL.
             lib.llama_synchronize(self.handle)
             self.rows = rows
             if not self.unified:
@@ -359,7 +359,7 @@ class Context(HandleOwner):
         raise DecodeError(f"{run.__name__} failed with code {code}: {why}.")
 
     def set_threads(self, count: int) -> None:
-        """Compute with so many threads from the next `decode` on."""
+        """Compute with `count` threads from the next `decode` on."""
         lib.llama_set_n_threads(self.handle, count, count)
 
     def interrupt(self) -> None:
@@ -429,11 +429,11 @@ def generation_params(model: LlamaModel, config: Config, *, max_chunk: int = 0) 
 
 
 def is_unified(model: LlamaModel, config: Config) -> bool:
-    """Choose the layout of the KV cache, if the configuration does not say it.
+    """Choose the layout of the KV cache, unless the configuration sets it.
 
-    In one cache for all, each sequence may be as long as the whole context, and a beginning is
-    shared without a copy; but in every token's attention, llama.cpp steps over the cells of the
-    others. That shows with many slots, so these get parts of their own, if that leaves each enough.
+    In a unified cache, each sequence may be as long as the whole context, and a beginning is shared
+    without a copy; but the attention of every token skips over the cells of the other sequences.
+    With many slots that is slow, so the cache is split among them if each part is large enough.
     """
     if config.kv_unified is not None:
         return config.kv_unified
@@ -458,8 +458,8 @@ def sequences(config: Config) -> int:
 def threads(number: int) -> int:
     """Resolve a number of threads: -1 is one for each physical core, 0 for each logical CPU.
 
-    These are the cores that the process may run on, and no more than its quota of CPU time pays
-    for: threads beyond that only use it up sooner, and then all of them stand still.
+    Only the cores that the process may run on count, up to its quota of CPU time: more threads
+    would use up the quota sooner, and then all of them would stall.
     """
     if number > 0:
         return number

@@ -1,13 +1,13 @@
 """LlamaDrafter: guesses the next tokens of all slots with a draft model.
 
-In each step the first decode takes what is new in the slots, and each later one a guess of every
-slot that goes on::
+In each step the first decode takes the new tokens of the slots, and each later one a guess for
+every slot that still has one::
 
     slot 0   held ................... | new | guess  guess  guess
-    slot 1   held ..... | a part of what is new ...
+    slot 1   held ..... | some of the new tokens ...
     slot 2   held ............. | new | guess
 
-Slot 1 is behind: its prompt is long, and the draft model has not seen it yet. It catches up in
+Slot 1 is behind: its prompt is long, and the draft model has not computed it yet. It catches up in
 pieces, beside the others, so that no step becomes long. Until then it has no drafts.
 """
 
@@ -171,7 +171,7 @@ class _Draft:
 
 
 class LlamaDrafter:
-    """Implements `trioserve.engine.backend.Drafter` with a model of its own.
+    """Implements `trioserve.engine.backend.Drafter` with a separate model.
 
     Args:
         model: with the vocabulary of the model that it drafts for. It is closed with the drafter.
@@ -190,17 +190,17 @@ class LlamaDrafter:
         self._context = context
         self._rules = rules
         self.n_max = rules.n_max
-        self.step_s = 0.0  # what it takes to guess a token in all slots; 0: not known
+        self.step_s = 0.0  # seconds to guess a token in all slots; 0: not known
         self._n_known = model.vocab.n_tokens
         self._n_shared = min(n_vocab, self._n_known)
         self._ends = model.vocab.end_of_generation
         self._batch = LlamaBatch(context.n_batch, n_vocab=self._n_known, n_seqs=context.n_seqs)
         self._texts = DraftTexts(context.memory, context.n_seqs)
-        self._token_s = 0.0  # of what it takes to catch up with a token
+        self._token_s = 0.0  # seconds to catch up by a token
         self._has_failed = False
 
     def set_threads(self, count: int) -> None:
-        """Compute with so many threads from now on, unless they are configured."""
+        """Compute with `count` threads from now on, unless their number is configured."""
         if self._rules.follows_threads:
             self._context.set_threads(count)
 
@@ -248,7 +248,7 @@ class LlamaDrafter:
     # -- the first decode
 
     def _begin(self, requests: Sequence[DraftRequest]) -> list[_Draft]:
-        """Decode what is new in the slots; returns the drafts that can go on from there."""
+        """Decode the new tokens of the slots; returns the drafts that can be continued."""
         followed = [(request, self._texts.follow(request)) for request in requests]
         followed.sort(key=lambda pair: len(pair[0].keys) - len(pair[1].held))
         self._batch.clear()
@@ -338,11 +338,11 @@ class LlamaDrafter:
             text.held += tokens
 
 
-#: The sizes of the two vocabularies may differ by so much, because some files are padded.
+#: The sizes of the two vocabularies may differ by this many tokens, because some files are padded.
 _MAX_EXTRA = 128
-#: The first tokens may differ: families give their control tokens other names.
+#: This many first tokens may differ: families name their control tokens differently.
 _FIRST = 5
-#: Kinds of drafts that go on from what the model computes inside, which it does not tell.
+#: Kinds of drafts that need the model's hidden states, which llama.cpp does not expose.
 _HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
 
 

@@ -117,7 +117,7 @@ class LlamaEmbedder(EmbeddingBackend):
         return (*known.bos, *ask, *known.eos, *known.sep, *answer, *known.eos)
 
     def set_threads(self, count: int) -> None:
-        """Compute with so many threads from the next batch on."""
+        """Compute with `count` threads from the next batch on."""
         self._context.set_threads(count)
 
     def compute(self) -> None:

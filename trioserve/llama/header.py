@@ -175,7 +175,7 @@ _UNKNOWN = {"deepseek4v": "its images must begin at certain places of a prompt"}
 #: Bytes at the beginning and the end of a file that its fingerprint is made of.
 _SAMPLE = 2**20
 
-#: Windows of sound have so many frames, in which a stack must fit without a rest.
+#: Frames in a window of sound. The size of a stack must divide it.
 _WINDOW = 1500
 _STACKED = ("ultravox", "voxtral", "glma", "meralion", "musicflamingo")
 

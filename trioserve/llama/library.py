@@ -216,8 +216,8 @@ def start(numa: str = "none") -> None:
 def ggml() -> Any:
     """Return the library ggml that llama.cpp uses, after `check_library`.
 
-    A wheel holds ggml under several names, so that loading it by one of them can give a second
-    copy, with a list of backends of its own. Windows finds a function in the library itself only.
+    A wheel has ggml under several names, and loading it by another one can give a second copy, with
+    a separate list of backends. Windows finds a function only in the library that defines it.
     """
     shared = lib._lib
     if hasattr(shared, "ggml_backend_dev_count"):
@@ -228,10 +228,10 @@ def ggml() -> Any:
 
 
 def _load_backends() -> None:
-    """Have ggml load its backends, if it was built with each in a library of its own.
+    """Have ggml load its backends, if each is in a library file (``GGML_BACKEND_DL``).
 
-    They lie in the folder of llama.cpp (``GGML_BACKEND_DL``). Of those for the CPU, ggml takes the
-    best that this processor can run.
+    They are in llama.cpp's folder. Of those for the CPU, ggml takes the best one that this
+    processor can run.
     """
     found = ggml()
     if found.ggml_backend_dev_count() == 0:
@@ -244,7 +244,7 @@ def log_callback() -> Any:
 
 
 def expect_errors(are_expected: Callable[[], bool]) -> None:
-    """Have what llama.cpp logs in this thread be no news while a function says so."""
+    """Treat llama.cpp's errors in this thread as expected while a function returns true."""
     _lines.are_expected = are_expected
 
 
@@ -279,7 +279,7 @@ def reason(errors: list[str]) -> str:
 
 
 class HandleOwner:
-    """Owns what C has made, `handle`, and frees it in `close`, at the latest after a block."""
+    """Owns a C object, `handle`. `close`, or the end of a ``with`` block, frees it."""
 
     handle: Any = None
 
@@ -311,12 +311,12 @@ class SharedHandle:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is, or will be once nobody uses it."""
+        """Whether it is closed, or will be when the last user returns it."""
         return self._handle is None
 
     @contextmanager
     def in_use(self) -> Iterator[Any]:
-        """Lend the pointer, which nobody frees meanwhile."""
+        """Lend the pointer, which is not freed meanwhile."""
         with self._idle:
             if (handle := self._handle) is None:
                 raise ServerClosingError("The model is closed")

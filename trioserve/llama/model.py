@@ -27,7 +27,7 @@ _CUT_SHORT = ("not within the file bounds", "exceeds remaining file size", "fail
 class LlamaModel(HandleOwner):
     """A loaded model. Contexts use it, so it is closed after them.
 
-    `handle` is llama.cpp's pointer. May be closed in any thread, once nobody uses it.
+    `handle` is llama.cpp's pointer. Close it in any thread, after its last use.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class Shortlist:
     def places(
         self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None
     ) -> NDArray[np.intp] | None:
-        """Return the indices of the logits to look at; None: all, some of which may be no numbers.
+        """Return the indices of the logits to consider; None: all, and some may be NaN.
 
         Args:
             logits: of all tokens, or of those that a grammar allows.

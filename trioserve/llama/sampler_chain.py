@@ -136,7 +136,7 @@ def _samplers(params: SamplingParams, vocab: LlamaVocab, n_ctx: int) -> list[Any
             last = lib.llama_sampler_init_mirostat_v2(seed, tau, eta)
         return [*samplers, last]
     for name in params.samplers:
-        if name != "adaptive_p":  # it draws, so it comes last, wherever it is named
+        if name != "adaptive_p":  # it selects the token, so it is always the last one
             samplers.append(_MAKERS[name](params, vocab, n_ctx, seed))
     if "adaptive_p" in params.samplers:
         target, decay = params.adaptive_target, params.adaptive_decay
@@ -254,10 +254,10 @@ _log = structlog.get_logger("llama")
 
 
 class Offload:
-    """Gives llama.cpp the chains that it is to run within `llama_decode`, one for a sequence.
+    """Gives llama.cpp the sampler chains to run within `llama_decode`, one for each sequence.
 
-    A chain is prepared for that once. After it, it is of use to no one but its sequence; a copy
-    goes on from its state. Used from the inference thread.
+    A chain is prepared once. After that, only its sequence can use it; a copy starts from its
+    state. Use it from the inference thread only.
     """
 
     def __init__(self, context: Context) -> None:

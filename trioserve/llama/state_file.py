@@ -4,13 +4,13 @@
 
     magic, version, n | n words: -1, 1, count, tokens ..., 0 | state | JSON, its length, CRC, mark
 
-llama-server reads what trioserve writes, and the other way round. It ignores what follows the
-state: our JSON, which names the LoRA adapters that the state was computed with and has digests that
-say whose text it is (`CacheRoot`), and a checksum of all that comes before it. Files without a
-checksum are from llama-server or an older trioserve.
+llama-server and trioserve read each other's files. llama-server ignores the part after the state:
+our JSON, which names the LoRA adapters that the state was computed with and has digests of the
+text's owner (`CacheRoot`), and a checksum of all bytes before it. Files without a checksum are from
+llama-server or an older trioserve.
 
-A text with media has another list, which only trioserve reads: llama-server knows media by other
-names. Its version is a mark of ours, a cell of media is -1, and then come the chunks::
+A text with media has a different list, which only trioserve reads, because llama-server names media
+differently. Its version is a mark of trioserve's, a media cell is -1, and the chunks follow::
 
     -1, mark, count, tokens ... | n | n chunks: first cell, cells, positions, 4 words of a digest
 
@@ -123,9 +123,9 @@ def read(
 
     Args:
         path: of the file.
-        prefix: what a state in memory begins with.
+        prefix: the first bytes of a state in memory.
         loaded: the adapters that are loaded.
-        default: the adapters of a file that names none. Such a file is everybody's.
+        default: the adapters of a file that names none. Such a file has no owner.
         max_tokens: how many tokens a sequence may hold.
         projector: the fingerprint of the projector; None: there is none.
 

@@ -21,7 +21,7 @@ from trioserve.errors import (
 from trioserve.llama.library import SharedHandle, lib, short
 from trioserve.types import FimTokens, TokenId
 
-#: A part ends where it may, once it has so many special tokens or characters.
+#: A part with this many special tokens or characters ends at the next place where it may.
 MAX_SPECIALS = 256
 MAX_CHARS = 4096
 #: Longer texts are cut.
@@ -64,7 +64,7 @@ class TextParts:
         self._only_first = only_first
         self._strips_left, self._strips_right = strips_left, strips_right
         prefixes = {name[:n] for name in specials for n in range(1, len(name))}
-        #: Names inside of which another one may begin that ends after them.
+        #: Names that may overlap with the beginning of another one.
         self._open = {
             name for name in specials if any(name[n:] in prefixes for n in range(1, len(name)))
         }
@@ -252,20 +252,20 @@ class LlamaVocab:
     ) -> tuple[TokenId, ...]:
         """Turn text into token ids. NUL characters are treated like any others.
 
-        The time grows with the length of the text, whatever it holds: 0.2 to 10 MB a second. Long
-        text is cut into parts where that makes no difference: at special tokens, for one.
+        The time is linear in the length of any text: 0.2 to 10 MB a second. Long text is cut into
+        parts where that does not change the tokens, for example at special tokens.
 
         Args:
             text: Unicode text, at most 2 GiB; half of a surrogate pair is not.
             add_special: add BOS and EOS if the model uses them.
             parse_special: read names of control tokens in the text as those tokens.
-            is_fragment: the text follows other text, so that no space is put before it, as some
-                vocabularies have it where a text begins. Not together with `add_special`.
-            stop: asked between two parts, in this thread, whether nobody wants more than the tokens
-                so far; it gets their number.
+            is_fragment: the text follows other text, so it does not get the space that some
+                vocabularies put before a text. Not together with `add_special`.
+            stop: called between two parts, in this thread, with the number of tokens so far;
+                returns whether the caller has given up.
 
         Raises:
-            AbandonedError: `stop` said so.
+            AbandonedError: `stop` returned true.
             InvalidRequestError: the text is not Unicode, too long, or holds a word so long that
                 llama.cpp's tokenizer for this model cannot take it.
             ServerClosingError: the vocabulary is closed.
@@ -288,7 +288,7 @@ class LlamaVocab:
         tokens = list(before)
         for part in parts.split(text):
             if stop(len(tokens)):
-                raise AbandonedError("Nobody waits for the tokens of this text any longer.")
+                raise AbandonedError("The request for the tokens of this text was abandoned.")
             with self.in_use() as handle:
                 found = _tokenize(handle, part.text.encode(), False, parse_special)
                 tokens.extend(found[self._n_prefix :] if part.follows_text else found)

@@ -34,10 +34,10 @@ from trioserve.media.pipe import MediaLimits, PipeError, read, write_data, write
 if sys.platform != "win32":  # which has no such limits
     import resource
 
-#: How much it gives way to the threads that compute tokens.
+#: Its niceness: the threads that compute tokens have priority.
 _NICE = 5
 
-#: Seconds for which the server would be late to end it itself.
+#: Seconds beyond the time limit, within which the server should already have ended the process.
 _GRACE = 2.0
 
 

@@ -40,7 +40,7 @@ _OPENERS: Mapping[str, Callable[[BytesIO], Image.Image]] = {
     "bmp": BmpImagePlugin.BmpImageFile,
 }
 
-#: Rows are handed over in bands of about so many pixels.
+#: Rows are sent in bands of about this many pixels.
 _BAND = 2**18
 
 _TURNS = {
@@ -59,7 +59,7 @@ def decode_image(data: bytes, name: str, limits: MediaLimits) -> Image.Image:
 
     Raises:
         InvalidMediaError: it is larger than the limits allow.
-        Exception: of many kinds; the file cannot be read.
+        Exception: the file cannot be read; the type varies.
     """
     image = _OPENERS[name](BytesIO(data))
     width, height = image.size
@@ -94,7 +94,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 ImageFile.LOAD_TRUNCATED_IMAGES = False
-Image.MAX_IMAGE_PIXELS = None  # `decode` has a limit of its own
+Image.MAX_IMAGE_PIXELS = None  # `decode` checks `MediaLimits`
 
 
 try:
@@ -118,7 +118,7 @@ def decode_pages(
 
     Raises:
         InvalidMediaError: it has no pages, or too many, or too much text.
-        Exception: of many kinds; the file cannot be read.
+        Exception: the file cannot be read; the type varies.
     """
     with pypdfium2.PdfDocument(data) as document:
         if not 0 < len(document) <= limits.max_frames:
@@ -154,8 +154,8 @@ _READERS = {
     "webm": "matroska",
 }
 
-#: The decoders that a file may ask for, by FFmpeg's names. It has hundreds, for formats that nobody
-#: sends and that few have tested.
+#: The decoders that a file may use, by FFmpeg's names. FFmpeg has hundreds more, for rare formats
+#: that are hardly tested.
 _DECODERS = (
     "pcm_u8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be",
     "pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be", "pcm_alaw", "pcm_mulaw", "adpcm_ms",
@@ -174,7 +174,7 @@ def open_container(data: bytes, name: str) -> InputContainer:
     """Open a file of a format, whatever else it may look like.
 
     Raises:
-        Exception: of many kinds; the file cannot be read.
+        Exception: the file cannot be read; the type varies.
     """
     container: InputContainer = av.open(
         BytesIO(data),
@@ -193,7 +193,7 @@ def frames_of(
 
     Raises:
         InvalidMediaError: its decoder is none of those that are taken.
-        Exception: of many kinds; the file cannot be read.
+        Exception: the file cannot be read; the type varies.
     """
     name = stream.codec_context.name
     if name not in _DECODERS:
@@ -209,7 +209,7 @@ def decode_sound(data: bytes, name: str, rate: int, limits: MediaLimits) -> Iter
 
     Raises:
         InvalidMediaError: there is none, or more than the limits allow.
-        Exception: of many kinds; the file cannot be read.
+        Exception: the file cannot be read; the type varies.
     """
     n_left = int(limits.max_seconds * rate)
     with open_container(data, name) as container:
@@ -292,13 +292,13 @@ _ROTATIONS = {
 def decode_video(
     data: bytes, name: str, fps: float, limits: MediaLimits
 ) -> Iterator[tuple[float, Image.Image]]:
-    """Decode a video to so many frames a second, or to all that it has.
+    """Decode a video at `fps` frames a second; 0: all frames.
 
-    Gives each with its second: the frame that is shown then.
+    Yields each frame with the second at which it is shown.
 
     Raises:
         InvalidMediaError: it has no frames, or more or larger ones than the limits allow.
-        Exception: of many kinds; the file cannot be read.
+        Exception: the file cannot be read; the type varies.
     """
     chosen = _at_rate(_frames(data, name, limits), fps) if fps else _frames(data, name, limits)
     count = 0
@@ -306,7 +306,7 @@ def decode_video(
         if count > limits.max_frames:
             raise InvalidMediaError(
                 f"has more than {limits.max_frames} frames, "
-                + (f"at {fps:g} a second" if fps else "all of which are wanted")
+                + (f"at {fps:g} a second" if fps else "and all were requested")
             )
         yield at, _image(frame)
     if not count:

@@ -107,10 +107,10 @@ def write_data(stream: IO[bytes], data: bytes) -> None:
 
 
 def read(stream: IO[bytes], most: int) -> dict[str, Any] | bytes:
-    """Read a message, or data of at most so many bytes.
+    """Read a message, or data of at most `most` bytes.
 
     Raises:
-        PipeError: there is nothing more, or it is too long, or makes no sense.
+        PipeError: the stream has ended, or the message is too long or malformed.
     """
     kind, length = _HEAD.unpack(_read_exactly(stream, _HEAD.size))
     if length > (_MAX_MESSAGE if kind == _MESSAGE else most):

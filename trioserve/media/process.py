@@ -29,7 +29,7 @@ from trioserve.types import (
     content_id,
 )
 
-#: Samples are looked at in pieces of so many.
+#: Samples are checked in pieces of this size.
 _SAMPLES = 2**20
 
 
@@ -249,14 +249,14 @@ class Decoder:
                 self.close()
 
     def kill(self) -> None:
-        """End the process at once, whatever it does; then `decode` raises, in its own thread."""
+        """Kill the process at once; a running `decode` then raises in its thread."""
         with self._lock:
             self._ended = True
             if self._process is not None:
                 self._process.kill()
 
     def close(self) -> None:
-        """End the process, and wait until it has ended. Not from beside `decode`."""
+        """Kill the process, and wait until it has ended. Not while `decode` runs."""
         self.kill()
         if (process := self._process) is not None:
             process.wait()

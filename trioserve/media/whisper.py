@@ -34,7 +34,7 @@ def main() -> int:
             cpu_threads=settings["n_threads"],
             local_files_only=settings["offline"],
         )
-    except Exception as error:  # whatever it is, whoever has started this is to know
+    except Exception as error:  # report any error to the parent process
         tell(error=f"{type(error).__name__}: {error}")
         return 1
     tell(ready={"languages": model.supported_languages})
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _take_stdout() -> Tell:
-    """Keep stdout for what is told; what libraries print goes to stderr."""
+    """Reserve stdout for events; the output of libraries goes to stderr."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -65,7 +65,7 @@ def _read_jobs(jobs: queue.SimpleQueue[Job]) -> None:
         fields = json.loads(line)
         samples = sys.stdin.buffer.read(fields.pop("n_bytes"))
         jobs.put((fields, samples))
-    os._exit(0)  # nobody wants the rest
+    os._exit(0)  # the parent has gone
 
 
 def _transcribe(model: Any, fields: dict[str, Any], samples: bytes, tell: Tell) -> None:

@@ -42,8 +42,8 @@ def scripted(backend: Backend) -> Callable[..., Backend]:
 async def stepping(engine: EngineLoop) -> AsyncIterator[None]:
     """Step an engine in a task, once a pass of the event loop. For ``Server(drive=stepping)``.
 
-    With a `trio.testing.MockClock` that jumps, time passes only when nobody has work. A task
-    that waits in `trio.testing.wait_all_tasks_blocked` sees all that can be done be done.
+    With an autojump `trio.testing.MockClock`, time passes only when the engine and all tasks are
+    idle. When `trio.testing.wait_all_tasks_blocked` returns, the engine has done all it can.
     """
     arrived = trio.Event()
 

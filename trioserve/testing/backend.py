@@ -96,16 +96,16 @@ class ScriptedBackend:
 
     With LoRA adapters in use, the output begins with ``<id:scale>`` for each.
 
-    It keeps the KV cache as lists of tokens, and asserts on every decode that positions follow
-    one another. A sampler asserts that the cache holds its own output so far: so any mistake in
-    the bookkeeping of an engine shows.
+    It keeps the KV cache as lists of tokens, and asserts on every decode that positions are
+    consecutive. A sampler asserts that the cache holds its output so far. Together they catch any
+    mistake in an engine's bookkeeping.
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
     `can_cut`, `window`, `chat_template`, `adapters`, `drafters` and `projector`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
     has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
-    that no other sequence uses it too: so whoever mixes up checkpoints is found out.
+    that no other sequence uses it: this catches an engine that mixes up checkpoints.
 
     Attributes:
         sequences: the tokens of each KV sequence, and the keys of its media cells.
@@ -198,25 +198,25 @@ class ScriptedBackend:
 
     @property
     def n_cells(self) -> int:
-        """How many cells of the KV cache are taken; sequences share those that were copied.
+        """How many cells of the KV cache are taken; a copy shares the cells of its source.
 
-        With a window, its cells are in a cache of the same size, and nobody shares them.
+        The cells of a window are in a separate cache of the same size, and are not shared.
         """
         windows = sum(min(len(tokens), self.window) for tokens in self.sequences)
         return max(len(set().union(*self._cells)), windows)
 
     def set_adapters(self, adapters: Adapters) -> None:
-        """Compute with these from now on."""
+        """Compute with these adapters from now on."""
         assert all(0 <= id_ < len(self.adapters) and scale for id_, scale in adapters)
-        assert adapters != self.current_adapters, "a change to what is there costs time"
+        assert adapters != self.current_adapters, "these adapters are already set"
         self.current_adapters = adapters
         if adapters not in self._sets:
             self._sets.append(adapters)
 
     def set_threads(self, count: int) -> None:
-        """Note it."""
+        """Record the number."""
         assert any(count in choices for choices in self.thread_choices)
-        assert self.threads[-1:] != [count], "a change to what is there"
+        assert self.threads[-1:] != [count], "this number is already set"
         self.threads.append(count)
 
     def decode(self) -> None:
@@ -350,7 +350,7 @@ class ScriptedBackend:
         self._seen[target] = list(self._seen[source])
         if self.unified:
             self._borrowed |= {target} if not self.can_cut else set()
-        else:  # each sequence has cells of its own
+        else:  # sequences share no cells
             self._cells[target] = [next(self._next_cell) for _ in self._cells[source]]
             self._sources.add(source)
             self._targets.add(target)
@@ -360,9 +360,9 @@ class ScriptedBackend:
         return 4 * len((self._seen if partial else self.sequences)[seq])
 
     def save(self, seq: int, *, partial: bool = False) -> bytes:
-        """Write the tokens down, and what they were computed with, or what the state has seen."""
+        """Save the tokens and their adapters, or, with `partial`, what the state has seen."""
         if partial:
-            assert not self.can_cut, "a checkpoint that nobody needs"
+            assert not self.can_cut, "a checkpoint where sequences can be cut"
             assert not self._targets, "a copy waits for the next decode"
             self.n_checkpoints += 1
             return array("i", self._seen[seq]).tobytes()
@@ -372,13 +372,13 @@ class ScriptedBackend:
         return array("i", values).tobytes()
 
     def _values(self, seq: int, start: int = 0) -> list[int]:
-        """Write down the tokens in the cells from `start` on, and what they were computed with."""
+        """Encode the tokens in the cells from `start` on, with their adapters."""
         sets = (self._sets.index(adapters) << 16 for adapters in self.made_with[seq][start:])
         numbers = map(self.chunks.number, self.sequences[seq][start:])
         return list(map(operator.or_, numbers, sets))
 
     def restore(self, seq: int, data: bytes) -> None:
-        """Read them back."""
+        """Restore what `save` returned."""
         assert not self.sequences[seq], "the sequence is not empty"
         assert seq not in self._sources | self._targets, "a copy waits for the next decode"
         values = array("i", data)
@@ -389,8 +389,8 @@ class ScriptedBackend:
         assert self.n_cells <= self.n_ctx, "no free cells"
 
     def rewind(self, seq: int, length: int, data: bytes) -> bool:
-        """Cut a sequence, if the state is one that has seen so many positions."""
-        assert not self.can_cut, "a checkpoint that nobody needs"
+        """Cut a sequence to `length` positions, if the state is from there."""
+        assert not self.can_cut, "a checkpoint where sequences can be cut"
         assert not self._targets, "a copy waits for the next decode"
         self._borrowed.discard(seq)
         self._seen[seq] = list(array("i", data))
@@ -448,11 +448,11 @@ class ScriptedSampler:
         self._reply = b""
         if backend.projector is None:
             self._read(self._tokens)
-        self._seq: int | None = None  # that it is told of
+        self._seq: int | None = None  # that it is attached to
         self.closed = False
 
     def _read(self, prompt: list[CellKey]) -> None:
-        """Ask the script. Where there may be media, that is when the KV cache shows them."""
+        """Ask the script. With media, the prompt is known only from the KV cache."""
         assert [key for key in prompt if key >= 0] == self._tokens, "the prompt is another one"
         self._prompt = prompt
         reply = self._backend.script(self._backend.chunks.text(prompt))
@@ -471,11 +471,11 @@ class ScriptedSampler:
             self._seq = None
 
     def sample(self, row: int) -> TokenId:
-        """Look at the KV sequence of the row, and say what comes next."""
+        """Check the KV sequence of the row, and return the next token of the reply."""
         assert not self.closed, "the sampler is closed"
         assert row in self._backend.logits, f"row {row} has no logits"
         seq, n_held = self._backend.logits[row]
-        assert self._seq in (None, seq), "the sampler was told of another sequence"
+        assert self._seq in (None, seq), "the sampler is attached to another sequence"
         held = self._backend.sequences[seq][:n_held]
         made_with = set(self._backend.made_with[seq])
         assert made_with == {self._adapters}, "the KV cache was computed with other adapters"
@@ -499,7 +499,7 @@ class ScriptedSampler:
         return token, TokenProbs(chosen, Candidates.of(*[chosen] * min(n, 1)))
 
     def accept(self, token: TokenId) -> None:
-        """Say something else, and go on with the script after it."""
+        """Insert a token into the reply; the script continues after it."""
         n_said = len(self._said)
         self._reply = self._reply[:n_said] + bytes([token]) + self._reply[n_said:]
         self._said.append(token)

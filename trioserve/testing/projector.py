@@ -91,7 +91,7 @@ class ScriptedProjector:
             else:
                 media += [(len(tokens), chunk) for chunk in self._chunks(part, index)]
             if stop(len(tokens) + self.n_cells * len(media)):
-                raise AbandonedError("Nobody wants the prompt any more.")
+                raise AbandonedError("The request for the prompt was abandoned.")
         return Prompt(tokens, media=media)
 
     def chunk(self, kind: MediaKind, id_: str) -> MediaChunk:

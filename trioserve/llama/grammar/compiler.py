@@ -31,7 +31,7 @@ from trioserve.types import Grammar, TokenId
 
 _MAX_TEXT = 2**18  # characters
 _MAX_REQUIRED = 2500  # names in all lists of required properties; the time grows with their square
-#: The time to compile grows with the square of this: 0.7 s for so many properties in one object.
+#: The time to compile grows with the square of this: 0.7 s for this many properties in an object.
 #: Compiling recurses too, see `STACK`.
 _MAX_SCHEMAS = 2500
 _LOCATE_SECONDS = 0.25
@@ -178,7 +178,7 @@ def tools_to_lark(
     Args:
         source: the parts of the grammar, as JSON.
         control: control tokens by name.
-        ends: tokens that end an output, wherever they come.
+        ends: tokens that end an output at any point.
         options: llguidance's, for JSON.
 
     Raises:

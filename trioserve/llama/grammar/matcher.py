@@ -75,7 +75,7 @@ class MaskPool:
         return pending.result(_WAIT_SECONDS)
 
     def close(self) -> None:
-        """Drop what is due, and wait for the masks that are being made."""
+        """Drop the jobs that have not started, and wait for the others."""
         with self._lock:
             self._due.clear()
         self._executor.shutdown(wait=True, cancel_futures=True)
@@ -205,9 +205,9 @@ class Matcher:
         return True
 
     def forced(self, n_max: int) -> list[TokenId]:
-        """Take the tokens for which the masks to come would leave no choice, `n_max` at most.
+        """Take the next tokens that the grammar leaves no choice about, `n_max` at most.
 
-        There are none where the request forbids tokens, which the grammar does not know.
+        There are none if the request forbids tokens, because the grammar does not know about that.
 
         Raises:
             OutputError: llguidance failed.

@@ -32,7 +32,7 @@ class Mask:
         if n_allowed == 0:
             raise OutputError("The grammar allows no token to follow.")
         self.only: TokenId | None = bits.bit_length() - 1 if n_allowed == 1 else None
-        #: Whether so many tokens are allowed that it costs less to hide the others.
+        #: Whether most tokens are allowed, so that it is cheaper to mask the others.
         self.allows_most = n_vocab - n_allowed <= n_vocab // 8
 
     @classmethod

@@ -1,8 +1,8 @@
-"""A trial: grammars that may take long to compile are compiled in a process of their own first.
+"""A trial: a grammar that may take long to compile is compiled in a separate process first.
 
-llguidance's limits do not cover all that it does. It may take hours to find out whether any text
-matches several patterns at once, and nothing in this process could stop it. The process of a trial
-takes 20 MB and a tenth of a second, is limited in time and memory, and ends with its one grammar.
+llguidance's limits do not cover all of its work. Finding out whether any text matches several
+patterns at once may take hours, and this process could not stop it. A trial's process takes 20 MB
+and 0.1 s to start, has limits of time and memory, and compiles one grammar.
 """
 
 from __future__ import annotations

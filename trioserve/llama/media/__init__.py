@@ -1,5 +1,5 @@
-"""Images and sound: the projector, which makes of them what the model takes in place of tokens.
+"""Images and sound: the projector turns them into embeddings, which replace tokens.
 
-This is llama.cpp's libmtmd. `library` has its functions, and ends an encoding that nobody waits
-for. `chunks` cuts images and sound for the model, and `projector` puts these together.
+This is llama.cpp's libmtmd. `library` has its functions, and interrupts an abandoned encoding.
+`chunks` cuts images and sound for the model, and `projector` combines these.
 """

@@ -21,7 +21,7 @@ N_SECTIONS = 4
 
 @attrs.frozen(kw_only=True)
 class Placeholder:
-    """An image of which only the size counts."""
+    """Stands for an image: only the size is used."""
 
     width: int
     height: int
@@ -145,13 +145,13 @@ def _sections_from(mtmd: Any, image: Any, n_cells: int, pos: int) -> NDArray[np.
 
 
 def as_parts(video: DecodedVideo, interval: int) -> Iterator[str | tuple[DecodedImage, ...]]:
-    """Make text and images of a video, as llama-server does.
+    """Turn a video into text and images, as llama-server does.
 
     Frames without text between them come in pairs, which some models merge.
 
     Args:
-        video: what is shown.
-        interval: milliseconds after which the time is told again; 0: never.
+        video: the decoded video.
+        interval: milliseconds between two timestamps; 0: no timestamps.
     """
     yield "Video:"
     pair: list[DecodedImage] = []

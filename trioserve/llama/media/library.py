@@ -58,11 +58,11 @@ _REACH = 256
 
 
 class EncodingInterrupt:
-    """Ends the encoding that runs.
+    """Interrupts the running encoding.
 
-    libmtmd asks a callback before each node of its graph whether it wants the result; if it does,
-    it computes what it has, and asks again whether to go on. Each wish costs a wait for all
-    threads, so there is one for about every 3 ms of computing.
+    libmtmd asks a callback before each node of its graph whether it wants the result; if so, it
+    computes the nodes so far, and asks again whether to continue. Each result costs a wait for all
+    threads, so the callback wants one about every 3 ms of computing.
     """
 
     def __init__(self) -> None:
@@ -125,6 +125,6 @@ class EncodingThreads:
         return self._place is not None
 
     def set(self, count: int) -> None:
-        """Encode with so many threads from the next chunk on."""
+        """Encode with `count` threads from the next chunk on."""
         if self._place is not None:
             ctypes.c_int32.from_address(self._context + self._place).value = count

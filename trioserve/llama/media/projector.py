@@ -141,7 +141,7 @@ class LlamaProjector:
                 )
                 continue
             if stop(n_cells):
-                raise AbandonedError("Nobody waits for this prompt any longer.")
+                raise AbandonedError("The request for this prompt was abandoned.")
             for part in self._cut(one, index, n_images):
                 if isinstance(part, MediaChunk):
                     media.append((len(tokens), part))
@@ -184,7 +184,7 @@ class LlamaProjector:
         self._interrupt.set()
 
     def set_threads(self, count: int) -> None:
-        """Encode with so many threads, from the next chunk on.
+        """Encode with `count` threads, from the next chunk on.
 
         Raises:
             ServerClosingError: the projector is closed.

@@ -83,7 +83,7 @@ class Built:
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where libraries are kept: ``trioserve/rpc`` in the cache of whoever runs this."""
+    """Where libraries are kept: ``trioserve/rpc`` in the user's cache folder."""
     base = environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "trioserve" / "rpc"
 

@@ -27,7 +27,7 @@ _HELLO, _DEVICE_COUNT, _MEMORY = 14, 15, 11
 _CAPABILITIES = bytes(24)  # of the transport: nothing but TCP
 _REQUEST, _LENGTH = struct.Struct("<BQ"), struct.Struct("<Q")
 
-#: More than a machine has: what counts so many devices is no RPC server.
+#: More than any machine has: a peer that reports more devices is not an RPC server.
 _MAX_DEVICES = 64
 
 

@@ -53,14 +53,14 @@ def serve(
 
 
 def _address(host: str, port: int, *, allow_public: bool) -> str:
-    """The numeric address to listen on, which must be free: ggml would only say that it is not."""
+    """Find the numeric address to listen on, and check that it is free: ggml's error is vague."""
     try:
         address = str(socket.getaddrinfo(host, port, socket.AF_INET)[0][4][0])
         if not allow_public and (address == "0.0.0.0" or peers.is_public(address)):
             raise ConfigError(
-                f"{host} can be reached by others than the machines of this network, and whoever "
-                "connects can run code here; name an address of a private network or of a VPN, or "
-                "set --rpc-allow-public"
+                f"{host} can be reached by others than the machines of this network, and any "
+                "client that connects can run code here; name an address of a private network or "
+                "of a VPN, or set --rpc-allow-public"
             )
         with socket.socket() as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
