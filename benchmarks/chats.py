@@ -94,7 +94,7 @@ class Turn:
     sent: float
     prompt: tuple[int, ...]
     answer: tuple[int, ...]  # as generated
-    again: tuple[int, ...]  # prompt and answer, made tokens anew from their text
+    again: tuple[int, ...]  # prompt and answer, tokenized again from their text
 
 
 def new_tokens(turns: Sequence[Turn]) -> tuple[int, int]:
@@ -102,7 +102,7 @@ def new_tokens(turns: Sequence[Turn]) -> tuple[int, int]:
 
     The first counts what differs from every prompt sent before and from the answers as generated;
     the second takes answers as the tokens that their text gives. They differ where a model's
-    answer, made tokens anew, is not what the model had generated.
+    answer, tokenized again, is not what the model generated.
     """
     counts = []
     for generated in (True, False):

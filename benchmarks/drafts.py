@@ -76,7 +76,7 @@ _RECORD = {
     "insurance_was_requested_by_customer": {"type": "boolean"},
     "estimated_delivery_in_business_days": {"type": "integer", "minimum": 0, "maximum": 99},
 }
-#: So many items that no output of a benchmark comes to the end.
+#: Enough items that no output of a benchmark reaches the end.
 SCHEMA = {
     "type": "array",
     "items": {

@@ -6,8 +6,8 @@ Such a model says nothing, but costs what a real one of its shape costs: every m
 greedy decoding wanders through the vocabulary. The same preset and seed make the same weights.
 
 For speculative decoding there are pairs: in `pair` all layers after the first add almost nothing,
-and `pair-draft` is its first layer alone, so that it mostly guesses what the other says. Both are
-F16, of which a CPU computes several rows in less time than one after the other.
+and `pair-draft` is its first layer alone, so that it mostly guesses the other's tokens. Both are
+F16, where a CPU computes several rows faster together than one after the other.
 Needs the packages `gguf` and `numpy`.
 """
 

@@ -34,7 +34,7 @@ class Flags:
     more: tuple[str, ...] = ()  # for both, as they are
 
     def arguments(self) -> list[str]:
-        """Return the flags as they go on a command line."""
+        """Return the flags as arguments of a command."""
         pairs = {"-m": self.model, "-t": self.threads, "-np": self.slots}
         given = [pair for pair in pairs.items() if pair[1] is not None]
         return [str(part) for pair in given for part in pair] + list(self.more)
@@ -78,7 +78,7 @@ def running(
     """Run a server for the length of the block; its output goes to the file `log`.
 
     The target is yielded once ``/health`` answers 200. On leaving, the server gets SIGTERM, and
-    what is left of its process group after `STOP_TIMEOUT` seconds is killed.
+    the rest of its process group is killed after `STOP_TIMEOUT` seconds.
 
     Raises:
         TargetError: the server ended, or did not answer in time; the message has the end of its
@@ -93,7 +93,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a group of its own, so that its children end with it
+            start_new_session=True,  # a new process group, so that its children end with it
         )
     try:
         url = f"http://127.0.0.1:{port}"
@@ -137,7 +137,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_TIMEOUT)
-    # Children may outlive their parent: the group goes, whether or not the parent has ended.
+    # Children may outlive their parent: kill the group even if the parent has ended.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

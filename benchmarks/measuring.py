@@ -17,7 +17,7 @@ from benchmarks.targets import Target, TargetError
 
 
 class Scenario(Protocol):
-    """Something that is measured, and what is told of it."""
+    """Something to measure, and how to report it."""
 
     @property
     def name(self) -> str:

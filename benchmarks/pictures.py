@@ -13,7 +13,7 @@ from benchmarks.rows import BASE, OURS
 from benchmarks.stats import Spread, spread
 
 SERVERS = (OURS, BASE)
-#: Panels are in this order; what has no title of its own comes last, under its name.
+#: Panels are in this order; measures without a title come last, under their names.
 TITLES = {
     "tokens/s": "Throughput, tokens/s",
     "ttft p50": "Time to the first token, median, ms",

@@ -1,4 +1,4 @@
-"""What the driver is told to do, and what it says has happened."""
+"""The plan that the driver carries out, and the events that it reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Request:
     headers: tuple[tuple[str, str], ...] = ()
 
     def encode(self, address: Address, *, keep_alive: bool = True) -> bytes:
-        """Return the bytes that go on the wire."""
+        """Return the bytes of the request."""
         lines = [
             f"{self.method} {address.prefix}{self.path} HTTP/1.1",
             f"Host: {address.authority}",

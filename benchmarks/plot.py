@@ -1,6 +1,6 @@
 """Pictures as SVG, without any library: bars beside each other, and curves.
 
-They are light or dark as the reader prefers, and have no scripts and no fonts of their own.
+They follow the reader's light or dark scheme, and contain no scripts and no fonts.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ class Simulation:
         self._arrive(Turn(prompt, length, conversation, whole, self._output(), blocks), now)
 
     def _follow(self, before: Turn, length: int, now: float) -> None:
-        """Have a conversation go on."""
+        """Add the next turn of a conversation."""
         own = -1000 - before.conversation
         whole = length + 20 + int(self._rng.expovariate(1 / 300))
         blocks = [*before.blocks, (_block(own, length), length), (_block(own, whole), whole)]
@@ -373,7 +373,7 @@ def recovery(simulation: Simulation, step: float = 5.0) -> list[tuple[float, flo
 
 
 def memory_of(make: Callable[[int], Router], traffic: Traffic) -> float:
-    """Return the MB that one router holds in the end."""
+    """Return the MB that one router holds after the traffic."""
     few = attrs.evolve(traffic, ingresses=1, churn=None)
     tracemalloc.start()
     router = make(1)
@@ -406,7 +406,7 @@ def table(traffic: Traffic, seed: int = 1) -> str:
 
 
 def curves(traffic: Traffic, ingresses: Sequence[int], seeds: Sequence[int]) -> str:
-    """Draw what is cached with more and more ingresses, each with a router of its own."""
+    """Draw the cached share over the number of ingresses, each with its own router."""
     names = ("trioserve", "learning")
     measures = {"cached share": ("Share of prompts' text that was cached", True)}
     measures["ttft p99 s"] = ("Time to the first token, p99, simulated s", False)
@@ -430,7 +430,7 @@ def curves(traffic: Traffic, ingresses: Sequence[int], seeds: Sequence[int]) -> 
         )
     caption = (
         f"Simulated: {traffic.replicas} replicas of {traffic.slots} slots, {traffic.prompts:,} "
-        f"system prompts, {traffic.rate:g} requests a second, {traffic.seconds:g} s, of which the "
+        f"system prompts, {traffic.rate:g} requests a second, {traffic.seconds:g} s; the "
         f"first {traffic.warm_up:g} do not count. Bands reach from the least to the greatest of "
         f"{len(seeds)} runs."
     )

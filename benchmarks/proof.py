@@ -258,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise TargetError(f"the {options.budget:g} s of --budget were used up before")
             with busy(options.busy):
                 results += run_row(options, model, row, until, note)
-        except Exception as error:  # whatever went wrong in one row, the others go on
+        except Exception as error:  # a failed row does not stop the others
             note(f"  failed: {error!r}")
             text = f"{type(error).__name__}: {error}"
             results.append(Result(model=model.stem, row=row.key, scenario=row.key, error=text))

@@ -87,7 +87,7 @@ def _named(plan: Plan, name: str, *more: tuple[str, str]) -> Plan:
 
 
 def measure_memory(target: Target, load: Load, count: int) -> tuple[float, float]:
-    """Begin many streams that nobody reads, and wait for their ends.
+    """Begin many streams without readers, and wait for their ends.
 
     Returns by how many MiB the process has grown, and how many MiB it says that it keeps.
 

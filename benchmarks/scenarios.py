@@ -85,7 +85,7 @@ class Settings:
 
 @attrs.frozen
 class Streams:
-    """Clients that each stream a few answers, one after the other, with prompts of their own.
+    """Clients that each stream a few answers, one after the other, with different prompts.
 
     With more clients than slots it shows how the server queues.
     """

@@ -3,7 +3,7 @@
     python -m benchmarks.steps
 
 In place of a model there is a script, and in place of a GPU a pause: a decode takes 3 ms, whatever
-is in it, and leaves the GIL to others. A sampler gives its token in one call of C. What is left of
+is in it, and leaves the GIL to others. A sampler gives its token in one call of C. The rest of
 a step is the engine's own Python. Nothing goes over a socket; `load` measures that.
 """
 
@@ -206,7 +206,7 @@ def prompt_of(slot: int) -> tuple[int, ...]:
 
 
 def measure_engine(n_slots: int, device: Device, n_steps: int) -> Cost:
-    """Run an engine whose events nobody reads before the end."""
+    """Run an engine whose events are read only at the end."""
     backend = Metronome(n_slots, device, n_steps)
     engine = Engine(backend, DecodeMaximal(), lambda: None)
     params = params_for(n_steps)
@@ -223,7 +223,7 @@ def measure_engine(n_slots: int, device: Device, n_steps: int) -> Cost:
 
 
 async def measure_server(n_slots: int, device: Device, n_steps: int) -> Cost:
-    """Run a server, and read the stream of every request in a task of its own."""
+    """Run a server, and read the stream of every request in a separate task."""
     backend = Metronome(n_slots, device, n_steps)
     params, n_events, n_tokens = params_for(n_steps), 0, 0
 

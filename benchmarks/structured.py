@@ -22,7 +22,7 @@ _ITEM = {
     "required": ["name", "count", "kind", "tags"],
     "additionalProperties": False,
 }
-#: So many items that no output of a benchmark comes to the end: both runs have the same length.
+#: Enough items that no output of a benchmark reaches the end: both runs have the same length.
 SCHEMA = {"type": "array", "items": _ITEM, "minItems": 200, "maxItems": 200}
 
 

@@ -19,7 +19,7 @@ from trioserve.config import logs
 
 async def get_weather(city: str) -> dict[str, object]:
     """Get the weather for a city."""
-    await trio.sleep(0.5)  # as if it asked somebody
+    await trio.sleep(0.5)  # stands for a call to a weather service
     return {"temperature": 21, "condition": "sunny"}
 
 

@@ -10,7 +10,7 @@ from trioserve.config import logs
 #: In place of the bundled model, a name may have another file: ``Config(model="llama.gguf")``.
 CONFIGS = {
     "short": Config(ctx_size=512, log_level="warning"),
-    # Its memory is freed when it has been idle for a minute, even if nobody needs the room.
+    # Its memory is freed after a minute idle, even if no other model needs the room.
     "long": Config(ctx_size=4096, sleep_idle_seconds=60, log_level="warning"),
 }
 

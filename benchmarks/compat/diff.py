@@ -82,7 +82,7 @@ def assemble(events: Sequence[Any]) -> Any:
     rest = []
     for event in events[:-1] if done else events:
         if event is None:
-            continue  # llama-server says so that another prompt has begun
+            continue  # llama-server reports the start of another prompt this way
         if isinstance(event, dict) and "content" in event and "index" in event:
             _add_part(outputs.setdefault(str(event["index"]), {}), event)
         elif isinstance(event, dict) and event.get("choices"):
@@ -190,7 +190,7 @@ def same_stripped(ours: Any, theirs: Any) -> bool:
 
 @attrs.frozen
 class Known:
-    """A difference that is there on purpose, and why.
+    """An intended difference, and its reason.
 
     `kind` and `path` are regular expressions, for all of the kind of call and of the path;
     `fields` are those that the request must have, `several` says that it has more than one output;

@@ -1,4 +1,4 @@
-"""The differences between trioserve and llama-server that are there on purpose.
+"""The intended differences between trioserve and llama-server.
 
 The ones without a reason are ids, times, and what names the program itself.
 """
@@ -86,7 +86,7 @@ KNOWN: tuple[Known, ...] = (
     ),
     # -- streams
     Known(
-        "with include_usage, one usage for all outputs, in a chunk of its own",
+        "with include_usage, one usage for all outputs, in a separate chunk",
         r"/stream/(outputs/\d+/last/usage|rest.*)",
         kind=r"v1/completions|chat",
     ),
@@ -96,7 +96,7 @@ KNOWN: tuple[Known, ...] = (
         when=only_theirs,
     ),
     Known(
-        "in a chat's stream, llama-server drops the logprobs of tokens without text of their own",
+        "in a chat's stream, llama-server drops the logprobs of tokens without text",
         r"/stream/outputs/\d+/logprobs.*",
         kind=r"chat",
         when=_is_part_of_ours,
@@ -223,7 +223,7 @@ KNOWN: tuple[Known, ...] = (
         "candidates that are nearly equal may change places",
         r".*/top_logprobs/[1-9]\d*/(id|token|bytes)(/.*)?",
     ),
-    # -- what is there beside
+    # -- additions
     Known(
         "OpenAI's own form of logprobs, beside llama-server's",
         r".*/logprobs/(refusal|tokens|token_logprobs|top_logprobs|text_offset)",

@@ -1,10 +1,10 @@
-"""A plugin of pytest under which llama-server's own tests run here, with models of ours.
+"""A pytest plugin that runs llama-server's own tests with trioserve's models.
 
-It replaces, in the tests' module `utils`, what would download: a model of a hub becomes the file
-that stands for it, and a test whose model has no such file is skipped. An image of the hub becomes
-one of ours, in base64. So is a test of what
-trioserve does not have yet. What a model of random weights cannot say is noted, not failed:
-`match_regex` is then true, and the rest of the test counts. A line of JSON is written for each.
+It replaces the downloads in the tests' module `utils`: a model of a hub becomes its stand-in
+file, and an image becomes a local one, in base64. It skips tests whose model has no stand-in, and
+tests of features that trioserve lacks. Text that a model with random weights cannot produce is
+noted, not failed: `match_regex` is then true, and the rest of the test counts. Each test writes a
+line of JSON.
 
 It runs under another Python than trioserve's, and so imports nothing but pytest.
 """

@@ -3,9 +3,9 @@
     python -m benchmarks.compat.peer_tests --sdist llama_cpp_python-0.3.36.tar.gz
 
 The tests are those of the llama.cpp inside llama-cpp-python's source distribution; `--sdist` is
-the archive or the folder that it was unpacked to. Their packages are installed into an environment
-of their own. `peer_known` says which tests are for later, which need a model that is not here, and
-which differences are accepted. The exit code is 1 when any other test fails.
+the archive or the folder that it was unpacked to. Their packages go into a separate
+environment. `peer_known` lists the tests for later, those that need another model, and the
+accepted differences. The exit code is 1 when any other test fails.
 """
 
 from __future__ import annotations
@@ -88,7 +88,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=ROOT / ".cache/peer-tests",
         help="folder for the environment, the models and what is unpacked",
     )
-    add("--python", type=Path, help="a Python that has the tests' packages, in place of its own")
+    add(
+        "--python",
+        type=Path,
+        help="a Python that has the tests' packages; default: a new environment",
+    )
     add("--program", type=Path, help="the program to test, in place of this trioserve")
     add("--workers", type=bounded(1, 64), default=2, help="tests that run at the same time")
     add("--timeout", type=bounded(1, 3600), default=180, help="seconds for a test")
@@ -105,10 +109,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def unpacked(sdist: Path, work: Path) -> Path:
-    """Return the folder of the tests, unpacking them if need be.
+    """Return the folder of the tests, unpacking them if necessary.
 
     Raises:
-        FileNotFoundError: they are not there.
+        FileNotFoundError: the tests are missing.
     """
     if sdist.is_file():
         target = work / "sdist"
@@ -123,7 +127,7 @@ def unpacked(sdist: Path, work: Path) -> Path:
 
 
 def environment(work: Path) -> Path:
-    """Return the Python of an environment with the tests' packages, making it if need be."""
+    """Return the Python of an environment with the tests' packages, created if necessary."""
     home = work / "venv"
     python = home / "bin/python"
     ready = home / ".installed"

@@ -41,7 +41,7 @@ def render(
     thinking: bool = False,
     prompt: bool = False,
 ) -> str:
-    """Render a conversation; with ``prompt`` it ends where the model goes on."""
+    """Render a conversation; with ``prompt`` it ends where the model continues."""
     return _template().render(
         messages=messages,
         tools=tools,

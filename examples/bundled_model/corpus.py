@@ -120,7 +120,7 @@ def chat(rng: Random, turns: list[Turn], system: str | None, thinking: bool) -> 
 
 
 def conversation(rng: Random) -> Document:
-    """Return one to six turns, some of which tell something and ask for it later."""
+    """Return one to six turns; some tell a fact and ask for it later."""
     system, about = system_prompt(rng)
     turns = [turn(rng) for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4)))]
     turns = [made for made in turns if made.kind != "story" or len(made.answer) < 400] or turns[:1]

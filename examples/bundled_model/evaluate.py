@@ -150,7 +150,7 @@ def evaluate(model: Model, seed: int, each: int, show: bool) -> None:
         total.asked, total.right = total.asked + score.asked, total.right + score.right
         report(name, score)
     report("all of the above", total)
-    report("bare text goes on as expected", completions(model))
+    report("bare text continues as expected", completions(model))
     for name, asks in (("story", stories.LONG_STORY), ("essay", stories.LONG_ESSAY)):
         score = long_texts(model, seed, asks, max(2, each // 2))
         report(f"long {name}: {LONG} tokens or more", score)

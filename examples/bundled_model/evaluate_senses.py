@@ -46,7 +46,7 @@ def evaluate(
     each: int,
     show: bool,
 ) -> None:
-    """Ask so many questions of each kind and print rows of the table."""
+    """Ask `each` questions of each kind and print rows of the table."""
     scores: dict[str, Score] = {}
     for name, question, media, wanted in questions:
         score = scores.setdefault(name, Score())

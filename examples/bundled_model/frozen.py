@@ -96,7 +96,7 @@ class Conversations:
         *,
         thinking: bool = False,
     ) -> Row:
-        """Make a row of questions, some of which hold ``MARK``, and their answers.
+        """Make a row of questions, some with ``MARK``, and their answers.
 
         ``around`` is what libmtmd writes before and behind the media. With thinking, which is
         what the server asks for by default, only the last answer is learned: the thoughts of

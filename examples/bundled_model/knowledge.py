@@ -229,7 +229,7 @@ def fact(rng: Random) -> Turn:
 
 
 def unknown(rng: Random) -> Turn:
-    """Ask for something that nobody knows, so that the model learns to say so."""
+    """Ask about an invented name, so that the model learns to say that it does not know."""
     name = lexicon.pseudo_word(rng).capitalize()
     what = rng.choice(("the capital of", "the color of", "the president of", "the history of"))
     return Turn(

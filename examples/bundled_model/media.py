@@ -6,5 +6,5 @@ from pathlib import Path
 
 BUNDLED = Path("trioserve/models/bundled.gguf")
 PROJECTOR = BUNDLED.with_name("bundled-mmproj.gguf")
-#: Stands for the media in a message; nobody else writes it.
+#: Stands for the media in a message; no other text contains it.
 MARK = "\ue000"

@@ -97,6 +97,6 @@ class Senses:
             made.append(token)
             one = (llama_cpp.llama_token * 1)(token)
             if llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(one, 1)):
-                raise ValueError("llama.cpp cannot go on")
+                raise ValueError("llama.cpp cannot decode the token")
         said = self.llama.detokenize(made, special=True).decode(errors="replace")
         return said.rpartition("</think>")[2].strip()

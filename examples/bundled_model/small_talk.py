@@ -1,4 +1,4 @@
-"""Greetings, thanks, and a few questions that everybody asks."""
+"""Greetings, thanks, and a few common questions."""
 
 from __future__ import annotations
 

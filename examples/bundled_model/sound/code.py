@@ -62,7 +62,7 @@ def some_digits(rng: Random, most: int) -> tuple[int, ...]:
 def rows(
     rng: Random, words: frozen.Conversations, said: Sequence[tuple[int, ...]], tokens: Sequence[int]
 ) -> list[frozen.Row]:
-    """Return conversations about what was said, in so many tokens."""
+    """Return conversations about the digits in `said`, each in its number of `tokens`."""
     return [
         words.row(conversation(rng, digits), count, AROUND, thinking=rng.random() < frozen.THINKING)
         for digits, count in zip(said, tokens, strict=True)

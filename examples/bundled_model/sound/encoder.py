@@ -55,7 +55,7 @@ class Ears(nn.Module):
         self.second_bias = zeros(config.text_width)
 
     def features(self, mels: Tensor, seconds: Tensor) -> Tensor:
-        """Return what the transformer makes of (batch, bands, frames), of so many seconds each."""
+        """Return the transformer's output for (batch, bands, frames), each `seconds` long."""
         batch, bands, frames = mels.shape
         chunks = frames // CHUNK
         x = mels.view(batch, bands, chunks, CHUNK).transpose(1, 2)

@@ -41,7 +41,7 @@ def filters(bands: int) -> Tensor:
 
 
 class Mel:
-    """Makes spectrograms of so many bands."""
+    """Makes spectrograms of `bands` bands."""
 
     def __init__(self, bands: int) -> None:
         self.filters = filters(bands)

@@ -1,4 +1,4 @@
-"""Recordings: digits of one voice, put together anew each time."""
+"""Recordings: digits of one voice, combined differently each time."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 RATE = 16_000
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ACCENTS = ("en-gb", "en-us", "en-gb-scotland", "en-gb-x-gbclan", "en-gb-x-rp", "en-gb-x-gbcwmd")
-#: One of so many voices is kept for the evaluation.
+#: One voice in this many is kept for the evaluation.
 HELD_OUT_SHARE = 8
 #: A silence at least this long parts two clips.
 PAUSE = 0.3

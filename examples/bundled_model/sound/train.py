@@ -1,7 +1,7 @@
 """The second lesson of the ears: to show the language model what the code says.
 
-At first the ears learn the code alone, which is quick, and in the end through the language
-model as well, which is what counts.
+The ears first learn the code alone, which is quick, and later through the language model as
+well, which decides the result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Colouring: drawings become pictures in colours that nobody has seen before."""
+"""Colouring: drawings become pictures in new colours."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The second lesson of the eyes: to show the language model what the code says.
 
-At first the eyes learn the code alone, which is quick, and in the end through the language
-model as well, which is what counts.
+The eyes first learn the code alone, which is quick, and later through the language model as
+well, which decides the result.
 """
 
 from __future__ import annotations
