@@ -30,12 +30,12 @@ def media_marker() -> str:
 
 
 def mark(messages: Messages, marker: str | None = None) -> MarkedMessages:
-    """Put markers in the place of media. The parts of such a message become one text.
+    """Replace media by markers. The parts of such a message become one text.
 
     Args:
         messages: in normal form.
-        marker: stands for each of them; such a text cannot be split. Without it they have markers
-            of their own, which nobody can guess.
+        marker: the same for all media; such a text cannot be split. Without it, each has a
+            different marker that cannot be guessed.
     """
     media: dict[str, MediaSource] = {}
     head = f"<__media_{secrets.token_hex(16)}"

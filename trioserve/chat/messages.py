@@ -10,11 +10,10 @@ A message in normal form is a dict with
   "function", "function": {"name", "arguments"}}`` with the arguments as JSON text, and
   ``reasoning_content``: text,
 * on a tool's message ``tool_call_id`` and ``name``, when given,
-* whatever else the client sent that is not null: some templates know fields of their own.
+* all other fields from the client that are not null: some templates use extra fields.
 
-What a request brings is decoded from base64 here; nothing is fetched, and nothing looks into a
-file. The model gets documents as text: a PDF has to be decoded first, and a file with an address to
-be fetched.
+Data in a request is decoded from base64 here; nothing is fetched, and no file is parsed. The model
+gets documents as text: a PDF has to be decoded first, and a file at an address has to be fetched.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class RerankTool(ModelTool):
     query: Annotated[str, about("What is looked for.")]
     documents: Annotated[list[str], about("The documents to rank.", min_length=1)]
     model: _ModelName = UNSET
-    top_n: Annotated[int, about("Only so many of the best.", ge=1)] | UnsetType = UNSET
+    top_n: Annotated[int, about("How many of the best to return.", ge=1)] | UnsetType = UNSET
 
     async def call(self, models: ModelSource, report: Report) -> RerankResult:
         """See `ModelTool.call`."""

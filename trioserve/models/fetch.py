@@ -31,20 +31,20 @@ async def fetch(
 ) -> Config:
     """Find the models that a configuration names, and download those that are not there.
 
-    A model of the hub that is in the cache is taken as it is, even if the hub has a newer one. A
-    model at an address is asked for each time, and downloaded again when it has changed.
+    A hub model that is in the cache is used as it is, even if the hub has a newer one. A model at
+    an address is checked each time, and downloaded again when it has changed.
 
     Args:
         config: what to serve.
-        on_progress: told how far a download is, several times a second.
+        on_progress: called with the progress of a download, several times a second.
 
     Returns:
-        the configuration with paths in the place of names. Without an alias of its own, a model of
-        the hub has its name there as its alias.
+        the configuration with paths in the place of names. A hub model without an alias gets its
+        hub name as its alias.
 
     Raises:
         HubError: a model cannot be downloaded.
-        ModelLoadError: it would have to be, and the configuration says that nothing is.
+        ModelLoadError: it needs a download, which the configuration forbids.
     """
     if is_local(config):
         return config

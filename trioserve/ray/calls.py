@@ -346,10 +346,10 @@ class Targets:
     async def ask_all(
         self, request: Incoming, calls: Iterable[tuple[ModelTarget, CallOptions]]
     ) -> list[IngressReply | TrioServeError]:
-        """Ask at the same time; gives the answers, or what went wrong, in the order of the calls.
+        """Ask at the same time; returns the answers, or errors, in the order of the calls.
 
-        Each has a context of its own: what Serve keeps there tells calls apart by the request that
-        they are made for, so that of two to the same deployment one would never get a replica.
+        Each call has a separate context. Serve identifies a call by the request in its context, so
+        one of two calls to the same deployment would never get a replica.
         """
         limit = asyncio.Semaphore(_AT_ONCE)
 

@@ -1,7 +1,7 @@
 """How a replica learns that an ingress has died: a connection between the two breaks.
 
-Ray tells nobody who works for a process that it has died, so requests of a dead ingress would go on
-to their ends. Nothing is said on such a connection.
+Ray does not notify a replica when its caller dies, so requests of a dead ingress would run to their
+ends. No data is sent on such a connection.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from trioserve.config.parse import Options, argv_of, parse
 from trioserve.errors import ConfigError
 from trioserve.models.catalog.presets import option
 
-#: A configuration, the words of a command line, or flags without their dashes and their values, as
-#: in a file of presets.
+#: A configuration, the arguments of a command line, or a mapping of flags (without dashes) to
+#: values, as in a presets file.
 Settings: TypeAlias = Config | Sequence[str] | Mapping[str, Any]
 
-#: Fields of a server that listens on an address of its own, or chooses among models.
+#: Fields of a server that listens on an address, or chooses among models.
 _UNUSED = frozenset(
     {
         "host", "port", "reuse_port", "ssl_key_file", "ssl_cert_file", "api_prefix",
@@ -49,7 +49,7 @@ class Model:
 
     Attributes:
         settings: how its server is to be run.
-        replicas: how many servers of it run, each with a model of its own in memory.
+        replicas: how many servers of it run, each with its copy of the model in memory.
         autoscaling: fields of Serve's `AutoscalingConfig`, in place of a number of replicas.
         deployment: further options of Serve's deployment, such as `ray_actor_options`.
     """

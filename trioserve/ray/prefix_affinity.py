@@ -84,11 +84,11 @@ class _Beginning:
 
     @property
     def full(self) -> bool:
-        """Whether the rest does not matter."""
+        """Whether the rest of the text is ignored."""
         return self._length >= LONGEST or len(self.blocks) >= MOST
 
     def add(self, text: str) -> None:
-        """Go on with this text, up to the bounds."""
+        """Append text, up to the bounds."""
         while text and not self.full:
             now, text = text[: self._next - self._length], text[self._next - self._length :]
             self._hash.update(now.encode("utf-8", "surrogatepass"))
@@ -136,7 +136,7 @@ def _strings(value: object, depth: int = _DEPTH, media: bool = False) -> Iterato
 
 
 def _digest(data: str) -> str:
-    """Return what stands for an image or a recording: as long as a text that costs as much."""
+    """Return a text in place of an image or a recording: as long as a text with the same cost."""
     sample = f"{len(data)},{data[:_SAMPLE]},{data[-_SAMPLE:]}"
     return blake2b(sample.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest() * 32
 
@@ -144,7 +144,7 @@ def _digest(data: str) -> str:
 #: Costs, as characters of prompt that could be prefilled instead: of a replica whose slots are all
 #: taken, beside one that is idle; and of waiting there until every slot has become free once.
 FULL, TURN = 4_000, 12_000
-#: A beginning has so many times the homes that its share of the requests would need.
+#: A beginning has this many times as many homes as its share of the requests needs.
 ROOM = 4
 #: Requests whose beginnings are counted fully; those before them count half, then a quarter.
 WINDOW = 16_384

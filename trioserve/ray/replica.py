@@ -53,10 +53,10 @@ exchange = partial(forward.exchange, io=SocketIO(_receive, _send))
 
 
 class ServerProcess:
-    """A server in a process of its own, which listens on a Unix socket.
+    """A server in a separate process, which listens on a Unix socket.
 
-    Its standard input is a lifeline, so it ends when this process does, however that comes. What it
-    logs goes where this process logs.
+    Its standard input is a lifeline, so it exits when this process exits or dies. Its log goes to
+    this process's log.
 
     Args:
         socket_path: where it listens.

@@ -262,7 +262,7 @@ def _fields_of(line: str) -> dict[str, Any]:
 
 
 async def estimate(launcher: Launcher, name: str, argv: Sequence[str]) -> int:
-    """Ask a process of its own how many bytes of memory a model would need.
+    """Estimate in a separate process how many bytes of memory a model would need.
 
     Raises:
         ModelLoadError: the model cannot be used, or the process cannot be started.

@@ -40,7 +40,7 @@ _ERRORS: Mapping[str, type[TrioServeError]] = {
 #: Seconds after which a client that was refused may come back.
 _RETRY_AFTER = 1.0
 
-#: Bytes of an answer of which a part is shown if it says nothing that we understand.
+#: How many bytes of an answer an error shows, if the answer cannot be parsed.
 _MAX_SHOWN = 200
 
 #: Seconds to connect, and to hand over a piece of a request. An answer may take as long as it does.
@@ -187,7 +187,7 @@ class _Failure(msgspec.Struct):
 
 
 def _error_in(data: bytes, status: int) -> TrioServeError:
-    """Make an error of the answer to a request that has failed, or of the event that says so."""
+    """Turn the answer to a failed request, or an error event, into an exception."""
     try:
         error = msgspec.json.decode(data, type=_Failure).error
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""`Fleet`: the processes of many models, each of which is started when a request needs it."""
+"""`Fleet`: the processes of many models, each started when a request needs it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _NEWS_INTERVAL = 0.1
 
 
 class Fleet(EnteredOnce):
-    """The models of a catalog, each in a process of its own.
+    """The models of a catalog, each in a separate process.
 
     Inside ``async with Fleet(catalog) as fleet:``, ``async with fleet.use(entry) as child:`` gives
     a process that has the model ready, and keeps it from being stopped for another model. Leaving
@@ -62,7 +62,7 @@ class Fleet(EnteredOnce):
         max_models: how many processes may run; 0: any number.
         max_memory: bytes that they may need together, by llama.cpp's estimate; 0: any number.
         drain_timeout: seconds that requests have to finish in `drain`.
-        launcher: starts processes; the default forks one that has imported everything, if it can.
+        launcher: starts processes; the default forks one with all imports done, if possible.
         watch: how processes are watched.
 
     Raises:

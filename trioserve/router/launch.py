@@ -1,8 +1,8 @@
 """Starting the process of a model, with three pipes between it and the router.
 
-Its standard input is a lifeline: nothing is written to it, and the process ends when it does, as it
-does when the router dies. On standard output and error it logs. On a descriptor of its own, whose
-number is in the environment, it tells its status as lines of JSON.
+Its standard input is a lifeline: nothing is written to it, and the process exits when it is closed,
+as it is when the router dies. The process logs to standard output and error. To another descriptor,
+whose number is in the environment, it writes its status as lines of JSON.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Spawned(LaunchedProcess):
 
 
 class Spawner:
-    """Starts each process with a Python of its own, which takes about a second."""
+    """Starts a new Python for each process, which takes about a second."""
 
     def __init__(self, environ: Mapping[str, str], command: Sequence[str] = COMMAND) -> None:
         self._environ = environ

@@ -1,4 +1,4 @@
-"""`ChildModels`: models by name for a program, each in a process of its own."""
+"""`ChildModels`: models by name for a program, each in a separate process."""
 
 from __future__ import annotations
 
@@ -227,14 +227,14 @@ def _segment(one: Mapping[str, Any], words: tuple[Word, ...]) -> Segment:
 
 
 class ChildModels(EnteredOnce, Mapping[str, "RemoteServer"]):
-    """Models in processes of their own: ``async with ChildModels(models_dir="m") as models:``.
+    """Models in separate processes: ``async with ChildModels(models_dir="m") as models:``.
 
     The models are those that ``trioserve --models-dir m`` offers, under the same names, and
-    ``models[name]`` has what programs ask of a `Server`. Its process is started when it is first
-    needed, and stopped where others need the room, but never while a request uses it. One that
-    crashes takes its own requests with it, and no others.
+    ``models[name]`` has the methods of a `Server`. Its process is started when it is first needed,
+    and stopped when other models need the room, but never while a request uses it. A crash ends
+    only the requests of that process.
 
-    Leaving ends the processes, and with them the requests that still run.
+    Leaving ends the processes and the requests that still run.
 
     Args:
         models_dir: a directory of GGUF files.

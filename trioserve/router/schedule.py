@@ -1,15 +1,15 @@
-"""Which models run, and who waits for one: decided without a clock, a process or a task.
+"""Which models run, and which requests wait: decided without a clock, a process or a task.
 
-Its methods report what has happened (a request came or left, a model is ready, a process ended),
-and `decide` says what to do about it. Its rules:
+Callers report events (a request came or left, a model is ready, a process ended), and `decide`
+returns what to do. Its rules:
 
-- The running models are at most as many as there are places, and fit into the memory.
-- A model that has to give way is one that no request uses, and the least recently used of those.
-- Models are started in the order in which they were first asked for. All requests for a model wait
+- There are at most as many running models as places, and they fit into the memory.
+- To make room, it stops the least recently used model that no request uses.
+- Models are started in the order in which they were first requested. All requests for a model wait
   for the same start.
 - A request for a model that runs does not wait. But a queue could wait forever for the place of a
-  model that is never idle; so after some such requests, further ones are sent to the end of the
-  queue, until the first in it has its place.
+  model that is never idle; so after some such requests, further ones join the end of the queue,
+  until the first request in it has its place.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Schedule:
         run.waiting.clear()
 
     def asleep(self, name: str) -> None:
-        """A model has freed its memory until the next request. It is the first to give way."""
+        """A model has freed its memory until the next request. It is the first to be stopped."""
         self._runs[name].sleeping = True
 
     def dying(self, name: str) -> None:
@@ -326,7 +326,7 @@ class Schedule:
         return 0 < self.max_memory < need
 
     def _idle(self) -> list[_Instance]:
-        """Those that may have to give way, in this order."""
+        """The models that may be stopped, in this order."""
         return [run for run in self._by_use() if not run.n_users]
 
     def _by_use(self) -> list[_Instance]:

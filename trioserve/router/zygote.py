@@ -78,10 +78,10 @@ def wait_for_orders(orders: socket.socket) -> list[str] | None:
 
 
 def _fork_twice(answers: int) -> bool:
-    """Fork a child that leaves a child of its own to the router, which adopts orphans.
+    """Fork a child that forks a grandchild and exits; the router, a subreaper, adopts it.
 
-    So the router can wait for it, and this process may die without harm. The number of the
-    grandchild is written to a descriptor. Returns True in the grandchild and False here.
+    So the router can wait for the grandchild, even if this process dies. Its number is written to
+    a descriptor. Returns True in the grandchild and False here.
     """
     try:
         middle = os.fork()

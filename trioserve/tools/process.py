@@ -156,7 +156,7 @@ class Process:
         self.stderr = supervisor.stderr
         #: The number of its first process.
         self.pid = 0
-        #: The limit for which it was ended: "processes", "memory" or none.
+        #: The limit that it exceeded, if it was killed for that: "processes" or "memory".
         self.limit_reached = ""
         self._supervisor = supervisor
         self._control = control
@@ -252,21 +252,21 @@ async def open_process(
     stderr: Literal["pipe", "stdout"] = "pipe",
     last: Sequence[str] = (),
 ) -> AsyncIterator[Process]:
-    """Start a program, in a session of its own, with no descriptors but its standard ones.
+    """Start a program in a new session, with only the standard descriptors.
 
-    At the end of the block, and when this process dies, everything that it has started is killed.
-    To let it end in peace, close its `stdin` and wait for it before.
+    At the end of the block, and when this process dies, all processes that it started are killed.
+    To let it exit normally, close its `stdin` and wait for it before.
 
     Args:
         argv: the program, which is looked for in the ``PATH`` of `env`, and its arguments.
         env: all of its variables.
         cwd: the folder that it starts in; None: that of this process.
         limits: what it may use; None: anything.
-        sandbox: the folders that it may use, beside one of its own for temporary files, which is
+        sandbox: the folders that it may use, besides a private one for temporary files, which is
             also its home; None: all.
-        stdin: whether it has a pipe to read; without, it reads nothing.
-        stderr: a pipe of its own, or that of its output.
-        last: a command that is run when it has ended, also when this process has died. Only for
+        stdin: whether its standard input is a pipe; otherwise it is empty.
+        stderr: a separate pipe, or that of standard output.
+        last: a command to run when the program has ended, even if this process has died. Only for
             programs without limits and without a sandbox.
 
     Raises:
@@ -327,7 +327,7 @@ class CommandOutput:
     timed_out: bool = False
     #: Whether it wrote more than `data` has.
     truncated: bool = False
-    #: The limit for which it was ended: "processes", "memory", "output" or none.
+    #: The limit that it exceeded, if it was killed for that: "processes", "memory" or "output".
     limit_reached: str = ""
 
     @property

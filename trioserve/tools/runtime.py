@@ -38,11 +38,10 @@ from trioserve.tools.sandbox import PathSandbox
 
 _ASK_TIMEOUT = 15.0
 
-#: Runs a command in a directory, until standard input ends, which is when the call was given up:
-#: the program that reaches the place has ended, or the connection is lost. What the command has
-#: started ends with it: it has a group of its own where there is ``setsid``, and processes that
-#: left the group are known by a variable where there is ``/proc``. In the middle of ``exec``, a
-#: process seems to have no variables, so it looks until it has found nothing three times.
+#: Runs a command in a directory until standard input ends: then the program that connects to the
+#: place has ended, or the connection is lost. All processes that the command started are killed, as
+#: a process group (with ``setsid``) and, if they left it, by a variable (with ``/proc``). During
+#: ``exec`` a process seems to have no variables, so it searches until it found none three times.
 WATCHED = """
 if [ -n "$1" ]; then cd -- "$1" || exit 127; fi
 call="TRIOSERVE_CALL=$2"

@@ -1,14 +1,12 @@
 """The process between the server and a command, which ends the command and all it has started.
 
-It is run by a Python that reads no settings and no packages, so that it starts quickly, and it
-imports nothing of trioserve. Orphans of the command become its children, also those that
-made a session of their own, so that none is lost. It ends them all, and then itself, when the
-command ends, when it uses more than it may, when it is told to, and when the server has gone,
-however that went.
+Its Python reads no settings and no packages, so that it starts quickly, and it imports nothing of
+trioserve. Orphans of the command become its children, even those in other sessions, so that none
+is lost. It kills them all, and then exits, when the command ends or exceeds a limit, when the
+server requests it, and when the server has exited or died.
 
-Its argument is the number of a socket. The order comes there, from
-`trioserve.tools.process`, and lines are sent back: ``pid PID``, ``started`` or
-``failed REASON``, and ``ended STATUS [LIMIT]``.
+Its argument is the number of a socket. `trioserve.tools.process` sends the order there, and gets
+lines back: ``pid PID``, ``started`` or ``failed REASON``, and ``ended STATUS [LIMIT]``.
 """
 
 from __future__ import annotations
@@ -213,7 +211,7 @@ class CommandSupervisor:
             try:
                 os.rmdir(self._folder)
             except OSError:  # it is not empty
-                # The command may have put programs into folders of its own PATH.
+                # The command may have put programs into folders of its PATH.
                 _become(["sh", "-c", _REMOVE, "sh", self._folder], {"PATH": _SYSTEM_PATH})
         if self._order["last"]:
             _become(self._order["last"], self._order["env"])

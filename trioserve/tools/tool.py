@@ -140,10 +140,10 @@ class ToolCallContext:
 
 @attrs.frozen
 class ToolResult:
-    """What a tool gave back.
+    """The result of a call.
 
-    `answer` is a JSON object, as ``POST /tools`` answers: with ``plain_text_response``, or fields
-    of its own, or ``error``. `diff` shows people what was changed, as a unified diff; the model
+    `answer` is a JSON object, as ``POST /tools`` answers: with ``plain_text_response``, fields of
+    the tool, or ``error``. `diff` shows the user what was changed, as a unified diff; the model
     does not see it.
     """
 

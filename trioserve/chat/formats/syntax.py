@@ -233,9 +233,9 @@ class ChatFormat:
 
     @property
     def texts(self) -> frozenset[str]:
-        """All texts that the description mentions, of which most are markers.
+        """All texts that the description mentions; most are markers.
 
-        Many markers are control tokens, whose names the text of an output must then have.
+        Many markers are control tokens, so the text of an output must contain their names.
         """
         parts = (self.reasoning, self.tool_calls, self.dropped, self.channels)
         return frozenset(filter(None, texts_in(parts)))

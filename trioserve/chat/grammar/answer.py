@@ -337,7 +337,7 @@ class _MarkerWriter:
     def _closing(self) -> str:
         syntax, rules = self._syntax, self._rules
         closing = [sequence(rules.space, rules.marker(text)) for text in syntax.closing]
-        if len(syntax.starts) == len(closing) > 1:  # each start has an end of its own
+        if len(syntax.starts) == len(closing) > 1:  # one end for each start
             return choice(closing)
         return sequence(*closing)
 
@@ -451,7 +451,7 @@ class _ChannelWriter:
         self._channels = channels
         self._functions = functions
         self._rules = Rules()
-        # Where a message has an end of its own, a call is the last one.
+        # If messages have an end marker, a call is the last one.
         self._parallel = parallel and not channels.ends
         self._open = opened
         for function in functions:

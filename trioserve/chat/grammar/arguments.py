@@ -16,7 +16,7 @@ _CDATA = "<![CDATA["
 #: What is not text, by the names of types.
 _KINDS = ("number", "boolean", "null", "object", "array")
 _MAX_KEY = 400
-#: Values in values that are followed where a model writes them in a notation of its own.
+#: The depth of nested values that is followed, in notations other than JSON.
 _MAX_DEPTH = 50
 #: Keywords of numbers, which look the same in every notation.
 _PLAIN = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -256,7 +256,7 @@ class LiteralWriter:
         return name
 
     def _ways(self, schema: Any, part: Part, depth: int) -> list[str]:
-        """Write the ways to write a value, where strings have quotes of their own."""
+        """Return the notations of a value, in formats with special quotes for strings."""
         if schema is True:
             schema = {}
         if not isinstance(schema, Mapping):

@@ -339,7 +339,7 @@ def closed(part: Part) -> Part:
 
 
 def check_is_object(part: Part) -> Part:
-    """Check that arguments are an object, and say so where the schema does not.
+    """Check that arguments are an object, and set that type in the schema.
 
     Raises:
         InvalidRequestError: they are something else.

@@ -182,7 +182,7 @@ class ParameterReader:
     Args:
         cursor: where the text is.
         syntax: the markers.
-        texts: for each parameter whether it is text or not, as far as the tool's schema says so.
+        texts: for each parameter whether it is text, where the tool's schema determines that.
     """
 
     def __init__(self, cursor: Cursor, syntax: Parameters, texts: Mapping[str, bool]) -> None:
@@ -316,7 +316,7 @@ class ElementReader:
     Args:
         cursor: where the text is.
         syntax: the markers.
-        texts: for each argument whether it is text or not, as far as the tool's schema says so.
+        texts: for each argument whether it is text, where the tool's schema determines that.
     """
 
     def __init__(self, cursor: Cursor, syntax: Elements, texts: Mapping[str, bool]) -> None:

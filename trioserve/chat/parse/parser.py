@@ -39,7 +39,7 @@ from trioserve.chat.parse.reader import CallReader, Texts
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Thinking, TokenId
 
-#: For each of llama-server's reasoning formats: whether reasoning goes to a field of its own, and
+#: For each of llama-server's reasoning formats: whether reasoning goes to a separate field, and
 #: whether it is in the content, with its markers.
 REASONING_FORMATS = {
     "none": (False, True),

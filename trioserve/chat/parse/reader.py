@@ -35,7 +35,7 @@ from trioserve.chat.parse.cursor import (
     is_text,
 )
 
-#: For each tool and parameter, whether it is text or not, as far as the tools' schemas say so.
+#: For each tool and parameter, whether it is text, where the tools' schemas determine that.
 Texts = Mapping[str, Mapping[str, bool]]
 
 _MAX_NAME = 200

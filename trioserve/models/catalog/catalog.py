@@ -139,7 +139,7 @@ def _exact(entries: Mapping[str, ModelEntry], name: str) -> ModelEntry | None:
 def _only(
     entries: Iterable[ModelEntry], name: str, fits: Callable[[str], bool]
 ) -> ModelEntry | None:
-    """Find the only model of which a name fits, regardless of case.
+    """Find the only model with a name that fits, regardless of case.
 
     Raises:
         AmbiguousModelError: there are several.

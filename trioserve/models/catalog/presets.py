@@ -31,18 +31,18 @@ OF_THE_ROUTER = frozenset(
     }
 )  # fmt: skip
 
-#: Fields that each model has of its own: set for all, they mean nothing.
+#: Fields that apply to one model only: a setting for all models is dropped.
 _OF_ONE_MODEL = frozenset(
     {
         "model", "hf_repo", "hf_file", "model_url", "mmproj", "mmproj_url", "alias", "tags",
     }
 )  # fmt: skip
 
-#: The router writes what its models log.
+#: The router writes the log lines of its models.
 _LOG_FILE = "log_file"
 
-#: Fields that are handed on as variables only, because everybody may see the flags of a process,
-#: and what takes their place in a preset.
+#: Fields that are passed on only as variables, because every user can see the flags of a process,
+#: and what to use for them in a preset.
 SECRETS = {"hf_token": "HF_TOKEN in the environment", "mcp_servers_json": "mcp-servers-config"}
 _TOKEN = "HF_TOKEN"
 
@@ -127,11 +127,11 @@ def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> Shared:
 def environment_of_children(
     environ: Mapping[str, str], config: Config | None = None
 ) -> dict[str, str]:
-    """Leave out the variables that are handed on as flags, or are not handed on.
+    """Leave out the variables that are passed on as flags, or not at all.
 
-    What others must not see is handed on as variables, also where a flag has set it: the token for
-    the hub, the API keys, by which models decide who waits and who shares what, and MCP servers,
-    which may have keys in their descriptions.
+    Secrets are passed on as variables, even if a flag has set them: the token for the hub, the API
+    keys, which a model needs for fair queueing and separate caches, and MCP servers, whose
+    descriptions may contain keys.
     """
     own = {
         name: text
@@ -193,8 +193,8 @@ def read_presets(path: Path) -> tuple[Preset, Mapping[str, Preset]]:
         text = readers.file(str(path)).removeprefix("\ufeff")
     except ValueError as error:
         raise ConfigError(f"models_preset: {error}") from None
-    # The names of sections and keys stay as they are, a key that is there twice counts the last
-    # time, and no section is special.
+    # The names of sections and keys keep their case, the last value of a repeated key counts, and
+    # no section is special.
     parser = configparser.RawConfigParser(
         delimiters=("=",), inline_comment_prefixes=(";", "#"), strict=False, default_section=""
     )

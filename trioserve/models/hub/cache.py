@@ -1,15 +1,15 @@
-"""The cache of downloaded models, in the layout of huggingface_hub, which llama.cpp has too.
+"""The cache of downloaded models, in the layout of huggingface_hub, which llama.cpp also uses.
 
 ::
 
     CACHE/.locks/models--user--name/HASH.lock
     CACHE/models--user--name/blobs/HASH                 the contents of a file
-    CACHE/models--user--name/blobs/HASH.incomplete      what there is of them yet
+    CACHE/models--user--name/blobs/HASH.incomplete      a part, while it is downloaded
     CACHE/models--user--name/snapshots/COMMIT/FILE      a link to a blob
     CACHE/models--user--name/refs/main                  the newest commit
 
-The links of a model are made when all of its files are there, and the ref after them, so there is
-no moment at which another program could take a part for the whole. All of this blocks.
+The links of a model are made when all of its files are complete, and the ref after them, so another
+program never finds an incomplete model. All functions here block.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def default_endpoint(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def default_token(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The token of whoever runs this: from a variable, or left by ``hf auth login``."""
+    """The user's token: from a variable, or from ``hf auth login``."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if token := environ.get(name, "").strip():
             return token
@@ -111,7 +111,7 @@ class RepoFolder:
         return self.path / "blobs" / digest
 
     def lock(self, digest: str) -> Path:
-        """The lock that whoever downloads a blob holds."""
+        """The lock to hold while downloading a blob."""
         return self.cache / ".locks" / self.path.name / f"{digest}.lock"
 
     def file(self, commit: str, path: str) -> Path:
@@ -125,10 +125,10 @@ class RepoFolder:
             if link.is_file() and (link.is_symlink() or not blob.is_file()):
                 return link
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.unlink(missing_ok=True)  # it led to nothing
+            link.unlink(missing_ok=True)  # it was broken
             try:
                 link.symlink_to(os.path.relpath(blob, link.parent))
-            except FileExistsError:  # somebody else has just made it
+            except FileExistsError:  # another process has just made it
                 pass
             except OSError:
                 os.replace(blob, link)  # where there are no links, a file has only this name
@@ -196,7 +196,7 @@ class RepoFolder:
         projector = projector_beside(paths, path)
         try:
             size = sum(file.stat().st_size for file in files)
-        except OSError:  # somebody deletes it just now
+        except OSError:  # another process is deleting it
             return None
         return HubModel(
             name=name_of(self.repo, path),
@@ -232,13 +232,13 @@ def find(reference: HubReference, cache_dir: Path | None = None) -> HubModel | N
 
 
 def remove(reference: HubReference, cache_dir: Path | None = None) -> HubModel:
-    """Delete a model from the cache; returns what it was.
+    """Delete a model from the cache; returns its description.
 
-    Blobs that another commit shares with it stay. What unfinished downloads of the repository have
-    left goes, too; if it is all that there is, the model that is returned has no files.
+    Blobs that another commit shares are kept. Unfinished downloads of the repository are deleted,
+    too; if there is nothing else, the returned model has no files.
 
     Raises:
-        HubNotFoundError: it is not there, or there are several and the reference names none.
+        HubNotFoundError: it is not in the cache, or the reference names none of several.
         HubError: it cannot be deleted.
     """
     repo = RepoFolder(cache_dir or default_cache_dir(), reference.repo)
@@ -261,7 +261,7 @@ def remove(reference: HubReference, cache_dir: Path | None = None) -> HubModel:
 
 
 def _clear(repo: RepoFolder) -> int:
-    """Delete what nobody needs: unfinished downloads, and a folder without files.
+    """Delete unfinished downloads, and a folder without files.
 
     Returns:
         the bytes that were freed.

@@ -64,7 +64,7 @@ class HubResponse:
 
     @property
     def length(self) -> int | None:
-        """How many bytes the body has, if the server says so."""
+        """How many bytes the body has, if the server sends its length."""
         text = self.headers.get("content-length", "")
         return int(text) if text.isdecimal() else None
 

@@ -329,7 +329,7 @@ async def transfer(
     except HashMismatchError:
         if not n_resumed:
             raise
-        _log.warning("what was there was damaged: downloading all of it", file=file.name)
+        _log.warning("the partial file was damaged: downloading all of it", file=file.name)
         await _receive_all(client, file, partial, on_bytes)
         await trio.to_thread.run_sync(partial.finish, target)
 

@@ -170,12 +170,12 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def place_of(url: str, path: Path | None = None) -> Path:
-    """Where the file at an address goes: to `path`, or into llama.cpp's cache.
+    """Where the file at an address is saved: at `path`, or in llama.cpp's cache.
 
-    The parts of a split model keep their names, by which llama.cpp finds them.
+    The parts of a split model keep their names, because llama.cpp finds them by name.
 
     Raises:
-        HubError: the address has no name of a file.
+        HubError: the address does not end in a file name.
     """
     name = os.path.basename(unquote(urlsplit(url).path))
     if path is not None and len(parts_of(name)) == 1:

@@ -58,10 +58,10 @@ def is_repo(text: str) -> bool:
     return len(text) <= _MAX_LENGTH and _REPO.fullmatch(text) is not None
 
 
-#: What is taken when a reference names no quantization, the best first.
+#: Quantizations to use when a reference names none, the preferred one first.
 PREFERRED = ("Q4_K_M", "Q8_0")
 
-#: GGUF files that are no models of their own.
+#: GGUF files that are not models by themselves.
 _BESIDE_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 
 #: A file in llama-server's form, with models of other repositories and flags for them.

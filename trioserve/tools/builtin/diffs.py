@@ -72,7 +72,7 @@ def _same_tail(old: str, new: str) -> int:
 
 
 def _largest(limit: int, holds: Callable[[int], bool]) -> int:
-    """The largest number up to a limit for which something holds, as it does for all below."""
+    """The largest number up to `limit` that `holds` accepts; it accepts all smaller ones, too."""
     return bisect_left(range(1, limit + 1), True, key=lambda size: not holds(size))
 
 

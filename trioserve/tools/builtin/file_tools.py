@@ -241,7 +241,7 @@ class WriteFile(FileCall):
         return ToolResult(answer, diff)
 
     def diff(self, files: FileStore) -> str:
-        """Compare what is there with what will be."""
+        """Compare the file with its new content."""
         encoded(self.content, "content")
         if files.status(self.path) is None:
             return unified_diff(self.path, None, self.content)
@@ -304,7 +304,7 @@ class EditFile(FileCall):
         return ToolResult(answer, _diff(self.path, old, new))
 
     def diff(self, files: FileStore) -> str:
-        """Compare what is there with what will be."""
+        """Compare the file with its new content."""
         return _diff(self.path, *_edited(self, files))
 
 

@@ -38,7 +38,7 @@ if ! [ -f "$1" ]; then echo "not a regular file" >&2; exit 1; fi
 exec head -c "$2" < "$1"
 """
 
-#: Changes nothing unless all has arrived. A file that is there keeps its mode and owner.
+#: Writes only after all data has arrived. An existing file keeps its mode and owner.
 _WRITE = """
 mkdir -p -- "$(dirname -- "$1")" || exit
 new="$1.trioserve-$$"
@@ -52,7 +52,7 @@ _PRUNE = rf"-mindepth 1 $depth -type d \( {_NAMES} \) -prune"
 _DEPTH = 'cd -- "$1" || exit; depth=; if [ "$2" -gt 0 ]; then depth="-maxdepth $2"; fi\n'
 _DIRS = _DEPTH + f"find . {_PRUNE} -print0 -o -mindepth 1 -type d -print0\n"
 _FILES = _DEPTH + f"find . {_PRUNE} -o -type f -print0\n"
-#: Git is told not to run the program that a repository may name.
+#: A repository may name a program for Git to run; this prevents it.
 _GIT_FILES = (
     'cd -- "$1" && git -c core.fsmonitor=false ls-files -z --cached --others --exclude-standard '
     "2>/dev/null"

@@ -13,12 +13,12 @@ import structlog
 
 _log = structlog.stdlib.get_logger("trioserve.tools")
 
-#: Seconds for a call, if an entry does not say.
+#: Seconds for a call, if an entry sets no timeout.
 DEFAULT_TIMEOUT = 30.0
 
 _VARIABLE = re.compile(r"\$\{(env|input|command):([^}]*)\}|\$\{(\w+|/)\}")
 
-#: What "type" may say, and whether the server is reached over HTTP, by which transport.
+#: The values of "type", each with its transport.
 _TRANSPORTS = {
     "stdio": "stdio",
     "http": "http",

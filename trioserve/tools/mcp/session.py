@@ -297,14 +297,14 @@ def _is_tool(tool: Any) -> bool:
     tool.pop("outputSchema", None)  # nothing here reads it
     try:
         mcp_types.Tool.model_validate(tool, by_name=False).model_dump(mode="json")
-    except ValueError as error:  # of which a schema that is nested too deeply is one, too
+    except ValueError as error:  # also for a schema that is nested too deeply
         _log.warning("MCP tool skipped", tool=tool.get("name"), problem=_words(error))
         return False
     return True
 
 
 def _has_ended(error: MCPError) -> bool:
-    """Whether this is the SDK's error for an end: servers use the code for errors of their own."""
+    """Whether this is the SDK's error for an end: servers use its code for other errors, too."""
     return (error.code, error.message) in _ENDS
 
 

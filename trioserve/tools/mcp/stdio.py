@@ -86,10 +86,10 @@ class LineReader:
         self._stream = stream
         self._max_bytes = max_bytes
         self._buffer = bytearray()
-        self._searched = 0  # so many bytes of the buffer hold no end of a line
+        self._searched = 0  # bytes of the buffer that are known to have no newline
 
     async def next(self) -> bytes | None:
-        """The next line without its end; None: there is none. What has no end is no line.
+        """The next line without its newline; None: there is none. An incomplete line is ignored.
 
         Raises:
             LineTooLongError: it is longer than `max_bytes`.
