@@ -1,13 +1,13 @@
 """The inference engine: slots, continuous batching, the queue and the inference thread.
 
-It knows the `Backend` protocol and nothing of llama.cpp, Trio or HTTP. `Engine` generates text and
-`EmbeddingEngine` makes embeddings. Commands come in through an inbox and events go out through an
-outbox; in between, everything is synchronous code.
+It depends on the `Backend` protocol, not on llama.cpp, Trio or HTTP. `Engine` generates text and
+`EmbeddingEngine` makes embeddings. Commands arrive in an inbox and events leave through an outbox;
+all code in between is synchronous.
 
-`engine` has the step, `scheduler` decides who is in it (also that a follower waits for what another
-request is about to prefill), `queue` whose turn it is, and `strategy` how many prompt tokens a step
-takes. `cache` knows what the KV cache holds, `output` samples tokens and turns them into text, and
-`drafts` guesses tokens, so that one step can check several (speculative decoding).
+`engine` runs the steps. `scheduler` decides which requests have a slot, and which wait for a prefix
+that another one is about to prefill; `queue` orders the others, and `strategy` decides how many
+prompt tokens a step takes. `cache` tracks the KV cache, `output` samples tokens and turns them into
+text, and `drafts` guesses tokens, so that one step can check several (speculative decoding).
 """
 
 from trioserve.engine.backend import AnyBackend, Backend, Drafter, DraftRequest, EmbeddingBackend

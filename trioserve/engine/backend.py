@@ -74,16 +74,15 @@ class Drafter(Protocol):
     def step_s(self) -> float:
         """Seconds for each token of the longest draft, as measured lately; 0: next to none.
 
-        Without the time for what is over soon, such as reading a long prompt.
+        Does not include passing costs, such as prefilling a long prompt.
         """
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId]]:
         """Guess for each request what follows its last key.
 
-        All requests of a step come at once, so that they can be worked on together. Slots that
-        are in prefill, or have a draft by another drafter, are not among them, and may be in the
-        next step. Between two calls a slot's keys grow by what was accepted, and what the sampler
-        chose itself.
+        All requests of a step come at once, so that they can be batched. Slots that are in prefill,
+        or have a draft by another drafter, are left out of this step. Between two calls a slot's
+        keys grow by the accepted tokens and by those that the sampler chose.
 
         Returns:
             A draft for each request, at most `DraftRequest.n_max` long; empty where there is no
@@ -91,9 +90,9 @@ class Drafter(Protocol):
         """
 
     def forget(self, slot_id: int) -> None:
-        """Drop what is known of a slot: its request has ended, or the text is another one.
+        """Drop the data of a slot: its request has ended, or its text was replaced.
 
-        What comes next for this slot may have nothing in common with what it had.
+        The slot's next text may have nothing in common with the last one.
         """
 
     def close(self) -> None:
@@ -106,22 +105,22 @@ Embeddings = NDArray[np.float32]
 
 @attrs.frozen(kw_only=True)
 class MediaPiece:
-    """Cells of a chunk that are to be decoded, in place of tokens, for one sequence.
+    """Cells of a chunk to decode in place of tokens, for one sequence.
 
-    All of a chunk, unless it is causal.
+    It has all cells of the chunk, unless the chunk is causal.
     """
 
     chunk: MediaChunk
     embeddings: Embeddings = attrs.field(repr=False)
-    start: int  # the first cell of it, in the chunk
-    stop: int  # the last one, and one
+    start: int  # its first cell, counted in the chunk
+    stop: int  # its last cell + 1
     pos: int  # the position at which the chunk begins in the sequence
     seq: int
-    logits: bool  # whether the last cell is to have logits
+    logits: bool  # whether the last cell gets logits
 
 
 class Projector(Protocol):
-    """What makes embeddings of media. It comes with a model, and fits that one only."""
+    """Turns media into embeddings. It comes with a model, and fits only that one."""
 
     #: Whether it takes images, and so the frames of videos.
     sees: bool
@@ -145,13 +144,13 @@ class Projector(Protocol):
         parse_special: bool = True,
         stop: Callable[[int], bool] = lambda _n: False,
     ) -> Prompt:
-        """Tokenize text, and cut media into chunks, with what the model wants around them.
+        """Tokenize text, and cut media into chunks, with the tokens that surround them.
 
         May be called from any thread. `stop` gets the number of cells so far, now and then, and
         returns whether the caller has given up.
 
         Raises:
-            InvalidMediaError: the model cannot take one of the media; its `index` says which part.
+            InvalidMediaError: the model cannot take one of the media; `index` is its part.
             AbandonedError: `stop` said so.
         """
 
@@ -234,7 +233,7 @@ class Sampler(Protocol):
     def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
         """Like `sample`, with the `n` most probable candidates.
 
-        They come from the raw logits, or with `post` from what the samplers left.
+        They come from the raw logits, or with `post` from the candidates after all samplers.
         """
 
     def accept(self, token: TokenId) -> None:
@@ -313,13 +312,13 @@ class KVMemory(Protocol):
         """How many bytes `save` would return."""
 
     def save(self, seq: int, *, partial: bool = False) -> bytes:
-        """Return what a sequence holds, for `restore`.
+        """Return the state of a sequence, for `restore`.
 
-        With `partial`, only what cannot be cut of it, as it is now, for `rewind`.
+        With `partial`, only the part of it that cannot be cut, for `rewind`.
         """
 
     def restore(self, seq: int, data: bytes) -> None:
-        """Make an empty sequence hold what another did."""
+        """Load the state of another sequence into an empty one."""
 
     def rewind(self, seq: int, length: int, data: bytes) -> bool:
         """Put a sequence back to its first `length` positions.
@@ -330,9 +329,9 @@ class KVMemory(Protocol):
 
 
 class ModelBackend(Protocol):
-    """A loaded model with a context, for one kind of engine or another."""
+    """A loaded model with a context, for either kind of engine."""
 
-    #: What is known of the model. For any thread.
+    #: The model's properties. For any thread.
     info: ModelInfo
     #: Cells in the KV cache, all sequences together.
     n_ctx: int
@@ -340,14 +339,14 @@ class ModelBackend(Protocol):
     n_ctx_seq: int
     #: The most tokens in one batch.
     n_batch: int
-    #: How many requests are to run at the same time.
+    #: How many requests may run at the same time.
     n_slots: int
     #: How many sequences there are; ids run from 0 to ``n_seqs - 1``.
     n_seqs: int
     #: How many threads may compute a batch of few tokens, and one of many.
     #:
-    #: Each is a range from the fewest to the most, which is also what is used at first. A range of
-    #: one number is fixed.
+    #: Each is a range from the fewest to the most; the most are used at first. A range of one
+    #: number is fixed.
     thread_choices: tuple[range, range]
 
     def set_threads(self, count: int) -> None:
@@ -395,14 +394,14 @@ class Backend(ModelBackend, Protocol):
 
     @property
     def drafters(self) -> Sequence[Drafter]:
-        """Drafters that came with the model, in the order in which they are to be asked.
+        """Drafters that came with the model, in the order in which to ask them.
 
         The engine closes them, before the backend.
         """
 
     @property
     def projector(self) -> Projector | None:
-        """What makes embeddings of media; None: the model takes text only.
+        """Turns media into embeddings; None: the model takes text only.
 
         The backend closes it.
         """
@@ -420,7 +419,7 @@ class Backend(ModelBackend, Protocol):
         Raises:
             KVCacheFullError: not enough free cells; nothing has changed.
             DecodeInterruptedError: `interrupt` was called; nothing has changed.
-            DecodeError: anything else; what the sequences hold is unknown.
+            DecodeError: any other failure; the contents of the sequences are unknown.
         """
 
     def decode_media(self, pieces: Sequence[MediaPiece]) -> list[int]:
@@ -431,27 +430,27 @@ class Backend(ModelBackend, Protocol):
         """
 
     def interrupt(self) -> None:
-        """End the decode that runs within milliseconds, or else the next one. From any thread.
+        """End the running decode within milliseconds, or else the next one. From any thread.
 
-        Without effect where sequences cannot be cut, because what was computed is cut.
+        Has no effect if sequences cannot be cut, because a part of the batch must be undone.
         """
 
     def check_sampling(self, params: SamplingParams) -> None:
-        """Refuse what `sampler` would refuse. From any thread.
+        """Refuse parameters that `sampler` would refuse. From any thread.
 
         Raises:
-            InvalidRequestError: a value makes no sense for this model; `param` names the field.
+            InvalidRequestError: a value is invalid for this model; `param` names the field.
         """
 
     def compile(self, grammar: Grammar, owner: str = "") -> Constraint:
-        """Make of a grammar what `sampler` takes. From any thread but the inference thread.
+        """Compile a grammar for `sampler`. From any thread but the inference thread.
 
-        It may take seconds, and works while the inference thread does. What was compiled lately
-        is remembered, for each owner.
+        It may take seconds, and runs beside the inference thread. The latest results are cached for
+        each owner.
 
         Raises:
-            InvalidRequestError: the grammar is wrong, too large, or says something that could not
-                be enforced; `param` is the grammar's.
+            InvalidRequestError: the grammar is invalid, too large, or has a rule that cannot be
+                enforced; `param` is the grammar's.
         """
 
     def sampler(
@@ -467,9 +466,9 @@ class Backend(ModelBackend, Protocol):
         """
 
     def write_state(self, path: Path, saved: SlotState) -> int:
-        """Write a file with what `KVMemory.save` gave; returns its size. From any thread.
+        """Write the result of `KVMemory.save` to a file; returns its size. From any thread.
 
-        The file is there whole or not at all.
+        The write is atomic.
 
         Raises:
             PermissionDeniedError: it would replace a file of another owner (`CacheRoot.owner`).
@@ -479,10 +478,10 @@ class Backend(ModelBackend, Protocol):
     def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
         """Read such a file, for `KVMemory.restore`, and its size. From any thread.
 
-        `adapters` are those of a file that does not say which it was computed with.
+        `adapters` apply to a file that does not name its adapters.
 
         Raises:
-            InvalidRequestError: it is no such file, or is of another model.
+            InvalidRequestError: it is not such a file, or is from another model.
             OSError: it cannot be read.
         """
 
@@ -526,7 +525,7 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
 
         Raises:
             KVCacheFullError: there was no room; nothing has changed.
-            DecodeError: anything else; what the sequences hold is unknown.
+            DecodeError: any other failure; the contents of the sequences are unknown.
         """
 
     @abc.abstractmethod
@@ -543,8 +542,8 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
 
     @abc.abstractmethod
     def forget(self, seq: int) -> None:
-        """Drop what a sequence holds."""
+        """Empty a sequence."""
 
 
-#: What a loader may return. Which one it is decides what a server can do.
+#: What a loader may return. The kind decides which requests a server accepts.
 AnyBackend = Backend | EmbeddingBackend

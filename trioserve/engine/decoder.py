@@ -49,9 +49,9 @@ class Watchdog:
         self._closed = False
 
     def begin(self, seconds: float, is_hopeless: Callable[[], bool]) -> Watch:
-        """End what runs, up to `end`, if it takes so long and is hopeless then.
+        """Interrupt the decode if `end` is not called within `seconds` and it is hopeless then.
 
-        If it is not, it is looked at again after twice as long.
+        Otherwise, check again after twice the time.
         """
         watch = Watch(seconds, monotonic() + seconds, is_hopeless)
         with self._changed:
@@ -64,7 +64,7 @@ class Watchdog:
         return watch
 
     def end(self) -> None:
-        """End the watch. From now on, nothing is ended."""
+        """End the watch. From now on, nothing is interrupted."""
         with self._changed:
             self._watch = None
 
@@ -84,7 +84,7 @@ class Watchdog:
                 self._changed.wait(seconds)
 
     def _look(self) -> float | None:
-        """Look at what runs; returns in how many seconds to look again."""
+        """Check the running decode; returns in how many seconds to check again."""
         watch = self._watch
         if watch is None or watch.has_ended:
             return None
@@ -108,10 +108,9 @@ class Threads:
 
     Args:
         backend: computes.
-        interrupt: ends what it computes, from any thread, and nothing has changed then. A step
-            that takes far too long is ended and computed again with other threads.
-        encoder: computes, too. While it does, neither takes the cores of the other, and nothing is
-            learned of the threads.
+        interrupt: ends a computation, from any thread, without changing anything. A step that takes
+            far too long is interrupted and computed again with a different number of threads.
+        encoder: computes, too. Meanwhile the two share the cores, and steps are not measured.
     """
 
     def __init__(
@@ -124,18 +123,18 @@ class Threads:
         self._encoder = encoder
         self._governor = ThreadGovernor(*backend.thread_choices)
         self._watchdog = Watchdog(interrupt) if interrupt is not None else None
-        self._set = 0  # what was set last; 0: nothing, and the backend has what it began with
+        self._set = 0  # the number set last; 0: none, so the backend has its first number
         self._now, self._since = self._governor.threads, monotonic()
         self._told = self._now
         self.rest()
 
     def close(self) -> None:
-        """End what runs beside the inference thread."""
+        """End the watchdog's thread."""
         if self._watchdog is not None:
             self._watchdog.close()
 
     def counters(self) -> dict[str, Any]:
-        """Return what `EngineCounters` has of them, and of the encoder."""
+        """Return the fields of `EngineCounters` for threads and the encoder."""
         threads, threads_batch = self._governor.threads
         changes = self._governor.changes
         counters = {"threads": threads, "threads_batch": threads_batch, "thread_changes": changes}
@@ -170,7 +169,7 @@ class Threads:
             self._tell(step.end)
 
     def rest(self) -> None:
-        """Leave all cores to the encoder: nothing is computed beside it for now."""
+        """Leave all cores to the encoder: there is no step to compute."""
         if self._encoder is not None:
             self._encoder.set_threads(max(choices[-1] for choices in self._backend.thread_choices))
 
@@ -235,7 +234,7 @@ class _Timer:
         self._start, self._cpu_start = monotonic(), process_time()
 
     def stop(self) -> Step:
-        """Describe the step, which has come to its end."""
+        """Describe the step, which has ended."""
         cpu_seconds, now = process_time() - self._cpu_start, monotonic()
         return Step(self._n_tokens, now - self._start, cpu_seconds, now)
 

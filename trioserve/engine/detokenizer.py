@@ -44,7 +44,7 @@ class Detokenizer:
         return not self.tail
 
     def flush(self) -> str:
-        """Return what is held back, at the end of the output.
+        """Return the text that is held back, at the end of the output.
 
         Bytes that never became a character are shown as U+FFFD.
         """
@@ -112,7 +112,7 @@ class IndentStop:
         self.ended = False
 
     def cut(self, text: str) -> str:
-        """Take the next text, and return what of it stays. Sets `ended` where the rest does not."""
+        """Take the next text; return the part to keep. Sets `ended` if that is not all of it."""
         for i, char in enumerate(text):
             if self._n_blanks < self._min_blanks:
                 if char not in " \t":

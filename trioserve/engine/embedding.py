@@ -75,7 +75,7 @@ class Piece:
         return self.stop - self.start
 
     def media(self) -> MediaPiece:
-        """Say what of a chunk is to be computed."""
+        """Describe the cells of a chunk to compute."""
         span = self.text.span_from(self.start)
         assert span is not None and self.embeddings is not None
         first, chunk = span
@@ -106,7 +106,7 @@ class Room:
 
 
 class EmbeddingState(QueuedRequest):
-    """What the engine knows of one task.
+    """The state of a task in the engine.
 
     The next cell for a batch is number `start` of text `index`.
     """
@@ -151,15 +151,14 @@ class EmbeddingState(QueuedRequest):
         )
 
     def go_back(self, piece: Piece) -> None:
-        """Undo `advance`. The last piece goes first."""
+        """Undo `advance`. Call it for the last piece first."""
         self.index, self.start = piece.index, piece.start
 
     def take(self, piece: Piece, embeddings: Matrix, pooling: str) -> None:
         """Take the embeddings of a piece.
 
-        Where a text came in parts, they become those of the whole: the mean of all cells is that
-        of the parts, weighted; the first embedding is that of the first part, and what comes from
-        the last token is that of the last.
+        The embeddings of a text's parts are combined by the kind of pooling: a weighted mean of the
+        parts, the embedding of the first part, or that of the last one.
         """
         parts = self._parts[piece.index]
         self.n_done += piece.n_cells
@@ -222,7 +221,7 @@ class EmbeddingEngine(EngineLoop):
         self.pooling = backend.pooling
         self.width = backend.width  # numbers in an embedding
         self._backend = backend
-        #: Makes of a query and a document what a ranking model scores; see `EmbeddingBackend`.
+        #: Combines a query and a document for a ranking model; see `EmbeddingBackend`.
         self.pair = backend.pair
         self._threads = Threads(backend, encoder=self.encoder)
         self._waiting: WaitingQueue[EmbeddingState] = WaitingQueue()
@@ -301,7 +300,7 @@ class EmbeddingEngine(EngineLoop):
         self._retract(task_id)
 
     def _remove(self, request: EmbeddingState) -> None:
-        """Take a request out of its slot, and what the context holds of it."""
+        """Remove a request from its slot, and its cells from the context."""
         self._running.remove(request)
         self._free_slots.append(request.slot)
         if self._long is not None and self._long.request is request:
@@ -400,7 +399,7 @@ class EmbeddingEngine(EngineLoop):
         return Room(backend.n_batch, n_cells, seqs, takes_long=long is None)
 
     def _pack_media(self) -> list[Piece]:
-        """Take what fits of one chunk that is encoded."""
+        """Take as much of one encoded chunk as fits."""
         for request in self._running:
             chunk = request.chunk
             if self.encoder is None or chunk is None or request.awaits_media:
@@ -413,7 +412,7 @@ class EmbeddingEngine(EngineLoop):
         return []
 
     def _pack_tokens(self) -> list[Piece]:
-        """Put texts into the batch, from one request after another, until nothing more fits."""
+        """Fill the batch with texts from one request after another."""
         batch, pieces, room = self._backend.batch, list[Piece](), self._room()
         batch.clear()
         turns = deque(self._running)

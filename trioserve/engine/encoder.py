@@ -1,4 +1,4 @@
-"""`MediaEncoder`: makes embeddings of images and sound beside the inference thread."""
+"""`MediaEncoder`: turns images and sound into embeddings, beside the inference thread."""
 
 from __future__ import annotations
 
@@ -95,10 +95,9 @@ class MediaEncoder:
             return self._job is not None or self._next() is not None
 
     def want(self, wishes: Mapping[int, Sequence[MediaChunk]]) -> None:
-        """Encode what requests need: the chunks that each of them has not decoded yet, in their
-        order.
+        """Encode the chunks that requests have not decoded yet, in the order of each request.
 
-        What is not among them any more is not encoded, or no further.
+        An encoding of a chunk that is no longer wanted is interrupted.
         """
         if not wishes and not self._wishes:
             return
@@ -116,16 +115,16 @@ class MediaEncoder:
             self._projector.interrupt()
 
     def counters(self) -> dict[str, Any]:
-        """Return what `EngineCounters` has of it."""
+        """Return the fields of `EngineCounters` for the encoder."""
         return {"media_chunks": self._n_encoded, "media_s": self._seconds}
 
     def settle(self, chunk: MediaChunk) -> None:
-        """Note that all requests that a chunk failed for are gone. Others may try it again."""
+        """Note that all requests that a chunk failed for have ended. Others may try it again."""
         with self._changed:
             self._failed.discard(chunk.id)
 
     def get(self, chunk: MediaChunk) -> Embeddings | None:
-        """Return the embeddings of a chunk, if they are there; which counts as a use."""
+        """Return the embeddings of a chunk, if they are kept; this counts as a use."""
         with self._changed:
             embeddings = self._encoded.get(chunk.id)
             if embeddings is not None:
@@ -152,7 +151,7 @@ class MediaEncoder:
         self._projector.interrupt()
 
     def close(self) -> None:
-        """End the thread, and what it encodes."""
+        """End the thread and its encoding."""
         with self._changed:
             self._closed, self._wishes = True, {}
             self._changed.notify()
@@ -238,7 +237,7 @@ class MediaEncoder:
         return None
 
     def _has_room(self, chunk: MediaChunk) -> bool:
-        """Whether a chunk fits beside all that is wished for and encoded."""
+        """Whether a chunk fits beside the wanted chunks that are encoded."""
         wanted = [self._encoded[one] for one in self._wanted if one in self._encoded]
         bytes_per_cell = wanted[0].nbytes // len(wanted[0]) if wanted else 0
         return sum(one.nbytes for one in wanted) + chunk.n_cells * bytes_per_cell <= self.limit

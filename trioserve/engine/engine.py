@@ -1,4 +1,4 @@
-"""The engine: one thread that takes tasks, runs steps, and hands out what they produce.
+"""The engine: one thread that takes tasks, runs steps, and emits their results.
 
 A step is schedule, decode, sample, emit. Everything but `Engine.run` is synchronous code that a
 test can call.
@@ -150,7 +150,7 @@ class Engine(EngineLoop):
             raise InvalidRequestError("Invalid slot ID", param="id_slot")
         self.inbox.put(Call(function, slot_id))
 
-    # -- what an idle slot has computed. Use these three through `call_slot`
+    # -- the texts of idle slots. Use these three methods through `call_slot`
 
     def save_slot(self, slot_id: int, owner: str) -> SlotState:
         """Read the cached part of a slot's last text; see `PrefixCache.save`.
@@ -164,10 +164,10 @@ class Engine(EngineLoop):
         return self._cache.save(slot.kept, slot.root if slot.kept else CacheRoot(owner=owner))
 
     def restore_slot(self, slot_id: int, saved: SlotState) -> None:
-        """Make a saved text that of a slot, for later prompts that begin with it, in any slot.
+        """Load a saved text into a slot, for later prompts that begin with it, in any slot.
 
         Raises:
-            KVCacheFullError: what runs leaves no room for it.
+            KVCacheFullError: the running requests leave no room for it.
             InvalidRequestError: the state does not fit the context, or is of other tokens.
         """
         slot = self._scheduler.slots[slot_id]
@@ -280,7 +280,7 @@ class Engine(EngineLoop):
         return slots, requests, ready_rows
 
     def _begins_output(self, slot: Slot, request: RequestState) -> bool:
-        """Put a slot into decode, with a sampler; ends a request that is to have no output."""
+        """Put a slot into decode, with a sampler; ends a request with `max_tokens` 0."""
         slot.in_decode = True
         task = request.task
         if task.params.max_tokens == 0:
@@ -300,7 +300,7 @@ class Engine(EngineLoop):
     def _emit_tokens(
         self, slots: list[Slot], requests: list[RequestState], sampled: list[Sampled]
     ) -> None:
-        """Add what was sampled to the outputs."""
+        """Add the sampled tokens to the outputs."""
         chunks, others = self._outputs.step(requests, sampled, self._strategy.pace)
         if chunks.task_ids:
             self._fresh.append(chunks)
@@ -308,7 +308,7 @@ class Engine(EngineLoop):
             self._next_tokens(slots[i], requests[i], sampled[i])
 
     def _next_tokens(self, slot: Slot, request: RequestState, sampled: Sampled) -> None:
-        """Add what was sampled to a request, and end the request if it is complete, or failed."""
+        """Add the sampled tokens to a request; end the request if it is complete or failed."""
         if isinstance(sampled, TrioServeError):
             self._fail(slot, sampled)
             return
@@ -339,7 +339,7 @@ class Engine(EngineLoop):
         slot.in_decode = False
 
     def _learn(self, plan: StepPlan, seconds: float) -> None:
-        """Count what this step has decoded, and tell the strategy what it has cost."""
+        """Count the tokens that this step decoded, and report its cost to the strategy."""
         counters = self._counters
         counters.decodes += 1
         counters.busy_slots += len(plan)
@@ -390,7 +390,7 @@ class Engine(EngineLoop):
         self._emit(Failed(request.task.id, error))
 
     def _end(self, request: RequestState) -> None:
-        """Free what a request has that is over, and count it."""
+        """Free the resources of a finished request, and count it."""
         request.close()
         counters = self._counters
         if request.admitted_at is not None:
@@ -498,5 +498,5 @@ class Engine(EngineLoop):
         )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless slots, cache and backend agree on what the cache holds."""
+        """Raise AssertionError unless slots and cache agree with the backend."""
         self._scheduler.check_integrity()

@@ -127,7 +127,7 @@ class EngineLoop(abc.ABC):
         if self.projector is not None:
             self.encoder = MediaEncoder(self.projector, self.inbox.put)
         self._n_batch = backend.n_batch
-        #: What broke the engine; its cause is what was raised. It does nothing any more.
+        #: The failure that stopped the engine; its cause is the original exception.
         self.failure: EngineError | None = None
         #: The inference thread, once it runs.
         self.thread_id: int | None = None
@@ -248,14 +248,14 @@ class EngineLoop(abc.ABC):
             records.append(record)
 
     def _break(self, error: BaseException) -> None:
-        """Do nothing any more, end all tasks, and have the event loop look at `failure`."""
+        """Stop the engine, end all tasks, and wake the event loop, which checks `failure`."""
         if self.failure is not None:
             return
         self.failure = EngineError("The inference engine failed.")
         self.failure.__cause__ = error
         try:
             self._fail_all(self.failure)
-        except Exception as failed:  # what is broken may fail in this, too
+        except Exception as failed:  # a broken engine may fail here, too
             error.add_note(f"Its tasks could not be ended: {failed!r}.")
         self._flush()
         self._notify()
@@ -333,7 +333,7 @@ class EngineLoop(abc.ABC):
     # -- the outbox
 
     def _emit(self, event: EngineEvent) -> None:
-        """Leave an event that is to be handed over with this step."""
+        """Queue an event that is sent with this step."""
         self._fresh.append(event)
         self._urgent = True
 

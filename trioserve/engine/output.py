@@ -28,7 +28,7 @@ class SampledToken:
     probs: TokenProbs | None = None
 
 
-#: What was sampled for a request: mostly one token, without anything else to say of it.
+#: The result of sampling for a request: mostly a single token, without probabilities.
 Sampled = TokenId | list[SampledToken] | TrioServeError
 
 
@@ -36,14 +36,14 @@ class SamplerPool:
     """Samples for many requests at once. Samplers are C, and release the GIL.
 
     Args:
-        backend: whose samplers they are. The cores that it leaves to others are used.
+        backend: makes the samplers. The pool uses the cores that the backend leaves free.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._n_threads = n_threads = min(backend.n_spare_cores, backend.n_slots)
         self._ends = backend.vocab.end_of_generation  # nothing is sampled after one of them
         self._n_ctx_seq = backend.n_ctx_seq
-        # The next step must have room for those of all slots, beside all rows with logits.
+        # The next step must have room for the forced tokens of all slots, beside rows with logits.
         n_left = backend.n_batch - backend.n_outputs
         self._n_ahead = min(MAX_AHEAD, n_left // backend.n_slots)
         self._threads = ThreadPoolExecutor(n_threads, "trioserve-sampler") if n_threads else None
@@ -51,14 +51,13 @@ class SamplerPool:
     def sample(self, requests: Sequence[RequestState], rows: Sequence[int]) -> list[Sampled]:
         """Sample for each request, from its row of logits.
 
-        That is one token, and where the request has a draft, one more for each token of it that was
-        sampled, too; the rows of the draft follow. After each one come those that a grammar leaves
-        no choice about. An error is that of one request; the others have
-        their tokens.
+        The result is one token, and one more for each accepted token of a draft, whose rows follow.
+        Each is followed by the tokens that a grammar leaves no choice about. An error affects only
+        one request; the others have their tokens.
         """
         if self._threads is None or len(requests) < MIN_PARALLEL:
             return self._sample_each(requests, rows)
-        # The first look at a batch's logits puts them in order, so it has to be alone.
+        # The first access to a batch's logits reorders them, so no other may run beside it.
         results = self._sample_each(requests[:1], rows[:1]) * len(requests)
         parts = [slice(1 + i, None, self._n_threads + 1) for i in range(self._n_threads + 1)]
         others = [
@@ -167,7 +166,7 @@ class _PlainTexts(dict[TokenId, str]):
 
 
 class Outputs:
-    """Adds what was sampled to the outputs of requests.
+    """Adds sampled tokens to the outputs of requests.
 
     Args:
         vocab: of the model.
@@ -280,7 +279,7 @@ class Outputs:
         return False
 
     def _can_shift(self, request: RequestState) -> bool:
-        """Whether there may be room in a full context: not by cutting media, or moving them."""
+        """Whether a full context can make room; media can be neither cut nor moved."""
         return self._shifts and not request.task.prompt.media
 
     def _max_tokens(self, request: RequestState) -> int:

@@ -1,4 +1,4 @@
-"""`Planner`: what a step decodes, of what the requests in slots have to decode."""
+"""`Planner`: chooses what a step decodes, from the pending cells of the slots."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from trioserve.types import Adapters, CellKey, MediaChunk
 class AdapterTurns:
     """Sets of LoRA adapters take turns: llama.cpp computes a whole batch with one set of them.
 
-    A turn lasts for some time, because a change of adapters takes some. It ends early when no
-    request with these adapters has anything to do. A new set of adapters goes to the end of the
-    order.
+    A turn lasts for a while, because changing adapters takes time. It ends early when no request
+    with these adapters has work. A new set of adapters is added at the end of the order.
 
     Args:
         seconds: how long a turn lasts while others wait; at least a step.
-        now: tells the time.
+        now: the clock.
     """
 
     def __init__(self, seconds: float, now: Callable[[], float] = monotonic) -> None:
@@ -41,7 +40,7 @@ class AdapterTurns:
         return self._order[0]
 
     def take(self, requested: Sequence[Adapters]) -> Adapters:
-        """Say which of `requested` has this step. Where it is empty, nothing changes."""
+        """Choose which of `requested` gets this step. If it is empty, nothing changes."""
         if not requested:
             return self.current
         now, before = self._now(), self.current
@@ -91,13 +90,13 @@ class Work:
 
 @attrs.frozen
 class MediaWork(Work):
-    """Decode the next `n_cells` cells of a chunk of media, which a prompt has come to."""
+    """Decode the next `n_cells` cells of a chunk of media in a prompt."""
 
     chunk: MediaChunk
     embeddings: Embeddings = attrs.field(repr=False)
 
     def piece(self) -> MediaPiece:
-        """Say what the backend is to decode."""
+        """Describe the cells for the backend."""
         request, seq = self.slot.request, self.slot.seq
         assert request is not None and seq is not None
         span = request.task.prompt.span_from(len(seq.held))
@@ -132,8 +131,8 @@ class StepPlan:
     Args:
         streams: slots in decode that have no draft: each adds its newest token.
         others: drafts and prompts.
-        by_sequence: the rows of a batch are to be in the order of their sequences. In a split KV
-            cache, llama.cpp computes those together whose sequences have consecutive numbers.
+        by_sequence: order the rows of a batch by their sequences. In a split KV cache, llama.cpp
+            computes rows together if their sequences have consecutive numbers.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class StepPlan:
         elif by_sequence:
             streams = sorted(streams, key=_sequence)
         self.streams, self.others, self.is_media = streams, others, is_media
-        # Without Python for each of them: there may be hundreds.
+        # `map` instead of a loop: there may be hundreds.
         self.requests: list[RequestState] = list(map(_REQUEST, streams))
         self.seqs: list[KVSequence] = list(map(_SEQ, streams))
         self.keys: list[CellKey] = list(map(_LAST, map(_KEYS, self.requests)))  # the newest of each
@@ -184,11 +183,11 @@ class StepPlan:
         return rows
 
     def media(self) -> list[MediaPiece]:
-        """Say what of media is to be decoded, in the order of the slots."""
+        """Describe the media to decode, in the order of the slots."""
         return [work.piece() for work in self.others if isinstance(work, MediaWork)]
 
     def note(self, cache: PrefixCache) -> None:
-        """Note that all of it was decoded."""
+        """Record that all of it was decoded."""
         cache.held.append_each(self.seqs, self.keys)
         for piece in self.others:
             piece.note(cache)
@@ -241,15 +240,15 @@ class Planner:
         self._owes_streams = False  # the last step had media, and streams waited for it
         self._held_up: tuple[int, float] = 0, 0.0  # its cells, and its seconds
         self._n_other_streams = 0  # that decode in another turn
-        self._has_asked = False  # the encoder knows of media that prompts need
+        self._has_asked = False  # the encoder was asked for media
 
     @property
     def adapters(self) -> Adapters:
-        """The LoRA adapters that the step is to be computed with."""
+        """The LoRA adapters of the step."""
         return self.turns.current if self.turns is not None else ()
 
     def plan(self, slots: Sequence[Slot]) -> StepPlan:
-        """Give every decoding slot its token and its draft, and prompts what the strategy says."""
+        """Give every decoding slot its token and draft, and prompts their shares."""
         if self._encoder is not None:
             self.ask_for_media(slots)
         streams, drafts, prompts = [], [], []
@@ -278,7 +277,7 @@ class Planner:
         if not is_media:
             budget -= len(streams) + sum(work.n_cells for work in drafts)
         shares = self._strategy.share(pending, n_decode, budget)
-        if not any(shares) and not has_streams:  # what decodes is of another turn
+        if not any(shares) and not has_streams:  # the decoding slots are of another turn
             shares = self._strategy.share(pending, 0, budget)
         shared = [(slot, n) for slot, n in zip(prompts, shares, strict=True) if n]
         if shared:

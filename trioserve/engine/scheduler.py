@@ -101,14 +101,14 @@ class Scheduler:
         return request
 
     def discard(self, slot: Slot) -> RequestState:
-        """End the request of a slot whose decode failed: what llama.cpp holds of it is unknown."""
+        """End a slot's request whose decode failed, and drop its sequence: its state is unknown."""
         request, seq = slot.give_up(self._step)
         self.cache.release(seq)
         self.cache.held.cut(seq, 0)
         return request
 
     def preempt(self, slot: Slot) -> None:
-        """Send a slot's request back to the queue. What it holds goes to RAM, if it can."""
+        """Send a slot's request back to the queue, and its sequence to RAM if possible."""
         request, seq = slot.give_up(self._step)
         self.cache.release(seq)
         self.cache.swap_out(seq)
@@ -224,9 +224,9 @@ class Scheduler:
             yield request, min(slots, key=lambda slot: (slot.request is not None, slot.last_used))
 
     def _should_follow(self, request: RequestState) -> bool:
-        """Whether another request is about to prefill what this one needs.
+        """Whether another request is about to prefill a prefix that this one shares.
 
-        Then it waits until that is in the KV cache, and starts from there.
+        If so, it waits until the prefix is in the KV cache, and starts from there.
         """
         if not self.cache.can_share or not request.task.params.cache_prompt:
             return False

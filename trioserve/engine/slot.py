@@ -43,23 +43,23 @@ class RequestState(QueuedRequest):
         keys   | prompt ............ | output ......... |
                0              n_prompt          len(keys)
 
-    A key says what a cell of the KV cache holds: for a token, its id. A KV sequence holds a
-    beginning of `keys`. The rest is still to be decoded:
-    the prompt in prefill, the one newest token in decode, both after a preemption. In decode, a
-    draft comes after the newest token; what the sampler accepts of it becomes part of `keys`.
+    A key identifies the content of a KV cell: for a token, it is its id. A KV sequence holds a
+    beginning of `keys`. The rest is still to be decoded: the prompt in prefill, the newest token in
+    decode, both after a preemption. In decode, a draft follows the newest token; the tokens of it
+    that the sampler accepts are added to `keys`.
     """
 
     task: Task
     keys: list[CellKey] = attrs.field(init=False)
     n_prompt: int = attrs.field(init=False)
     n_discarded: int = 0  # keys that `shift` took out
-    #: While there are fewer keys, the next one needs no closer look; see `Outputs.step`.
+    #: While there are fewer keys, the next one needs no checks; see `Outputs.step`.
     n_simple: int = 0
     #: Lengths at which the prefill stops for a checkpoint.
     checkpoints: list[int] = attrs.field(factory=list)
     #: Guesses of the tokens that come next. The next step decodes them after the newest key.
     draft: list[TokenId] = attrs.field(factory=list)
-    #: Tokens before the newest one that had to come, so that they are not decoded either.
+    #: Forced tokens before the newest one, which are not decoded yet either.
     n_ahead: int = 0
     n_drafts: int = 0  # that were checked
     n_drafted: int = 0  # tokens in them
@@ -67,7 +67,7 @@ class RequestState(QueuedRequest):
     sampler: Sampler | None = None
     text: Detokenizer = attrs.field(init=False)
     indent_stop: IndentStop | None = None
-    #: What comes next, instead of what would be sampled.
+    #: The next tokens, in place of sampled ones.
     forced: deque[TokenId] = attrs.field(factory=deque)
     reasoning: ReasoningTracker | None = None
     unsent_tokens: list[TokenId] = attrs.field(factory=list)
@@ -159,7 +159,7 @@ class RequestState(QueuedRequest):
         return shared
 
     def attach(self, seq: int) -> None:
-        """Let decodes of its sequence sample, if nothing else is to choose or to be told."""
+        """Let decodes of its sequence sample, if there are no probabilities and no reasoning."""
         if self.sampler is not None and not self.task.params.n_probs and self.reasoning is None:
             self.sampler.attach(seq)
 
@@ -185,7 +185,7 @@ class RequestState(QueuedRequest):
         return Progress(self.task.id, self.n_prompt, self.cached, n_held, elapsed * 1e3)
 
     def finished(self, slot_id: int) -> Finished:
-        """Describe the end of the output, which a slot came to."""
+        """Describe the end of the output in a slot."""
         assert self.finish_reason is not None
         return Finished(
             task_id=self.task.id,
@@ -197,7 +197,7 @@ class RequestState(QueuedRequest):
         )
 
     def with_drafts(self, chunk: Chunk) -> Chunk:
-        """Tell the reader of a chunk what became of the drafts so far."""
+        """Add the counts of drafted and accepted tokens so far to a chunk."""
         if not self.n_drafted:
             return chunk
         return attrs.evolve(chunk, drafts=(self.n_drafted, self.n_accepted))
@@ -326,11 +326,11 @@ class Slot:
         return request, seq
 
     def remember(self, request: RequestState, seq: KVSequence) -> None:
-        """Note what a request has left in its sequence."""
+        """Record what a request left in its sequence."""
         self.kept, self.root = request.keys[: len(seq.held)], seq.root
 
     def check_owner(self, owner: str) -> None:
-        """Raise PermissionDeniedError if what the idle slot has computed is not the owner's."""
+        """Raise PermissionDeniedError if the idle slot's text belongs to another owner."""
         assert self.request is None
         if self.kept and self.root.owner != owner:
             raise PermissionDeniedError("The slot holds the text of another API key.")

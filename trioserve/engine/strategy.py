@@ -1,4 +1,4 @@
-"""How a step is shared between decode and prefill: what tokens cost, and what streams are owed."""
+"""How a step is shared between decode and prefill: the cost of tokens, and the pace of streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIN_TOKENS = 16
 
 
 class PrefillCosts:
-    """Learns what tokens cost, and says how many fit into a time.
+    """Learns what tokens cost, and computes how many fit into a time.
 
     A step is taken to cost ``decode_s + n_prefill * per_token``. Both are learned as moving
     averages: `decode_s` from steps that only decode, `per_token` from those with a prompt, apart
@@ -82,11 +82,11 @@ class PrefillCosts:
         return old + weight * (min(new, self.MOST * old) - old) if old else new
 
     def forget_depth(self, time: float, *, small: bool) -> None:
-        """Forget what a tile cost deep in a prompt, if it no longer fits into a time.
+        """Forget the cost of a tile deep in a prompt, if it no longer fits into a time.
 
         Args:
             time: in seconds.
-            small: forget with it what tokens cost in steps smaller than a tile.
+            small: also forget the cost of tokens in steps smaller than a tile.
         """
         if self._large_s * TILE > time:
             self._large_s = 0.0
@@ -134,7 +134,7 @@ SLOWDOWN = 4.5
 
 
 class PacedStrategy:
-    """Says how many prompt tokens a step may have, by what the streams are owed.
+    """Chooses how many prompt tokens a step may have, so that streams keep their pace.
 
     While prompts come in, streams get a token every `pace` seconds on average. A step may take
     longer than that, where fewer tokens would cost much more each. Then prompts wait for steps
@@ -196,10 +196,10 @@ class PacedStrategy:
         return max(wanted, 2 * self._costs.decode_s) or self.DEFAULT_PACE_S
 
     def prompt_tokens(self, pending: Sequence[int], n_decode: int, budget: int) -> int:
-        """How many prompt tokens the next step is to have; 0: streams are behind their pace.
+        """How many prompt tokens the next step gets; 0: streams are behind their pace.
 
-        Where more requests wait for their first token than for their next one, the pace is slower,
-        in proportion; and as slow as a step takes without streams, if all prompts are done then.
+        If more requests wait for their first token than for their next one, the pace is slower in
+        proportion. If one step without streams would finish all prompts, it may take as long.
         """
         n_pending, costs = sum(pending), self._costs
         n_alone = costs.fitting_alone(self.ALONE * (self._max_step_s or self.DEFAULT_PACE_S))
@@ -240,18 +240,18 @@ def _with_rest(n_tokens: int, n_pending: int) -> int:
 class BatchStrategy(Protocol):
     """Decides how many prompt tokens go into a step.
 
-    Every slot in decode gets its one token in every step; what a strategy decides is the rest.
+    Every slot in decode gets one token in every step; a strategy shares out the rest.
     """
 
-    #: Seconds between two tokens of a stream, as its reader is to get them; 0: as they come. It is
-    #: that of the step that `share` was called for, and hides how uneven steps are.
+    #: Seconds between two tokens of a stream for its reader; 0: as they come. It belongs to the
+    #: step that `share` was called for, and hides how uneven steps are.
     pace: float = 0.0
 
     def begin(self, *, unified: bool) -> None:
         """Learn whether the KV cache is unified, before the first step; by default, nothing."""
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
-        """Say how many tokens each prompt gets in this step.
+        """Choose how many tokens each prompt gets in this step.
 
         Args:
             pending: tokens still to prefill of each prompt, the oldest first.
@@ -260,7 +260,7 @@ class BatchStrategy(Protocol):
 
         Returns:
             One number for each prompt, from 0 to its pending ones; at most `budget` in sum, and
-            at least 1 in sum, unless prompts are to wait for the slots that decode.
+            at least 1 in sum, unless prompts must wait for the slots that decode.
         """
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
@@ -268,11 +268,10 @@ class BatchStrategy(Protocol):
 
 
 class DecodeMaximal(PacedStrategy):
-    """Keep streams flowing: while some decode, prompts get what keeps them at their pace.
+    """Keep streams flowing: while some decode, prompts get only as much as the pace allows.
 
-    While no stream decodes, they get ten times that. The oldest prompt gets at least half,
-    so that it is not starved, and the rest goes to those that need least, so that a short prompt
-    does not wait for a long one.
+    While no stream decodes, they get ten times that. The oldest prompt gets at least half, so that
+    it does not starve, and the shortest ones get the rest, so that they do not wait for long ones.
     """
 
     def __init__(self, max_tick_ms: float = 0.0) -> None:
@@ -285,23 +284,23 @@ class DecodeMaximal(PacedStrategy):
         self._in_turns = not unified
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
-        """Share what leaves the streams at their pace."""
+        """Share as many tokens as leave the streams at their pace."""
         n_tokens = self.prompt_tokens(pending, n_decode, budget)
         if not self._in_turns or len(pending) == 1 or not TILE < n_tokens < 5 * TILE:
             return share_out(pending, n_tokens)
-        # In a split KV cache, halves of a tile would be no tiles.
+        # In a split KV cache, each prompt needs a whole tile, so prompts take turns.
         self._is_turn_of_oldest = not self._is_turn_of_oldest
         return share_out(pending, n_tokens, first=n_tokens if self._is_turn_of_oldest else 0)
 
 
 class Balanced(PacedStrategy):
-    """Equal parts: each prompt gets the same, and streams become half as fast as by default."""
+    """Equal parts: each prompt gets the same; streams become half as fast as by default."""
 
     def __init__(self, max_tick_ms: float = 0.0) -> None:
         super().__init__(2 * max_tick_ms, slowdown=2 * SLOWDOWN)
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
-        """Give every prompt an equal part; what one does not need goes to the others."""
+        """Give every prompt an equal part; the others share what one does not need."""
         left = self.prompt_tokens(pending, n_decode, budget)
         shares = [0] * len(pending)
         order = sorted(range(len(pending)), key=lambda i: pending[i])

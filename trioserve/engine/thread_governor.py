@@ -99,7 +99,7 @@ class Step:
     end: float  # when it ended (monotonic)
     #: The same for steps with about as many tokens.
     size: int = attrs.field(init=False)
-    #: What is compared. A few tokens take about as long as one, and many do not.
+    #: The value to compare. A few tokens take about as long as one; many do not.
     cost: float = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -157,7 +157,7 @@ class _Trial:
 
 @attrs.define
 class _Waits:
-    """When there may be the next trial of a kind."""
+    """The earliest time of the next trial of a kind."""
 
     next: float = -math.inf
     wait: float = MIN_WAIT_S
@@ -182,9 +182,9 @@ class _Governed:
         self.changes = 0
         self._choices = choices
         self._trial: _Trial | None = None
-        self._judged = -math.inf  # when the last trial came to its end
+        self._judged = -math.inf  # when the last trial ended
         self._raised = -math.inf  # when one of more threads succeeded
-        self._windows: dict[int, _Window] = {}  # by size, as what follows
+        self._windows: dict[int, _Window] = {}  # by size, like the next two
         self._usual: dict[int, float] = {}
         self._last: dict[int, float] = {}  # what the last step cost
         self._fewer, self._more = _Waits(), _Waits()
@@ -225,18 +225,18 @@ class _Governed:
         if trial is None:
             self._watch(step)
         elif step.end - step.seconds - trial.end > MAX_PAUSE_S:
-            self._trial = None  # what was known before it is out of date
+            self._trial = None  # earlier measurements are out of date
         elif trial.size == step.size and (succeeded := trial.add(step)) is not None:
             self._conclude(trial, succeeded, step.end)
 
     def follow(self, threads: int, now: float) -> None:
-        """Take over the number of others, unless trials have lately said what is best here."""
+        """Use the number of the other kind of steps, unless trials have lately set it here."""
         if now - self._judged > MAX_WAIT_S:
             self._change(max(self._choices[0], min(threads, self._choices[-1])))
             self._more.reset(now + MIN_WAIT_S)
 
     def _watch(self, step: Step) -> None:
-        """Add to the steps of a window. When it is full, see whether there is to be a trial."""
+        """Add a step to its window. When the window is full, decide whether to start a trial."""
         now, size = step.end, step.size
         window = self._windows.get(size) or _Window()
         self._windows[size] = window
@@ -256,7 +256,7 @@ class _Governed:
             self._trial = _Trial(threads, size, cost, _Window(now), _Window(now))
 
     def _with_fewer(self, lost: float) -> int:
-        """Leave a core to each of the others; or use as many as were granted; or guess."""
+        """Leave a core to each other process; or use as many as were granted; or guess."""
         threads, most = self.threads, self._choices[-1]
         granted = max(threads - lost, 1e-3)
         n_others = threads * (most / granted - 1)  # if all are granted the same
@@ -265,7 +265,7 @@ class _Governed:
         return max(self._choices[0], min(option, threads - 1))
 
     def _with_more(self) -> int:
-        """All there may be, as if whatever took the cores were gone; or one more."""
+        """The maximum, as if the other load had ended; or one more."""
         options = (self._choices[-1], self.threads + 1)
         return min(self._choices[-1], options[self._more.failures % len(options)])
 
@@ -278,7 +278,7 @@ class _Governed:
                 self._fewer.fail(self._in_steps, trial.lost)
             else:
                 self._more.fail(now, trial.lost)
-            self._usual[trial.size] = trial.usual  # so this is what it costs
+            self._usual[trial.size] = trial.usual  # so this is the real cost
             return
         self._change(trial.candidate)
         self.changes += 1

@@ -48,8 +48,8 @@ def checkpoint_positions(
                                ^                ^              ^
                            the `divergence_points`: another prompt differs from there on
 
-    A position that is close to the beginning or to one before it is left out. Then come positions
-    that may be of use whatever the text is.
+    Positions close to the beginning or to an earlier one are left out. Then come positions that may
+    be useful for any text.
     """
     positions = [0]
     for position in sorted(divergence_points):
@@ -98,15 +98,15 @@ OWN_SHARE = 16
 class PrefixCache:
     """All sequences of a backend: running, kept for later prompts, and free ones.
 
-    Every change is made here and in llama.cpp at the same time. Nothing is shared between texts
-    with different roots (`CacheRoot`): what was computed with some LoRA adapters is no use with
-    others, and what one client sent is not for others to find. Used from the inference thread.
+    Every change is made here and in llama.cpp at the same time. Texts with different roots
+    (`CacheRoot`) share nothing: the KV data depends on the LoRA adapters, and clients must not find
+    out what others have sent. Used from the inference thread.
 
     Args:
         backend: where the sequences are.
         ram_limit: bytes of RAM for sequences that leave the KV cache, and for checkpoints.
         max_idle: cells that kept sequences may hold while others run; None: any number.
-        checkpoints: how many there may be, where sequences cannot be cut.
+        checkpoints: how many to keep, where sequences cannot be cut.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class PrefixCache:
         #: Sharing fewer tokens than this is not worth a copy, a wait or a place in RAM.
         self.min_shared = 32
         self._backend, self._memory = backend, backend.memory
-        #: The sequences, and what they hold.
+        #: The sequences and their contents.
         self.held = Sequences(backend)
         self.can_cut = backend.can_cut
         self.ram = RamCache(
@@ -195,7 +195,7 @@ class PrefixCache:
         return self._empty()
 
     def release(self, seq: KVSequence) -> None:
-        """Keep what a request leaves behind, for later prompts, but no part of a chunk of media."""
+        """Keep a request's sequence for later prompts, without a partial chunk of media."""
         self._clock += 1
         if self.can_cut and (length := whole_chunks(seq.held, len(seq.held))) < len(seq.held):
             self.held.cut(seq, length)
@@ -203,7 +203,7 @@ class PrefixCache:
         seq.last_used = self._clock
 
     def evict_one(self) -> bool:
-        """Make cells free: the kept sequence that was unused for longest goes, to RAM if it can.
+        """Evict the least recently used kept sequence, to RAM if possible.
 
         Returns whether there was one.
         """
@@ -363,12 +363,12 @@ class PrefixCache:
         return SlotState(keys=tuple(seq.held), root=root, state=state)
 
     def restore(self, saved: SlotState) -> None:
-        """Keep what `save` gave, here or elsewhere, for prompts that begin like it.
+        """Keep a result of `save`, from here or elsewhere, for prompts that begin like it.
 
-        There must be a sequence that does not run.
+        At least one sequence must not be running.
 
         Raises:
-            KVCacheFullError: those that request leave no room for it.
+            KVCacheFullError: the running requests leave no room for it.
             InvalidRequestError: the state does not fit the context, or is of other tokens.
         """
         if not self.held.loadable():
@@ -382,7 +382,7 @@ class PrefixCache:
             raise InvalidRequestError("The state is not that of the tokens.")
 
     def erase(self, keys: list[CellKey], root: CacheRoot) -> int:
-        """Drop what `save` would read, unless it runs; returns how many of `keys` that had."""
+        """Drop what `save` would read, unless it runs; returns how many of `keys` it held."""
         seq, key = self._best(keys, root)
         n_held = 0
         if key is not None:
@@ -396,7 +396,7 @@ class PrefixCache:
         return min(n_held, len(keys))
 
     def _best(self, keys: list[CellKey], root: CacheRoot) -> tuple[KVSequence | None, int | None]:
-        """Find a text in the KV cache, and in RAM: all of it, or what is a beginning of it."""
+        """Find a text in the KV cache and in RAM: all of it, or a beginning of it."""
         length, holders = self.held.match(keys, root)
         if length < len(keys):
             length, holders = self.held.match_whole(keys, root)
@@ -407,6 +407,6 @@ class PrefixCache:
         return seq, key if key >= 0 else None
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the caches and llama.cpp agree on what is held."""
+        """Raise AssertionError unless the caches agree with llama.cpp."""
         self.held.check_integrity()
         self.ram.check_integrity()

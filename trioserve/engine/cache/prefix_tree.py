@@ -21,7 +21,7 @@ class _Node:
 
 
 class PrefixTree:
-    """Knows what each holder has, and finds the one that shares most with a prompt.
+    """Stores the keys of each holder, and finds the one that shares most with a prompt.
 
     ::
 

@@ -19,15 +19,15 @@ class CachedState:
     keys: list[CellKey]
     root: CacheRoot
     state: bytes
-    #: It is what a partial `KVMemory.save` gave, rather than a whole sequence.
+    #: The state is from a partial `KVMemory.save`, not of a whole sequence.
     is_checkpoint: bool = False
 
 
 class RamCache:
     """States of sequences by their roots and keys, and checkpoints; both share one limit.
 
-    What was unused for longest goes first. Checkpoints that no sequence can go back to, because
-    none holds their keys any more, go before anything else.
+    The least recently used state is evicted first. Before that, checkpoints are evicted that no
+    sequence can be rewound to, because none still holds their keys.
 
     Args:
         limit: the most bytes of state to hold.

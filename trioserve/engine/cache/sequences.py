@@ -173,7 +173,7 @@ class KVSequence:
 
 
 class Sequences:
-    """The sequences of a backend, the tree of what they hold, and the cells that they take."""
+    """The sequences of a backend, the tree of their keys, and the cells that they take."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend, self._memory = backend, backend.memory
@@ -360,7 +360,7 @@ class Sequences:
         self._cells.append(seq.id, len(keys))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the tree, the cells and llama.cpp agree on what is held."""
+        """Raise AssertionError unless the tree and the cells agree with llama.cpp."""
         self._index()
         self._tree.check_integrity()
         taken = self.taken

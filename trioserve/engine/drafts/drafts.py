@@ -1,4 +1,4 @@
-"""`Drafts`: asks the drafters before each step, and learns what became of their guesses."""
+"""`Drafts`: asks the drafters before each step, and checks their guesses afterwards."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from trioserve.types.task import shared_length
 
 
 class Balance:
-    """Counts in steps without drafts what drafts have gained and lost.
+    """Counts what drafts have gained and lost, in steps without drafts.
 
-    Whether drafts pay is found out by trying, and texts change, so there are losses. While they
-    outweigh the gains, nothing is drafted; with every step a little is forgiven.
+    Only trying shows whether drafts pay, and texts change, so there are losses. While they exceed
+    the gains, nothing is drafted; every step forgives a little.
     """
 
     #: What may be lost before anything is gained.
     START = 2.0
     #: What is forgiven in each step.
     ALLOWANCE = 0.005
-    #: The most that is to the good: what was gained long ago pays for no loss today.
+    #: The largest credit: gains of long ago do not pay for later losses.
     MOST = 20.0
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class Drafts:
             n_rows += n_drafted
 
     def settle(self, slot: Slot, tokens: list[TokenId]) -> int:
-        """Keep a slot's draft in its sequence as far as these tokens came, and cut the rest.
+        """Keep the part of a slot's draft that matches these tokens, and cut the rest.
 
         Returns how many tokens it keeps.
         """
@@ -195,8 +195,8 @@ class Drafts:
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Learn what a step has cost.
 
-        One for a prompt tells about many rows, before any draft has: they are without logits, so
-        somewhat cheaper. One for both would tell too little of either.
+        Steps with only a prompt measure many rows before any draft does; these have no logits, so
+        they are somewhat cheaper. Steps with both a prompt and streams are not used.
         """
         has_drafts, self._has_drafts = self._has_drafts, False
         is_prompt = plan.n_decode == 0 and plan.n_cells >= MIN_PROMPT
@@ -208,10 +208,10 @@ class Drafts:
             seconds = self.costs.seconds(plan.n_cells) + self._asking_s
             self._balance.add(self._n_accepted, self._n_streams, seconds / self._plain_s)
 
-    # -- what is known of the slots
+    # -- the slots
 
     def _streams(self) -> list[_Stream]:
-        """Compare all guesses with what came. Returns the slots that decode."""
+        """Compare all guesses with the output. Returns the slots that decode."""
         streams = []
         for slot in self._scheduler.slots:
             request, known = slot.request, self._known.get(slot.id)
@@ -228,7 +228,7 @@ class Drafts:
         return streams
 
     def _begin(self, i: int) -> _Guesses:
-        """Expect of a drafter what was seen of it lately, unless that is in the text alone."""
+        """Start with a drafter's latest acceptance rate, unless that depends on the text alone."""
         if self._drafters[i].is_free:
             return _Guesses()
         general = self._general[i]
@@ -251,8 +251,8 @@ class Drafts:
     ) -> tuple[int, list[_Stream]]:
         """Ask a drafter; returns how many tokens it drafts, and the slots that it drafts none for.
 
-        A drafter that is free guesses first, and then the lengths are decided. Of another one the
-        lengths are what it is asked for.
+        A free drafter guesses first, and then the lengths are chosen. Any other drafter is asked
+        for the chosen lengths.
         """
         is_free, step_s = self._drafters[i].is_free, self._drafters[i].step_s
         if is_free:
@@ -292,7 +292,7 @@ class Drafts:
         return max(0, min(room, self._drafters[i].n_max))
 
     def _make_guesses(self, i: int, streams: list[_Stream], lengths: list[int]) -> None:
-        """Have a drafter make guesses of these lengths, where it has none, or is not free."""
+        """Have a drafter make guesses of these lengths, if it has none or is not free."""
         drafter = self._drafters[i]
         asked: list[_Guesses] = []
         requests: list[DraftRequest] = []

@@ -1,4 +1,4 @@
-"""How long each draft is to be: as long as it is expected to bring more than its rows cost."""
+"""The length of each draft: as long as its expected gain exceeds the cost of its rows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ class _Cost:
 
 
 class StepCosts:
-    """Learns what rows cost from the steps themselves, because no machine is like another.
+    """Learns what rows cost from the steps themselves, because machines differ.
 
-    On a CPU, eight rows may cost as much as one or as eight ones, and that changes with the model,
-    its context, and what else the machine does. So a cost that was not measured for long is not
-    known any more, and follows the others until then. What is not known lies on the line through
-    what is; and where there is no line, a row more is taken to cost half of what a row costs, or
-    what it did when that was known.
+    On a CPU, eight rows may cost as much as one row or as eight steps of one. That depends on the
+    model, its context, and the load on the machine. A cost follows the changes of the others until
+    it has not been measured for long; then it is unknown. Unknown costs are interpolated linearly;
+    without two known ones, another row counts as half a row, or as it did when that was known.
     """
 
     #: Share of a new measurement in the average.
@@ -30,16 +29,16 @@ class StepCosts:
     #: A measurement counts as at most this many times the average, and the first one as this many
     #: times the expected cost: other processes may have had the core.
     MOST = 2.0
-    #: Steps after which a cost is not known any more, and after which it is to be measured again.
+    #: Steps after which a cost is unknown, and after which it should be measured again.
     STEPS, FRESH = 2048, 128
-    #: How much of a change is one of the machine, or of the length of the texts, as a power.
+    #: How much of a change applies to all costs (load, length of the texts), as an exponent.
     COMMON = 0.5
-    #: So few rows say little of many: the second may cost twice as much as the first, and the next
-    #: thirty next to nothing.
+    #: Up to this many rows say little about more: the second may double the cost, and the next
+    #: thirty add almost nothing.
     FEW = 12
-    #: What a row more costs, in shares of a row, where nothing is known of many.
+    #: What another row costs, in shares of a row, until many rows have been measured.
     GUESS = 0.5
-    #: How slowly the last that was known is forgotten, in steps.
+    #: How slowly the last known value is forgotten, in steps.
     STEPS_TO_FORGET = 1000
 
     def __init__(self) -> None:
@@ -65,7 +64,7 @@ class StepCosts:
         self._forget()
 
     def _scale_others(self, one: _Cost, factor: float) -> None:
-        """Expect of all costs a part of the change that was seen in one."""
+        """Apply a part of the change of one cost to all others."""
         factor = factor**self.COMMON
         for cost in self._costs.values():
             if cost is not one:
@@ -84,13 +83,13 @@ class StepCosts:
             self._known = sorted(self._costs)
 
     def is_known(self, n_rows: int) -> bool:
-        """Whether that was measured lately."""
+        """Whether that cost was measured lately."""
         cost = self._costs.get(n_rows)
         return cost is not None and self._step - cost.step <= self.FRESH
 
     @property
     def largest_step(self) -> int:
-        """The most rows to try next: a step into the unknown is not much larger than the last."""
+        """The most rows to try next, not many more than the largest known step."""
         return 4 * self._known[-1] + 8 if self._known else 0
 
     def seconds(self, n_rows: int) -> float:
@@ -137,15 +136,15 @@ LEAST = 0.002
 class Acceptance:
     """How likely the next token of a draft is right, for one slot and one drafter.
 
-    What is right counts, and each draft's first mistake; after a mistake, less of what was before.
+    Right tokens count, and each draft's first mistake. A mistake reduces the weight of all before.
     """
 
-    #: Share of what was seen before that counts after a mistake.
+    #: The factor by which a mistake reduces the weight of earlier tokens.
     MEMORY = 0.6
-    #: The most right tokens that count: a text that stops to repeat itself is soon noticed.
+    #: The most right tokens that count, so that the end of a repetition is soon noticed.
     MOST = 256.0
 
-    #: How many tokens count that were seen in other texts.
+    #: How many tokens of other texts count.
     FEW = 4.0
 
     __slots__ = ("_n_right", "_n_wrong")
@@ -167,7 +166,7 @@ class Acceptance:
 
     @property
     def probability(self) -> float:
-        """Of a token to be right, if those before it are."""
+        """The probability that a token is right, if those before it are."""
         return self._n_right / (self._n_right + self._n_wrong)
 
 
@@ -179,10 +178,10 @@ def share_rows(
     n_rows: int,
     step_s: float = 0.0,
 ) -> list[int]:
-    """Say how many tokens of each draft to decode.
+    """Choose how many tokens of each draft to decode.
 
-    The more rows a step has, the longer all streams wait for it. So what is made large is the sum
-    of the logarithms of the streams' rates: one stream does not gain by what others lose.
+    The more rows a step has, the longer all streams wait for it. So this maximizes the sum of the
+    logarithms of the streams' rates: no stream gains at the expense of others.
 
     Args:
         limits: the most tokens of each draft.
@@ -190,11 +189,11 @@ def share_rows(
         costs: of steps.
         n_streams: how many slots decode, with or without a draft.
         n_rows: the rows of the step without these drafts.
-        step_s: what it takes to make drafts, for each token of the longest.
+        step_s: seconds to make drafts, for each token of the longest.
     """
     shares = [0] * len(limits)
     if not costs.is_known(n_rows):
-        return shares  # first of all, find out what a step costs without drafts
+        return shares  # first measure what a step costs without drafts
     plain = costs.seconds(n_rows)
     best, best_worth, gain = list(shares), MARGIN * n_streams, 0.0
     expected = [1.0] * len(limits)  # tokens in this step

@@ -1,4 +1,4 @@
-"""Guesses from n-grams: what came after the same few tokens the last time comes again."""
+"""Guesses from n-grams: the tokens that followed the same few tokens the last time."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ class NgramRules:
 
 
 class NgramDrafter:
-    """Guesses from what a request's own text had after the same tokens, or those of earlier ones.
+    """Guesses the tokens that followed the same n-gram in the request's text, or in earlier texts.
 
-    An own text is the prompt and the output so far. When its request has ended, it is added to
-    those of all requests with the same root.
+    A request's text is its prompt and the output so far. When the request has ended, its text is
+    added to those that all requests with the same root share.
     """
 
     is_free = True
@@ -122,7 +122,7 @@ class NgramDrafter:
         self._shared: OrderedDict[CacheRoot, NgramIndex] = OrderedDict()  # the one used last last
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Sequence[TokenId]]:
-        """Guess what follows, and learn what is new."""
+        """Guess the next tokens, and learn the new ones."""
         return [self._guess(request) for request in requests]
 
     def _guess(self, request: DraftRequest) -> Sequence[TokenId]:
