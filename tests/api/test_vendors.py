@@ -42,7 +42,7 @@ async def test_a_router_forwards_it_to_the_model_that_it_names() -> None:
         answer = await router.client.post(made_up.PATH, json=QUESTION)
         assert answer.json() == {"answer": "Of two."}
         wrong = await router.client.post(made_up.PATH, json={"engine": 1})
-        assert (wrong.status_code, wrong.json()) == (418, {"oh": "'model' must be a string."})
+        assert (wrong.status_code, wrong.json()) == (418, {"oh": "'engine' must be a string."})
 
 
 async def test_a_stream_that_waits_for_its_model_has_its_form() -> None:

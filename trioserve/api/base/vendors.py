@@ -168,13 +168,13 @@ def vendor_of(path: str) -> Vendor:
 
 def model_in(path: str, fields: Fields, query: Mapping[str, str]) -> str | None:
     """The name of the model in a request; None: there is none. Raises InvalidRequestError."""
-    given = next(
-        (fields[name] for name in vendor_of(path).model_fields if fields.get(name) is not None),
-        query.get("model"),
-    )
-    if given is not None and not isinstance(given, str):
-        raise InvalidRequestError.at("model", "must be a string.")
-    return given or None
+    for name in vendor_of(path).model_fields:
+        given = fields.get(name)
+        if given is not None and not isinstance(given, str):
+            raise InvalidRequestError.at(name, "must be a string.")
+        if given is not None:
+            return given or None
+    return query.get("model") or None
 
 
 def prompt_fields(path: str) -> PromptFields | None:
