@@ -162,7 +162,7 @@ class LlamaBackend:
         Raises:
             KVCacheFullError: not enough free cells; nothing has changed.
             DecodeInterruptedError: `interrupt` was called; nothing has changed.
-            DecodeError: anything else; what the sequences hold is unknown.
+            DecodeError: any other failure; the contents of the sequences are unknown.
         """
         self._compiler.pool.start()
         self._context.decode(self.batch)

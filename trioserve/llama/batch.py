@@ -273,7 +273,7 @@ def decode_pieces(
         EngineError: they are no batch; nothing has changed.
         KVCacheFullError: not enough free cells; nothing has changed.
         DecodeInterruptedError: the context was interrupted; nothing has changed.
-        DecodeError: anything else; what the sequences hold is unknown.
+        DecodeError: any other failure; the contents of the sequences are unknown.
     """
     batch = MediaBatch(
         pieces,

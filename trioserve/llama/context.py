@@ -1,4 +1,4 @@
-"""Context: the KV cache, what its sequences hold, and the buffers that decoding needs.
+"""Context: the KV cache, its sequences, and the buffers that decoding needs.
 
 In a KV cache for all sequences (unified), a copy marks the same cells as belonging to both. In one
 with a part for each (split), llama.cpp copies the whole part, at the next decode.
@@ -33,7 +33,7 @@ from trioserve.llama.model import LlamaModel, gib
 
 
 class Interrupt:
-    """To be kept for as long as its context."""
+    """Keep it as long as its context."""
 
     def __init__(self) -> None:
         self._buffer = ctypes.create_string_buffer(2)
@@ -43,7 +43,7 @@ class Interrupt:
         self._is_held = False
 
     def install(self, params: Any) -> None:
-        """Have a context that is made with these parameters look at the flag."""
+        """Have contexts made with these parameters check the flag."""
         params.abort_callback = self.callback
         params.abort_callback_data = ctypes.addressof(self._buffer)
 
@@ -147,7 +147,7 @@ class Memory:
         return int(lib.llama_state_seq_get_size_ext(self._context, seq, int(partial)))
 
     def save(self, seq: int, *, partial: bool = False) -> bytes:
-        """Return what a sequence holds, for `restore`; `partial`: only what cannot be cut of it.
+        """Return a sequence's state, for `restore`; `partial`: only the part that cannot be cut.
 
         That is the sliding window or the recurrent state, and of plain attention nothing.
 
@@ -167,7 +167,7 @@ class Memory:
         return data if written == size else data[:written]
 
     def restore(self, seq: int, data: bytes, *, partial: bool = False) -> None:
-        """Replace what a sequence holds by what `save` returned, or a part of it by such a part.
+        """Replace a sequence's state by a result of `save`, in part if that is partial.
 
         The data must come from `save` of a context with the same model, cache types and kind of
         cache. It is trusted: llama.cpp checks its form, but not each position in it.
@@ -264,7 +264,7 @@ FEW_SLOTS = 4
 #: and more of them if each one's part would have fewer tokens than this.
 ENOUGH = 4096
 
-#: What `llama_decode` returns when its callback says that it should end.
+#: `llama_decode` returns this when its callback ends it.
 _INTERRUPTED = 2
 
 
@@ -327,7 +327,7 @@ class Context(HandleOwner):
         Raises:
             KVCacheFullError: not enough free cells; nothing has changed.
             DecodeInterruptedError: `interrupt` was called; nothing has changed.
-            DecodeError: anything else; what the sequences hold is unknown.
+            DecodeError: any other failure; the contents of the sequences are unknown.
         """
         if self.handle is None:
             raise EngineError("The context is closed.")
@@ -387,7 +387,7 @@ def generation_params(model: LlamaModel, config: Config, *, max_chunk: int = 0) 
 
     Args:
         model: the model.
-        config: what is configured.
+        config: the configuration.
         max_chunk: cells of media that must fit into a physical batch.
 
     Raises:

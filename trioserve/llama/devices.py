@@ -18,7 +18,7 @@ from trioserve.errors import BackendMismatchError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.library import lib
 
-#: Each function of ggml: what it returns, and what it takes.
+#: Functions of ggml: the type of the result, and the types of the arguments.
 _FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_backend_dev_count": (ctypes.c_size_t, ()),
     "ggml_backend_dev_get": (ctypes.c_void_p, (ctypes.c_size_t,)),
@@ -178,7 +178,7 @@ def chosen(names: tuple[str, ...]) -> list[int]:
 
 
 def _with_remote(config: Config) -> list[int] | None:
-    """Return other machines, where the model is to have them, and the GPUs here.
+    """Return the other machines, if the model uses them, and the local GPUs.
 
     llama.cpp would not choose other machines by itself. None: it may choose as it likes.
     """

@@ -108,7 +108,7 @@ class DraftTexts:
         text.held, text.n_agreed = [], 0
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless llama.cpp holds what the texts say."""
+        """Raise AssertionError unless the texts agree with llama.cpp."""
         for text in self._all:
             assert self._memory.last(text.id) == len(text.held) - 1
             assert text.n_agreed <= len(text.held)
@@ -205,7 +205,7 @@ class LlamaDrafter:
             self._context.set_threads(count)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[TokenId]]:
-        """Guess what follows in each slot: what the draft model finds most probable."""
+        """Guess the next tokens of each slot: those most probable for the draft model."""
         drafts: list[_Draft] = []
         try:
             if not self._has_failed:
@@ -242,7 +242,7 @@ class LlamaDrafter:
         self._model.close()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless llama.cpp holds what the drafter believes."""
+        """Raise AssertionError unless the drafter's texts agree with llama.cpp."""
         self._texts.check_integrity()
 
     # -- the first decode
@@ -270,7 +270,7 @@ class LlamaDrafter:
         started = monotonic()
         self._decode(added)
         n_tokens = len(self._batch)
-        if n_tokens > FEW:  # fewer say too little of many
+        if n_tokens > FEW:  # fewer say too little about many
             self._token_s = _average(self._token_s, (monotonic() - started) / n_tokens)
         return drafts
 
@@ -282,7 +282,7 @@ class LlamaDrafter:
         return min(request.n_max, self._rules.n_max, room)
 
     def _new_tokens(self, request: DraftRequest, text: DraftText, left: int) -> list[TokenId]:
-        """Return what of a slot's text is decoded in this step."""
+        """Return the part of a slot's text that is decoded in this step."""
         start = len(text.held)
         n_new = len(request.keys) - start
         if n_new > FEW:
@@ -290,7 +290,7 @@ class LlamaDrafter:
         n_new = min(n_new, self._context.n_batch - len(self._batch))
         new = list(request.keys[start : start + n_new])
         if new and not 0 <= min(new) <= max(new) < self._n_known:
-            text.is_closed = True  # it has something that this model does not know
+            text.is_closed = True  # it has a token that this model does not know
             return []
         return new
 
@@ -448,7 +448,7 @@ def draft_config(config: Config, context: Context) -> Config:
 
 
 def _check_kind(model: LlamaModel) -> None:
-    """Raise ModelLoadError unless it writes text by itself, and what it wrote can be cut."""
+    """Raise ModelLoadError unless it generates text alone, and its sequences can be cut."""
     if model.arch in _HEADS:
         raise ModelLoadError(
             f"it is of the kind {model.arch}, which does not draft by itself; only models that "

@@ -85,7 +85,7 @@ class LlamaEmbedder(EmbeddingBackend):
         return embedder
 
     def _refusal(self) -> str | None:
-        """Say why the model cannot do what is asked of it; None: it can."""
+        """Return why the model cannot do this; None: it can."""
         if self.pooling == "rank" and not self._model.has_tensor(_HEADS):
             return "has no classification head, so it cannot rank"
         if self.projector is None:
@@ -125,7 +125,7 @@ class LlamaEmbedder(EmbeddingBackend):
 
         Raises:
             KVCacheFullError: not enough free cells; nothing has changed.
-            DecodeError: anything else; what the sequences hold is unknown.
+            DecodeError: any other failure; the contents of the sequences are unknown.
         """
         self._batch.want_all()
         self._context.decode(self._batch)
@@ -160,7 +160,7 @@ class LlamaEmbedder(EmbeddingBackend):
         return np.array(np.ctypeslib.as_array(pointer, shape=shape), dtype=np.float32)
 
     def forget(self, seq: int) -> None:
-        """Drop what a sequence holds."""
+        """Empty a sequence."""
         if self._context.has_cache:
             self._context.memory.remove(seq, 0)
 

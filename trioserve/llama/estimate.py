@@ -26,7 +26,7 @@ from trioserve.models import resolve_projector
 from trioserve.models.gguf import total_size
 
 _MIB = 2**20
-#: Bytes that llama.cpp allocates for a cell of the KV cache, beside its keys and values.
+#: Bytes that llama.cpp allocates for a cell of the KV cache, besides its keys and values.
 _CELL = 64
 _BUFFER = re.compile(r"(compute|output) buffer size = +([\d.]+) MiB")
 #: Of a KV cache or a recurrent state: its cells follow, or nothing does.
@@ -99,7 +99,7 @@ def _without_remote(config: Config) -> Config:
 
 
 def _check_cells(n_ctx: int) -> None:
-    """Refuse a context whose cells alone, without what they hold, would fill the memory."""
+    """Refuse a context whose cells alone, without keys and values, would fill the memory."""
     free = free_memory()
     if free is not None and n_ctx * _CELL > free / 2:
         raise ModelLoadError(

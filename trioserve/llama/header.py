@@ -31,7 +31,7 @@ def check_file(path: Path) -> None:
     """Check that a file exists, can be read, and begins as a GGUF does.
 
     Raises:
-        ModelLoadError: it does not; the message is one sentence that says what is wrong.
+        ModelLoadError: it does not; the message is one sentence that names the problem.
     """
     try:
         if path.is_dir():
@@ -208,7 +208,7 @@ def check_projector(path: Path) -> frozenset[str]:
 
 
 def fingerprint(path: Path) -> str:
-    """Make of a file what tells it from others: a hash of its size, its beginning and its end."""
+    """Compute a file's fingerprint: a hash of its size, its beginning and its end."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -219,7 +219,7 @@ def fingerprint(path: Path) -> str:
 
 
 def image_size(path: Path) -> int:
-    """Read the width of the images that a projector was made for; 0: it does not say."""
+    """Read the width of the images that a projector was made for; 0: not given."""
     with gguf.read(path) as header:
         return int(header.number("clip.vision.image_size") or 0)
 

@@ -1,4 +1,4 @@
-"""The installed llama.cpp: its functions, whether all of them exist, and what it logs.
+"""The installed llama.cpp: its functions, a check that all of them exist, and its log.
 
 `lib` is the module of ctypes bindings. ctypes releases the GIL around each call. That is right for
 `llama_decode`, but costs more than the call itself where one takes a microsecond: `short` has such
@@ -73,7 +73,7 @@ SHORT = (
     "llama_get_logits_ith",
     "llama_memory_seq_pos_max",
     "llama_sampler_accept",
-    "llama_sampler_sample",  # of what was sampled in the decode
+    "llama_sampler_sample",  # for tokens sampled in the decode
     "llama_token_to_piece",
     "llama_vocab_get_attr",
     "llama_vocab_is_eog",
@@ -92,7 +92,7 @@ def check_library(library: Any = None) -> None:
     """Check that the installed llama.cpp has the functions and structures that we use.
 
     Args:
-        library: the bindings to look at; the default is the installed ones.
+        library: the bindings to check; by default the installed ones.
 
     Raises:
         BackendMismatchError: something is missing; the message names it.
@@ -130,7 +130,7 @@ def _keep_gil() -> SimpleNamespace:
 
 short: Any = _keep_gil()
 
-# -- what llama.cpp logs
+# -- llama.cpp's log
 
 _LEVELS = {0: "debug", 1: "debug", 2: "debug", 3: "warning", 4: "error"}
 _CONTINUED = 5

@@ -173,7 +173,7 @@ def _may_offload(config: Config) -> bool:
 
 
 def _load_mode(path: Path, config: Config) -> str:
-    """Choose how to load: into huge pages if these are to be had, and the memory is half empty."""
+    """Choose how to load: into huge pages if they are available, and half of memory is free."""
     if config.load_mode != "auto" or not has_huge_pages() or _may_offload(config):
         return config.load_mode
     free, size = free_memory(), gguf.total_size(gguf.parts_of(path))

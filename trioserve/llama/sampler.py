@@ -1,4 +1,4 @@
-"""Sampler: chooses the tokens of one task, and says how probable they were."""
+"""Sampler: chooses the tokens of one task, with their probabilities."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MIN_VOCAB = 65_536
 
 
 class Shortlist:
-    """Which tokens a chain has to look at.
+    """Which tokens a chain must consider.
 
     Args:
-        params: what the request asks for.
-        biases: what the chain adds to logits before all else, by token.
+        params: the request's parameters.
+        biases: added to logits before all samplers, by token.
         n_vocab: tokens in the vocabulary.
     """
 
@@ -46,11 +46,11 @@ class Shortlist:
         self._n_best = best + len(biases)
         possible = best > 0 and all(bias <= 0 for bias in biases.values())
         self._is_greedy = possible and best == 1
-        #: Whether to use it; if not, the chain looks at all tokens.
+        #: Whether to use it; if not, the chain considers all tokens.
         self.is_useful = possible and (self._is_greedy or n_vocab >= _MIN_VOCAB)
 
     def best(self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None) -> int | None:
-        """Return the index of the only logit to look at; None: there are more, or it is NaN."""
+        """Return the index of the only logit to consider; None: there are more, or it is NaN."""
         if not self._is_greedy:
             return None
         best = int(logits.argmax())  # or the first NaN
@@ -146,8 +146,8 @@ class LlamaSampler(HandleOwner):
     Args:
         context: whose logits it reads.
         vocab: of the model.
-        params: what the request asks for.
-        prompt: what the task begins with; the penalties look back at it.
+        params: the request's parameters.
+        prompt: the task's prompt, which the penalties take into account.
         n_ctx: how many tokens the task's sequence can hold.
         matcher: follows the output through a grammar; it is closed with the sampler.
         offload: gives chains to the device; None: it samples on the CPU.
@@ -357,7 +357,7 @@ class LlamaSampler(HandleOwner):
             logits[forbidden] = hidden
 
     def _choose(self, ids: NDArray[np.integer[Any]], logits: NDArray[np.float32]) -> TokenId:
-        """Do what `llama_sampler_sample` does, for these tokens only."""
+        """Like `llama_sampler_sample`, for these tokens only."""
         size = len(ids)
         if self._scratch is None or self._scratch.size < size:
             self._scratch = _Scratch(size)
@@ -366,14 +366,14 @@ class LlamaSampler(HandleOwner):
         array = scratch.array
         array.data, array.size, array.selected, array.sorted = scratch.data, size, -1, False
         lib.llama_sampler_apply(self.handle, scratch.reference)
-        token: int = array.data[array.selected].id  # of what the samplers have left
+        token: int = array.data[array.selected].id  # of the remaining candidates
         short.llama_sampler_accept(self.handle, token)
         return token
 
     def _apply_all(
         self, logits: NDArray[np.float32]
     ) -> tuple[TokenId, NDArray[np.int32], NDArray[np.float32]]:
-        """Do what `sample` does, and return the remaining candidates too."""
+        """Like `sample`; also returns the remaining candidates."""
         while True:
             mask = None if self._matcher is None else self._matcher.mask()
             if mask is None:
@@ -387,7 +387,7 @@ class LlamaSampler(HandleOwner):
     def _apply(
         self, ids: NDArray[np.int32], logits: NDArray[np.float32]
     ) -> tuple[TokenId, NDArray[np.int32], NDArray[np.float32]]:
-        """Do what `_choose` does, and return the remaining candidates too."""
+        """Like `_choose`; also returns the remaining candidates."""
         _check_numbers(logits)
         token = self._choose(ids, logits)
         assert self._scratch is not None

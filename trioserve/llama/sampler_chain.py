@@ -35,7 +35,7 @@ _MIN_TEMPERATURE = 1e-30
 
 
 def check(params: SamplingParams, vocab: LlamaVocab) -> None:
-    """Check what depends on the vocabulary, and what would make llama.cpp abort.
+    """Check parameters that depend on the vocabulary, or would make llama.cpp abort.
 
     Raises:
         InvalidRequestError: a value cannot be used; `param` names the field.
@@ -60,7 +60,7 @@ def build(params: SamplingParams, vocab: LlamaVocab, *, n_ctx: int) -> Any:
     """Make a chain and return llama.cpp's pointer, which the caller frees.
 
     Args:
-        params: what the request asks for.
+        params: the request's parameters.
         vocab: of the model.
         n_ctx: how many tokens the sequence can hold; windows of -1 are of this size.
 
@@ -82,7 +82,7 @@ def banned(params: SamplingParams, vocab: LlamaVocab) -> list[TokenId]:
 
 
 def biases(params: SamplingParams, vocab: LlamaVocab) -> dict[TokenId, float]:
-    """Return what the chain adds to logits before all else, by token."""
+    """Return the biases that the chain adds to logits before all samplers, by token."""
     total: dict[TokenId, float] = {}
     for token, bias in _biases(params, vocab):
         total[token] = total.get(token, 0.0) + bias

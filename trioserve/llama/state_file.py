@@ -14,7 +14,7 @@ differently. Its version is a mark of trioserve's, a media cell is -1, and the c
 
     -1, mark, count, tokens ... | n | n chunks: first cell, cells, positions, 4 words of a digest
 
-The JSON then says which projector the media were encoded with.
+The JSON then names the projector that encoded the media.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def write(
 
 
 def _owner_of(path: Path) -> str:
-    """Whose text a file holds; empty if it does not say, or if there is none."""
+    """The owner of a file's text; empty if none is given, or if there is no file."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -160,7 +160,7 @@ def read(
 
 
 def _words(keys: Sequence[CellKey]) -> tuple[bytes, bool]:
-    """Write the list of a text, and say whether it has media."""
+    """Write the list of a text; returns whether it has media."""
     chunks: list[bytes] = []
     end = 0
     for cell, key in enumerate(keys):

@@ -42,7 +42,7 @@ class TextParts:
     """Knows where text can be cut, for one vocabulary.
 
     Args:
-        specials: the names that llama.cpp looks for in text.
+        specials: the special tokens that llama.cpp finds in text.
         only_first: finds a character that no token has after its first; None if text between
             special tokens must not be cut.
         strips_left: whether a special token takes away the blanks before it.

@@ -42,7 +42,7 @@ _GRACE = 2.0
 
 
 def serve(limits: MediaLimits, orders: IO[bytes], answers: IO[bytes]) -> None:
-    """Decode what is ordered, until there are no more orders."""
+    """Decode files until there are no more orders."""
     while True:
         try:
             end = _serve_one(limits, orders, answers)
@@ -54,7 +54,7 @@ def serve(limits: MediaLimits, orders: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _serve_one(limits: MediaLimits, orders: IO[bytes], answers: IO[bytes]) -> dict[str, Any]:
-    """Decode a file, except for the last message. Returns what is to be in that.
+    """Decode a file, and return the fields of the last message.
 
     Raises:
         PipeError: there are no more orders.
@@ -70,7 +70,7 @@ def _serve_one(limits: MediaLimits, orders: IO[bytes], answers: IO[bytes]) -> di
         return {"refused": error.message}
     except MemoryError:
         return {"refused": "takes too much memory to decode"}
-    except Exception as error:  # a file can be wrong in more ways than its decoder knows
+    except Exception as error:  # decoders raise many types for damaged files
         return {"refused": f"cannot be read ({_reason(error)})"}
     return {}
 
@@ -80,7 +80,7 @@ def decode(
 ) -> Iterator[dict[str, Any] | bytes]:
     """Decode a file: for each image a message with its size, then the data.
 
-    Raises what the decoders raise.
+    Raises any exception of the decoders.
     """
     kind, name = order["kind"], order["format"]
     if kind == "image":
@@ -104,7 +104,7 @@ def _pixels(image: Image.Image, at: float) -> Iterator[dict[str, Any] | bytes]:
 
 
 def _reason(error: Exception) -> str:
-    """What a decoder says of a file."""
+    """A decoder's answer about a file."""
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(said).partition("\n")[0][:200]
 

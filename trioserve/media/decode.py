@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 import math
 
-#: Each opens one format. A file that says it is another is refused.
+#: Each opens one format. A file that claims to be another is refused.
 _OPENERS: Mapping[str, Callable[[BytesIO], Image.Image]] = {
     "png": PngImagePlugin.PngImageFile,
     "jpeg": JpegImagePlugin.JpegImageFile,
@@ -88,7 +88,7 @@ def rows(image: Image.Image) -> Iterator[bytes]:
 
 
 def _orientation(image: Image.Image) -> int:
-    with suppress(Exception):  # EXIF data that make no sense turn nothing
+    with suppress(Exception):  # invalid EXIF data turn nothing
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     return 1
 

@@ -23,7 +23,7 @@ MAX_TEXT = 2**22
 
 @attrs.frozen(kw_only=True)
 class MediaLimits:
-    """What one file may be, and what decoding it may take. More is refused."""
+    """Limits of a file and of its decoding. What exceeds them is refused."""
 
     max_bytes: int = 64 * 2**20  # of the file
     max_pixels: int = 64 * 2**20  # of an image, width times height
@@ -91,7 +91,7 @@ _MAX_MESSAGE = 2**16
 
 
 class PipeError(Exception):
-    """The other side has ended, or says what makes no sense."""
+    """The other side has ended, or sent an invalid message."""
 
 
 def write_message(stream: IO[bytes], message: dict[str, Any]) -> None:

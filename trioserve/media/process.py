@@ -35,7 +35,7 @@ _SAMPLES = 2**20
 
 @attrs.frozen(kw_only=True)
 class Order:
-    """What is to be made of a file."""
+    """What to decode a file to."""
 
     format: str
     kind: MediaKind | Literal["document"]
@@ -45,7 +45,7 @@ class Order:
 
 
 class AnswerReader:
-    """Reads what comes for one order."""
+    """Reads the answer to one order."""
 
     def __init__(self, order: Order, limits: MediaLimits) -> None:
         self._order = order
@@ -64,7 +64,7 @@ class AnswerReader:
 
         Raises:
             InvalidMediaError: the file cannot be used. The message is a part of a sentence.
-            PipeError: the answer makes no sense, or there is none.
+            PipeError: the answer is invalid, or there is none.
             OSError: it cannot be read.
         """
         while True:
@@ -149,7 +149,7 @@ def _check_refused(block: dict[str, Any]) -> None:
 
 
 def _checked_sound(data: bytes, rate: int) -> DecodedAudio:
-    """Check the samples, and cut off what is louder than can be.
+    """Check the samples, and clip those that are too loud.
 
     Raises:
         InvalidMediaError: there are none, or some are no numbers.
@@ -189,7 +189,7 @@ class DecoderError(Exception):
     """The process could not be started, or ended before it had answered.
 
     Args:
-        message: what happened, for the log.
+        message: a description for the log.
         by_signal: whether a signal has ended it: it did what it must not, or took too much.
     """
 
@@ -221,7 +221,7 @@ class Decoder:
         return None if self._process is None else self._process.pid
 
     def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
-        """Have a file decoded. Blocks for as long as that takes.
+        """Decode a file in the process. Blocks until that is done.
 
         Raises:
             InvalidMediaError: it cannot be used. The message is a part of a sentence.

@@ -99,7 +99,7 @@ class _Files:
         *,
         with_projector: bool = False,
     ) -> _Located:
-        """Find what two fields name."""
+        """Find the files that two fields name."""
         from trioserve.models.hub import HubReference
 
         if on_hub is not None:
@@ -115,7 +115,7 @@ class _Files:
             ) from error
 
     async def at(self, url: str, place: str | None) -> str:
-        """The path of what is at an address: that place, if there is one."""
+        """The path for the file at an address: that place, if there is one."""
         from trioserve.models.hub import place_of, pull_url
 
         path = None if place is None else Path(place)

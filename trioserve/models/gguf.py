@@ -1,4 +1,4 @@
-"""GGUF files: which belong together, and what the header of one says of itself and its tensors.
+"""GGUF files: the parts of a split model, and the header with its metadata and tensors.
 
 Headers are read without llama.cpp, so that looking at a file can neither load a library nor end
 the process. No more than the header is read.
@@ -28,7 +28,7 @@ _NUMBERS: Mapping[int, str] = {
 }  # fmt: skip
 _WIDTHS = {kind: struct.calcsize(f"<{code}") for kind, code in _NUMBERS.items()} | {_BOOL: 1}
 _MAX_DIMENSIONS = 4
-_ALIGNMENT = 32  # of data, if the file does not say
+_ALIGNMENT = 32  # of data, if the file sets none
 
 #: The name of a part of a model, without its ending.
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})", re.IGNORECASE)
@@ -128,7 +128,7 @@ class _Bytes:
 
 
 class Header:
-    """What a GGUF file says of itself: numbers, texts, and the names of its tensors.
+    """The header of a GGUF file: numbers, texts, and the names of its tensors.
 
     Made by `read`, which closes the file.
     """

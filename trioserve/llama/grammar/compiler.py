@@ -1,4 +1,4 @@
-"""Compiler: turns the grammars of requests into what llguidance follows.
+"""Compiler: compiles the grammars of requests for llguidance.
 
 A grammar is compiled once, by whatever thread asks for it, and remembered. What llguidance cannot
 enforce is refused: no output may look as if a grammar held where it did not. So is what takes too
@@ -58,7 +58,7 @@ class _UnusableError(Exception):
     """The grammar cannot be used. The message is a part of a sentence.
 
     Args:
-        problem: what is wrong.
+        problem: a description of the error.
         path: where, in a schema.
         param: which field of the request it is, if it is not that of the grammar.
     """
@@ -118,8 +118,8 @@ def locate(schema: Any, problem: str, ask: Callable[[Any], str]) -> str:
 
     Args:
         schema: the whole.
-        problem: what `ask` says of the whole.
-        ask: tells what is wrong with a schema; empty if nothing is.
+        problem: the answer of `ask` for the whole schema.
+        ask: describes the error in a schema; empty if there is none.
 
     Returns:
         A JSON pointer, of the whole schema if no smaller part was found.
@@ -320,7 +320,7 @@ class Compiler:
     def compile(self, grammar: Grammar, owner: str = "") -> CompiledGrammar:
         """Compile a grammar, or find it among the last ones of its owner.
 
-        It would be quicker to find those of others, and tell what they have sent.
+        Finding those of others would be quicker, and reveal what they have sent.
 
         Raises:
             InvalidRequestError: it is wrong, too large, or cannot be enforced.
@@ -411,7 +411,7 @@ class Compiler:
 
 
 def _size_of(grammar: Grammar) -> int:
-    """Estimate what a compiled grammar takes: 0.2 to 5 MB were measured."""
+    """Estimate the memory of a compiled grammar: 0.2 to 5 MB were measured."""
     return 2 * 10**5 + 50 * len(grammar.source)
 
 
@@ -457,7 +457,7 @@ def _invalid(grammar: Grammar, problem: str) -> InvalidRequestError:
 
 
 def _with_stack(function: Callable[[], _T]) -> _T:
-    """Call a function in a thread with a large stack, and return or raise what it does."""
+    """Call a function in a thread with a large stack; returns or raises what it does."""
     results: list[_T] = []
     failures: list[BaseException] = []
 

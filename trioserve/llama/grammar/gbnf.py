@@ -36,7 +36,7 @@ _SINGLE = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]":
 
 
 class GbnfError(Exception):
-    """The text is not GBNF. The message says what is wrong, and on which line."""
+    """The text is not GBNF. The message describes the error and names its line."""
 
 
 @attrs.frozen

@@ -38,23 +38,23 @@ class MaskPool:
         self._executor = ThreadPoolExecutor(self._n_threads, thread_name_prefix="trioserve-grammar")
 
     def add(self, make: Callable[[TokenId], Mask], token: TokenId) -> Future[Mask]:
-        """Have a mask made with the next `start`; returns where it goes."""
+        """Queue a mask for the next `start`; returns its future."""
         pending: Future[Mask] = Future()
         self.put(make, token, pending)
         return pending
 
     def put(self, make: Callable[[TokenId], Mask], token: TokenId, pending: Future[Mask]) -> None:
-        """Have a mask made after all, that was taken back."""
+        """Queue a mask again that was taken back."""
         with self._lock:
             self._due[pending] = make, token, pending
 
     def take_back(self, pending: Future[Mask]) -> bool:
-        """Do not have a mask made, if it has not begun; returns whether that is so."""
+        """Remove a mask from the queue; returns whether it was not begun."""
         with self._lock:
             return self._due.pop(pending, None) is not None
 
     def start(self) -> None:
-        """Have the masks made that are due.
+        """Start making the queued masks.
 
         To be called just before a decode, which leaves the GIL to the pool. Sampling would have to
         share it.
@@ -70,7 +70,7 @@ class MaskPool:
         """Wait for a mask. Raises what its job raised, or `TimeoutError`."""
         with self._lock:
             job = self._due.pop(pending, None)
-        if job is not None:  # nothing was decoded since it became due
+        if job is not None:  # nothing was decoded since it was queued
             self._executor.submit(_make, [job])
         return pending.result(_WAIT_SECONDS)
 
@@ -91,7 +91,7 @@ def _make(jobs: list[Job]) -> None:
             pending.set_exception(error)
 
 
-#: What llguidance says when it reaches one of the limits that it was given.
+#: llguidance's messages when it reaches one of its limits.
 _LIMIT = re.compile("too many|too big|max is|fuel|limit")
 
 
@@ -148,7 +148,7 @@ class Matcher:
         self._banned = np.array(sorted(set(banned)), dtype=np.int32)
         self._mask: Mask | None = self._allowed(compiled.first)
         self._pending: Future[Mask] | None = None
-        self._is_ahead = False  # has taken the token that the pending mask is to follow
+        self._is_ahead = False  # has taken the token before the pending mask
 
     def mask(self) -> Mask:
         """Return which tokens may come next; waits until that is known.
@@ -275,7 +275,7 @@ class Matcher:
 
 
 def _next_mask(matcher: LLMatcher, compiled: CompiledGrammar) -> Mask:
-    """Ask llguidance which tokens may come next. Raises what `_failure` returns."""
+    """Ask llguidance for the tokens that may come next. Raises the result of `_failure`."""
     n_vocab = compiled.tokens.n_vocab
     words = np.zeros(-(-n_vocab // 32), dtype=np.int32)
     try:

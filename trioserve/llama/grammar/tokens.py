@@ -67,7 +67,7 @@ class Mask:
         return Mask.of(bits)
 
     def without(self, banned: NDArray[np.int32], ends: NDArray[np.int32]) -> Mask:
-        """Return a mask without what the request forbids.
+        """Return a mask without the tokens that the request forbids.
 
         Where only the end of the output is allowed, it stays allowed: the grammar is complete.
 
@@ -132,7 +132,7 @@ class NameIndex:
 
 
 class GrammarVocab:
-    """What compiled grammars and matchers need to know of a vocabulary."""
+    """The properties of a vocabulary that compiled grammars and matchers need."""
 
     def __init__(self, vocab: LlamaVocab) -> None:
         self.n_vocab = vocab.n_tokens
@@ -198,7 +198,7 @@ class GrammarVocab:
         return f"<[^{','.join(map(str, sorted(self.ends | {token})))}]>"
 
     def close(self) -> None:
-        """Free what llguidance has of the vocabulary."""
+        """Free llguidance's copy of the vocabulary."""
         self._tokenizer = None
 
 

@@ -1,4 +1,4 @@
-"""LlamaProjector: what makes embeddings of images and sound, for the model that it came with."""
+"""LlamaProjector: turns images and sound into embeddings, for the model that it came with."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LlamaProjector:
         self.hears: bool = mtmd.mtmd_support_audio(context)
         self.audio_rate: int = mtmd.mtmd_get_audio_sample_rate(context) if self.hears else 0
         self.max_chunk = 0
-        #: What tells it from others.
+        #: Identifies the projector.
         self.fingerprint = ""
         #: Whether a position has sections (M-RoPE).
         self.has_sections: bool = mtmd.mtmd_decode_use_mrope(context)
@@ -123,10 +123,10 @@ class LlamaProjector:
         parse_special: bool = True,
         stop: Callable[[int], bool] = lambda _n: False,
     ) -> Prompt:
-        """Tokenize text, and cut media into chunks, with what the model wants around them.
+        """Tokenize text, and cut media into chunks, with the tokens that surround them.
 
         Raises:
-            InvalidMediaError: the model cannot take one of the media; its `index` says which part.
+            InvalidMediaError: the model cannot take one of the media; `index` is its part.
             AbandonedError: `stop` said so.
             InvalidRequestError: text cannot be tokenized.
             ServerClosingError: the projector is closed.
@@ -193,7 +193,7 @@ class LlamaProjector:
             self._threads.set(count)
 
     def close(self) -> None:
-        """End what runs, and free it. Closing twice is fine."""
+        """Interrupt a running encoding, and free the projector. Closing twice is fine."""
         self._interrupt.set()
         if (context := self._shared.close()) is not None:
             self._mtmd.mtmd_free(context)

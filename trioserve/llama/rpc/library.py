@@ -57,7 +57,7 @@ _addresses: dict[str, str] = {}
 
 @attrs.frozen
 class Built:
-    """A library that was built, and what was noted of it then.
+    """A built library, and the properties recorded at its build.
 
     Attributes:
         path: the library.
@@ -73,7 +73,7 @@ class Built:
 
     @property
     def note(self) -> Path:
-        """The file with the rest, beside the library."""
+        """The file with its properties, beside the library."""
         return self.path.with_suffix(".json")
 
     def write(self) -> None:
@@ -89,7 +89,7 @@ def folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def path_in(where: Path) -> Path:
-    """The library for what is installed here."""
+    """The library for the installed llama.cpp."""
     name = f"ggml-rpc-{version('llama-cpp-python')}-{platform.machine()}.so"
     return where / name
 
@@ -100,10 +100,10 @@ def ggml_version() -> str:
 
 
 def find(where: Path | None = None) -> Built:
-    """Find the library for what is installed here, and check it.
+    """Find the library for the installed llama.cpp, and check it.
 
     Raises:
-        ConfigError: it was not built, or is not what was built.
+        ConfigError: it was not built, or was changed since.
     """
     path = path_in(where or folder())
     try:

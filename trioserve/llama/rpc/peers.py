@@ -36,7 +36,7 @@ class Peer:
     """An RPC server that has answered as one.
 
     Attributes:
-        named: what the configuration calls it.
+        named: its name in the configuration.
         address: its numeric address and port, which is what was checked.
         version: of its protocol.
         memory: for each of its devices, the bytes that are free and those that it has.
@@ -117,7 +117,7 @@ def _connect(named: str, address: str, end: float) -> socket.socket:
 
 
 class _Talk:
-    """A conversation with what may be an RPC server."""
+    """A connection to a peer that may be an RPC server."""
 
     def __init__(self, connection: socket.socket, named: str, end: float) -> None:
         self._connection = connection

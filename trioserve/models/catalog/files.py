@@ -1,4 +1,4 @@
-"""The files of models: which of a directory are models, and what is in them."""
+"""The model files of a directory, and their properties."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def option(key: str, text: str, source: str) -> tuple[str, tuple[str, ...]] | No
     if found is None:
         return None
     flag, text = found
-    flag.put_text({}, text, source)  # reads it, and says what is wrong with it
+    flag.put_text({}, text, source)  # parses it, and raises an error for a bad value
     return flag.field, flag.argv(text)
 
 
@@ -96,9 +96,9 @@ def _opposite(text: str) -> str:
 
 @attrs.frozen
 class Shared:
-    """What is set for all models. Presets win over what is `below`, and `above` wins over them.
+    """The settings of all models. Presets override `below`, and `above` overrides them.
 
-    `single` is what says which model it is, if there is one only.
+    `single` has the fields that name a model, if there is only one.
     """
 
     below: Options
@@ -178,16 +178,16 @@ class Preset:
     dedup: bool | None = None
 
     def over(self, other: Preset) -> Preset:
-        """Merge the two: what this one says wins."""
+        """Merge the two; this one's settings win."""
         own = attrs.asdict(self, recurse=False, filter=lambda _, value: value is not None)
         return attrs.evolve(other, **own | {"options": {**other.options, **self.options}})
 
 
 def read_presets(path: Path) -> tuple[Preset, Mapping[str, Preset]]:
-    """Read a file; returns what it says for all models, and the other sections by name.
+    """Read a file; returns its settings for all models, and the other sections by name.
 
     Raises:
-        ConfigError: it cannot be read or understood; the message says where.
+        ConfigError: it cannot be read or parsed; the message names the place.
     """
     try:
         text = readers.file(str(path)).removeprefix("\ufeff")
@@ -257,7 +257,7 @@ def _seconds(text: str, source: str) -> float:
     return value
 
 
-#: Keys that are no flags: the field of `Preset`, and what reads it.
+#: Keys that are not flags: the field of `Preset`, and its parser.
 _SETTINGS: Mapping[str, tuple[str, Any]] = {
     "load-on-startup": ("load_on_startup", _switch),
     "stop-timeout": ("stop_timeout", _seconds),

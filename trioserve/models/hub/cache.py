@@ -71,7 +71,7 @@ def default_token(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def is_offline(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether huggingface_hub's variable says that nothing is to be downloaded."""
+    """Whether huggingface_hub's variable forbids downloads."""
     return environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
 
 

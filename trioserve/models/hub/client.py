@@ -175,7 +175,7 @@ class HttpClient:
         """Ask the hub's API about a repository, again if it fails.
 
         Raises:
-            HubError: one of its family, which says what is wrong.
+            HubError: a subclass; its message names the problem.
         """
         for attempt in range(1, _ATTEMPTS):
             try:
@@ -206,7 +206,7 @@ class HttpClient:
 
         Args:
             answer: the answer.
-            what: what was asked for: ``user/repo``, or a path below it.
+            what: the requested name: ``user/repo``, or a path below it.
         """
         status, host = answer.status, _host(answer.url)
         if 200 <= status < 300:
@@ -224,7 +224,7 @@ class HttpClient:
         raise HubError(f"{host} answers with status {status}.")
 
     def _check_access(self, answer: HubResponse, what: str) -> None:
-        """Look at the statuses that say who may have what."""
+        """Check the statuses about permissions."""
         status, host = answer.status, _host(answer.url)
         if status == 404:
             raise HubNotFoundError(f"{host} has no {what}.")
@@ -305,7 +305,7 @@ def _one_error(url: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException | None) -> str:
-    """What the system says of a connection that could not be made."""
+    """The system's error for a failed connection."""
     while error is not None:
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -344,7 +344,7 @@ async def list_files(client: HttpClient, repo: str) -> Listing:
     """Ask the hub for the files of a repository.
 
     Raises:
-        HubError: one of its family, which says what is wrong.
+        HubError: a subclass; its message names the problem.
     """
     branch, commit = await _newest(client, repo)
     base = f"{client.endpoint}/{repo}/resolve/{commit}/"

@@ -96,7 +96,7 @@ class PartialFile:
             _allocate(descriptor, self.size)
 
     def write(self, chunks: Sequence[bytes]) -> None:
-        """Write what was received.
+        """Write received bytes.
 
         Raises:
             DiskFullError: there is no room left.
@@ -113,14 +113,14 @@ class PartialFile:
             self.n_bytes += len(chunk)
 
     def restart(self) -> None:
-        """Throw away what was received."""
+        """Discard the received bytes."""
         with disk_errors(self.path):
             self._file.truncate(0)
         self._hash = self._new_hash()
         self.n_bytes = self.n_resumed = 0
 
     def finish(self, target: Path) -> None:
-        """Put the file in its place, if it is what it should be; else nothing of it is kept.
+        """Move the file to its place, if its hash is right; otherwise empty it.
 
         Raises:
             HashMismatchError: it is something else.
@@ -139,7 +139,7 @@ class PartialFile:
             os.replace(self.path, target)
 
     def _write(self, chunk: bytes) -> None:
-        """Write all of it, or leave nothing of it behind: the size says what is in the hash."""
+        """Write all of it or nothing, because the size must match the hash so far."""
         n_written = 0
         self._file.seek(self.n_bytes)
         try:
@@ -316,7 +316,7 @@ async def transfer(
 
     Raises:
         HubUnavailableError: the connection was lost several times without bringing anything.
-        HashMismatchError: the file is not what it should be.
+        HashMismatchError: the file's hash is wrong.
         DiskFullError: there is no room left.
         HubError: something else, which it says.
     """
@@ -403,12 +403,12 @@ class DownloadTarget:
 async def download(
     client: HttpClient, targets: Iterable[DownloadTarget], on_progress: OnProgress
 ) -> None:
-    """Download what is missing of some files.
+    """Download the missing ones of some files.
 
     This waits for files that another task downloads, in this process or in another.
 
     Raises:
-        HubError: one of its family, which says what is wrong in a sentence.
+        HubError: a subclass; its message is a sentence that names the problem.
     """
     # All room is reserved before the first byte comes. The order is the same for all, so that no
     # two wait for each other.

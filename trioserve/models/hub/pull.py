@@ -74,7 +74,7 @@ async def look_up(
     """Ask the hub for a model, and download nothing.
 
     Raises:
-        HubError: one of its family, which says what is wrong in a sentence.
+        HubError: a subclass; its message is a sentence that names the problem.
     """
     async with _client(token, endpoint) as client:
         return await _look_up(client, reference)
@@ -100,10 +100,10 @@ async def pull(
         endpoint: the address of the hub; the default is that of the environment.
         cache_dir: the cache; the default is that of the environment.
         with_projector: bring the projector for images and sound as well, if there is one.
-        on_progress: told how far it is, several times a second.
+        on_progress: called with the progress, several times a second.
 
     Raises:
-        HubError: one of its family, which says what is wrong in a sentence.
+        HubError: a subclass; its message is a sentence that names the problem.
     """
     async with _client(token, endpoint) as client:
         model = await _look_up(client, reference)
@@ -194,7 +194,7 @@ async def pull_url(
     hub only.
 
     Raises:
-        HubError: one of its family, which says what is wrong in a sentence.
+        HubError: a subclass; its message is a sentence that names the problem.
     """
     parts = urlsplit(url)
     urls = [urlunsplit(parts._replace(path=one)) for one in parts_of(parts.path)]

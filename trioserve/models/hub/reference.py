@@ -73,7 +73,7 @@ _QUANT = re.compile(r"[-.]([A-Z0-9_]+)$", re.ASCII | re.IGNORECASE)
 
 @attrs.frozen
 class GgufName:
-    """What the name of a GGUF file says. A file that is not split is part 1 of 1."""
+    """The properties in the name of a GGUF file. A file that is not split is part 1 of 1."""
 
     stem: str  # with its folders, without the number of the part
     part: int
@@ -96,7 +96,7 @@ class GgufName:
 
     @property
     def bits(self) -> int:
-        """The bits of a weight, as far as the name says; 0 if it does not."""
+        """The bits of a weight, from the name; 0 if it does not contain them."""
         digits = re.search(r"\d+", self.quant or "")
         return int(digits[0]) if digits else 0
 
