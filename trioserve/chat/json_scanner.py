@@ -28,7 +28,7 @@ class State(enum.Enum):
 
     OPEN = enum.auto()  # the value is not complete
     DONE = enum.auto()
-    FAILED = enum.auto()  # what came last cannot be part of a JSON value
+    FAILED = enum.auto()  # the last character cannot be part of a JSON value
 
 
 class _Expect(enum.Enum):
@@ -41,7 +41,7 @@ class _Expect(enum.Enum):
 
 
 class JsonScanner:
-    """Reads one JSON value. `text` is what has been read of it.
+    """Reads one JSON value. `text` is the part that has been read.
 
     Control characters inside strings, which models write and JSON forbids, are taken and written
     as escapes to `text`.
@@ -54,8 +54,8 @@ class JsonScanner:
         self._expect = _Expect.VALUE
         self._stack: list[str] = []
         self._in_string = False
-        self._escape = ""  # the part of an escape that has come, with the backslash
-        self._word = ""  # the part of a number or literal that has come
+        self._escape = ""  # the part of an escape so far, with the backslash
+        self._word = ""  # the part of a number or literal so far
 
     @property
     def text(self) -> str:
@@ -64,11 +64,11 @@ class JsonScanner:
 
     @property
     def in_string(self) -> bool:
-        """Whether what comes next is in a string."""
+        """Whether the next character is in a string."""
         return self._in_string and self.state is State.OPEN
 
     def take(self) -> str:
-        """Give what has been read since the last time."""
+        """Return the text read since the last call."""
         fresh = "".join(self._parts[self._taken :])
         self._taken = len(self._parts)
         return fresh
@@ -92,7 +92,7 @@ class JsonScanner:
         return at
 
     def finish(self) -> None:
-        """Say that no more text comes, which may complete a number."""
+        """End the text, which may complete a number."""
         if self.state is State.OPEN and self._word:
             self._end_word()
         if self.state is State.OPEN:
@@ -204,7 +204,7 @@ class JsonScanner:
             self.state = State.DONE
 
 
-#: What JSON other than a string begins with, and Python's names for some of it.
+#: The beginnings of JSON values other than strings, and of Python's names for some.
 JSON_BEGINNINGS = frozenset("{[-0123456789tfnTFN")
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 

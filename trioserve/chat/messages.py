@@ -47,13 +47,13 @@ Tool = dict[str, Any]
 
 
 class Messages(tuple[Message, ...]):
-    """Messages in normal form: what `parse_messages` makes, and takes as it is."""
+    """Messages in normal form: the result of `parse_messages`, which it also accepts."""
 
     __slots__ = ()
 
 
 class Tools(tuple[Tool, ...]):
-    """Tools that have been checked: what `parse_tools` makes, and takes as it is."""
+    """Checked tools: the result of `parse_tools`, which it also accepts."""
 
     __slots__ = ()
 
@@ -191,7 +191,7 @@ def _text(fields: Mapping[str, Any], name: str, path: str, *, filled: bool = Fal
 
 
 def _mapping(value: object, path: str) -> Mapping[str, Any]:
-    if isinstance(value, (dict, Mapping)):  # to tell that it is a dict is quick
+    if isinstance(value, (dict, Mapping)):  # the check for a dict is fast
         return value
     raise _invalid(path, "is missing" if value is None else "must be an object")
 
@@ -204,7 +204,7 @@ def _list(value: object, path: str, what: str, limit: int, instead: str = "") ->
 
 
 def check_count(n: int, limit: int, path: str, what: str) -> None:
-    """Refuse more of something than there may be. Raises InvalidRequestError, naming `path`."""
+    """Refuse more items than allowed. Raises InvalidRequestError, naming `path`."""
     if n > limit:
         raise _invalid(path, f"has {n} {what}, and {limit} are allowed")
 
@@ -285,7 +285,7 @@ def write_document(text: str, *, name: str = "", about: str = "") -> str:
 
 
 def heading(name: str, about: str) -> list[str]:
-    """The lines that stand before a document: its name, and what is said about it."""
+    """The lines before a document: its name, and its description."""
     return [f"File: {name}"] * bool(name) + [about] * bool(about)
 
 
@@ -447,7 +447,7 @@ def source_of(text: object, kind: MediaKind | None, param: str) -> MediaSource:
 
     Args:
         text: as the client sent it.
-        kind: what the client says it is.
+        kind: its kind according to the client.
         param: the field that errors name.
 
     Raises:

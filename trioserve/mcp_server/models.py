@@ -19,7 +19,7 @@ from trioserve.router.states import QueueStatus
 
 T = TypeVar("T")
 
-#: Takes a sentence on what a call is waiting for.
+#: Takes a sentence that describes what a call is waiting for.
 Tell: TypeAlias = Callable[[str], None]
 
 
@@ -171,7 +171,7 @@ async def chat(
     Args:
         models: those that there are.
         request: as for ``/v1/chat/completions``.
-        tell: takes what the call is waiting for.
+        tell: called with what the call is waiting for.
         comes: takes the text as it comes, that of reasoning, too.
 
     Raises:

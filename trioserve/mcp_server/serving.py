@@ -53,11 +53,11 @@ class Report:
         self._text = ""
 
     def waits(self, state: str) -> None:
-        """Take what the call is waiting for; empty: it is worked on."""
+        """Report what the call is waiting for; empty: it is running."""
         self._state = state
 
     def comes(self, text: str) -> None:
-        """Take text that has come."""
+        """Report new text."""
         self._text = (self._text + text)[-_MAX_MESSAGE:]
 
     async def run(self) -> None:

@@ -108,7 +108,7 @@ async def _ready(wait: Callable[[int], Awaitable[None]], descriptor: int) -> Non
 
 
 async def _read(source: _Input, hear: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-    """Pass on what the client says, until it says no more."""
+    """Pass on the client's messages until its input ends."""
     lines = LineReader(source, MAX_MESSAGE)
     async with hear:
         while (line := await _next(lines)) is not None:

@@ -22,14 +22,14 @@ from trioserve.router.zygote import ESTIMATE
 
 _log = structlog.stdlib.get_logger("trioserve.router")
 
-#: What a process tells of itself: ``state``, and what belongs to it.
+#: A process's report: ``state``, and its details.
 Report: TypeAlias = Mapping[str, Any]
 
 #: Lines of its log that are kept, and bytes of a line that are read as one.
 _N_LINES = 20
 _MAX_LINE = 64 * 1024
 
-#: Seconds that what a process has written last may take to arrive, after its end.
+#: Seconds that the last output of a process may take to arrive after its end.
 _LAST_WORDS = 1.0
 
 #: What every line of our log has, which the router's own line has instead.
@@ -51,7 +51,7 @@ class HealthCheck:
     """How a process is watched. Times are in seconds.
 
     Attributes:
-        start_timeout: in which it has to say something.
+        start_timeout: seconds until its first report.
         interval: between two questions whether it lives.
         answer_timeout: in which it has to answer one.
         max_missed: this many in a row without a good answer are too many.
@@ -238,7 +238,7 @@ def _how(exit_code: int) -> str:
 
 
 class _LineSplitter:
-    """Cuts what comes into lines. `rest` is the line that is not complete yet."""
+    """Splits a stream into lines. `rest` is the line that is not complete yet."""
 
     def __init__(self) -> None:
         self.rest = b""
@@ -253,7 +253,7 @@ class _LineSplitter:
 
 
 def _fields_of(line: str) -> dict[str, Any]:
-    """Parse a line of the log; what is no JSON, such as llama.cpp's last words, is its event."""
+    """Parse a line of the log; one that is not JSON, as when llama.cpp aborts, is its event."""
     try:
         fields = json.loads(line)
     except ValueError:

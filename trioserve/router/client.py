@@ -43,7 +43,7 @@ _RETRY_AFTER = 1.0
 #: How many bytes of an answer an error shows, if the answer cannot be parsed.
 _MAX_SHOWN = 200
 
-#: Seconds to connect, and to hand over a piece of a request. An answer may take as long as it does.
+#: Seconds to connect, and to send a piece of a request. The time for an answer is not limited.
 _TIMEOUTS = {"connect": 10.0, "write": 30.0, "read": None, "pool": None}
 
 _ATTACHMENTS: Mapping[MediaKind, type[Attachment]] = {
@@ -68,7 +68,7 @@ Send: TypeAlias = Callable[
 
 
 class ServerClient:
-    """Sends requests to a server, and reads what it answers. Cancelling a call cancels its work.
+    """Sends requests to a server, and reads its answers. Cancelling a call cancels its work.
 
     Args:
         send: reaches the server: `send_to_address`, or `trioserve.router.fleet.send_to_model`.
@@ -90,7 +90,7 @@ class ServerClient:
             path: of the route.
             body: what is posted; without, this is a GET. `timeout` in it counts from now on, while
                 the server is started, too.
-            write: makes of the body its type and what is sent, in a thread. The default is JSON.
+            write: encodes the body, in a thread; returns its type and bytes. The default is JSON.
 
         Raises:
             TrioServeError: the server cannot be reached, or answers with an error.
@@ -133,7 +133,7 @@ class ServerEvents(Generic[T]):
     """The events of a stream, read as JSON of some form. Comments and ``[DONE]`` are none.
 
     Raises:
-        TrioServeError: from the iteration, when an event is an error, or makes no sense.
+        TrioServeError: from the iteration, when an event is an error, or invalid.
     """
 
     def __init__(self, answer: ServerAnswer, form: type[T]) -> None:

@@ -37,8 +37,8 @@ class Downloads:
     `run` has to be running.
 
     Args:
-        fleet: looks for models again when one has come or gone, and tells of it.
-        token: shows the hub who asks; None: as the environment says.
+        fleet: rescans and announces models when one was added or removed.
+        token: authenticates at the hub; None: that of the environment.
     """
 
     def __init__(self, fleet: Fleet, *, token: str | None = None) -> None:
@@ -83,7 +83,7 @@ class Downloads:
         return name
 
     def cancel(self, name: str) -> bool:
-        """End a download. Returns whether there was one; what it has stays for the next."""
+        """End a download. Returns whether there was one; the next one resumes it."""
         if (download := self._running.get(name)) is None:
             return False
         download.scope.cancel()

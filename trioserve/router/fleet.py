@@ -86,7 +86,7 @@ class Fleet(EnteredOnce):
         self._watch = watch or HealthCheck()
         self._schedule = Schedule(max_models=max_models, max_memory=max_memory)
         self._events = Events()
-        self._listeners: set[_Bell] = set()  # of those who want to know where they stand
+        self._listeners: set[_Bell] = set()  # of requests that report their place in the queue
         self._news = _Bell()
         self._records: dict[str, Record] = {}
         self._open_launcher: Callable[[], AbstractAsyncContextManager[Launcher]] = lambda: (
@@ -271,7 +271,7 @@ class Fleet(EnteredOnce):
         self._turn()
 
     async def reload(self) -> None:
-        """Read the catalog again, and wait until what has changed or is gone is not running.
+        """Read the catalog again, and wait until models that changed or disappeared do not run.
 
         A model that has changed is started again for those who wait for it.
 
@@ -317,7 +317,7 @@ class Fleet(EnteredOnce):
         return self._records.setdefault(entry.name, Record(entry))
 
     def _turn(self) -> None:
-        """Do what is to be done now."""
+        """Carry out the schedule's decisions."""
         if self._nursery is None or self._closed:
             return
         decision = self._schedule.decide()
@@ -350,7 +350,7 @@ class Fleet(EnteredOnce):
         self._begin(self._attend, record, child)
 
     async def _attend(self, record: Record, child: Child) -> None:
-        """Have a process from its start to its end."""
+        """Run a process from its start to its end."""
         try:
             await child.run(self._launcher, record.known.args, partial(self._told, record))
         except ModelLoadError as error:
@@ -360,7 +360,7 @@ class Fleet(EnteredOnce):
             child.finished.set()
 
     def _told(self, record: Record, report: Report) -> None:
-        """A process has told its state."""
+        """A process has reported its state."""
         name = record.entry.name
         data: dict[str, Any] = {}
         match report.get("state"):
@@ -385,7 +385,7 @@ class Fleet(EnteredOnce):
         self._turn()
 
     def _ended(self, record: Record, child: Child) -> None:
-        """A process has ended: see who has to know, and whether there is to be another one."""
+        """A process has ended: notify its requests, and decide whether to start another one."""
         name, was_ready = record.entry.name, record.is_ready
         record.end(child)
         self._schedule.gone(name, ModelLoadError(child.last_words()))
@@ -413,7 +413,7 @@ class Fleet(EnteredOnce):
         self._turn()
 
     async def _estimate(self, record: Record) -> None:
-        """Find out what memory a model needs."""
+        """Estimate the memory that a model needs."""
         entry = record.entry
         try:
             need = await estimate(self._launcher, entry.name, entry.args)

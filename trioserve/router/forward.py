@@ -49,7 +49,7 @@ class Outgoing:
     body: bytes = b""
 
     def head(self) -> bytes:
-        """Write what comes before the body."""
+        """Write the part before the body."""
         lines = [f"{self.method} {self.target} HTTP/1.1\r\nhost: localhost\r\n".encode()]
         lines += [b"%b: %b\r\n" % header for header in self.headers]
         if self.body or self.method not in ("GET", "HEAD"):
@@ -145,7 +145,7 @@ def _connect(path: Path) -> socket.socket:
 
 
 def _is_silent(connection: socket.socket) -> bool:
-    """Whether a connection is open, and has nothing to say."""
+    """Whether a connection is open, and has no data to read."""
     try:
         connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
@@ -220,7 +220,7 @@ class ChildConnection:
             NotTakenError: the child has ended, and had not read all of the request.
             ModelProcessError: it ended before it had answered.
         """
-        with suppress(OSError):  # it does not want the rest of the body: its answer says why
+        with suppress(OSError):  # it refuses the rest of the body: its answer says why
             await self._io.send(self._connection, request.head() + request.body)
         answer = ChildAnswer(self._connection, self._io, is_empty=request.method == "HEAD")
         try:
@@ -289,7 +289,7 @@ class ChildAnswer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything has come."""
+        """Whether any data has arrived."""
         return bool(self._buffer or self.status)
 
     @property
@@ -317,11 +317,11 @@ class ChildAnswer:
             self._left = int(self.header(b"content-length") or 0)
 
     def take(self) -> bytes:
-        """Take what has come of the body, of chunks whole ones; possibly nothing."""
+        """Take the received part of the body, only whole chunks; possibly nothing."""
         return self._chunks() if self._left is None else self._plain(self._left)
 
     async def receive(self) -> bytes:
-        """Wait for more of the body: all that has come, of chunks whole ones. Empty at the end.
+        """Wait for more of the body: all that was received, only whole chunks. Empty at the end.
 
         Raises:
             ModelProcessError: the child ended before the body did.

@@ -180,7 +180,7 @@ _MAX_RESTART_DELAY = 300.0
 
 _COMMAND = (sys.executable, "-P", "-m", "trioserve.cli.zygote")
 
-#: What another process says of its end when it is not known.
+#: The exit status of a process if the real one is not known.
 _UNKNOWN_END = 255
 
 
@@ -298,7 +298,7 @@ class Forks:
     async def _fork(
         self, orders: trio.socket.SocketType, argv: Sequence[str]
     ) -> LaunchedProcess | None:
-        """Have a process forked; None if there is no zygote any more. Raises ModelLoadError."""
+        """Fork a process; None if the zygote has died. Raises ModelLoadError."""
         with open_pipes() as pipes:
             pid = await self._order(orders, argv, pipes)
             if pid is not None:
@@ -309,7 +309,7 @@ class Forks:
     async def _order(
         self, orders: trio.socket.SocketType, argv: Sequence[str], pipes: Pipes
     ) -> int | None:
-        """Order a fork; returns its number, or None if there is no zygote any more.
+        """Order a fork; returns its number, or None if the zygote has died.
 
         Cannot be cancelled, because the answer would then be taken for that of the next order.
 

@@ -45,7 +45,7 @@ from trioserve.types import Chunk, Finished, FinishReason, Prompt, Timings
 #: A recording: a path, or the bytes of a file.
 Recording = Audio | bytes | str | os.PathLike[str]
 
-#: Fields for what a `RemoteStream` does not tell.
+#: Fields that a `RemoteStream` does not have.
 _UNTOLD = frozenset({"best_of", "logprobs", "n", "n_probs", "return_progress", "top_logprobs"})
 
 #: Fields that decide how a transcript is written, which is done here.
@@ -95,7 +95,7 @@ class RemoteStream:
         return event
 
     async def read(self) -> Completion:
-        """Read all that is left of a prompt's continuation. Raises what the iteration raises."""
+        """Read the rest of a prompt's continuation. Raises what the iteration raises."""
         chunks = [event async for event in self if isinstance(event, Chunk)]
         assert self.finished is not None
         return Completion(
@@ -107,7 +107,7 @@ class RemoteStream:
         )
 
     async def read_chat(self) -> ChatCompletion:
-        """Read all that is left of an answer. The message has what was read before, too."""
+        """Read the rest of an answer. The message also has the part that was read before."""
         async for _ in self:
             pass
         assert self.finished is not None
@@ -349,7 +349,7 @@ class RemoteServer:
     async def transcribe(
         self, recording: Recording, *, translate: bool = False, **fields: Any
     ) -> Transcript:
-        """Write down what is spoken in a recording: a path, or the bytes of a file.
+        """Transcribe the speech in a recording: a path, or the bytes of a file.
 
         The times of words are there if ``timestamp_granularities=["word"]`` asks for them;
         probabilities of tokens are not.

@@ -58,14 +58,14 @@ class _Instance:
     last_used: int
     phase: _Phase = _Phase.LOADING
     sleeping: bool = False
-    closing: bool = False  # takes no more requests, because the queue has waited for long
+    closing: bool = False  # accepts no more requests, because the queue has waited for long
     n_users: int = 0
     waiting: list[Lease] = attrs.field(factory=list)  # while it loads
 
 
 @attrs.define(eq=False)
 class PendingLoad:
-    """An entry of the queue: a model that is to be started, and the requests that wait for it."""
+    """An entry of the queue: a model to start, and the requests that wait for it."""
 
     name: str
     need: int | None  # bytes; None: not known yet
@@ -76,7 +76,7 @@ class PendingLoad:
 
 @attrs.frozen
 class Plan:
-    """What is to be done now: whose process to start, whose to stop, whose memory to estimate."""
+    """Decisions: which processes to start and stop, and for which models to estimate memory."""
 
     start: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
@@ -206,7 +206,7 @@ class Schedule:
         self._runs[name].sleeping = True
 
     def dying(self, name: str) -> None:
-        """A process has died, though it is not `gone` yet: it takes no more requests."""
+        """A process has died, though it is not `gone` yet: it accepts no more requests."""
         if self._runs[name].phase is _Phase.READY:
             self._runs[name].phase = _Phase.STOPPING
 
@@ -222,12 +222,12 @@ class Schedule:
             pending.need = need
 
     def not_estimated(self, name: str, error: TrioServeError) -> None:
-        """It cannot be known what a model needs: those that wait for it are refused."""
+        """The memory of a model cannot be estimated: refuse the requests that wait for it."""
         self._asked.discard(name)
         self.refuse(name, error)
 
     def forget(self, name: str) -> None:
-        """A model has changed, so that what it needs has to be estimated again."""
+        """A model has changed: estimate its memory again."""
         self._needs.pop(name, None)
 
     # -- what is to be seen
@@ -265,12 +265,12 @@ class Schedule:
                 yield from pending.leases
 
     def decide(self) -> Plan:
-        """Say what to do, and count it as done: what starts is loading, what stops is stopping."""
+        """Return what to do, and count it as begun: models are marked as loading or stopping."""
         start: list[str] = []
         stop: list[str] = []
         for pending in [one for one in self._queue if one.need and self._is_too_large(one.need)]:
             self.refuse(pending.name, _too_large(pending, self.max_memory))
-        planned: list[PendingLoad] = []  # loads that get what is being freed
+        planned: list[PendingLoad] = []  # loads that get the room being freed
         short: PendingLoad | None = None  # the first that needs more than can be freed now
         for pending in self._unheld():
             run = self._runs.get(pending.name)
@@ -317,7 +317,7 @@ class Schedule:
         return chosen
 
     def _has_room(self, others: Iterable[_Instance | PendingLoad], pending: PendingLoad) -> bool:
-        """Whether a load can be granted beside others."""
+        """Whether a load fits beside others."""
         needs = [one.need or 0 for one in (*others, pending)]
         too_many = 0 < self.max_models < len(needs)
         return not too_many and not self._is_too_large(sum(needs))
@@ -334,7 +334,7 @@ class Schedule:
         return sorted(runs, key=lambda run: (not run.closing, not run.sleeping, run.last_used))
 
     def _close_for(self, pending: PendingLoad | None) -> None:
-        """Have models take no more requests if a load was overtaken too often; open the others."""
+        """Close models to new requests if a load was overtaken too often; open the others."""
         closing: list[_Instance] = []
         if pending is not None and pending is self._first() and pending.n_overtaken >= PATIENCE:
             closing = self._victims(pending, [], self._by_use()) or []

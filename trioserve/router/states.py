@@ -1,4 +1,4 @@
-"""What a fleet knows of its models, and what it tells of them."""
+"""The state of a fleet's models, and the events about it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModelState:
     progress: float | None = None
     #: What its process said of the model when it was ready, in the form of ``/v1/models``.
     info: Mapping[str, Any] = attrs.field(factory=dict)
-    #: Whether its last process ended without being asked to, and what is known of that.
+    #: Whether its last process ended unexpectedly, and the details.
     failed: bool = False
     exit_code: int | None = None
     message: str | None = None
@@ -56,7 +56,7 @@ class ModelState:
 
 @attrs.frozen(kw_only=True)
 class FleetEvent:
-    """Something happened to a model, as ``/models/sse`` tells it. The model ``*`` means all."""
+    """An event of a model, as ``/models/sse`` sends it. The model ``*`` means all."""
 
     model: str
     event: str
@@ -143,7 +143,7 @@ class Deaths:
 
 @attrs.define(eq=False)
 class Record:
-    """A model, its process if it has one, and what became of the last one."""
+    """A model, its process if it has one, and how the last one ended."""
 
     entry: ModelEntry
     child: Child | None = None
@@ -153,7 +153,7 @@ class Record:
     deaths: Deaths = attrs.field(factory=Deaths)
 
     def note(self, **changes: Any) -> None:
-        """Change what is known."""
+        """Change the state."""
         self.known = attrs.evolve(self.known, **changes)
 
     def begin(self, child: Child) -> None:

@@ -21,13 +21,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-#: Names the descriptor that a process tells its status on.
+#: Names the descriptor that a process writes its status to.
 STATUS_VARIABLE = "TRIOSERVE_STATUS_FD"
 
 #: Says that standard input is a lifeline.
 LIFELINE_VARIABLE = "TRIOSERVE_LIFELINE"
 
-#: The first argument of a process that is to tell how much memory a model needs, and to end.
+#: The first argument of a process that reports how much memory a model needs, and exits.
 ESTIMATE = "estimate"
 
 #: The largest order, in bytes.

@@ -22,21 +22,21 @@ class Marker:
 
 @attrs.frozen
 class Maybe:
-    """One of these texts may come; those that begin with another one come before it."""
+    """One of these texts, or none; those that begin with another one come before it."""
 
     texts: tuple[str, ...]
 
 
 @attrs.frozen
 class OneOf:
-    """One of these texts must come."""
+    """Exactly one of these texts."""
 
     texts: tuple[str, ...]
 
 
 @attrs.frozen(kw_only=True)
 class Ignore:
-    """Text that says nothing a client needs, such as an id, until one of these texts."""
+    """Text that clients do not need, such as an id, until one of these texts."""
 
     until: tuple[str, ...]
 
@@ -72,7 +72,7 @@ class JsonCall:
 
     name_keys: tuple[str, ...] = ("name",)
     arguments_keys: tuple[str, ...] = ("arguments",)
-    ignored_keys: tuple[str, ...] = ()  # members that say nothing a client needs
+    ignored_keys: tuple[str, ...] = ()  # members that clients do not need
 
 
 @attrs.frozen(kw_only=True)
@@ -133,7 +133,7 @@ class JsonContent:
 
 @attrs.frozen
 class Choice:
-    """The first steps are for what begins with a text, the others for what does not."""
+    """The first steps are for input that begins with a text, the others for other input."""
 
     start: str
     steps: tuple[Step, ...]

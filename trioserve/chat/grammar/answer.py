@@ -72,7 +72,7 @@ _WRITABLE_NAME = re.compile(r"[^\s<>{}()\[\]\"'`]{1,200}")
 _COUNTED_NAME = re.compile(r".*:[0-9]+", re.DOTALL)
 #: An id, and what may stand around it: ``" index="1``.
 _ID = r"/[A-Za-z0-9_ \"=.:\-]{0,64}/"
-#: The value of a member that says nothing a client needs.
+#: The value of a member that clients do not need.
 _IGNORED = r"/\"[A-Za-z0-9_\-]{0,64}\"|0|[1-9][0-9]{0,8}/"
 _NO_ARGUMENTS: dict[str, Any] = {
     "type": "object",
@@ -90,7 +90,7 @@ class Function:
     path: str
 
     def refuse_name(self) -> InvalidRequestError:
-        """Make the error that says that the model's notation has no place for the name."""
+        """Make the error for a name that the model's notation cannot write."""
         param = f"{self.path}.name"
         return InvalidRequestError(
             f"'{param}' is {self.name!r:.100}, which this model cannot write.", param=param
@@ -142,7 +142,7 @@ def _quoted_name(function: Function) -> str:
 _CHANNEL_NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
 #: Newlines before the first marker of a message belong to the marker.
 _NEWLINES = r"/\n{0,4}/"
-#: Grammars are remembered that are made of no more characters than this.
+#: Grammars made of at most this many characters are cached.
 _MAX_REMEMBERED = 2**17
 _BLANKS = ("", " ", "\n")
 
@@ -161,11 +161,11 @@ def constrain(
 
     Args:
         format: how the model writes.
-        tools: what it is offered, in OpenAI's form.
+        tools: the tools on offer, in OpenAI's form.
         choice: what it may do with them.
         parallel: whether an answer may have several calls.
-        prompt_tail: the end of the prompt, which tells whether it has begun a message.
-        answer: what an answer in words has to look like.
+        prompt_tail: the end of the prompt, which may have begun a message.
+        answer: the format of an answer in text.
         owner: whose chat it is. What was made for one is not found by another, because that would
             be quicker, and tell.
 
@@ -255,7 +255,7 @@ class _MarkerWriter:
         """Write an answer that is free until a call begins."""
         triggers, read = self._triggers()
         if self._syntax.bare and not self._parallel:
-            # Without a marker, the first character tells.
+            # Without a marker, the first character decides.
             free = self._rules.terminal(rf"/[ \t\r\n]*[^{self._syntax.bare} \t\r\n](?s:.*)/")
             return self._grammar(choice([self._whole(), free, '""']))
         if not triggers:
@@ -292,13 +292,13 @@ class _MarkerWriter:
         return sequence(group, f"({self._rules.space} {group})*")
 
     def _rest(self, read: int) -> str:
-        """Write what follows the text that shows that a call begins.
+        """Write the part after the text that begins a call.
 
         Args:
             read: how many steps of the opening, or of the call, were in that text.
         """
         syntax = self._syntax
-        # Where it was a part of the call, what was before it, and closes with it, is not known.
+        # If it was a part of the call, the text before it, which closes with it, is not known.
         in_call = read > 0 and not syntax.opening
         opening = "" if in_call else self._opening(syntax.opening[read:])
         first = self._any_call(syntax.call[read:]) if in_call else self._call
@@ -405,7 +405,7 @@ class _MarkerWriter:
         return sequence(quoted(step.prefix + name), counter, end)
 
     def _ignored(self, step: Ignore, before: Step | None) -> str:
-        """Write text that is not looked at. After a name it begins with what ends the name."""
+        """Write text that is ignored. After a name it begins with the end of the name."""
         free = self._rules.rule(_ID)
         if not isinstance(before, Name):
             return free

@@ -34,13 +34,13 @@ _LIMITS = frozenset(
 def write_members(
     rules: Rules, members: Iterable[tuple[str, bool]], others: str, comma: str
 ) -> str:
-    """Write members in their order; those that need not be there may be left out.
+    """Write members in their order; optional ones may be left out.
 
     Args:
         rules: where rules go.
         members: the rule of each member, and whether it must be there.
         others: the rule of any other member, or nothing.
-        comma: what stands between two.
+        comma: the text between two.
     """
     after = rules.rule(f"({comma} {others})*") if others else ""
     first = f"({others} {after})?" if others else '""'
@@ -52,7 +52,7 @@ def write_members(
 
 
 def _text_body(part: Part, end: str, *, like_json: bool) -> str:
-    """Write what texts a schema allows, as one regular expression; empty if none."""
+    """Write the texts that a schema allows, as one regular expression; empty if none."""
     bodies = list(texts(part, end, like_json=like_json))
     return choice(f"({body})" for body in bodies) if bodies else ""
 
@@ -103,7 +103,7 @@ class ParameterWriter:
             raise part.refuse("this model cannot write such a name")
 
     def _value(self, part: Part, is_text: bool) -> str:
-        """Write a value and its end. Where it is not known to be text, readers look for JSON."""
+        """Write a value and its end. Unless it is known to be text, readers look for JSON."""
         syntax, rules = self._syntax, self._rules
         newline = "\n" if syntax.newlines else ""
         typed = bool(syntax.text_attribute)
@@ -137,7 +137,7 @@ class ParameterWriter:
         return f"\n{value_open}" if value_open else ""
 
     def _marker(self, text: str) -> str:
-        """Write what stands before a value; a newline in front of a marker may be missing."""
+        """Write the text before a value; a newline in front of a marker may be missing."""
         if text.startswith("\n") and self._syntax.value_open:
             return sequence(self._rules.space, self._rules.marker(text[1:]))
         return self._rules.marker(text) if text else ""

@@ -75,7 +75,7 @@ class Rules:
         return self._schemas.setdefault(entry, f"s{len(self._schemas)}")
 
     def check(self, schema: Any, param: str) -> None:
-        """Have a schema checked for what cannot be enforced, without a rule for it."""
+        """Check that a schema can be enforced, without making a rule for it."""
         self._checks.append({"schema": schema, "param": param})
 
     def grammar(self, start: str, **fields: Any) -> Grammar:
@@ -106,7 +106,7 @@ def choice(parts: Iterable[str]) -> str:
 
 
 def sequence(*parts: str) -> str:
-    """Write what follows one another; empty parts are left out."""
+    """Write a sequence of parts; empty ones are left out."""
     return " ".join(part for part in parts if part)
 
 
@@ -223,7 +223,7 @@ def _agreed(verdicts: list[bool] | list[bool | None]) -> bool | None:
 class Part:
     """A part of the schema of a tool's arguments.
 
-    `root` is what references lead into; `param` names the part in the request.
+    `root` is the target of references; `param` names the part in the request.
     """
 
     schema: Any
@@ -242,7 +242,7 @@ class Part:
 
     @property
     def whole(self) -> Any:
-        """The schema on its own, with what it refers to."""
+        """The schema by itself, with its definitions."""
         if self.schema is self.root or not _refers(self.schema):
             return self.schema
         own, root = (moved(one, "#/$defs/root") for one in (self.schema, self.root))
@@ -264,7 +264,7 @@ class Part:
         return Part(schema, self.root, ".".join((self.param, *steps)))
 
     def refuse(self, problem: str) -> InvalidRequestError:
-        """Make the error that says that the schema cannot be enforced."""
+        """Make the error for a schema that cannot be enforced."""
         return InvalidRequestError(f"'{self.param}' cannot be used: {problem}.", param=self.param)
 
 
@@ -358,7 +358,7 @@ def object_of(part: Part) -> Object:
     """Take the schema of an object apart.
 
     Raises:
-        InvalidRequestError: it is combined of others, or limits what cannot be limited here.
+        InvalidRequestError: it combines schemas, or has limits that cannot be enforced here.
     """
     schema = part.resolved
     if schema is True:
@@ -390,11 +390,11 @@ def texts(part: Part, end: str, *, like_json: bool) -> Iterator[str]:
 
     Args:
         part: the schema.
-        end: what follows a string, and cannot be in it.
+        end: the text after a string, which it cannot contain.
         like_json: whether a string may look like another value, such as ``12``.
 
     Raises:
-        InvalidRequestError: it says what cannot be enforced.
+        InvalidRequestError: it cannot be enforced.
     """
     schema = {} if part.resolved is True else part.resolved
     if not isinstance(schema, Mapping):

@@ -146,7 +146,7 @@ class LiteralReader:
                 yield from self._escape()
 
     def _escape(self) -> Iterator[None]:
-        """Read an escape. One that Python does not know stands for itself."""
+        """Read an escape. One that Python does not have stands for itself."""
         cursor = self._cursor
         while len(cursor.rest) < 2:
             yield
@@ -191,7 +191,7 @@ class ParameterReader:
         self._texts = texts
 
     def read(self) -> Iterator[None]:
-        """Read the parameters; what follows the last one is left."""
+        """Read the parameters, but not the text after the last one."""
         cursor, syntax = self._cursor, self._syntax
         cursor.give("{")
         count = 0
@@ -242,7 +242,7 @@ class ParameterReader:
         yield from self._value(close, streams=is_text, is_json=is_json)
 
     def _until(self, marker: str) -> Generator[None, None, str]:
-        """Read until a marker, and give what stands before it."""
+        """Read until a marker, and return the text before it."""
         cursor = self._cursor
         while (place := cursor.rest.find(marker)) < 0:
             if len(cursor.rest) > _MAX_KEY + len(marker):
@@ -299,7 +299,7 @@ class ParameterReader:
         return min(places, default=(-1, 0))
 
     def _follows(self, length: int) -> bool | None:
-        """Whether what comes after an end marker shows that it is one; None while that is open."""
+        """Whether the text after an end marker confirms it; None while that is open."""
         after = self._cursor.rest[length:].lstrip(WHITESPACE)
         texts = (self._syntax.open, *self._syntax.ends)
         if any(after.startswith(text) for text in texts):
@@ -364,7 +364,7 @@ class ElementReader:
         return tag
 
     def _value(self, tag: str, is_text: bool | None, depth: int) -> Iterator[None]:
-        """Read what an element holds, and its end."""
+        """Read the content of an element, and its end."""
         if depth > MAX_DEPTH // 2:
             raise Refused
         nested = False if is_text else (yield from self._is_nested())
@@ -389,7 +389,7 @@ class ElementReader:
             yield
 
     def _leaf(self, end: str, *, is_text: bool) -> Iterator[None]:
-        """Read what has no elements in it: text is given as it comes, or else JSON at the end."""
+        """Read content without elements: text as it arrives, or else JSON at the end."""
         cursor = self._cursor
         value = ""
         cursor.give('"' if is_text else "")

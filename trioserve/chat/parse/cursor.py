@@ -20,8 +20,8 @@ Reading: TypeAlias = Iterator[None]
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class Refused(Exception):  # noqa: N818 - it says what the text is, and is no error
-    """The text is not what the reader is for."""
+class Refused(Exception):  # noqa: N818 - it describes the text, and is not an error
+    """The text is not in the reader's format."""
 
 
 class Cursor:
@@ -33,7 +33,7 @@ class Cursor:
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
-        self.final = False  # whether no more text comes
+        self.final = False  # whether the text is complete
         self.name: str | None = None
         self.loose = ""
         self._given: list[str] = []
@@ -41,7 +41,7 @@ class Cursor:
     # -- what has been read
 
     def give(self, arguments: str) -> None:
-        """Add to the arguments what all text so far stands for."""
+        """Add the value of all text so far to the arguments."""
         self._given.append(arguments)
         self.loose = ""
 
@@ -61,7 +61,7 @@ class Cursor:
 
     @property
     def rest(self) -> str:
-        """What has come and is not read."""
+        """The text that has arrived and is not read."""
         return self.text[self.at :]
 
     def skip(self, count: int) -> str:
@@ -72,12 +72,12 @@ class Cursor:
         return read
 
     def character(self) -> Iterator[None]:
-        """Wait until there is a character to look at."""
+        """Wait for the next character."""
         while self.at == len(self.text):
             yield
 
     def space(self) -> Iterator[None]:
-        """Read whitespace, and wait for what follows it."""
+        """Read whitespace, and wait for the text after it."""
         yield from self.character()
         while self.text[self.at] in WHITESPACE:
             self.skip(1)
@@ -149,7 +149,7 @@ class Cursor:
         return scanner.text
 
     def string(self) -> Generator[None, None, str]:
-        """Read a JSON string, after whitespace, and return what it says."""
+        """Read a JSON string, after whitespace, and return its value."""
         yield from self.space()
         if self.text[self.at] != '"':
             raise Refused

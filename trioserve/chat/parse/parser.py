@@ -84,7 +84,7 @@ class MessageParser:
         self._skip = ""  # characters that are dropped until another one comes
 
     def feed(self, text: str) -> list[Delta]:
-        """Take more text; gives what is now certain."""
+        """Take more text; returns the part that is now certain."""
         self._buffer += text
         while self._buffer and self._step(False):
             pass
@@ -92,7 +92,7 @@ class MessageParser:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """Say that no more text comes; gives what was held back."""
+        """End the text; returns the part that was held back."""
         while self._step(True):
             pass
         deltas, self._deltas = self._deltas, []
@@ -104,7 +104,7 @@ class MessageParser:
         return dropped
 
     def _skipped(self) -> int:
-        """Count the characters at the front of the buffer that are to be skipped."""
+        """Count the characters to skip at the front of the buffer."""
         return len(self._buffer) - len(self._buffer.lstrip(self._skip)) if self._skip else 0
 
     # -- what was found
@@ -161,7 +161,7 @@ class MarkerParser(MessageParser):
         self._markers = (*starts, *format.dropped)
         self._dropped = format.dropped
         self._fresh = True  # whether neither content nor a call has begun
-        self._raw = ""  # what has been read of a call before its name was known
+        self._raw = ""  # the text of a call before its name was known
         self._started = False  # whether the call's name is out
         self._closed = 0  # how many of the texts that close a group of calls have come
         self._step = self._in_content
@@ -288,7 +288,7 @@ class MarkerParser(MessageParser):
         if reader.is_content:
             self._content(reader.unread)
         elif not self._started:
-            # At least one character goes, or else the same marker would be found again.
+            # Take at least one character, or else the same marker would be found again.
             self._content(self._raw or self._drop(1))
         elif reader.state is State.FAILED:
             self._content(reader.unread)
@@ -297,7 +297,7 @@ class MarkerParser(MessageParser):
         return True
 
     def _at_call_end(self, final: bool) -> bool:
-        """Look for another call, or what closes a group of calls. Some models leave that out."""
+        """Look for another call, or the end of a group of calls, which some models leave out."""
         tools = self._tools
         assert tools is not None
         text = self._buffer.lstrip(WHITESPACE)
@@ -353,10 +353,10 @@ class ChannelParser(MessageParser):
         self._channels = channels
         self._parse_tools = parse_tools
         self._stops = (*channels.ends, channels.start)
-        #: What all headers begin with; there may be nothing.
+        #: The common beginning of all headers, possibly empty.
         headers = (channels.call_header.partition("{}")[0], channels.content_header)
         self._opening = os.path.commonprefix(headers)  # noqa: RUF071 - letters, not folders
-        self._raw = ""  # what the model wrote of a header
+        self._raw = ""  # the text of a header
         self._header = ""
         self._write: Callable[[str], None] = self._content
         self._step = self._in_header
@@ -486,7 +486,7 @@ def message_parser(
         format: how the model writes.
         parse_tools: whether to look for tool calls; without, they are content.
         reasoning_format: "none", "auto", "deepseek" or "deepseek-legacy", as in llama-server.
-        prompt_tail: the end of the prompt, which tells whether it has begun the reasoning.
+        prompt_tail: the end of the prompt, which may have begun the reasoning.
         new_id: makes the ids of tool calls; by default as the format wants them.
         tools: the tools, in OpenAI's form. Where a format does not write the types of arguments,
             their schemas tell them.
@@ -521,12 +521,12 @@ def message_parser(
 
 
 def thinking_of(format: ChatFormat, prompt_tail: str, *, may_begin: bool) -> Thinking | None:
-    """Say what reasoning an answer begins with, if it can begin with any.
+    """Return the reasoning that an answer begins with, if it can begin with any.
 
     Args:
         format: how the model writes.
         prompt_tail: the end of the prompt, which may have begun the reasoning, or ended it.
-        may_begin: whether the model may begin it where the prompt says nothing.
+        may_begin: whether the model may begin it if the prompt does not.
     """
     if (markers := format.thinking) is None:
         return None

@@ -47,7 +47,7 @@ _COUNTER = re.compile(r":[0-9]+$")
 _HALF = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}$")
 
 
-class _Complete(Exception):  # noqa: N818 - it says that no more steps follow
+class _Complete(Exception):  # noqa: N818 - it ends the steps, and is not an error
     """The call has ended early."""
 
 

@@ -31,7 +31,7 @@ MAX_INT = 2**63
 #: Integers in a request stay below this, which is more than JSON Schemas use as limits.
 MAX_INPUT_INT = 2**70
 
-#: The size of what is not text and holds nothing.
+#: The size of an empty value that is not text.
 SCALAR = 32
 
 _CONTAINERS = (list, tuple, dict)
@@ -77,7 +77,7 @@ class GrowingList(list[Any]):
 
 
 class Meter:
-    """Counts what one render spends. Every method raises `TemplateError` when it is too much.
+    """Counts the cost of one render. Every method raises `TemplateError` if it is too high.
 
     Args:
         limits: the bounds for a small input.
@@ -192,7 +192,7 @@ class Meter:
         return value
 
     def join(self, *values: Any) -> Any:
-        """Do what ``~`` does."""
+        """Implement ``~``."""
         self.check_size(sum(self.measure(value)[0] for value in values))
         return self.admit("".join(map(str, values)))
 

@@ -131,7 +131,7 @@ class LegacyTemplate(ChatTemplate):
 
 
 def _check_text(text: str, path: str) -> None:
-    """Refuse what no C string in UTF-8 can hold. Raises InvalidRequestError."""
+    """Refuse text that a C string in UTF-8 cannot hold. Raises InvalidRequestError."""
     if "\0" in text:
         raise InvalidRequestError(f"'{path}' holds a null character.", param=path)
     try:

@@ -51,7 +51,7 @@ class Capabilities:
     reasoning_field: str | None = None
 
     def as_flags(self) -> dict[str, bool]:
-        """Give what llama-server reports of a template."""
+        """Return llama-server's report about a template."""
         fields = attrs.asdict(self)
         return {name: value for name, value in fields.items() if name.startswith("supports_")}
 

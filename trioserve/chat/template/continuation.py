@@ -97,7 +97,7 @@ def continued_prompt_tail(
 
 
 def final_message_deltas(messages: Sequence[Mapping[str, Any]]) -> tuple[Delta, ...]:
-    """Give what the final message has already, as if the model had written it."""
+    """Return the text of the final message so far, as if the model had written it."""
     final = parse_messages(messages)[-1]
     deltas: list[Delta] = []
     if reasoning := final.get("reasoning_content"):
@@ -155,7 +155,7 @@ def find_divergence_points(
                 other, tools=tools, add_generation_prompt=adds_prompt, kwargs=kwargs
             )
         except (TemplateError, InvalidRequestError):
-            continue  # alone, this variant makes no chat
+            continue  # this variant cannot render a chat by itself
         points.add(shared_length(text, rendered))
     return sorted(points - {0, len(text)})
 

@@ -170,7 +170,7 @@ class ChatTemplate:
             TemplateError: the template refuses the messages, or does more than it may.
             UnsupportedFieldError: something is not text, or the template has a place for fewer
                 tool calls.
-            InvalidRequestError: `param` names what is wrong.
+            InvalidRequestError: `param` names the invalid part.
         """
         for name in _RESERVED & (kwargs or {}).keys():
             raise InvalidRequestError(
@@ -200,10 +200,10 @@ class ChatTemplate:
             ) from error
         return prompt
 
-    # -- adapting messages to what the template takes
+    # -- adapting messages to the template
 
     def _adapt(self, messages: Messages, tools: list[Tool]) -> list[tuple[int, Message]]:
-        """Give the messages as the template wants them, each with its place in the request.
+        """Return the messages in the template's form, each with its place in the request.
 
         The prompt describes `tools` as text.
         """

@@ -116,7 +116,7 @@ def _reads_long_values(node: nodes.Compare) -> bool:
 
 
 class _MeteredCode(CodeGenerator):
-    """Sends what jinja2's sandbox does not see through the meter."""
+    """Meters the operations that jinja2's sandbox does not intercept."""
 
     visit_List = _through("admit_list", CodeGenerator.visit_List)
     visit_Dict = _through("admit", CodeGenerator.visit_Dict)
@@ -209,7 +209,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return meter.admit(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Allow what is listed; `value` plays no part."""
+        """Allow the listed names; `value` does not matter."""
         if attr.startswith("_"):
             return False
         allowed = _SAFE_ATTRIBUTES.get(type(obj))
@@ -293,7 +293,7 @@ def _size_of_replace(text: Any, old: Any, new: Any, count: Any = None) -> int:
 
 
 def _size_of_aligned(text: Any, width: Any = 80, first: Any = None, blank: Any = None) -> int:
-    """Bound the result of what adds to a text, or to each of its lines or tabs."""
+    """Bound the result of filters that add to a text, or to each of its lines or tabs."""
     places = 2 + len(str(text).splitlines()) + str(text).count("\t")
     return len(str(text)) + places * (len(width) if isinstance(width, str) else int(width))
 
