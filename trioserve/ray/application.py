@@ -26,10 +26,10 @@ from trioserve.ray.routes import Routes
 #: Seconds between two questions of Serve whether a replica lives, and how full it is.
 _PERIOD = 2.0
 
-#: Seconds that a replica gets for its end, beside the time in which its requests may finish.
+#: Seconds that a replica gets to shut down, besides the time for its requests to finish.
 _GRACE = 10.0
 
-#: Requests beside those that generate: questions for lists, health and metrics.
+#: Requests besides those that generate: lists, health and metrics.
 _OTHERS = 64
 
 #: Requests that one ingress may have at the same time. Each waits, most of the time.
@@ -61,7 +61,7 @@ def build(
         models: by name: a `Config`, the flags of the command, a mapping of flags without their
             dashes, or a `Model`.
         settings: the same, for all models. Those of a model win.
-        replicas: how many servers there are of each model that does not say.
+        replicas: how many servers each model gets that sets no number.
         autoscaling: fields of Serve's `AutoscalingConfig`, in place of a number of replicas. As
             many ongoing requests as there are slots are aimed at, unless it says otherwise.
         ingresses: how many processes look at requests. With one, a lost node is a lost service.
@@ -71,7 +71,7 @@ def build(
         ingress: further options of the ingress's deployment.
 
     Raises:
-        ConfigError: a value cannot be used; the message says which.
+        ConfigError: a value cannot be used; the message names it.
     """
     check_number("ingresses", ingresses)
     check_number("replicas", replicas)
@@ -141,7 +141,7 @@ def _deployment(one: Served, *, router: bool) -> Any:
 
 
 def _target(known: tuple[str, tuple[str, ...], str, bool], anchor: Anchor) -> ModelTarget:
-    """Make what an ingress calls the replicas of a model by."""
+    """Make the handle by which an ingress calls the replicas of a model."""
     name, aliases, deployment, is_single = known
     handle = serve.get_deployment_handle(deployment).options(stream=True, method_name="forward")
 

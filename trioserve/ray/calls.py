@@ -34,7 +34,7 @@ from trioserve.ray.prefix_affinity import RoutingHint, hint_of
 #: A part of an answer: a piece of the body, or a tuple that begins with one of the words below.
 Part: TypeAlias = bytes | tuple[Any, ...]
 
-#: The replica has the request: if it takes long, that is not for want of a replica.
+#: The replica has the request: a delay is not for lack of a replica.
 TAKEN = "taken"
 
 #: The status, the headers, and the beginning of the body.
@@ -53,7 +53,7 @@ routers: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 def replicas_of(deployment: str) -> list[str]:
-    """The names of the replicas of a deployment, as far as a router in this process knows them.
+    """The names of a deployment's replicas that a router in this process has seen.
 
     A router is made when the deployment is first called.
     """
@@ -116,7 +116,7 @@ class ModelTarget:
 class IngressReply:
     """An answer to a client, of the ingress itself or of a replica.
 
-    `body` is the beginning of the body; `rest` gives what follows.
+    `body` is the beginning of the body; `rest` yields the rest.
     """
 
     status: int = 200
@@ -176,7 +176,7 @@ async def call(
     Args:
         target: the model.
         sent: the request.
-        hint: what the router of requests knows of it.
+        hint: for the router of requests.
         patience: seconds in which a replica has to take it.
 
     Raises:
@@ -251,7 +251,7 @@ _OF_ANY = frozenset({"/", "/openapi.json", "/licenses.txt", "/sw.js", "/tools", 
 
 
 class NoSuchModelError(UnknownModelError):
-    """There is no model of the name in the request, and none is to be loaded."""
+    """There is no model of the name in the request, and none may be loaded."""
 
     status = 404
 
@@ -274,7 +274,7 @@ class Targets:
     """The models of an application.
 
     Args:
-        config: what clients see, whatever the model.
+        config: the settings for clients that do not depend on the model.
         targets: the models.
         patience: seconds that a request waits for a replica to take it.
     """

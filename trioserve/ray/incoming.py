@@ -1,4 +1,4 @@
-"""A request as it comes to an ingress, and the answer on its way to the client, in plain ASGI."""
+"""A request to an ingress, and the answer to the client, in plain ASGI."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BodyTimeoutError(TrioServeError):
 
 
 class GoneError(TrioServeError):
-    """The client has gone before it had sent its body."""
+    """The client disconnected before it had sent its body."""
 
 
 @attrs.define(kw_only=True)
@@ -49,7 +49,7 @@ class Incoming:
     query: str
     headers: Headers
     raw_headers: Sequence[tuple[bytes, bytes]]
-    server: str  # the address that it came to
+    server: str  # the address that received it
     client: str | None
     id: str
     arrived: float  # by the clock of the event loop
@@ -58,7 +58,7 @@ class Incoming:
 
     @classmethod
     def of(cls, scope: Scope, request_id: str) -> Incoming:
-        """Make it of what ASGI tells."""
+        """Make it from an ASGI scope."""
         raw = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
         return cls(
             method=scope["method"],
@@ -114,7 +114,7 @@ class Incoming:
                 raise PayloadTooLargeError(
                     f"The body is larger than max_body_size, which is {config.max_body_size} bytes."
                 )
-            held.grow(2 * len(part))  # with what is made of it
+            held.grow(2 * len(part))  # with the decoded data
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)

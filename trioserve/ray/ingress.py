@@ -1,4 +1,4 @@
-"""The ingress: an ASGI app that looks at requests, and has replicas answer them.
+"""The ingress: an ASGI app that sends each request to a replica.
 
 Serve's own proxy does not look into bodies, so this is where it is found out which model a request
 is for. Keys, origins and sizes are checked here; all else that can be wrong with a request is for
@@ -34,7 +34,7 @@ class Ingress:
     """The ASGI app.
 
     Args:
-        config: what clients see, whatever the model.
+        config: the settings for clients that do not depend on the model.
         routes: has requests answered.
         anchor: shows replicas that this process lives.
     """

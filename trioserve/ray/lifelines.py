@@ -52,7 +52,7 @@ class Anchor:
             self._server.close()
 
     async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hold a connection until the other side closes it, or says something."""
+        """Hold a connection until the other side closes it, or sends data."""
         try:
             with suppress(OSError):
                 await reader.read(1)
@@ -85,7 +85,7 @@ class Lifelines:
             task.cancel()
 
     async def _watch(self, address: Address) -> None:
-        """Wait until an ingress is gone, and break what is held for it."""
+        """Wait until an ingress has gone, and break the connections held for it."""
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT):
                 reader, writer = await asyncio.open_connection(*address)
@@ -97,7 +97,7 @@ class Lifelines:
             return
         _keep_alive(writer.get_extra_info("socket"))
         try:
-            with suppress(OSError):  # one that is gone, as well
+            with suppress(OSError):  # its machine may be lost
                 await reader.read()
         finally:
             writer.close()

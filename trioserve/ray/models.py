@@ -48,7 +48,7 @@ class Model:
     """A model of an application.
 
     Attributes:
-        settings: how its server is to be run.
+        settings: the configuration of its server.
         replicas: how many servers of it run, each with its copy of the model in memory.
         autoscaling: fields of Serve's `AutoscalingConfig`, in place of a number of replicas.
         deployment: further options of Serve's deployment, such as `ray_actor_options`.
@@ -89,17 +89,17 @@ def read_models(
     replicas: int,
     autoscaling: Mapping[str, Any] | None,
 ) -> tuple[Served, ...]:
-    """Check the models of an application, and what is set for all of them.
+    """Check the models of an application, and the settings for all of them.
 
     Args:
         models: by name.
         settings: for all of them; those of a model win.
         environ: variables, over which both win.
-        replicas: how many there are of each, where a model does not say.
+        replicas: how many each gets that sets no number.
         autoscaling: the same.
 
     Raises:
-        ConfigError: a value cannot be used; the message says which and where.
+        ConfigError: a value cannot be used; the message names it and its place.
     """
     if not models:
         raise ConfigError("models is empty: there is nothing to serve")

@@ -42,7 +42,7 @@ _DEPTH = 8  # of lists and objects in a message; what is deeper is left out
 
 @attrs.frozen
 class RoutingHint:
-    """What is known of a request before it goes to a replica.
+    """The properties of a request that the router uses.
 
     The router goes by the names of the attributes, not by the class, which Ray may pickle by value.
     """
@@ -57,7 +57,7 @@ def hint_of(body: object, prompt: PromptFields | None, key: str | None = None) -
     """Make the hint for a request. It never raises, since a bad body is for the replica to refuse.
 
     Args:
-        body: what the body's JSON says, or None.
+        body: the decoded JSON of the body, or None.
         prompt: the fields that make up the prompt; None: it has none that could be cached.
         key: what names a state that only one replica has, such as a stream that can be resumed.
     """
@@ -104,7 +104,7 @@ class _Beginning:
 
 
 def _parts(body: Mapping[str, Any], prompt: PromptFields) -> Iterator[Iterator[str]]:
-    """Yield what the prompt is made of."""
+    """Yield the parts of the prompt."""
     # Requests with other adapters or another salt share nothing in the cache.
     yield _strings({name: body[name] for name in ("lora", "cache_salt") if body.get(name)})
     yield _strings([body.get(name) for name in prompt.head])
@@ -228,7 +228,7 @@ class PrefixAffinity:
         return self._rng.getrandbits(64), parent, n_homes, common
 
     def _forget(self) -> None:
-        """Have what came long ago count less, and forget what is rare."""
+        """Reduce the weight of old requests, and forget rare beginnings."""
         self._total += 1
         self._recent += 1
         if self._recent > WINDOW:
@@ -245,7 +245,7 @@ class PrefixAffinity:
 
 
 def waiting(load: float) -> float:
-    """Return what it costs to wait at a replica that is so full."""
+    """Return the cost of waiting at a replica with this load."""
     return FULL * min(load, 1.0) + TURN * max(load - 1.0, 0.0)
 
 

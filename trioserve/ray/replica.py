@@ -136,7 +136,7 @@ class ServerProcess:
             timeout = None  # a download may take long
 
     async def _read_status(self, descriptor: int) -> None:
-        """Take note of what it tells, until it ends."""
+        """Read its status until it ends."""
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
@@ -153,13 +153,13 @@ class ServerProcess:
     async def _wait(self) -> None:
         assert self._process is not None
         await self._process.wait()
-        with suppress(TimeoutError):  # what it told last may still be on its way
+        with suppress(TimeoutError):  # its last report may still be on its way
             await asyncio.wait_for(asyncio.shield(self._tasks[0]), 1.0)
         self.ended.set()
         self._told.put_nowait("ended")
 
     async def problem(self) -> str:
-        """Ask whether it lives; returns what is wrong, and nothing if nothing is."""
+        """Ask whether it lives; returns the error, or nothing if it is healthy."""
         if self.ended.is_set():
             return self.last_words()
         try:
@@ -207,7 +207,7 @@ _SHORT = 2**20
 #: the errors of its requests, leave in between.
 _FAREWELL = 0.5
 
-#: Seconds that a look at the child's cache may take.
+#: Seconds that a query of the child's cache may take.
 _LOOK_TIMEOUT = 1.0
 
 #: Times in a row that a child may fail to answer.
@@ -218,7 +218,7 @@ class Replica:
     """The deployment of one model. It ends with its child, and the child ends with it.
 
     Args:
-        config: what its server is to serve.
+        config: of its server.
 
     Raises:
         ModelLoadError: the model cannot be loaded.
@@ -274,7 +274,7 @@ class Replica:
         finally:
             self._n_running -= 1
 
-    # -- what Serve asks
+    # -- called by Serve
 
     async def check_health(self) -> None:
         """Raise if the child cannot answer. One that does not for too long is killed.

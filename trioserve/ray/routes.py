@@ -49,7 +49,7 @@ class Routes:
     """Has requests answered.
 
     Args:
-        config: what clients see, whatever the model.
+        config: the settings for clients that do not depend on the model.
         targets: the models.
         finds_replicas: whether requests with the same key get to the same replica.
     """

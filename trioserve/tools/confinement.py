@@ -56,7 +56,7 @@ def version() -> int:
 
 
 def confine(sandbox: dict[str, list[str]], folder: str) -> None:
-    """Allow this process what the sandbox allows, and the folder.
+    """Restrict this process to the sandbox and the folder.
 
     Raises:
         OSError: the kernel does not let us.
@@ -118,7 +118,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def make_read_only(writable: list[str]) -> bool:
-    """Make all file systems read-only for this process and what it starts, but for some folders.
+    """Make all file systems read-only for this process and its children, except some folders.
 
     Returns whether that was possible. If not, nothing has changed.
 
@@ -132,7 +132,7 @@ def make_read_only(writable: list[str]) -> bool:
         return False
     trees = []
     for path in writable:
-        # With what is mounted below it, which stays as it is.
+        # With the mounts below it, which do not change.
         flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
         tree = libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags)
         if tree < 0:
@@ -154,10 +154,10 @@ def make_read_only(writable: list[str]) -> bool:
 
 
 def drop_capabilities() -> None:
-    """Have the program that this process becomes do without most of what root may do."""
+    """Drop most of root's capabilities for the program that this process becomes."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return
     libc = ctypes.CDLL(None)
-    for number in range(64):  # those that the kernel does not know, it refuses
+    for number in range(64):  # the kernel refuses those that it does not have
         if number not in _KEPT_CAPABILITIES:
             libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)

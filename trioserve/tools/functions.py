@@ -24,7 +24,7 @@ _of_this_run: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar(
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
-#: An argument in the docstring: its name, perhaps its type, and the beginning of what it is.
+#: An argument in the docstring: its name, perhaps its type, and its description.
 _ARGUMENT = re.compile(r"(\w+)(?: *\([^)]*\))?: *(.*)")
 
 
@@ -175,7 +175,7 @@ def _result_of(value: Any) -> ToolResult:
 
 
 def _schema(arguments: type[msgspec.Struct], name: str) -> dict[str, Any]:
-    """Write the schema of the arguments, with what it refers to within it."""
+    """Write the schema of the arguments, with its definitions inside."""
     try:
         (schema,), components = msgspec.json.schema_components(
             [arguments], ref_template="#/$defs/{name}"
@@ -188,7 +188,7 @@ def _schema(arguments: type[msgspec.Struct], name: str) -> dict[str, Any]:
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Take a docstring apart: what the function does, and what its section "Args:" says."""
+    """Split a docstring into its description and the entries of its section "Args:"."""
     lines = text.splitlines()
     begin = next((i for i, line in enumerate(lines) if line.rstrip() == "Args:"), len(lines))
     sections = [i for i in range(begin + 1, len(lines)) if lines[i][:1].strip()]

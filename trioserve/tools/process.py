@@ -1,6 +1,6 @@
 """Programs that end with the block that starts them, and all that they have started.
 
-`open_process` starts one, `run` waits for its end and has what it wrote. `CommandLimits` and
+`open_process` starts one, `run` waits for its end and returns its output. `CommandLimits` and
 `CommandSandbox` say what it may use, `clean_environment` gives it few variables and no keys.
 """
 
@@ -102,7 +102,7 @@ class CommandSandbox:
         return None if "/" in real else cls(real)
 
     def may_read(self, path: str) -> bool:
-        """Whether a program may read what is at this path."""
+        """Whether a program may read this path."""
         real = os.path.realpath(path)
         return any(
             os.path.commonpath([real, folder]) == folder
@@ -117,7 +117,7 @@ def has_landlock() -> bool:
 
 
 def clean_environment(sandbox: CommandSandbox | None = None) -> Mapping[str, str]:
-    """Those of this process that say where and in which language it runs. No others.
+    """Only those of this process that describe its system and its language.
 
     ``PATH`` has only folders that the sandbox lets a program read.
     """
@@ -195,7 +195,7 @@ class Process:
             ToolRuntimeError: it cannot be started.
         """
         data = marshal.dumps(dict(order))
-        with suppress(trio.BrokenResourceError):  # what it says is there to be read
+        with suppress(trio.BrokenResourceError):  # its report can still be read
             await self._control.send_all(len(data).to_bytes(4, "big") + data)
         words = await self._hear()
         if words[:1] == ["pid"]:
@@ -261,7 +261,7 @@ async def open_process(
         argv: the program, which is looked for in the ``PATH`` of `env`, and its arguments.
         env: all of its variables.
         cwd: the folder that it starts in; None: that of this process.
-        limits: what it may use; None: anything.
+        limits: of its resources; None: no limits.
         sandbox: the folders that it may use, besides a private one for temporary files, which is
             also its home; None: all.
         stdin: whether its standard input is a pipe; otherwise it is empty.
@@ -316,7 +316,7 @@ async def _start_supervisor(stdin: bool, stderr: Literal["pipe", "stdout"]) -> P
 
 @attrs.frozen(kw_only=True)
 class CommandOutput:
-    """How a program has ended, and what it wrote."""
+    """How a program has ended, and its output."""
 
     #: What it wrote to standard output, up to the limit.
     data: bytes
@@ -347,13 +347,13 @@ async def run(
     merged: bool = True,
     **options: Any,
 ) -> CommandOutput:
-    """Run a program to its end, or for some seconds. When cancelled, it has ended, too.
+    """Run a program to its end, or for some seconds. When cancelled, it ends the program first.
 
     Args:
         argv: the program and its arguments, as for `open_process`.
         timeout: seconds after which it is ended.
-        max_output: bytes that are kept of what it writes. It may write more, to a limit.
-        on_output: receives what is kept, piece by piece.
+        max_output: bytes of its output to keep. It may write more, up to a limit.
+        on_output: receives the kept output, piece by piece.
         stdin: what it reads; "held": nothing, but that ends only with this process, or with the
             time.
         merged: whether `CommandOutput.data` has standard error, too.
@@ -383,7 +383,7 @@ async def run(
 
 
 async def _talk(process: Process, stdin: bytes | str | None, kept: _Kept, errors: _Kept) -> None:
-    """Write what it reads, and read what it writes, until it ends or has written too much."""
+    """Write its input, and read its output, until it ends or has written too much."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(process.wait)
         if process.stdin is not None and isinstance(stdin, bytes):
@@ -419,7 +419,7 @@ class _Kept:
                 scope.cancel()
 
     def finish(self) -> None:
-        """Pass on what the end has of a character, unless the limit has cut it."""
+        """Pass on an incomplete last character, unless the limit has cut it."""
         if not self.lost:
             self._pass_on(self._decoder.decode(b"", final=True))
 

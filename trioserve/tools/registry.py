@@ -35,7 +35,7 @@ class ToolRegistry:
         return MappingProxyType(tools)
 
     def find(self, name: str, *, streams: bool = False) -> Tool:
-        """Find a tool; one that tells its output while it runs, if it has to.
+        """Find a tool; if required, one that reports its output while it runs.
 
         Raises:
             UnknownToolError: there is none of this name, or it does not stream.

@@ -2,7 +2,7 @@
 
 A `Runtime` runs commands, and has a `FileStore` for the tools that read and write files. `Host` is
 this machine, inside a sandbox. An `Isolate` is reached by a program such as ``docker`` or ``ssh``.
-`Runtimes` finds the one that a call is to run in.
+`Runtimes` finds the one for a call.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def files(self, cwd: str | None) -> FileStore:
-        """The files there; relative paths begin in `cwd`, or else where the runtime says.
+        """The files there; relative paths begin in `cwd`, or else in the runtime's directory.
 
         Raises:
             InvalidRequestError: tools may not use this directory.
@@ -130,16 +130,16 @@ class Runtime(ABC):
         max_output: int,
         on_output: Callable[[str], None] | None = None,
     ) -> CommandOutput:
-        """Run a command to its end, or for some seconds. When cancelled, it has ended, too.
+        """Run a command to its end, or for some seconds. When cancelled, it ends the command first.
 
-        It reads nothing, and what it writes to standard error goes to its output.
+        Its standard input is empty, and its standard error goes to its output.
 
         Args:
             argv: the program, and its arguments.
-            cwd: the directory that it starts in; None: where the runtime says.
+            cwd: the directory that it starts in; None: the runtime's.
             timeout: seconds after which it is ended.
             max_output: bytes of its output that are kept.
-            on_output: receives what is kept, piece by piece.
+            on_output: receives the kept output, piece by piece.
 
         Raises:
             InvalidRequestError: tools may not use this directory.
@@ -184,7 +184,7 @@ class Isolate(Runtime):
     """A place that has a shell and the usual small programs: sh, cat, head, wc, mkdir, find."""
 
     def __init__(self, reach: Callable[[Sequence[str]], Awaitable[list[str]]]) -> None:
-        """Have commands run there by what `reach` makes of them. It may raise ToolRuntimeError."""
+        """Run commands there, as `reach` rewrites them. It may raise ToolRuntimeError."""
         self._reach = reach
 
     def files(self, cwd: str | None) -> FileStore:

@@ -19,7 +19,7 @@ _MAX_PATH = 4095  # bytes: the kernel's
 
 
 class PathSandbox:
-    """Directories, and what is in them. Nothing else can be opened through it.
+    """Directories and their contents. Nothing else can be opened through it.
 
     A path may lead through ``..`` and symbolic links, as long as what it names is inside. What is
     opened is reached from the directory one name at a time, and without following links, so that
@@ -47,7 +47,7 @@ class PathSandbox:
         return here if self._folder_of(here) is not None else self.folders[0]
 
     def resolve(self, path: str, cwd: str | None = None) -> str:
-        """The real path of what `path` names, which need not exist. It begins in `cwd`.
+        """The real path of `path`, which need not exist. It begins in `cwd`.
 
         Raises:
             ToolFileError: it is outside, or this is no path.
@@ -173,7 +173,7 @@ def _make_folder(name: str, folder: int) -> None:
 
 
 def _real_path(path: str) -> str:
-    """The real path of what need not be there."""
+    """The real path of a file that may not exist."""
     try:
         os.stat(path)  # the kernel gives up early where links lead to ever more links
     except OSError as error:

@@ -31,7 +31,7 @@ if TYPE_CHECKING or __package__:
 else:
     import confinement
 
-#: Seconds between two looks at what the command uses.
+#: Seconds between two measurements of the command's use of resources.
 _INTERVAL = 0.02
 
 #: Seconds after which processes that cannot be killed, as those that wait for a disk, are left.
@@ -95,7 +95,7 @@ class CommandSupervisor:
         if not self._child:
             self._become_command(to_failures)
         os.close(to_failures)
-        # The reader of what the command writes must see its end.
+        # The reader of the command's output must see its end.
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(nothing, standard)
@@ -142,7 +142,7 @@ class CommandSupervisor:
     # -- the watch
 
     def _watch(self, wakeups: int) -> str:
-        """Wait until the command has ended or is to end. Returns the limit that it has reached."""
+        """Wait until the command has ended or must end. Returns the limit that it has exceeded."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(wakeups, select.POLLIN)
@@ -240,7 +240,7 @@ def _become(argv: list[str], env: dict[str, str]) -> NoReturn:
 def _tell(control: int, line: str) -> None:
     try:
         os.write(control, line.encode() + b"\n")
-    except OSError:  # the server has gone, or does not want to know
+    except OSError:  # the server has gone, or has closed the socket
         return
 
 
@@ -264,7 +264,7 @@ def _be_the_first_to_go() -> None:
 
 
 def _descendants() -> Iterator[int]:
-    """The processes that this one has started, and what these have, all the way down."""
+    """The descendants of this process."""
     waiting = [os.getpid()]
     while waiting:
         children = _children(waiting.pop())

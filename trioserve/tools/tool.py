@@ -110,7 +110,7 @@ class ToolInfo:
     writes: bool = False
     #: Whether `ToolCallContext.cwd` matters to it.
     uses_cwd: bool = False
-    #: Whether it tells its output while it runs.
+    #: Whether it reports its output while it runs.
     streams: bool = False
 
     @property
@@ -126,13 +126,13 @@ class ToolInfo:
 
 @attrs.frozen(kw_only=True)
 class ToolCallContext:
-    """How a tool is called: what is up to the client, and not to the model."""
+    """The context of a call, which the client sets and not the model."""
 
     #: The folder that relative paths begin in; None: the tool's own.
     cwd: str | None = None
-    #: Where the tool runs, as in `Config.tools_runtime`; None: as the configuration says.
+    #: Where the tool runs, as in `Config.tools_runtime`; None: as configured.
     runtime: str | None = None
-    #: Of what `read_file` reads: "base64", or empty for text.
+    #: The encoding of `read_file`: "base64", or empty for text.
     response_type: str = ""
     #: Receives the output of a tool that streams, piece by piece, on the event loop.
     on_output: Callable[[str], None] = lambda _: None
@@ -183,7 +183,7 @@ class Tool(ABC):
 
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
-        """Run it. When cancelled, what it has started has ended before this raises `Cancelled`.
+        """Run it. When cancelled, its work has ended before this raises `Cancelled`.
 
         What the model can correct, such as a wrong path, is a result with an error.
 
@@ -193,14 +193,14 @@ class Tool(ABC):
 
         Raises:
             InvalidRequestError: an argument is missing, or has the wrong type; `param` names it.
-            ToolRuntimeError: it cannot run where it is to run.
+            ToolRuntimeError: it cannot run in its runtime.
             ToolError: it has failed.
         """
 
     async def preview(self, arguments: Mapping[str, Any], context: ToolCallContext) -> str | None:
-        """Tell people what the call would change, as a unified diff; None: that is not known.
+        """Show the user what the call would change, as a unified diff; None: not known.
 
-        Changes nothing, and raises nothing for arguments that make no sense.
+        Changes nothing, and raises nothing for invalid arguments.
         """
         return None
 

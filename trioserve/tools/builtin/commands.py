@@ -74,7 +74,7 @@ class ExecShellCommand(Tool):
         return self._info
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
-        """Run a command to its end. When cancelled, it has ended with all that it has started."""
+        """Run a command. When cancelled, it first kills the command and its children."""
         read = read_arguments(ShellArguments, arguments)
         _check(read.command)
         output = await self._runtime_of(context).run(

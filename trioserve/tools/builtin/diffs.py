@@ -46,7 +46,7 @@ def opaque_diff(path: str) -> str:
 
 
 def _label(path: str) -> str:
-    """A path as it is shown: of one line, and of what a client can read."""
+    """A path for display, with only printable characters."""
     return "".join(one if one.isprintable() else "\ufffd" for one in path)
 
 

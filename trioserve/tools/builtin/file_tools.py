@@ -38,7 +38,7 @@ _MAX_TEXT = 16 * 2**10
 _MAX_BYTES_BASE64 = 32 * 2**20
 _MAX_READ_SECONDS = 15.0
 
-#: A file with one of these in its first bytes is not text.
+#: A file with one of these in its first bytes is binary.
 _NUL = b"\0"
 _N_PROBED = 8192
 
@@ -78,7 +78,7 @@ class FileCall(msgspec.Struct):
         raise NotImplementedError
 
     def diff(self, files: FileStore) -> str | None:
-        """Tell what `run` would change, in a worker thread, as a unified diff."""
+        """Show what `run` would change, in a worker thread, as a unified diff."""
         return None
 
 
@@ -114,7 +114,7 @@ class FileTool(Tool):
             return ToolResult.of_error(error.message)
 
     async def preview(self, arguments: Mapping[str, Any], context: ToolCallContext) -> str | None:
-        """Tell what it would change; None, too, if it could not."""
+        """Show what it would change; None, too, if it would fail."""
         if not self.info.writes:
             return None
         try:
@@ -317,7 +317,7 @@ def _printable(text: str) -> str:
 
 
 def _edited(call: EditFile, files: FileStore) -> tuple[str, str]:
-    """What the file has, and what it is to have. Bytes that are not UTF-8 stay as they are."""
+    """The file's old and new content. Bytes that are not UTF-8 are kept."""
     path = call.path
     _check_edits(call.edits)
     with files.open(path) as file:
@@ -386,7 +386,7 @@ def _unix(text: str) -> str:
 
 
 class _Match(NamedTuple):
-    """Where an edit is to be made."""
+    """The place of an edit."""
 
     begin: int
     end: int

@@ -198,7 +198,7 @@ class _Search:
         self.n_bytes += len(text)
 
     def answer(self) -> str:
-        """The lines that were found, and what else is to be said."""
+        """The lines that were found, and notes about them."""
         text = "".join(self.parts) + f"\n---\nTotal matches: {self.n_matches}\n"
         if self.is_full:
             text += (

@@ -84,7 +84,7 @@ class Ignored:
         return self._has(f"{self._base}{path}/" if is_dir else self._base + path)
 
     def _has(self, path: str) -> bool:
-        """Whether a path from the top is ignored. The innermost file that knows it decides."""
+        """Whether a path from the top is ignored. The innermost file with a rule for it decides."""
         folder = path.rstrip("/")
         while folder:
             folder = folder.rpartition("/")[0]
@@ -114,7 +114,7 @@ class Ignored:
 
 def _spec_of(lines: list[str]) -> GitIgnoreSpec:
     usable = [line for line in lines if line.strip() and _is_pattern(line)]
-    # RE2 takes linear time for what a model may have written.
+    # RE2 takes linear time for any expression that a model writes.
     return GitIgnoreSpec.from_lines(usable, backend="re2" if usable else "simple")
 
 
@@ -146,7 +146,7 @@ class _Walk:
 
 
 def list_folder(sandbox: PathSandbox, base: str, kinds: Kinds, max_depth: int) -> DirectoryListing:
-    """List what is in the directory of this real path, and below it.
+    """List the directory of this real path, and those below it.
 
     Names come in order, those in a directory before what is below it.
     """
@@ -182,13 +182,13 @@ def _entries_of(
         path, is_dir = prefix + name, kind != "file"
         if walk.ignored is not None and walk.ignored.has(path, is_dir=is_dir):
             continue
-        # In a repository, .gitignore says what programs have made.
+        # In a repository, .gitignore names generated files.
         is_junk = name == ".git" if walk.ignored is not None else name in JUNK
         yield DirectoryEntry(path, is_dir), kind == "dir" and may_go_deeper and not is_junk
 
 
 def _scan(walk: _Walk, folder: str, listing: DirectoryListing) -> dict[str, _Kind]:
-    """The names in a directory, and of what kind each is."""
+    """The names in a directory, and the kind of each."""
     trio.from_thread.check_cancelled()
     found: dict[str, _Kind] = {}
     try:
@@ -202,7 +202,7 @@ def _scan(walk: _Walk, folder: str, listing: DirectoryListing) -> dict[str, _Kin
             )
             listing.truncated |= next(entries, None) is not None
     except OSError:
-        listing.truncated = True  # it may not be read, or is gone
+        listing.truncated = True  # it cannot be read, or was deleted
     return found
 
 
@@ -233,7 +233,7 @@ class HostFiles(FileStore):
     """The files of this machine that are inside a sandbox."""
 
     def __init__(self, sandbox: PathSandbox, cwd: str | None = None) -> None:
-        """Begin relative paths in `cwd`, or else where the sandbox says.
+        """Begin relative paths in `cwd`, or else in the sandbox's default directory.
 
         All methods raise InvalidRequestError if `cwd` is no directory inside the sandbox.
         """
@@ -245,7 +245,7 @@ class HostFiles(FileStore):
         return self._sandbox.folder(self._cwd)
 
     def resolve(self, path: str) -> str:
-        """The real path of what `path` names."""
+        """The real path of `path`."""
         return self._sandbox.resolve(path, self._begin)
 
     def status(self, path: str) -> FileStatus | None:
@@ -280,7 +280,7 @@ class HostFiles(FileStore):
             raise _failed("failed to write file", path, error) from None
 
     def list(self, path: str, kinds: Kinds, max_depth: int) -> DirectoryListing:
-        """List a directory, and what is below it."""
+        """List a directory, and those below it."""
         real = self.resolve(path)
         if not os.path.isdir(real):
             raise ToolFileError(f"path does not exist or is not a directory: {path}")
@@ -308,7 +308,7 @@ def _write(name: str, data: bytes, folder: int) -> None:
 
 
 def _replace(name: str, data: bytes, folder: int, old: os.stat_result | None) -> bool:
-    """Put a new file in the place of the old one, if it can have its owner."""
+    """Replace the old file by a new one, if that can have the same owner."""
     temporary = f".trioserve-{secrets.token_hex(8)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     new = os.open(temporary, flags, 0o666 if old is None else 0o600, dir_fd=folder)
@@ -326,7 +326,7 @@ def _replace(name: str, data: bytes, folder: int, old: os.stat_result | None) ->
 
 
 def _copy_owner(old: os.stat_result, new: int) -> bool:
-    """Give a file the owner and the mode of another, or tell that this is not allowed."""
+    """Give a file the owner and the mode of another; returns whether that is allowed."""
     try:
         os.fchown(new, old.st_uid, old.st_gid)
     except PermissionError:

@@ -71,7 +71,7 @@ class IsolateFiles(FileStore):
         self._cwd = cwd
 
     def resolve(self, path: str) -> str:
-        """The absolute path of what `path` names; links are not followed."""
+        """The absolute path of `path`; links are not followed."""
         if path.startswith("/"):
             return path
         if self._cwd is None or not self._cwd.startswith("/"):
@@ -105,7 +105,7 @@ class IsolateFiles(FileStore):
             raise ToolFileError(f"failed to write file: {path} ({_reason(output)})")
 
     def list(self, path: str, kinds: Kinds, max_depth: int) -> DirectoryListing:
-        """List a directory, and what is below it."""
+        """List a directory, and those below it."""
         base = self.resolve(path)
         status = self.status(base)
         if status is None or status.kind != "dir":

@@ -17,7 +17,7 @@ _MAX_GLOB = 4096  # characters
 
 
 def shown(name: str) -> str:
-    """The name of a file as text; what is not UTF-8 in it is replaced."""
+    """The name of a file as text; bytes that are not UTF-8 are replaced."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
@@ -70,7 +70,7 @@ class Glob:
 
 
 class Filter:
-    """What is searched: what one glob matches, and another does not."""
+    """The files to search: those that one glob matches, and another does not."""
 
     def __init__(self, include: str, exclude: str) -> None:
         """Compile both; an empty `exclude` excludes nothing.
@@ -121,7 +121,7 @@ def _expression_of(glob: str) -> str:
 
 
 def _next_part(glob: str, place: int) -> tuple[str, int]:
-    """The expression of what is at `place`, and the place after it."""
+    """The expression for the part at `place`, and the place after it."""
     if glob.startswith("**/", place) and (place == 0 or glob[place - 1] == "/"):
         return "(?:.*/)?", place + 3
     if glob.startswith("**", place):

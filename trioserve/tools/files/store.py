@@ -51,7 +51,7 @@ class FileStore(ABC):
 
     @abstractmethod
     def resolve(self, path: str) -> str:
-        """The absolute path of what `path` names, whether it exists or not."""
+        """The absolute path of `path`, whether it exists or not."""
 
     @abstractmethod
     def status(self, path: str) -> FileStatus | None:
@@ -63,11 +63,11 @@ class FileStore(ABC):
 
     @abstractmethod
     def write(self, path: str, data: bytes) -> None:
-        """Make a file of these bytes, and the directories that it is in, or replace it."""
+        """Write these bytes to a file. Creates or replaces it, and creates its directories."""
 
     @abstractmethod
     def list(self, path: str, kinds: Kinds, max_depth: int) -> DirectoryListing:
-        """List a directory, and what is below it down to `max_depth`; 0 = all of it.
+        """List a directory, and those below it down to `max_depth`; 0 = all of them.
 
         Directories with what programs have made, such as ``build``, are named and not entered.
         Files are not listed that .gitignore names, if only files are asked for.

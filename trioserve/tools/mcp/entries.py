@@ -86,8 +86,8 @@ def read_entries(
 
     Args:
         description: the whole JSON object.
-        folder: what ``${workspaceFolder}`` stands for.
-        environ: what ``${env:NAME}`` is taken from.
+        folder: the value of ``${workspaceFolder}``.
+        environ: the values of ``${env:NAME}``.
     """
     entries = description.get("mcpServers", {})
     if not isinstance(entries, dict) or not entries:

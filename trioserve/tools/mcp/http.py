@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: Seconds to connect, and to send a request.
 _CONNECT_SECONDS = 30.0
 
-#: Seconds without a byte of an answer. It may be a stream that seldom has something to say.
+#: Seconds without a byte of an answer, which may be a stream with rare events.
 _SILENCE_SECONDS = 300.0
 
 #: The beginning of the message that a call was given up has this.
@@ -50,7 +50,7 @@ _SESSION = "mcp-session-id"
 #: The headers of an answer that mean something.
 _KEPT = ("content-type", _SESSION)
 
-#: The SDK's words for a session that the server does not know.
+#: The SDK's message for a session that the server does not have.
 SESSION_LOST = "Session terminated"
 
 
@@ -113,7 +113,7 @@ def _client(entry: HttpEntry, background: trio.Nursery) -> httpx2.AsyncClient:
 
 
 class _HttpClient(httpx2.AsyncClient):
-    """Sends what the SDK's transport has it send, and looks at the answers.
+    """Sends the requests of the SDK's transport, and checks the answers.
 
     Args:
         background: where it sends that a call was given up, so that no other call waits for that.
@@ -150,10 +150,10 @@ class _HttpClient(httpx2.AsyncClient):
 
 
 async def _checked(response: httpx2.Response) -> httpx2.Response:
-    """An answer that is a stream, or has been read, or else what is wrong with it."""
+    """An answer that is a stream, or was read, or else a description of its error."""
     request, content_type = response.request, response.headers.get("content-type", "").lower()
     encoding = response.headers.get("content-encoding", _PLAIN)
-    if encoding != _PLAIN:  # what it is compressed to says nothing of its size
+    if encoding != _PLAIN:  # the compressed length does not limit its size
         await response.aclose()
         return _failure(request, f"its answer is compressed by {encoding}, and need not be")
     if response.is_redirect or (response.is_success and content_type.startswith(_EVENTS)):

@@ -30,7 +30,7 @@ RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0)
 
 _STOPPED = "it was stopped"
 
-#: Seconds at least between two lists of a server which says that its tools have changed.
+#: The least seconds between two lists of a server that reports changed tools.
 _RELIST_SECONDS = 1.0
 
 
@@ -85,7 +85,7 @@ class McpServer:
     ) -> ToolResult:
         """Call a tool, and start the server if it does not run. Cancelling reaches the server.
 
-        A server that answers nothing any more after a call was given up is ended.
+        A server that no longer answers after a call was given up is ended.
 
         Args:
             tool: its name, as the server has it.
@@ -174,7 +174,7 @@ class _Connection:
         self._may_start_again_at = 0.0
 
     def is_over(self) -> bool:
-        """Whether the server is to be started again."""
+        """Whether to start the server again."""
         if self.ended.is_set() and self.session is None:
             return trio.current_time() >= self._may_start_again_at
         return self.ended.is_set() or self.scope.cancel_called
@@ -186,7 +186,7 @@ class _Connection:
         self.started.set()
 
     def stop(self, problem: str) -> None:
-        """The server is of no use any more."""
+        """The server cannot be used any longer."""
         if not self.scope.cancel_called:
             self.problem = problem
             self.scope.cancel()

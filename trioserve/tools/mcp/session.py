@@ -1,4 +1,4 @@
-"""`with_session`: a connection to an MCP server for as long as it lasts, and what it answers."""
+"""`with_session`: a connection to an MCP server for as long as it lasts, and its answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LIST_SECONDS = 30.0
 #: Seconds for a server to answer that it lives.
 PING_SECONDS = 2.0
 
-#: Tools of a server. A chat may have no more.
+#: The most tools of a server, which is also the most of a chat.
 MAX_TOOLS = 1024
 
 #: Pages of its list.
@@ -59,7 +59,7 @@ _MAX_PAGES = 1000
 #: Parts of a result.
 _MAX_PARTS = 1000
 
-#: How often the time of a call begins again because the server tells its progress.
+#: How often progress reports of a server restart the timeout of a call.
 _MAX_EXTENSIONS = 20
 
 #: The SDK's errors for the end of a connection, and for a session that a server has forgotten.
@@ -72,7 +72,7 @@ _CLIENT_INFO = mcp_types.Implementation(name="trioserve", version=__version__)
 
 
 def result_of(answer: CallToolResult) -> ToolResult:
-    """The text of an answer. What is no text is named, so that the model knows that it was there.
+    """The text of an answer. Other content is named, so that the model learns that it exists.
 
     Structured content is left out where there is text, for servers send it as text as well.
     """
@@ -124,7 +124,7 @@ class McpSession:
         self._timeout = timeout
 
     async def list_tools(self) -> list[mcp_types.Tool]:
-        """All its tools, of all pages, but no more than `MAX_TOOLS`.
+        """All its tools, of all pages, at most `MAX_TOOLS`.
 
         Raises:
             ToolServerError: it gives no list.
@@ -154,7 +154,7 @@ class McpSession:
         Raises:
             ToolTimeoutError: it takes too long.
             ConnectionEndedError: the connection ended before there was an answer.
-            ToolServerError: what it answers makes no sense.
+            ToolServerError: its answer is invalid.
         """
         n_extensions = 0
 
@@ -197,7 +197,7 @@ class McpSession:
         with trio.move_on_after(PING_SECONDS):
             try:
                 await self._client.send_ping()
-            except MCPError as error:  # it answers that it does not know pings, perhaps
+            except MCPError as error:  # it may answer that it does not support pings
                 return not _has_ended(error)
             except ValidationError:
                 return True
@@ -216,8 +216,8 @@ async def with_session(
 
     Args:
         entry: the server.
-        use: what is called. It is cancelled when the connection ends.
-        on_list_changed: is called when the server says that it has other tools now.
+        use: the function to call. It is cancelled when the connection ends.
+        on_list_changed: called when the server reports that its tools have changed.
 
     Returns:
         What `use` returned.
@@ -254,7 +254,7 @@ def _open_client(streams: Streams, on_list_changed: Callable[[], None]) -> Clien
 
 
 class _Dispatcher(JSONRPCDispatcher[TransportContext]):
-    """Corrects what servers get wrong: one tool that makes no sense does not hide the others."""
+    """Corrects errors of servers: one invalid tool does not hide the others."""
 
     async def send_raw_request(
         self,
@@ -272,7 +272,7 @@ class _Dispatcher(JSONRPCDispatcher[TransportContext]):
 
 
 def _mend_result(raw: dict[str, Any]) -> None:
-    """Leave out what `result_of` does not read, for it takes long to check if there is much."""
+    """Leave out the parts that `result_of` does not read, because checking them may take long."""
     content = raw.setdefault("content", [])
     if content:
         raw.pop("structuredContent", None)
@@ -318,7 +318,7 @@ def _single(error: Exception) -> Iterator[Exception]:
 
 
 def _server_error(error: BaseException) -> ToolServerError:
-    """What is known to go wrong, in words; what is not, in the log as well."""
+    """Turn an exception into an error for the model; an unexpected one is also logged."""
     if isinstance(error, ToolServerError):
         return error
     if isinstance(error, trio.TooSlowError):

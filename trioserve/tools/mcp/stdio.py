@@ -54,16 +54,16 @@ _LOG_BYTES_PER_SECOND = 2**22
 #: Messages above this many bytes are parsed in a thread.
 _LONG_MESSAGE = 2**16
 
-#: Bytes of what a server wrote to its log last, for the message that says that it has ended.
+#: The last bytes of a server's log, for the error when it has ended.
 _MAX_LAST_WORDS = 1000
 
-#: Seconds for a server to end by itself, when its input has ended.
+#: Seconds for a server to exit, after its input has ended.
 _GRACE_SECONDS = 0.5
 
 #: Seconds for the end of a program whose output has ended.
 _END_SECONDS = 0.5
 
-#: Variables that programs get beside the usual ones: how to reach the network.
+#: Variables that programs get besides the usual ones: how to reach the network.
 _NETWORK_VARIABLES = (
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS",
@@ -75,7 +75,7 @@ class LineTooLongError(Exception):
 
 
 class LineReader:
-    """Splits what comes from a stream into lines.
+    """Splits a stream into lines.
 
     Args:
         stream: where it comes from.
@@ -166,10 +166,10 @@ class _Server:
         self._has_said_nonsense = False
 
     async def read(self, says: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        """Pass on what it says.
+        """Pass on its messages.
 
         Raises:
-            ToolServerError: it has ended, or says too much.
+            ToolServerError: it has ended, or wrote too much.
         """
         assert self._process.stdout is not None
         lines = LineReader(self._process.stdout, MAX_MESSAGE)
@@ -191,7 +191,7 @@ class _Server:
                 await says.send(SessionMessage(message))
 
     async def read_log(self) -> None:
-        """Log what it logs, and keep what came last."""
+        """Log its standard error, and keep the end of it."""
         assert self._process.stderr is not None
         pace = Pace(_LOG_BYTES_PER_SECOND)
         try:
@@ -278,7 +278,7 @@ class _Outbox:
         """Have a message written.
 
         Raises:
-            anyio.BrokenResourceError: the server has ended, or does not read any more.
+            anyio.BrokenResourceError: the server has ended, or no longer reads.
         """
         data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
         while self._n_unread > _MAX_UNREAD and isinstance(item.message, JSONRPCRequest):
@@ -297,7 +297,7 @@ class _Outbox:
                 self._n_unread -= len(data)
                 self._has_room.unpark_all()
         except trio.BrokenResourceError:
-            pass  # `_Server.read` knows why
+            pass  # `_Server.read` reports the reason
         finally:
             self._taken.close()
             self._n_unread = 0

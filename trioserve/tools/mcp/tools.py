@@ -36,7 +36,7 @@ _log = structlog.stdlib.get_logger("trioserve.tools")
 
 
 def function_name(server: str, tool: str) -> str:
-    """``SERVER_TOOL``, as llama-server names it, with ``_`` for what no function name may hold.
+    """``SERVER_TOOL``, as llama-server names it, with ``_`` for invalid characters.
 
     A name that is too long is cut, and ends with a checksum of the whole, so that it stays the only
     one of its kind.
@@ -70,7 +70,7 @@ class McpTool(Tool):
         self._name = described.name
         annotations = described.annotations or mcp_types.ToolAnnotations()
         name = function_name(server.entry.name, described.name)
-        # What says nothing is taken at the protocol's word: by its defaults a tool may destroy.
+        # Without hints, the protocol's defaults apply: the tool may be destructive.
         self._reads_only = annotations.read_only_hint is True
         self._info = ToolInfo(
             name=name,
