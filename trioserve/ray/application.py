@@ -141,7 +141,7 @@ def _deployment(one: Served, *, router: bool) -> Any:
 
 
 def _target(known: tuple[str, tuple[str, ...], str, bool], anchor: Anchor) -> ModelTarget:
-    """Make the handle by which an ingress calls the replicas of a model."""
+    """Make the target that an ingress calls a model's replicas with."""
     name, aliases, deployment, is_single = known
     handle = serve.get_deployment_handle(deployment).options(stream=True, method_name="forward")
 

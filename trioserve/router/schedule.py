@@ -8,7 +8,7 @@ returns what to do. Its rules:
 - Models are started in the order in which they were first requested. All requests for a model wait
   for the same start.
 - A request for a model that runs does not wait. But a queue could wait forever for the place of a
-  model that is never idle; so after some such requests, further ones join the end of the queue,
+  model that is never idle; so after some such requests, later ones join the end of the queue,
   until the first request in it has its place.
 """
 
@@ -76,7 +76,7 @@ class PendingLoad:
 
 @attrs.frozen
 class Plan:
-    """Decisions: which processes to start and stop, and for which models to estimate memory."""
+    """Decisions: which processes to start and stop, and which models to estimate."""
 
     start: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()

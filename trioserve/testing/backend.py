@@ -109,7 +109,7 @@ class ScriptedBackend:
 
     Attributes:
         sequences: the tokens of each KV sequence, and the keys of its media cells.
-        chunks: knows these.
+        chunks: the chunks of the media cells.
         made_with: the adapters that each of them was computed with.
         current_adapters: those in use.
         n_decodes: how often `decode` and `decode_media` were called.
@@ -120,12 +120,12 @@ class ScriptedBackend:
         interrupted: whether the decode that runs, or the next one, ends without an effect.
         on_decode: called with the backend before each decode.
         on_compile: called with each grammar, in the thread that compiles it.
-        n_forced: of an output so far, says how many of the next tokens its grammar forces.
-        on_rewind: says whether a `rewind` succeeds.
+        n_forced: returns how many of the next tokens the grammar of an output so far forces.
+        on_rewind: returns whether a `rewind` succeeds.
         memory: the backend itself, which keeps the KV cache.
         n_checkpoints: how many checkpoints were saved.
         n_decoded: how many tokens were decoded, all together.
-        thread_choices: how many threads there may be; one by default, and no choice.
+        thread_choices: the numbers of threads to choose from; by default only one.
         threads: the numbers of threads that were set.
     """
 
@@ -158,7 +158,7 @@ class ScriptedBackend:
         self._sets: list[Adapters] = [()]  # all adapters that were ever used
         self._cells: list[list[int]] = [[] for _ in range(self.n_seqs)]
         self._next_cell = itertools.count()
-        #: What the state of each sequence has seen: tokens, and what they were computed with.
+        #: What the state of each sequence has seen: tokens, and their adapters.
         self._seen: list[list[int]] = [[] for _ in range(self.n_seqs)]
         self._borrowed: set[int] = set()  # sequences whose state is another one's, too
         self._sources: set[int] = set()  # of copies that wait for the next decode
@@ -220,7 +220,7 @@ class ScriptedBackend:
         self.threads.append(count)
 
     def decode(self) -> None:
-        """Append the batch to the sequences, or fail as told."""
+        """Append the batch to the sequences, or raise the scripted error."""
         rows = self.batch.rows
         assert sum(row[-1] for row in rows) <= self.n_outputs, "too many logits"
         self._begin_decode(len(rows), {seq for _, _, seq, _ in rows})
@@ -234,7 +234,7 @@ class ScriptedBackend:
                 self.logits[row] = seq, len(held)
 
     def decode_media(self, pieces: Sequence[MediaPiece]) -> list[int]:
-        """Append chunks, or parts of them, to the sequences, or fail as told."""
+        """Append chunks, or parts of them, to the sequences, or raise the scripted error."""
         n_cells = sum(piece.stop - piece.start for piece in pieces)
         assert self.projector is not None, "there is no projector"
         assert 0 < n_cells <= self.n_batch, "more than a batch"
@@ -274,7 +274,7 @@ class ScriptedBackend:
         self._seen[seq].append(self._values(seq, len(self.sequences[seq]) - 1)[0])
 
     def _begin_decode(self, n_cells: int, seqs: set[int]) -> None:
-        """Fail as told, or as llama.cpp would."""
+        """Raise the scripted error, or the one that llama.cpp would raise."""
         assert not self.closed, "the backend is closed"
         self.n_decodes += 1
         self.n_new = n_cells
@@ -308,7 +308,7 @@ class ScriptedBackend:
                 raise InvalidRequestError(f"There is no token {token}.", param="logit_bias")
 
     def compile(self, grammar: Grammar, owner: str = "") -> ScriptedConstraint:
-        """Make what a sampler checks its lines with."""
+        """Make the constraint that a sampler checks its reply with."""
         if self.on_compile is not None:
             self.on_compile(grammar)
         return ScriptedConstraint(grammar)
@@ -319,7 +319,7 @@ class ScriptedBackend:
         prompt: Sequence[TokenId],
         constraint: Constraint | None = None,
     ) -> ScriptedSampler:
-        """Make a sampler that knows its lines."""
+        """Make a sampler that follows the script."""
         assert constraint is None or isinstance(constraint, ScriptedConstraint)
         self.n_samplers += 1
         return ScriptedSampler(self, prompt, constraint)
@@ -431,7 +431,7 @@ class ScriptedBackend:
 
 
 class ScriptedSampler:
-    """Says what the script says after the prompt, byte by byte, and then EOS."""
+    """Generates the script's reply to the prompt, byte by byte, and then EOS."""
 
     def __init__(
         self,
@@ -505,7 +505,7 @@ class ScriptedSampler:
         self._said.append(token)
 
     def forced(self, n_max: int) -> list[TokenId]:
-        """Say what the backend says has to follow."""
+        """Generate the tokens that the backend forces."""
         n_said = len(self._said)
         rest = self._reply[n_said:]
         tokens = list(rest[: min(n_max, self._backend.n_forced(self._reply[:n_said].decode()))])

@@ -1,4 +1,4 @@
-"""A projector without a model, and what a scripted backend knows of the chunks that it has met."""
+"""A projector without a model, and a scripted backend's record of the chunks it has decoded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ScriptedProjector:
         n_positions: of each chunk; fewer than cells are as with M-RoPE.
         is_causal: of each chunk.
         n_embd: numbers in an embedding.
-        bytes_per_cell: what chunks are said to take in memory.
+        bytes_per_cell: the reported memory of chunks.
         fail_next: raised by the next `encode`.
         gate: `encode` waits until it is set, as it is at first.
         on_encode: called with each chunk before it is encoded.
@@ -139,22 +139,22 @@ class ScriptedProjector:
             self._running = False
 
     def interrupt(self) -> None:
-        """End the encoding that runs."""
+        """Interrupt the running encoding."""
         self._interrupted.set()
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the encoding that runs is to end early."""
+        """Whether the running encoding should end early."""
         return self._interrupted.is_set()
 
     def set_threads(self, count: int) -> None:
-        """Note it."""
+        """Record the number."""
         assert count > 0
         self.threads.append(count)
 
 
 def embeddings_of(chunk: MediaChunk, n_embd: int) -> Embeddings:
-    """Compute what a scripted projector makes of a chunk."""
+    """Compute a scripted projector's embeddings of a chunk."""
     seed = int.from_bytes(hashlib.sha256(chunk.id.encode()).digest()[:8], "little")
     shape = chunk.n_cells, n_embd
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)

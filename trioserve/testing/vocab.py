@@ -1,4 +1,4 @@
-"""A vocabulary with a token for each byte, and a constraint that looks at an output in it."""
+"""A vocabulary with a token for each byte, and a constraint that checks an output in it."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ byte_vocab = ByteVocab()
 
 
 class ScriptedConstraint(Constraint):
-    """Looks at an output when it is complete. Of a JSON Schema it knows that it makes JSON.
+    """Checks a complete output. For a JSON Schema it checks only that the output is JSON.
 
-    Of grammars for tool calls it knows nothing.
+    Grammars for tool calls are not checked.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -67,7 +67,7 @@ class ScriptedConstraint(Constraint):
         """Raise EngineError unless the grammar allows the output."""
         scanner = TriggerScanner(self.grammar.thinking, self.grammar.triggers)
         rest = scanner.feed(output.encode())
-        if self.grammar.kind == "tools":  # a script says what it says of them
+        if self.grammar.kind == "tools":  # not checked
             return
         if rest is None and self.grammar.triggers and not self.grammar.required:
             return

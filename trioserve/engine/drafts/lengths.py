@@ -139,7 +139,7 @@ class Acceptance:
     Right tokens count, and each draft's first mistake. A mistake reduces the weight of all before.
     """
 
-    #: The factor by which a mistake reduces the weight of earlier tokens.
+    #: The weight of earlier tokens after a mistake, as a factor.
     MEMORY = 0.6
     #: The most right tokens that count, so that the end of a repetition is soon noticed.
     MOST = 256.0
