@@ -29,6 +29,9 @@ def test_an_old_attribute_warns() -> None:
     batch = trioserve.TelemetryBatch(events=(), n_lost=0)
     with pytest.warns(DeprecationWarning, match="TelemetryBatch.steps"):
         assert batch.ticks == ()
+    prompt = trioserve.Prompt((1, 2), divergence_points=(1,))
+    with pytest.warns(DeprecationWarning, match="Prompt.divergence_points"):
+        assert prompt.hints == (1,)
 
 
 def test_unknown_names_are_attribute_errors() -> None:
