@@ -1,4 +1,4 @@
-"""`alongside`: tasks that run for as long as a block lasts."""
+"""`alongside`: tasks that run while a block runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import trio
 
 @asynccontextmanager
 async def alongside(*functions: Callable[[], Awaitable[object]]) -> AsyncIterator[trio.Nursery]:
-    """Run async functions for as long as a block lasts, then cancel them. More may be started.
+    """Run async functions while a block runs, then cancel them. The block may start more.
 
-    An exception of the block comes out as it is, and not in the group of a nursery.
-    When a function fails, the block is cancelled and the group comes out, with the exception of
-    the block as its context. When a function fails while it is cancelled, the group has both.
+    An exception in the block propagates unchanged, not in the exception group of a nursery.
+    If a function fails, the block is cancelled and the group propagates, with the exception of
+    the block as its context. If a function fails while it is cancelled, the group contains both.
     """
     failure: BaseException | None = None
     has_failed_first = False
@@ -42,7 +42,7 @@ async def alongside(*functions: Callable[[], Awaitable[object]]) -> AsyncIterato
 
 
 def _is_cancelled(error: BaseException) -> bool:
-    """Whether it is a `Cancelled`, or a group of nothing else."""
+    """Whether an exception is `Cancelled`, or a group that contains nothing else."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(trio.Cancelled)[1] is None
     return isinstance(error, trio.Cancelled)

@@ -1,7 +1,7 @@
 """The ASGI app: ``hypercorn trioserve.app:app --worker-class trio``.
 
 Importing this loads no model and reads no environment; both happen when the app is served. The
-socket is open while the model loads, and requests are answered with 503 until it is there.
+socket is open while the model loads; requests get 503 until then.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def create_app(config: Config | None = None, *, load: Loader | None = None) -> Q
     The app's `Service` is ``app.extensions["trioserve"]``.
 
     Args:
-        config: what to serve; none: as the environment says when the app is served, and then
-            the app sets up logging too.
+        config: what to serve. Without it, the app reads the environment when it is served, and
+            then also sets up logging.
         load: loads the model; the default loads a GGUF file with llama.cpp.
     """
     service = Service(config, load=load)
@@ -50,7 +50,7 @@ def create_app(config: Config | None = None, *, load: Loader | None = None) -> Q
 
 
 def create_router(config: Config, open_fleet: OpenFleet) -> QuartTrio:
-    """Make an app that serves many models, each in a process of its own.
+    """Make an app that serves many models, each in a separate process.
 
     The app's `RouterService` is ``app.extensions["trioserve"]``.
 
@@ -81,17 +81,17 @@ async def _begin(app: QuartTrio, service: AppState) -> None:
 
 
 async def _live(service: AppState) -> None:
-    """Run the service. When it fails, end the process that serves it.
+    """Run the service. If it fails, end the process that serves it.
 
-    Hypercorn goes on without an app's lifespan when that raises, except for this one error,
-    which ends the worker, and with it the command.
+    When the lifespan of an app raises, Hypercorn continues without it, except for
+    `LifespanFailureError`, which ends the worker and with it the command.
     """
     try:
         await service.run()
     except TrioServeError as error:
         raise LifespanFailureError("serving", error.message) from None
     except Exception as error:
-        # A mistake of ours. Answering 503 for ever would hide it.
+        # A bug in trioserve. Answering 503 forever would hide it.
         _log.exception("the server broke")
         raise LifespanFailureError("serving", repr(error)) from error
 

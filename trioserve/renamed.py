@@ -1,4 +1,4 @@
-"""Public names that have been renamed: they work for one release more, with a warning."""
+"""Renamed public names, which still work for one release, with a warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def renamed_names(
     """Make the ``__getattr__`` of a module. `names` maps each old name to the new one.
 
     Args:
-        find: returns what any other name stands for, or raises `AttributeError`.
+        find: returns the value of any other name, or raises `AttributeError`.
     """
 
     def get(name: str) -> Any:
@@ -32,5 +32,5 @@ def renamed_names(
 
 
 def warn_of_new_name(old: str, new: str) -> None:
-    """Warn the caller of the function or property that has the old name."""
+    """Warn the caller of a function or property that has the old name."""
     warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)

@@ -3,9 +3,9 @@
     POST /predict {"instances": [{"@requestFormat": "chatCompletions", "messages": [...]}, ...]}
 
 A format is the path of a route, or the same in one word: ``chatCompletions`` is
-``/v1/chat/completions``. Each instance is served as a request of its own, all at the same time, and
-``predictions`` has their answers in the order of the instances. Vertex AI sets variables that
-switch the route on, as it does for llama-server.
+``/v1/chat/completions``. Each instance is served as a separate request, all of them concurrently.
+``predictions`` lists the answers in the order of the instances. Vertex AI sets environment
+variables that enable the route, as it does for llama-server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Streams that outlive the connections of their readers: their bytes, their ends, their bounds.
+"""Streams that outlive the connections of their readers.
 
-A `StreamSession` is written by the request that runs in it, as an ASGI ``send``, and read by any
-number of others, which come and go. `Sessions` finds them, and keeps them within bounds: over a
-bound, the session that ended first goes first. While too many run, there are no new ones.
+A `StreamSession` runs one request, which writes the stream through an ASGI ``send``. Any number of
+other requests read it. `Sessions` finds sessions by name and enforces the limits: it evicts the
+session that ended first, and refuses new sessions while too many are running.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from trioserve.errors import (
 
 
 class OffsetError(InvalidRequestError):
-    """A reader of a stream asks for bytes that are no longer kept, or not there yet."""
+    """A reader asks for bytes that the stream has discarded, or has not produced yet."""
 
 
 class Ring:
-    """Keeps whole events, up to a number of bytes; then the oldest events make room for new ones.
+    """Keeps whole events up to a limit in bytes, and discards the oldest beyond it.
 
-    Offsets count the bytes since the stream began. What is kept begins at `start`, which is where
-    an event begins, and ends at `end`.
+    Offsets count bytes from the beginning of the stream. The ring holds the bytes from `start`,
+    which is the beginning of an event, to `end`.
 
     Args:
-        max_bytes: how many bytes are kept.
-        mark: what each event ends with, and what occurs nowhere else.
+        max_bytes: the limit.
+        mark: the terminator of each event, which occurs nowhere else.
     """
 
     def __init__(self, max_bytes: int, mark: bytes) -> None:
@@ -56,18 +56,18 @@ class Ring:
 
     @property
     def end(self) -> int:
-        """How many bytes the stream has had so far."""
+        """The length of the stream so far, in bytes."""
         return self.start + len(self._bytes)
 
     def append(self, events: bytes) -> None:
-        """Add whole events. One that is larger than the ring is not kept."""
+        """Add whole events. An event larger than the ring is discarded."""
         assert not self.closed and events.endswith(self.mark)
         self._bytes += events
         if len(self._bytes) > self._max_bytes:
             self.drop(len(self._bytes) - self._max_bytes)
 
     def drop(self, n_bytes: int) -> None:
-        """Forget the oldest events, of at least so many bytes."""
+        """Discard the oldest events: at least `n_bytes` bytes, and whole events only."""
         if n_bytes > 0:
             found = self._bytes.find(self.mark, max(n_bytes - len(self.mark), 0))
             n_bytes = len(self) if found < 0 else found + len(self.mark)
@@ -75,14 +75,14 @@ class Ring:
             self.start += n_bytes
 
     def close(self) -> None:
-        """There will be no more events."""
+        """Mark the stream as complete: no more events follow."""
         self.closed = True
 
     def check(self, offset: int, param: str | None = None) -> None:
-        """Look whether a reader can begin at an offset; `param` says where it gave that.
+        """Check that a reader can begin at an offset; `param` names the parameter that holds it.
 
         Raises:
-            OffsetError: what is there is no longer kept, or the stream has not come so far.
+            OffsetError: the offset is before `start` or after `end`.
         """
         if offset < self.start:
             raise OffsetError(
@@ -94,15 +94,15 @@ class Ring:
             )
 
     def is_boundary(self, offset: int) -> bool:
-        """Whether an event begins at an offset that is there, or will begin."""
+        """Whether an event begins, or the next one will begin, at an offset in the ring."""
         before = offset - self.start
         begin = max(before - len(self.mark), 0)
         return before == 0 or self._bytes[begin:before] == self.mark
 
     def read(self, offset: int, about: int) -> bytes:
-        """Give what there is from an offset on: up to `about` bytes, or else a single event.
+        """Return the bytes from an offset to the end of an event: up to `about`, or one event.
 
-        It ends where an event ends. Empty: there is no more, so far. Raises as `check`.
+        Returns empty bytes when the stream has no more events yet. Raises as `check`.
         """
         self.check(offset)
         first = offset - self.start
@@ -120,10 +120,11 @@ class Ring:
 
 
 class Framing:
-    """Cuts a body into events: server-sent ones, or else lines. `mark` is what each ends with.
+    """Splits a body into server-sent events, or into lines. `mark` is the terminator.
 
     Each server-sent event gets the offset of its end as its id. A browser's `EventSource` sends the
-    last id back as ``Last-Event-ID``, which so is an offset. `n_events` counts those with data.
+    last id back as ``Last-Event-ID``, which is therefore an offset. `n_events` counts the events
+    with data.
     """
 
     def __init__(self, content_type: str = "text/event-stream") -> None:
@@ -133,7 +134,7 @@ class Framing:
         self._rest = b""  # the beginning of an event
 
     def feed(self, part: bytes, offset: int) -> bytes:
-        """Take a part of the body; gives the events that end in it, the first at an offset."""
+        """Add a part of the body. Returns the events that end in it; the first is at `offset`."""
         part = self._rest + part
         if part.endswith(self.mark) and part.count(self.mark) == 1:  # as nearly all do
             self._rest = b""
@@ -145,7 +146,7 @@ class Framing:
         return bytes(written)
 
     def write(self, event: bytes, offset: int) -> bytes:
-        """Write an event that begins at an offset. Comments have no id."""
+        """Add an id to an event that begins at an offset. Comments get none."""
         if self._has_ids and event.startswith(b":"):
             return event
         self.n_events += 1
@@ -161,7 +162,7 @@ class Framing:
 # -- sessions
 
 
-#: Bytes that the readers of a session may still get when it has been forgotten.
+#: Bytes that a forgotten session keeps for its readers.
 _REST = 2**16
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -172,11 +173,11 @@ Send: TypeAlias = Callable[[Any], Awaitable[None]]
 
 @attrs.frozen
 class StreamFormat:
-    """How an API writes its streams, and what goes wrong in them."""
+    """How an API writes its streams and their errors."""
 
     content_type: str
     body: Callable[[Exception], Mapping[str, Any]]  # of an error
-    event: Callable[[Mapping[str, Any], int], bytes]  # of such a body, after so many events
+    event: Callable[[Mapping[str, Any], int], bytes]  # of the body, after n events
 
 
 @attrs.frozen
@@ -194,7 +195,7 @@ class AnswerHead:
 
 @attrs.frozen
 class Names:
-    """Under which names a session is found: a client's own, within its API key, and a secret."""
+    """The names of a session: the client's, which is scoped to its API key, and a secret."""
 
     key: str
     conversation: str | None = None
@@ -205,10 +206,10 @@ class StreamSession:
     """One stream. Made by `Sessions.start`.
 
     Args:
-        names: under which it is found.
-        form: how its API writes.
-        max_bytes: how many bytes are kept.
-        on_change: is told by how many bytes there are more, or fewer.
+        names: the names that find it.
+        form: the format of its API.
+        max_bytes: the size of its ring.
+        on_change: called with the change in the number of bytes kept, which may be negative.
     """
 
     def __init__(
@@ -221,12 +222,12 @@ class StreamSession:
         self.completed_at = 0
         self.n_readers = 0
         self.head: AnswerHead | None = None
-        self.is_stream = False  # the answer is the stream that was asked for, and has begun
-        self.body = b""  # of an answer that is no stream
-        self.failure: Exception | None = None  # why there is no whole answer
+        self.is_stream = False  # the answer is a stream of the requested type, and has begun
+        self.body = b""  # of an answer that is not a stream
+        self.failure: Exception | None = None  # why the answer is incomplete or missing
         self._framing = Framing(form.content_type)
         self.ring = Ring(max_bytes, self._framing.mark)
-        self._whole = False  # the answer came to its end
+        self._whole = False  # the answer is complete
         self._on_change = on_change
         self._scope = trio.CancelScope()
         self._answered = trio.Event()
@@ -235,7 +236,7 @@ class StreamSession:
     # -- as its request sees it
 
     async def run(self, ask: Callable[[Send], Awaitable[None]]) -> None:
-        """Run the request that writes the stream, until it has ended or `stop` is called."""
+        """Run the request that writes the stream, until it ends or `stop` is called."""
         try:
             with self._scope:
                 await ask(self.take)
@@ -245,7 +246,7 @@ class StreamSession:
             self._finish()
 
     async def take(self, message: Mapping[str, Any]) -> None:
-        """Take a message of the answer. This is an ASGI ``send`` that never waits for a reader."""
+        """Handle a message of the answer: an ASGI ``send`` that never waits for a reader."""
         if message["type"] == "http.response.start":
             self.head = AnswerHead(message["status"], tuple(message["headers"]))
             self.is_stream = self.head.is_stream(self.form.content_type)
@@ -266,7 +267,7 @@ class StreamSession:
 
     def _finish(self) -> None:
         if self._whole:
-            self.failure = None  # it was stopped too late
+            self.failure = None  # stopped after the last message
         elif self.failure is None:
             self.failure = ServerClosingError("The server ended before the stream did.")
         if not (self._whole and self.is_stream):
@@ -278,7 +279,7 @@ class StreamSession:
         self._readers.unpark_all()
 
     def _what_went_wrong(self) -> Mapping[str, Any]:
-        """The body of an error that says why there is no stream, or no whole one."""
+        """The error body that says why the stream is missing or incomplete."""
         if self.failure is None and self.head is not None and self.head.status >= 400:
             with suppress(ValueError):
                 body: Mapping[str, Any] = json.loads(self.body)
@@ -289,24 +290,24 @@ class StreamSession:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the stream has begun, or there will be none."""
+        """Whether the stream has begun, or the request ended without one."""
         return self._answered.is_set()
 
     async def wait_answer(self) -> None:
-        """Wait until the stream has begun, or there will be none."""
+        """Wait until the stream has begun, or the request ended without one."""
         await self._answered.wait()
 
     async def wait_change(self) -> None:
-        """Wait until there are more events, or the stream has ended."""
+        """Wait until the stream has new events or has ended."""
         await self._readers.park()
 
     def event_of(self, error: Exception) -> bytes:
-        """Write an error as the last event that a reader gets."""
+        """Encode an error as the last event for a reader."""
         return self.form.event(self.form.body(error), self._framing.n_events)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Count a reader for as long as the block lasts."""
+        """Count a reader for the duration of the block."""
         self.n_readers += 1
         try:
             yield
@@ -316,41 +317,41 @@ class StreamSession:
     # -- as its owner sees it
 
     def stop(self, error: Exception) -> None:
-        """End the request, if it runs. The last event tells readers of the error."""
+        """Cancel the request, if it is running. Readers get the error as the last event."""
         if not self.ring.closed and self.failure is None:
             self.failure = error
             self._scope.cancel()
 
     def drop(self, n_bytes: int) -> None:
-        """Forget the oldest events, of at least so many bytes."""
+        """Discard the oldest events: at least `n_bytes` bytes, and whole events only."""
         before = len(self.ring)
         self.ring.drop(n_bytes)
         self._on_change(len(self.ring) - before)
 
     def release(self) -> None:
-        """Count for nothing: nobody finds the session any more. Its readers get the rest of it."""
+        """Stop counting the bytes of a forgotten session. Keep only the last for its readers."""
         self.drop(len(self.ring) - _REST)
         self._on_change(-len(self.ring))
         self._on_change = _nothing
 
 
 def _nothing(n_bytes: int) -> None:
-    """Ignore a change of what is not counted any more."""
+    """Ignore a change in a session whose bytes no longer count."""
 
 
 # -- all sessions of an app
 
 
-#: Seconds after which a client may try again that was refused because too many streams run.
+#: Seconds before a client may retry when too many streams are running.
 _RETRY_AFTER = 10.0
 
-#: Of the largest stream, when there are too many bytes in all: 1/8 makes room for a while.
+#: Over the total limit, discard 1/8 of the largest stream: this makes room for a while.
 _SHARE_TO_DROP = 8
 
 
 @attrs.frozen
 class StreamLimits:
-    """The bounds of all sessions together, and how long one is kept after its end."""
+    """The limits on all sessions, and how long a session is kept after it ends."""
 
     sessions: int
     sessions_of_key: int
@@ -374,24 +375,22 @@ class StreamLimits:
 
 
 class Sessions:
-    """The sessions of an app. There are some while `run` does."""
+    """The sessions of an app. They exist only while `run` is running."""
 
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
-        self.n_bytes = 0  # that are kept, in all
-        self.n_evicted = 0  # sessions that were forgotten early, to make room
+        self.n_bytes = 0  # kept by all sessions
+        self.n_evicted = 0  # sessions forgotten early to make room
         self._clock = clock
         self._limits: StreamLimits
         self._nursery: trio.Nursery | None = None
         self._by_conversation: dict[tuple[str, str], StreamSession] = {}
         self._by_secret: dict[str, StreamSession] = {}
-        self._running: dict[StreamSession, None] = {}  # in the order in which they began
-        self._finished: dict[
-            StreamSession, float
-        ] = {}  # until when each is kept; the next to go first
+        self._running: dict[StreamSession, None] = {}  # oldest first
+        self._finished: dict[StreamSession, float] = {}  # when each expires, earliest first
         self._has_finished = trio.Event()
 
     async def run(self, config: Config) -> None:
-        """Keep sessions, until cancelled. Then those that still run are ended."""
+        """Run sessions until cancelled, which also cancels the sessions still running."""
         self._limits = StreamLimits.of(config)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -402,7 +401,7 @@ class Sessions:
 
     @property
     def is_open(self) -> bool:
-        """Whether there may be sessions: the server has begun, and has not ended."""
+        """Whether `run` is running, so that sessions can start."""
         return self._nursery is not None
 
     def __iter__(self) -> Iterator[StreamSession]:
@@ -420,17 +419,17 @@ class Sessions:
         *,
         secret: bool,
     ) -> StreamSession:
-        """Begin a stream, in place of one that has the same name.
+        """Start a stream. It replaces a stream with the same name.
 
         Args:
-            key: the API key that wants it.
-            conversation: what the client calls it.
-            form: how its API writes.
+            key: the client's API key.
+            conversation: the client's name for the stream.
+            form: the format of its API.
             ask: runs the request that writes the stream.
-            secret: whether it has a name that cannot be guessed, too.
+            secret: whether the stream also gets a name that cannot be guessed.
 
         Raises:
-            QueueFullError: too many run.
+            QueueFullError: too many streams are running.
             ServerClosingError: the server has ended.
         """
         if self._nursery is None:
@@ -450,18 +449,18 @@ class Sessions:
 
     async def _live(self, session: StreamSession, ask: Callable[[Send], Awaitable[None]]) -> None:
         await session.run(ask)
-        if session in self._running:  # nobody has stopped it
+        if session in self._running:  # not forgotten meanwhile
             del self._running[session]
             self._finished[session] = self._clock() + self._limits.keep_seconds
             self._has_finished.set()
 
     def stop(self, session: StreamSession, why: str) -> None:
-        """End a stream, and forget it. Its readers are told why."""
+        """Stop a stream and forget it. Its readers get `why` as an error."""
         session.stop(StreamStoppedError(why))
         self.forget(session)
 
     def forget(self, session: StreamSession) -> None:
-        """Find a stream no more. If it runs, it runs on."""
+        """Remove a stream from the index. It continues if it is running."""
         names = session.names
         self._running.pop(session, None)
         self._finished.pop(session, None)
@@ -476,7 +475,7 @@ class Sessions:
     # -- names
 
     def find(self, key: str, conversation: str) -> StreamSession | None:
-        """Find a stream by what the client calls it."""
+        """Find a stream by the client's name for it."""
         return self._by_conversation.get((key, conversation))
 
     def find_secret(self, secret: str) -> StreamSession | None:
@@ -484,7 +483,7 @@ class Sessions:
         return self._by_secret.get(secret)
 
     def lookup(self, key: str, conversations: Iterable[str]) -> list[StreamSession]:
-        """Find those that have these names, or one of them with ``::`` and a model behind it."""
+        """Find the streams with these names, each alone or followed by ``::`` and a model."""
         found: dict[str, list[StreamSession]] = {}
         for (owner, name), session in self._by_conversation.items():
             if owner == key:
@@ -504,7 +503,7 @@ class Sessions:
             self._evict_one_of(everyone, f"{len(everyone)} streams run, which is the most.")
 
     def _evict_one_of(self, sessions: Set[StreamSession], otherwise: str) -> None:
-        """Forget the one that ended first. Raises QueueFullError: none has ended."""
+        """Evict the session that ended first. Raises QueueFullError if none has ended."""
         first = next((each for each in self._finished if each in sessions), None)
         if first is None:
             raise QueueFullError(otherwise, retry_after=_RETRY_AFTER)
@@ -526,7 +525,7 @@ class Sessions:
                 largest.drop(max(excess, _size(largest) // _SHARE_TO_DROP))
 
     async def _keep_expiring(self) -> None:
-        """Forget streams some time after their end, unless somebody reads them. Never returns."""
+        """Forget ended streams after `keep_seconds`, unless they have readers. Never returns."""
         while True:
             while not self._finished:
                 self._has_finished = trio.Event()
@@ -546,7 +545,7 @@ def _size(session: StreamSession) -> int:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """A name, and what is before each ``::`` in it."""
+    """Yield a name, and the part before each ``::`` in it."""
     yield name
     at = name.find("::")
     while at >= 0:

@@ -123,17 +123,17 @@ async def _follow(
 # -- POSTs
 
 
-#: Seconds that a client waits for its 202, or for an error, unless it says ``wait=N``.
+#: Seconds that a client waits for its 202 or for an error, without ``wait=N``.
 _WAIT = 0.25
 
-#: Headers of the POST that end here, or that the request within the app has anew.
+#: Headers of the POST that are not forwarded to the request within the app, or are replaced.
 _OURS = frozenset(
     f"content-length expect prefer transfer-encoding {ID} {ID_HEADER} {WAITED_HEADER}".lower()
     .encode()
     .split()
 )
 
-#: Headers of the answer within the app that the answer to the POST has anew.
+#: Headers of the answer within the app that the response to the POST sets itself.
 _THEIRS = frozenset({b"content-length", b"vary"})
 
 _WAIT_SECONDS = re.compile(r'wait\s*=\s*"?([0-9]{1,9})"?', re.ASCII)
@@ -148,7 +148,7 @@ class _Wanted:
 
     @classmethod
     def read(cls, headers: Headers) -> _Wanted | None:
-        """Read them; None: there is no session to be. Raises InvalidRequestError: it is no id."""
+        """Read the headers; None: no session. Raises InvalidRequestError: the id is invalid."""
         wanted = [
             each.partition(";")[0].strip().lower()
             for value in headers.getlist("Prefer")
@@ -166,7 +166,7 @@ class _Wanted:
 
 
 async def take_over() -> Response | None:
-    """Make the POST a session that is to become one. To be done after the checks of keys."""
+    """Start a session if the POST asks for one. Call this after the API key checks."""
     takes: Any = getattr(current_app.view_functions.get(request.endpoint or ""), "takes", None)
     if request.method != "POST" or takes is None:
         return None
@@ -180,15 +180,15 @@ async def take_over() -> Response | None:
 
 @cache
 def _stream_by_default(request_class: type) -> bool | None:
-    """Whether such a request asks for a stream when it does not say; None: it never does."""
+    """The default of a request's ``stream`` field; None: it has no such field."""
     schema = json_schema.of_fields(request_class).get("stream")
     return None if schema is None else bool(schema["default"])
 
 
 async def _stream_body(*, default: bool, always: bool) -> bytes | None:
-    """The body of the current request, if it asks for a stream, or if it `always` does.
+    """The body of the current request, if it asks for a stream, or with `always` is made to.
 
-    What is wrong with it is for the handler to say.
+    The handler reports errors in the body.
     """
 
     content_type = request.headers.get("Content-Type", "")
@@ -225,7 +225,7 @@ async def _begin(wanted: _Wanted, body: bytes) -> Response:
     scope = {**current.scope, "headers": _headers(current.scope["headers"], len(body))}
     receive = receive_of(body)
     current.body.clear()
-    current.held.release()  # from now on, the request within the app holds it
+    current.held.release()  # the request within the app now holds it
 
     async def ask(send: Send) -> None:
         await app.asgi_http_class(app, scope)(receive, send)
@@ -294,8 +294,8 @@ def _passed_on(session: StreamSession) -> Headers:
 
 blueprint = Blueprint("streams", __name__)
 
-#: What an `EventSource` gets before and after the events. It connects again after any end of a
-#: response, so many milliseconds later, unless the page closes it at the last event.
+#: What an `EventSource` gets before and after the events. It reconnects after each response, this
+#: many milliseconds later, unless the page closes it on the last event.
 _FIRST = b"retry: 500\n\n"
 _LAST = b"event: done\ndata: {}\n\n"
 
@@ -369,7 +369,7 @@ def _named() -> StreamSession | None:
     return current_app_state().streams.find(current_request().api_key, id_)
 
 
-# -- by the name that nobody guesses
+# -- by the secret name
 
 
 @blueprint.get("/v1/stream/<id_>")

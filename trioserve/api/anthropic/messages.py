@@ -1,7 +1,7 @@
-"""Anthropic's messages and tools, checked and brought into the normal form of `trioserve.chat`.
+"""Checks Anthropic's messages and tools, and converts them to the normal form of `trioserve.chat`.
 
-A message there is a list of blocks: text, images, documents, results of searches. Neighbours of one
-role are one turn. What a tool returned becomes a message of its own, and thinking becomes
+A message is a list of blocks: text, images, documents, search results. Consecutive messages of one
+role are one turn. A tool result becomes a separate message, and thinking becomes
 `reasoning_content`.
 """
 
@@ -245,7 +245,7 @@ def sign(thinking: str, *, shown: bool) -> str:
 
 
 def _signed(signature: str) -> str:
-    """Read the thinking that a signature of ours carries. That of another maker is sealed."""
+    """Decode the thinking in a signature that this server made; empty for any other signature."""
     head, _, data = signature.partition(".")
     try:
         return base64.b64decode(data, validate=True).decode() if head == _SIGNATURE else ""

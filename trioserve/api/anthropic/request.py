@@ -1,8 +1,8 @@
-"""What requests to Anthropic's routes may hold, made by `fields.structure`.
+"""The bodies of requests to Anthropic's routes, made by `fields.structure`.
 
-Beside Anthropic's fields they take those that all routes share, such as ``seed`` or ``timeout``.
-Fields that nobody knows are ignored; one of Anthropic's that asks for what this server does not do
-is refused, unless its value asks for nothing.
+Besides Anthropic's fields, they take those that all routes share, such as ``seed`` or ``timeout``.
+Unknown fields are ignored. A field of Anthropic's that this server does not support is refused,
+unless its value has no effect.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def allowed(origin: str, config: Config) -> str | None:
 
 
 def headers_for(origin: str, method: str, config: Config) -> dict[str, str]:
-    """The headers by which a browser knows whether a page of this origin may read an answer."""
+    """The CORS headers that let a page of this origin read a response; empty: it may not."""
     allowing = allowed(origin, config)
     if not allowing:
         return {}

@@ -59,7 +59,7 @@ class ClientToolCalls:
             tool: which.
             arguments: by name.
             context: how.
-            record: has the deadline, and is told how the call ends.
+            record: holds the deadline, and records how the call ends.
 
         Raises:
             ServerClosingError: the app is stopping, or has ended the call.
@@ -225,7 +225,7 @@ class AppState(ABC):
     @property
     @abstractmethod
     def observers(self) -> Sequence[Observer]:
-        """Who is told of calls of tools. Raises as `tools`."""
+        """The observers of tool calls. Raises as `tools`."""
 
     @abstractmethod
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:

@@ -37,7 +37,7 @@ _PIECE = re.compile(rf'[^"\\]{{1,{_STEP}}}|(?:\\.[^"\\]{{0,8}}){{1,2048}}', re.D
 
 #: What a value in a list ends with, and the comma after it, by how the value before it begins.
 _ENDS = {'"': '",', "{": "},", "[": "],"}
-#: After so many values that had to be read alone, those of a list are not tried together again.
+#: After this many values that had to be read one by one, stop reading a list in batches.
 _MAX_ALONE = 64
 
 _Scan = Callable[[str, int], tuple[Any, int]]
@@ -129,10 +129,10 @@ class LongReader:
         return at
 
     def _many(self, at: int, values: _Container, brackets: str) -> int:
-        """Read as many values as one step takes, but not the last one of all.
+        """Read as many values as fit in one step, except the last value of the container.
 
-        Returns where the next one begins. Values that parse up to a comma are what is there, so it
-        does no harm that the comma is only likely to be one between values.
+        Returns where the next value begins. The comma at the cut may be inside a value, but then
+        the part before it does not parse.
         """
         while True:
             some = self._text[at : at + _STEP]
@@ -147,13 +147,13 @@ class LongReader:
             at = self._skip(at + cut + 1)
 
     def _piece(self, some: str, cut: int, brackets: str) -> Any:
-        """Read a part of a list or an object, as one of its own; None if it is not whole."""
+        """Parse a slice of a list or an object in its own brackets; None if a value is cut off."""
         if cut < _STEP // 2:
             return None
         try:
             found, length = self._scan(f"{brackets[0]}{some[:cut]}{brackets[1]}", 0)
         except (json.JSONDecodeError, StopIteration):
-            return None  # a value in it is longer, or it is no JSON, which is found again
+            return None  # a value is cut off, or invalid; reading values one by one reports that
         if length != cut + 2:
             return None
         self._count(some.count(",", 0, cut) + 1)

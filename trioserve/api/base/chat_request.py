@@ -71,7 +71,7 @@ _KNOWN = tuple(attrs.fields_dict(RunToolsOptions))
             {"type": "boolean"},
             {**of_class(RunToolsOptions), "additionalProperties": False},
         ],
-        "description": "Has the server run the tools that the model calls, and the model go on.",
+        "description": "The server runs the tools that the model calls, and the model continues.",
     }
 )
 def run_tools(value: Any) -> RunToolsOptions | None:
@@ -319,5 +319,5 @@ def _check_run(request: ChatRequest, run: RunToolsOptions) -> None:
     if run.approval == "ask" and not request.stream:
         raise InvalidRequestError.at(
             f"{RUN_TOOLS}.approval",
-            "is \"ask\", and nobody can be asked before the answer is there; set 'stream' to true.",
+            "is \"ask\", which needs a stream to ask for approval in; set 'stream' to true.",
         )

@@ -1,18 +1,18 @@
 """One HTTP request, from ASGI messages to the end of its response.
 
-quart-trio runs a request in a nursery and cancels it when the client goes away. This subclass
-keeps that, and mends four things around it:
+quart-trio runs a request in a nursery and cancels it when the client disconnects. This subclass
+keeps that behavior and fixes four problems:
 
 - The last message of a response is sent under a shield. Hypercorn closes the connection within
-  that call, and tells of the disconnect first: without a shield the cancel that follows would
-  leave the socket open.
-- What a handler opens for its response (a stream of tokens, say) is kept in `Request.resources`,
-  and closed in the same task once the response has been sent, or was cut off.
-- A client that sends more than is read (a body over the limit) gets the response before the
-  connection closes, and Hypercorn's reader is not left waiting for someone to take the rest. The
-  response says that it closes, or the client would send its next request into it.
-- A client that stops reading is cut off after a time. Hypercorn sends under a shield that no
-  cancel scope reaches, so its socket is closed instead.
+  that call, but first reports the disconnect: without a shield, the cancellation that follows
+  would leave the socket open.
+- Resources that a handler opens for its response (such as a stream of tokens) are kept in
+  `Request.resources`, and closed in the same task once the response has been sent or cut off.
+- A client that sends a body over the limit gets the response before the connection closes, and
+  Hypercorn's reader does not wait forever for a consumer of the rest. The response announces the
+  close, so that the client does not send its next request on this connection.
+- A client that stops reading is disconnected after a timeout. Hypercorn sends under a shield that
+  no cancel scope reaches, so the socket is closed instead.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PREFIX = "TRIOSERVE_PREFIX"
 #: The header in which a proxy says for how many seconds a request has waited there already.
 WAITED_HEADER = "X-Request-Waited"
 
-#: Seconds in which a client may go on sending a body that nobody reads, after the response.
+#: Seconds after the response in which a client may still send a body, which is discarded.
 LINGER = 2.0
 
 #: Seconds that a send in progress gets when its request was cancelled. They are counted in turns:
@@ -279,7 +279,7 @@ class Connection(TrioASGIHTTPConnection):
                 return
 
     def _take(self, request: QuartRequest, data: bytes) -> None:
-        """Keep a part of the body, unless there is no room for it, or nobody will read it."""
+        """Keep a part of the body, unless it exceeds the memory budget or will not be read."""
         assert isinstance(request, Request)
         if self._answered or request.overload is not None:
             return

@@ -1,6 +1,6 @@
 """Errors as clients see them: ``{"error": {"code", "message", "type", "param"}}``.
 
-A vendor may have a form of its own: `Vendor.errors`.
+A vendor may define another form: `Vendor.errors`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def shape_of(path: str) -> ErrorShape:
 
 
 class InternalError(TrioServeError):
-    """Something that nobody expected. The log has the traceback, under the request's id."""
+    """An unexpected exception. The log has the traceback, with the request's id."""
 
 
 def body(error: TrioServeError) -> dict[str, Any]:
@@ -84,23 +84,23 @@ def bodies_on(path: str) -> Callable[[Exception], dict[str, Any]]:
 
 
 def last_event_on(path: str, error: Exception) -> bytes:
-    """Make the event that ends a stream on a path which had begun."""
+    """Make the error event that ends a stream on a path, once the stream has begun."""
     return shape_of(path).event(bodies_on(path)(error), 0)
 
 
 def known(error: BaseException) -> TrioServeError:
-    """The error, if it is one of ours; else it is logged, and this is what the client may know."""
+    """Return a `TrioServeError` as it is. Log any other, and return an `InternalError`."""
     return error if isinstance(error, TrioServeError) else unexpected(error)
 
 
 def unexpected(error: BaseException) -> InternalError:
-    """Log an exception that should not have happened, and make what the client may know."""
+    """Log an unexpected exception. Returns the error for the client, without details."""
     _log.error("unexpected error", exc_info=error)
     return InternalError("Internal error.")
 
 
 def response(error: TrioServeError) -> Response:
-    """Make the response of a request that failed before it had one."""
+    """Make the response of a request that failed before its response began."""
     shape = shape_of(request.path)
     return Response(
         sse.encode(shape.body(error, current_request_id())),
@@ -111,14 +111,14 @@ def response(error: TrioServeError) -> Response:
 
 
 def headers_of(error: TrioServeError) -> dict[str, str]:
-    """The headers that an error has of its own: when to try again, where that is known."""
+    """The headers for an error: ``Retry-After``, if the time is known."""
     if isinstance(error, TooManyRequestsError | MemoryFullError | ModelFailedError):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     return {}
 
 
 def _translate(error: HTTPException, limit: int | None) -> TrioServeError:
-    """Turn an error of Quart's into one of ours."""
+    """Translate an error of Quart into a `TrioServeError`."""
     if error.code == 404:
         return NotFoundError("File Not Found")
     if error.code == 405:

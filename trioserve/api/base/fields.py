@@ -72,13 +72,13 @@ OBJECT: Schema = {"type": "object"}
 
 
 def object_schema(*required: str, **properties: Mapping[str, Any]) -> Schema:
-    """Describe an object by the schemas of its fields, of which some have to be there."""
+    """Describe an object by the schemas of its fields; `required` names the required ones."""
     schema: Schema = {"type": "object", "properties": properties}
     return {**schema, "required": list(required)} if required else schema
 
 
 def list_schema(items: Mapping[str, Any], limit: int, **more: Any) -> Schema:
-    """Describe a list of at most so many items."""
+    """Describe a list of at most `limit` items."""
     return {"type": "array", "items": items, "maxItems": limit, **more}
 
 
@@ -121,11 +121,11 @@ def json_type(
 
 
 class Only:
-    """The values with which a field is taken that has no effect here; null is always one.
+    """The accepted values of a field that has no effect here; null is always accepted.
 
     Args:
-        values: which. True and 1 differ, as in JSON.
-        flag: sets for all requests what the field would set for one.
+        values: the accepted values. True and 1 differ, as in JSON.
+        flag: the flag that sets for all requests what the field would set for one.
     """
 
     def __init__(self, *values: Any, flag: str = "") -> None:
@@ -133,7 +133,7 @@ class Only:
         self._values = values
 
     def has(self, value: Any) -> bool:
-        """Whether a value is one of them."""
+        """Whether a value is accepted."""
         return any(value == each and type(value) is type(each) for each in self._values)
 
 
@@ -368,7 +368,7 @@ def objects(value: Any) -> tuple[dict[str, Any], ...]:
     return tuple(value)
 
 
-#: How a field is read that has no reader of its own, by its type.
+#: The default reader of a field, by its type.
 READERS: Mapping[Any, Callable[[Any], Any]] = {
     int: integer,
     float: number,

@@ -121,7 +121,7 @@ def check_pools(server: Server) -> None:
 
 
 async def open_streams(streams: AbstractAsyncContextManager[list[_S]]) -> list[_S]:
-    """Open streams, which end with the current request at the latest.
+    """Open streams, and close them no later than the end of the current request.
 
     Raises:
         TrioServeError: one of them cannot run.

@@ -83,7 +83,7 @@ ACCEPTED: Mapping[str, str] = {
     "model": "there is one model, and answers have its name",
     "prediction": "expected text that would speed up the answer; the answer is the same without",
     "prompt_cache_key": "the cache finds prompts by their tokens",
-    "prompt_cache_options": "the cache has flags of its own",
+    "prompt_cache_options": "flags configure the cache",
     "prompt_cache_retention": "the cache keeps what fits",
     "safety_identifier": "identifies an end user to a provider",
     "service_tier": "there is one tier",
@@ -95,7 +95,7 @@ ACCEPTED: Mapping[str, str] = {
 # -- the fields
 
 
-#: Scalars that are read by fields of their own below.
+#: Scalars that separate fields below read.
 _WITH_FIELDS = frozenset({"max_tokens", "draft_max", "n_probs", "return_progress"})
 
 #: How the other numbers and booleans of `GenerationParams` and `SamplingParams` are read.
@@ -171,7 +171,7 @@ class GenerationRequest(RequestBody):
 
     @property
     def asked_probs(self) -> tuple[int, str | None]:
-        """How many candidates to report for each token; the field that says so, if one does."""
+        """The number of candidates to report for each token, and the field that sets it, if any."""
         return 0, None
 
     @property
@@ -213,5 +213,5 @@ class TextRequest(GenerationRequest):
 
     @property
     def asked_probs(self) -> tuple[int, str | None]:
-        """How many candidates to report for each token; the field that says so."""
+        """The number of candidates to report for each token, and the field that sets it."""
         return self.logprobs, "logprobs" if self.logprobs else None

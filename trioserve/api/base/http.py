@@ -56,7 +56,7 @@ def current_context(timeout: float | None, keep_alive: float | None = None) -> R
 
     Raises:
         InvalidRequestError: the header is not a number of seconds.
-        RateLimitError: the client has no request left in this minute.
+        RateLimitError: the client has used up its requests for this minute.
     """
     return uncounted_context(
         timeout, limited_as=count_request(current_request()), keep_alive=keep_alive
@@ -95,10 +95,10 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(sse.encode(value), status=status, content_type="application/json")
 
 
-#: Sizes up to which an answer is written on the event loop: it takes about 1 ms.
+#: The largest size that is encoded on the event loop, which takes about 1 ms.
 _SMALL = 8192
 
-#: Characters of a long answer that are sent at once.
+#: Characters of a long answer in each chunk.
 _PIECE = 2**18
 
 
@@ -142,7 +142,7 @@ def size_of_outputs(outputs: Iterable[Completion | ChatCompletion]) -> int:
 
 
 def receive_of(body: bytes) -> Callable[[], Awaitable[Any]]:
-    """Make the ASGI ``receive`` of a client that sends a body, and stays."""
+    """Make the ASGI ``receive`` of a client that sends a body and stays connected."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Any:
@@ -154,14 +154,14 @@ def receive_of(body: bytes) -> Callable[[], Awaitable[Any]]:
 
 
 async def give_id() -> None:
-    """Give the current request an id, which its response and its log lines have."""
+    """Give the current request an id, which its response and its log lines carry."""
     g.request_id = choose_id(request.headers.get(ID_HEADER))
-    # Each request runs in a task of its own, so this ends with it.
+    # Each request runs in a separate task, so the binding ends with it.
     structlog.contextvars.bind_contextvars(request_id=g.request_id)
 
 
 async def show_id(response: Response) -> Response:
-    """Tell the id of the request."""
+    """Add the id of the request to the response."""
     response.headers[ID_HEADER] = g.request_id
     return response
 
@@ -170,10 +170,10 @@ async def show_id(response: Response) -> Response:
 
 
 def count_request(current: Request) -> str:
-    """Count a request, once. Returns whom it is counted for: a key, or else an address.
+    """Count a request once. Returns the client it counts for: its key, or else its address.
 
     Raises:
-        RateLimitError: the client has no request left in this minute.
+        RateLimitError: the client has used up its requests for this minute.
     """
     if not current.limited_as:
         current.limited_as = current.api_key or _address_of(current)
@@ -182,7 +182,7 @@ def count_request(current: Request) -> str:
 
 
 async def show_rate_limits(response: Response) -> Response:
-    """Tell what is left with an answer to a request that was counted."""
+    """Add the remaining limits to the response, if its request was counted."""
     client = getattr(request, "limited_as", "")
     if client and (left := _limits().remaining(client)):
         response.headers.extend(vendor_of(request.path).rate_limits.write(left))

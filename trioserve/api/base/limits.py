@@ -70,7 +70,7 @@ def check_count(n: int, limit: int, what: str) -> None:
 
 
 def is_within(value: Any, limit: int) -> bool:
-    """Whether JSON has at most so many characters: those of its texts, and a few for each value."""
+    """Whether JSON has at most `limit` characters: its strings, plus a few for each value."""
     size, values = 0, [value]
     while values and size <= limit:
         value = values.pop()

@@ -35,7 +35,7 @@ FINGERPRINT = f"b{__version__}-trioserve"
 #: Stands for a probability of 0, whose logarithm JSON has no number for.
 _LOWEST = -3.4028234663852886e38
 
-#: Stands for a seed that is drawn anew for each output, as -1 does.
+#: Requests a random seed for each output, as -1 does.
 RANDOM_SEED = 2**32 - 1
 
 
@@ -84,7 +84,7 @@ def progress(value: Progress) -> dict[str, Any]:
 
 
 def usage(n_prompt: int, values: Sequence[Timings], *, copies: int = 1) -> dict[str, Any]:
-    """Count tokens, as OpenAI does: those of a prompt once, however many outputs it has.
+    """Count tokens as OpenAI does: those of a prompt only once, for any number of outputs.
 
     Args:
         n_prompt: tokens of all prompts.
@@ -224,16 +224,16 @@ class LiveTimings:
         self._drafts = (0, 0)
 
     def on_output(self, n_tokens: int, drafts: tuple[int, int]) -> None:
-        """Note new tokens, and how many were drafted and accepted so far; zeros: none anew."""
+        """Record new tokens, and the totals drafted and accepted so far; zeros: unchanged."""
         self.n_predicted += n_tokens
         self._drafts = max(self._drafts, drafts)
 
     def on_progress(self, value: Progress) -> None:
-        """Note how far the prompt is."""
+        """Record the progress of the prompt."""
         self._prompt = value
 
     def with_progress(self, value: Progress, *, timed: bool) -> dict[str, Any]:
-        """Note how far the prompt is, and write it, with the timings so far if they are wanted."""
+        """Record and return the progress of the prompt, with the timings so far if `timed`."""
         self.on_progress(value)
         written: dict[str, Any] = {"prompt_progress": progress(value)}
         if timed:

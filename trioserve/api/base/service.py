@@ -28,7 +28,7 @@ from trioserve.tools.registry import ToolRegistry
 
 _T = TypeVar("_T")
 
-#: Seconds in which clients are told that the engine has failed, before the service ends.
+#: Seconds for reporting an engine failure to clients, before the service ends.
 _FAREWELL = 3.0
 
 
@@ -52,7 +52,7 @@ class Service(AppState):
 
     @property
     def memory(self) -> MemoryBudget:
-        """What requests may hold; before the model is loaded, a budget of its own."""
+        """The memory budget of requests; a separate budget until the model is loaded."""
         return self._own_memory if self._server is None else self._server.memory
 
     @property
@@ -126,8 +126,8 @@ class Service(AppState):
         raise failure
 
     async def drain(self, timeout: float | None = None) -> None:
-        """Take nothing new, and wait for what runs; what is left after `timeout` ends with an
-        error. The default is the configuration's `drain_timeout`, in seconds.
+        """Refuse new requests, and wait for the running ones. Those that are still running after
+        `timeout` seconds end with an error. The default is the configuration's `drain_timeout`.
         """
         self._stopping = True
         if self._server is None:

@@ -31,11 +31,11 @@ _Told = TypeVar("_Told", contravariant=True)
 
 
 class LazyList(Sequence[Any]):
-    """A list in JSON, each item of which is made when it is written, and then forgotten.
+    """A JSON list that makes each item when it is written, and does not keep it.
 
     Args:
-        write: makes an item of a value.
-        values: what the items are made of.
+        write: makes an item from a value.
+        values: the values of the items.
     """
 
     def __init__(self, write: Callable[[Any], Any], values: Sequence[Any]) -> None:
@@ -201,8 +201,8 @@ async def respond(
 ) -> Response:
     """Make the response that streams events.
 
-    Waits for the first event, but not longer than until the first ping: so an error before any
-    output still has a status of its own.
+    Waits for the first event, but no longer than until the first ping, so that an error before
+    any output still sets the status.
 
     Args:
         request: the current one.
@@ -311,10 +311,10 @@ LOOK_TIMEOUT = 1.0
 
 @attrs.frozen
 class Pings:
-    """What a response says while its streams, which have these mailboxes, are silent.
+    """What a response sends while its streams, which have these mailboxes, are silent.
 
-    `interval` is the silence, in seconds, before a ping; infinite: none are sent. With
-    `tell_place`, the place in the queue is told soon, and again when it has changed.
+    `interval` is the number of silent seconds before a ping; infinite: no pings. With
+    `tell_place`, the response reports the place in the queue soon, and again after each change.
     """
 
     interval: float

@@ -48,8 +48,8 @@ _log = structlog.stdlib.get_logger("trioserve.api")
 #: Seconds that closing may take: under TLS it sends, and a client may not read.
 _CLOSE_TIMEOUT = 2.0
 
-#: Clients that are waited for at the same time, to read that there are too many connections.
-#: Further ones are told, too, but the close that follows may take it from them.
+#: Clients that the server waits for at a time while they read that it has too many connections.
+#: Others get the message, too, but the close that follows may discard it.
 _MAX_REFUSED = 32
 
 
@@ -188,11 +188,11 @@ class TCPConnection(TCPServer):
         """
         stream: Any = self.stream
         if sys.platform == "win32" or not hasattr(stream, "socket") or self.send_lock.locked():
-            return data  # under TLS the bytes are others
+            return data  # TLS would encrypt the bytes
         try:
             return data[os.write(stream.socket.fileno(), data) :]
         except OSError:
-            return data  # it is full or closed, which Hypercorn finds, too
+            return data  # full or closed; Hypercorn notices, too
 
     async def _read_data(self) -> None:
         await super()._read_data()
@@ -200,7 +200,7 @@ class TCPConnection(TCPServer):
         await self.idle_task.stop()  # or the descriptor would stay open until it ends by itself
 
     async def _refuse(self, state: AppState) -> None:
-        """Say that there are too many connections, whatever the client is about to ask."""
+        """Respond that there are too many connections, without reading a request."""
         stream: Any = self.stream  # Hypercorn's annotation knows TLS only
         is_plain, waits = hasattr(stream, "send_eof"), state.n_refused < _MAX_REFUSED
         if not waits and not is_plain:
@@ -217,7 +217,7 @@ class TCPConnection(TCPServer):
                 await stream.send_all(head.encode() + body)
                 if is_plain:
                     await stream.send_eof()
-                if waits:  # unread bytes would make a reset of the close
+                if waits:  # with unread bytes, the close would be a reset
                     await stream.receive_some(2**16)
         finally:
             state.n_refused -= 1
@@ -236,7 +236,7 @@ def _is_target(target: str) -> bool:
 
 
 def _state_in(app: Any) -> AppState | None:
-    """The state of an app as Hypercorn wraps it, if it is one of ours."""
+    """The state of an app as Hypercorn wraps it; None if trioserve did not create the app."""
     extensions: dict[str, Any] = getattr(getattr(app, "app", None), "extensions", {})
     return extensions.get(NAME)
 
@@ -247,7 +247,7 @@ def _state_in(app: Any) -> AppState | None:
 if sys.platform != "win32":
     import resource
 
-#: Descriptors that are kept for files, and for clients that are told that there are too many.
+#: Descriptors reserved for files, and for refusing clients when there are too many.
 RESERVE = 64
 
 

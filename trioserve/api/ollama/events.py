@@ -1,8 +1,8 @@
-"""How answers and errors are written for Ollama's clients: in parts, or whole.
+"""Writes answers and errors for Ollama's clients, streamed or whole.
 
-Each part is an object with what is new, and the last one says why the output ended and how long
-everything took, in nanoseconds. Streams are lines of JSON, without names or comments: such a client
-skips no line, so a part without text keeps a silent stream alive.
+Each part of a stream is an object with the new output. The last one has the reason for the end and
+all durations, in nanoseconds. Streams are lines of JSON, without event names or comments. Clients
+parse every line, so a part without text serves as a ping.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
 
 
 def line(value: Any, n_before: int = 0) -> bytes:
-    """Write a line of a stream: an error ends one, and is no different from the others."""
+    """Write a line of a stream. An error is written in the same way, and ends the stream."""
     return f"{sse.encode(value)}\n".encode()
 
 
 def status(error: TrioServeError) -> int:
-    """The status of an error. Clients pull a model for which they get a 404."""
+    """The status of an error. On a 404, clients pull the model."""
     return 404 if isinstance(error, UnknownModelError) else error.status
 
 
 SHAPE = ErrorShape(body, _SCHEMA, line, status)
-"""How Ollama's clients get errors; but for one, the statuses are those of all routes."""
+"""The shape of errors for Ollama's clients. Only the status of unknown models differs."""
 
 
 # -- parts

@@ -28,7 +28,7 @@ from trioserve.server import Server
 from trioserve.server.prompts.infill import missing_tokens
 from trioserve.types import GenerationParams, Modalities
 
-# -- what clients are told of models, made of plain data: a server has one, a router many
+# -- descriptions of models, made from plain data: a server has one model, a router many
 
 
 #: The version of Ollama whose API the routes follow. Clients refuse to talk to older ones.
@@ -44,7 +44,7 @@ _NUMBER = re.compile(r"-?\d+")
 
 @attrs.frozen(kw_only=True)
 class Described:
-    """What is known of a model."""
+    """The description of a model."""
 
     name: str
     size: int  # bytes
@@ -304,8 +304,8 @@ async def pull() -> Response:
     """Refuse to download a model: this server has one."""
     request = await read_body_as(OllamaPullRequest.parse)
     raise NotSupportedError(
-        f"This server has one model, and cannot pull {request.model!r}; the command 'trioserve "
-        "pull' does, and a server that is started without a model of its own has all of them."
+        f"This server has one model, and cannot pull {request.model!r}. Run 'trioserve pull', "
+        "and start the server without a model to serve all downloaded models."
     )
 
 
@@ -322,7 +322,7 @@ async def delete() -> Response:
 
 
 def described(server: Server) -> Described:
-    """What Ollama's clients are told of the model of a server."""
+    """Describe the model of a server for Ollama's clients."""
     info = server.model.info
     return Described(
         name=info.name,

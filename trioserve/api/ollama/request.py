@@ -188,9 +188,9 @@ def _renamed(message: Mapping[str, Any], path: str) -> Message:
 
 
 def with_images(said: str, images: Sequence[str], path: str) -> str | list[dict[str, Any]]:
-    """Make the content of a message. As in Ollama, images stand where the text says ``[img]``.
+    """Make the content of a message. As in Ollama, images replace the ``[img]`` marks of the text.
 
-    Those for which there is no such place stand before the text.
+    Images without a mark precede the text.
 
     Raises:
         InvalidMediaError: an image is not valid base64; `param` names it.

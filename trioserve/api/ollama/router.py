@@ -180,7 +180,7 @@ async def delete() -> Response:
 
 
 async def _described(entry: ModelEntry) -> Described:
-    """What Ollama's clients are told of a model, as far as its file says so."""
+    """Describe a model for Ollama's clients, as far as its file does."""
     modified = 0.0 if entry.version is None else entry.version[0] / 1e9
     summary = await current_router().summary_of(entry)
     if summary is None:

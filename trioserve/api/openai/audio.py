@@ -69,7 +69,7 @@ _REFUSED: Mapping[str, str] = {
 def _from_text(
     read: Callable[[Any], _T], convert: Callable[[str], Any] = str
 ) -> Callable[[Sequence[str]], _T]:
-    """Make a reader of the values of a field of a form, of which the last one counts."""
+    """Make a reader of a form field, which uses the last of its values."""
 
     @json_type(read.json_schema)  # type: ignore[attr-defined]
     def read_last(values: Sequence[str] | bytes) -> _T:

@@ -138,7 +138,7 @@ async def _stream_chat(
 async def _run_chat(
     server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> Response:
-    """Answer a chat for which the server runs tools."""
+    """Answer a chat whose tools the server runs."""
     run = await open_run(server, request, params, context)
     if request.stream:
         events = ChatEvents(request, params, OutputWriter(server, request, params))

@@ -457,15 +457,15 @@ def counted(answer: RunAnswer) -> Timings:
 
 
 class ClientCalls:
-    """Picks, of what the model writes, all but the calls that the server runs.
+    """Removes the calls that the server runs from the model's output.
 
     Args:
-        names: of the client's own tools.
+        names: the names of the client's tools.
     """
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._indexes: dict[int, int] = {}  # of calls in the step, and among those that are told
+        self._indexes: dict[int, int] = {}  # call's index in the step -> index for the client
 
     def begin_step(self) -> None:
         """Begin the next answer of the model."""

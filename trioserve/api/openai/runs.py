@@ -1,4 +1,4 @@
-"""Answers for which the server runs tools: what chats and responses do to have them."""
+"""Runs tools on the server for chats and responses."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from trioserve.types import GenerationParams
 async def open_run(
     server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> AgentRun:
-    """Begin the run that a request asks for. It ends with the current request at the latest.
+    """Start the run that a request asks for. It ends no later than the current request.
 
     Raises:
-        InvalidRequestError: the server has no such tools, or the run may not be as it is asked
-            for; `param` names the field.
+        InvalidRequestError: the server has no such tools, or does not allow an option of the run;
+            `param` names the field.
         TrioServeError: the model cannot answer.
     """
     asked = request.run_tools
@@ -48,7 +48,7 @@ async def open_run(
         )
     run = RunParams(
         max_steps=max_steps,
-        # Without a stream, nobody knows of a call that waits.
+        # Without a stream, the client cannot see that a call waits.
         approve=asked.approval or ("ask" if request.stream else "none"),
         cwd=asked.cwd or None,
         runtime=asked.runtime or None,
@@ -147,7 +147,7 @@ class StopRequest(RequestBody):
 @blueprint.post("/v1/responses/<id_>/approve")
 @takes(ApproveRequest)
 async def approve(id_: str) -> Response:
-    """Let a call through that waits for a person, or refuse it. `reason` is told to the model."""
+    """Approve or deny a call that waits for approval. The model gets the `reason`."""
     asked = await read_body_as(ApproveRequest.parse)
     run = _find(id_)
     if asked.approve:
@@ -161,7 +161,7 @@ async def approve(id_: str) -> Response:
 @blueprint.post("/v1/responses/<id_>/stop")
 @takes(StopRequest)
 async def stop(id_: str) -> Response:
-    """Stop a call that waits or runs. The model is told that a person has stopped it."""
+    """Stop a call that waits or runs. Its result tells the model that a person stopped it."""
     asked = await read_body_as(StopRequest.parse)
     _find(id_).stop(asked.call_id)
     return json_response({"success": True})

@@ -1,8 +1,7 @@
-"""The routes of a router: its own, and all others on their way to the model that a request names.
+"""The routes of a router: those that it answers, and those that it forwards to a model's child.
 
-A router's app has the routes of an app with one model. A request for one of its own is answered
-here; whatever else has a route goes to a child as it came, so that an unknown path is a 404 without
-any model being loaded for it.
+A router's app has the routes of an app with one model. It answers some of them here, and forwards
+requests for the others to a child unchanged. An unknown path is a 404, and loads no model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Forwarding: the current request to the child of its model, and what that answers to the client.
+"""Forwards the current request to the child of its model, and the answer to the client.
 
-A client that goes away ends the request's nursery, wherever the request stands, and with it the
+When the client disconnects, the request's nursery is cancelled at any stage, which closes the
 connection to the child.
 """
 

@@ -1,11 +1,12 @@
 """``/cors-proxy``: requests of a page to an MCP server of another origin.
 
-A browser lets a page reach other origins only where these agree, and most MCP servers do not. What
-goes out is what the page has named, and nothing of its own request: no cookie, no key of this
-server. What comes back is shown to the page, but is no page of this origin itself.
+A browser lets a page reach another origin only with that origin's consent, which most MCP servers
+do not give. The proxy sends the body and the headers that the page marks, and nothing else of the
+page's request: no cookie, and no API key of this server. The page can read the response, but the
+browser does not treat it as a page of this origin.
 
-Where requests may go is decided as for files that are fetched, by `FetchRules`: to public
-addresses, unless ``--ui-mcp-proxy-hosts`` names others.
+`FetchRules` decides which hosts requests may reach, as for fetched files: public addresses, unless
+``--ui-mcp-proxy-hosts`` names others.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class _StreamedCall:
 
     def _add(self, text: str) -> None:
         if self._n_unwritten > _MAX_UNWRITTEN:
-            return  # the client does not read; the result has what the model is told
+            return  # the client does not read; the result has the text for the model
         self._n_unwritten += len(text)
         self._output.append(text)
         self._news.set()

@@ -65,7 +65,7 @@ def as_event(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def event(body: Mapping[str, Any], n_before: int) -> bytes:
-    """Write a body as the last event of a stream, after so many others."""
+    """Write an error body as the last event of a stream, after `n_before` others."""
     numbered = {"type": "error", "sequence_number": n_before, **as_event(body)}
     return b"event: error\n" + sse.event(numbered)
 
@@ -125,7 +125,7 @@ class ResponseBuilder:
         self.response = self._response("in_progress")
 
     def begin(self) -> list[Event]:
-        """Tell that the response is being made, and what it goes on with, unless that was told."""
+        """Return the events that begin the stream; none if they were returned before."""
         if self.begun:
             return []
         self.begun = True

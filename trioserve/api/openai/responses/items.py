@@ -31,7 +31,7 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 @attrs.define
 class _Held:
-    """Tokens, mostly one, that became so many characters together; `n` of them were not given."""
+    """Tokens, usually one, that decode to `n_chars` characters; `n` of them are not taken yet."""
 
     n_chars: int
     n: int
@@ -39,10 +39,10 @@ class _Held:
 
 
 class TokensOfText:
-    """Takes the tokens and the deltas of a message, and tells which belong together.
+    """Matches the tokens of a message with its deltas.
 
-    A token belongs to a delta when any character of its text does; to the first one, if to
-    several. It makes no difference how the output is split.
+    A token belongs to the first delta that contains any character of its text. The result does not
+    depend on how the output is split.
 
     Args:
         pieces: the bytes of each token of the vocabulary.
@@ -56,7 +56,7 @@ class TokensOfText:
         self._partial = _Held(0, 0, [])  # tokens that end within a character
 
     def add(self, tokens: Sequence[TokenId], probs: Sequence[TokenProbs]) -> None:
-        """Take the next tokens, with their candidates where they are wanted."""
+        """Add the next tokens, with their candidates if requested."""
         for i, token in enumerate(tokens):
             piece = self._pieces[token]
             if not piece:
@@ -71,7 +71,7 @@ class TokensOfText:
                 self._text += text
 
     def take(self, deltas: Sequence[Delta]) -> list[tuple[int, list[TokenProbs]]]:
-        """For each of the next deltas: the number of its tokens, and their candidates."""
+        """Return the number of tokens of each of the next deltas, and their candidates."""
         taken: list[tuple[int, list[TokenProbs]]] = []
         position = 0
         for start, end in self._find(deltas):
@@ -94,10 +94,10 @@ class TokensOfText:
         return taken
 
     def _find(self, deltas: Sequence[Delta]) -> list[tuple[int, int]]:
-        """Find where deltas are, from the last one back: it is next to what is held back.
+        """Find the spans of deltas, from the last one back: it is next to the text held back.
 
-        Calls need not be as they were written, and nobody asks for their tokens. Other text that
-        is not there ends with a character that was cut off: it is all that is left.
+        The text of calls may differ from the output, but their tokens are not reported. Other text
+        that is not found ends with a cut-off character, so it is all of the remaining text.
         """
         spans = []
         end = len(self._text)

@@ -1,7 +1,7 @@
-"""What ``POST /v1/responses`` may hold, and the chat request that it amounts to.
+"""The body of ``POST /v1/responses``, and its conversion to a chat request.
 
-As in llama-server, a request of this API is turned into one for a chat. Fields of its own are
-read here; all others mean what they mean for a chat, such as ``temperature``.
+As in llama-server, a request of this API is converted to a chat request. Fields that only this API
+has are read here. All others, such as ``temperature``, mean the same as for a chat.
 """
 
 from __future__ import annotations
@@ -238,10 +238,10 @@ class ResponsesRequest(RequestBody):
         return {"type": "allowed_tools", "allowed_tools": allowed}
 
 
-#: What the model is told of a function.
+#: The fields of a function that the model sees.
 _TOLD = ("name", "description", "parameters")
 
 
 def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a function as chats have it. `strict` says nothing new: all arguments are checked."""
+    """Convert a function to the form of chats. `strict` is dropped: all arguments are checked."""
     return {"type": "function", "function": {name: tool[name] for name in _TOLD if name in tool}}

@@ -60,7 +60,7 @@ async def _run(
     params: GenerationParams,
     context: RequestContext,
 ) -> Response:
-    """Make a response for which the server runs tools."""
+    """Make a response whose tools the server runs."""
     with request.input.naming_items():
         run = await open_run(server, chat, params, context)
     model = server.model
