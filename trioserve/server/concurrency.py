@@ -1,4 +1,4 @@
-"""Small pieces of structured concurrency that Trio does not have, and threads for long work."""
+"""Structured concurrency that Trio does not provide, and threads for long work."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from trioserve.errors import (
 
 _T = TypeVar("_T")
 
-#: Work of this cost (characters to tokenize, token ids) is done on the event loop: it takes about
+#: The most work (characters to tokenize, token ids) to do on the event loop, where it takes about
 #: 1 ms.
 SMALL = 4096
 
-#: Asked by work now and then: whether nobody waits for it any longer.
+#: Work calls this regularly. It returns True when the caller has given up.
 Stop = Callable[[], bool]
 
-#: Pieces of work that are done at the same time for prompts, and beside them for whoever asks for
-#: nothing but tokens or text.
+#: Threads for work on prompts, and separate ones for requests that only convert between tokens and
+#: text.
 _N_THREADS = 4
 _N_ASIDE = 2
 
 
 class deadline_scope:  # noqa: N801 - used as the functions of Trio that make scopes
-    """Give a block up when a deadline comes (`trio.current_time`); infinity: never.
+    """Cancel a block at a deadline (`trio.current_time`); infinity: never.
 
     Raises:
-        DeadlineExceededError: it has come, or did before the block began.
+        DeadlineExceededError: the deadline has passed, in the block or before it.
     """
 
     def __init__(self, deadline: float) -> None:
@@ -62,7 +62,7 @@ class deadline_scope:  # noqa: N801 - used as the functions of Trio that make sc
 
 
 async def until_idle(limiter: trio.CapacityLimiter) -> None:
-    """Wait until all places of a limiter are free, those of abandoned threads included."""
+    """Wait until all tokens of a limiter are free, including those of abandoned threads."""
     places = [object() for _ in range(int(limiter.total_tokens))]
     for place in places:
         await limiter.acquire_on_behalf_of(place)
@@ -71,7 +71,7 @@ async def until_idle(limiter: trio.CapacityLimiter) -> None:
 
 
 class Gate(Protocol):
-    """Whether a server is open."""
+    """Checks whether a server is open."""
 
     closed: bool
 
@@ -80,18 +80,18 @@ class Gate(Protocol):
 
 
 async def offload(work: Callable[[], _T], cost: float, small: int = SMALL) -> _T:
-    """Do work here, or in a thread if it costs more than what takes about 1 ms, in its own measure.
+    """Run work on the event loop, or in a thread if its cost exceeds `small` (about 1 ms).
 
-    It is no checkpoint where the work is done here.
+    It is a checkpoint only when the work runs in a thread.
     """
     return work() if cost <= small else await trio.to_thread.run_sync(work)
 
 
 class Workers:
-    """Does small work on the event loop, and other work in one of a few threads.
+    """Runs short work on the event loop, and long work in one of a few threads.
 
-    When its caller is cancelled, the work is told to stop, and goes on without anybody waiting
-    for it until it looks. Its thread counts as taken until then.
+    Cancelling the caller sets the stop flag of its work and returns at once. The abandoned thread
+    counts as busy until the work checks the flag.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -102,15 +102,15 @@ class Workers:
     async def offload(
         self, work: Callable[[Stop], _T], cost: float = math.inf, *, aside: bool = False
     ) -> _T:
-        """Do work here, or in a thread if its cost is not `SMALL`; either way a checkpoint.
+        """Run work on the event loop, or in a thread if it is long. Always a checkpoint.
 
         Args:
-            work: is told whether to stop.
-            cost: see `SMALL`. The default is always too much for the event loop.
-            aside: whether it is not for a prompt, and so leaves the threads of prompts alone.
+            work: called with a function that says whether to stop.
+            cost: the cost, in the unit of `SMALL`. By default the work runs in a thread.
+            aside: whether to use the threads that are not reserved for prompts.
 
         Raises:
-            ServerClosingError: the server was closed, so that the work was given up.
+            ServerClosingError: the server was closed, and the work was abandoned.
         """
         if cost <= SMALL:
             await trio.lowlevel.checkpoint()
@@ -129,7 +129,7 @@ class Workers:
             cancelled.set()
 
     async def wait_idle(self) -> None:
-        """Wait until no thread works any more, abandoned ones included."""
+        """Wait until all threads are idle, including abandoned ones."""
         for limiter in (self._threads, self._aside):
             await until_idle(limiter)
 
@@ -139,7 +139,7 @@ def _never() -> bool:
 
 
 class EnteredOnce(ABC):
-    """Something that lives inside ``async with``, once, as long as `_live` does."""
+    """An object with an ``async with`` block that is entered once. `_live` makes the block."""
 
     _life: AbstractAsyncContextManager[None] | None = None
 
@@ -165,7 +165,7 @@ class EnteredOnce(ABC):
 
 
 async def all_of(calls: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
-    """Make calls at the same time, and return what they return.
+    """Run calls concurrently, and return their results.
 
     Raises:
         TrioServeError: one of them failed; the others are cancelled.
@@ -179,7 +179,7 @@ async def all_of(calls: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
         try:
             results[index] = await call()
         except TrioServeError as error:
-            failures.append(error)  # raised below, outside of the nursery's group
+            failures.append(error)  # raised below, outside of the nursery's exception group
             nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:

@@ -1,7 +1,7 @@
-"""Who asks and until when, and the single fields that a program passes by name.
+"""The context of a request, and parameters that a program passes as keyword arguments.
 
-``server.chat(messages, tools=[...], temperature=0, timeout=5)`` names a field of `ChatParams`, one
-of `SamplingParams` and the time of a `RequestContext`. Each of them takes its own out.
+``server.chat(messages, tools=[...], temperature=0, timeout=5)`` sets a field of `ChatParams`, one
+of `SamplingParams` and the deadline of a `RequestContext`. Each class takes its fields.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ _T = TypeVar("_T", bound=attrs.AttrsInstance)
 
 @attrs.frozen
 class RequestContext:
-    """Who asks, and until when. Made once, where the request comes in."""
+    """The client of a request and its deadline. Created once, when the request arrives."""
 
-    #: Clients take turns in the queue. It may be an API key, so it is never shown.
+    #: The client for fair queueing. It may be an API key, so it is not part of the repr.
     client: str = attrs.field(default="", repr=False)
-    #: Whose rate limits it uses up: an API key, or an address; empty: nobody's.
+    #: The client for rate limits: an API key or an address; empty: no limit.
     limited_as: str = attrs.field(default="", repr=False)
-    #: When the request is cancelled, wherever it is (`trio.current_time`).
+    #: When the request is cancelled, in any state (`trio.current_time`).
     deadline: float = attrs.field(default=math.inf, kw_only=True)
-    #: Seconds for which the model stays in memory afterwards, idle; below 0: for ever. None: as the
-    #: last request said, or else the configuration.
+    #: Seconds that the model stays in memory when idle after this request; below 0: for ever.
+    #: None: as the last request set it, or else the configuration.
     keep_alive: float | None = attrs.field(default=None, kw_only=True)
-    #: When it came in (`trio.current_time`). None: when its task is submitted.
+    #: When the request arrived (`trio.current_time`). None: when its task is submitted.
     arrived: float | None = attrs.field(default=None, kw_only=True)
-    #: Its id, and where it stands in the traces of the caller, as in the headers of these names.
+    #: The request's id, and the trace context of the caller, as in the headers of these names.
     request_id: str = attrs.field(default="", kw_only=True)
     traceparent: str = attrs.field(default="", kw_only=True)
     tracestate: str = attrs.field(default="", kw_only=True)
-    #: What the log gives as the reason when the caller's scope is cancelled.
+    #: The reason to log when the caller's scope is cancelled.
     on_cancel: CancelReason = attrs.field(default=CancelReason.CALLER, kw_only=True)
 
     def check_time(self) -> None:
-        """Refuse a request whose time is up. Raises DeadlineExceededError."""
+        """Check the deadline. Raises DeadlineExceededError if it has passed."""
         if self.deadline <= trio.current_time():
             raise DeadlineExceededError
 
 
 def take(cls: type[_T], fields: dict[str, Any], base: _T | None) -> _T:
-    """Make an object of a class: as `base`, with those of the fields that are the class's."""
+    """Copy `base`, and remove the class's fields from `fields` to set them."""
     changes = {name: fields.pop(name) for name in _names_of(cls) & fields.keys()}
     base = cls() if base is None else base
     return changed(base, changes) if changes else base
@@ -67,7 +67,7 @@ def take_context(fields: dict[str, Any], base: RequestContext | None = None) -> 
 
 
 def take_params(fields: dict[str, Any], base: GenerationParams) -> GenerationParams:
-    """Change fields of `GenerationParams` and of its `SamplingParams`. Takes all there are.
+    """Change fields of `GenerationParams` and of its `SamplingParams`. Uses all of `fields`.
 
     Raises:
         InvalidRequestError: a field is unknown, has the wrong type or is out of range.
@@ -83,7 +83,7 @@ def take_params(fields: dict[str, Any], base: GenerationParams) -> GenerationPar
 
 
 def refuse(fields: Mapping[str, Any]) -> None:
-    """Refuse fields that are left over. Raises InvalidRequestError."""
+    """Reject unknown fields. Raises InvalidRequestError."""
     for name in sorted(fields):
         raise InvalidRequestError(f"'{name}' is not a parameter here.", param=name)
 

@@ -1,8 +1,8 @@
-"""From the engine's outbox to the requests: one mailbox a request, with a bound.
+"""Dispatches the engine's events to requests, with one bounded mailbox for each request.
 
-A bridge wakes the event loop from the inference thread. A task whose reader leaves its mailbox to
-fill up is paused, and cancelled where the mailbox stays full for too long. Neither needs the reader
-to be awake.
+A bridge wakes the event loop from the inference thread. A task is paused when its reader lets the
+mailbox fill up, and cancelled when the mailbox stays full for too long. Both work while the reader
+is blocked.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from trioserve.types import (
 
 
 class Bridge(Protocol):
-    """A doorbell. Rings that come before it is answered count as one."""
+    """Wakes the event loop. Notifications before the loop answers are combined into one."""
 
     def notify(self) -> None:
-        """Ring. From any thread; never blocks."""
+        """Notify the event loop. Callable from any thread; never blocks."""
 
     async def wait(self) -> None:
-        """Wait until it rings, and answer.
+        """Wait for a notification, and clear it.
 
-        When cancelled, a ring that has come is kept for the next call.
+        When cancelled, a pending notification is kept for the next call.
         """
 
     def close(self) -> None:
-        """Give the descriptors back, on the event loop. Who waits gets a ClosedResourceError.
+        """Close the descriptors, on the event loop. A waiting task gets a ClosedResourceError.
 
-        A ring that comes later is lost.
+        Later notifications are ignored.
         """
 
 
@@ -76,8 +76,8 @@ class EventFdBridge:
         self._write.argtypes = [ctypes.c_int, ctypes.c_uint64]
 
     def notify(self) -> None:
-        # Keeps the GIL, which `os.eventfd_write` would give to the event loop just when the
-        # inference thread wants to go on to `llama_decode`, which gives it up anyway.
+        # This write keeps the GIL. `os.eventfd_write` would release it to the event loop just
+        # before the inference thread calls `llama_decode`, which releases it anyway.
         self._write(self._fd, 1)
 
     async def wait(self) -> None:
@@ -85,13 +85,13 @@ class EventFdBridge:
         os.eventfd_read(self._fd)
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1  # a ring that comes too late is for no other file
+        fd, self._fd = self._fd, -1  # a late write must not reach a reused descriptor
         trio.lowlevel.notify_closing(fd)
         os.close(fd)
 
 
 class SocketPairBridge:
-    """A pair of sockets, where there is no eventfd (macOS, Windows)."""
+    """A pair of sockets, for systems without eventfd (macOS, Windows)."""
 
     def __init__(self) -> None:
         try:
@@ -102,7 +102,7 @@ class SocketPairBridge:
         self._writer.setblocking(False)
 
     def notify(self) -> None:
-        # When the buffer is full of rings, one more adds nothing; when it is closed, no ring does.
+        # A full buffer already wakes the loop; a closed socket needs no wake-up.
         with contextlib.suppress(OSError):
             self._writer.send(b"\0")
 
@@ -117,21 +117,21 @@ class SocketPairBridge:
 
 
 def open_bridge() -> Bridge:
-    """Make the best bridge that this system has.
+    """Open the best bridge that this system supports.
 
     Raises:
-        BridgeError: there are no descriptors left, or none may be made.
+        BridgeError: no descriptors are left, or the system forbids new ones.
     """
     return EventFdBridge() if hasattr(os, "eventfd") else SocketPairBridge()
 
 
 _T = TypeVar("_T")
 
-#: Bytes in a mailbox above which its task is paused, however few tokens they belong to. One event
-#: of a response has little more.
+#: Bytes in a mailbox above which its task is paused, for any number of tokens. An event of a
+#: response has little more.
 UNREAD_BYTES = 2**20
 
-#: About what a candidate for a token takes, in memory and in a response; and a small event.
+#: Approximate bytes of a candidate token in memory and in a response; also of a small event.
 _CANDIDATE_BYTES = 150
 _EVENT_BYTES = 150
 
@@ -143,28 +143,28 @@ def size_of(probs: Sequence[TokenProbs]) -> int:
 
 @attrs.define
 class QueueLoad:
-    """Requests that wait for a slot, and what their prompts add up to."""
+    """Requests in the queue, and the sum of their prompt tokens."""
 
     n_requests: int = 0
     n_tokens: int = 0
 
 
 class Mailbox:
-    """The unread events of one task. One reader."""
+    """The unread events of one task, for one reader."""
 
     def __init__(self, task_id: int, n_prompt: int, client: str = "") -> None:
         self.task_id = task_id
         self.n_prompt = n_prompt
         self.client = client
         self.queued = True  # the task has no slot
-        self.n_unread = 0  # tokens
-        self.n_bytes = 0  # that they take, roughly
-        self.ended = False  # the engine has sent the last event, or was told to drop the task
+        self.n_unread = 0  # unread tokens
+        self.n_bytes = 0  # approximate bytes of the unread events
+        self.ended = False  # the engine sent the last event, or got a request to drop the task
         self.cancel_reason: CancelReason | None = None
-        #: Called when the reader was found stalled, to wake it where Trio cannot.
+        #: Called when the reader is stalled, to wake it where Trio cannot.
         self.on_stalled: Callable[[], None] | None = None
         self._events: list[Event] = []
-        # Output that came token by token since the last event; the reader gets it as one chunk.
+        # Single tokens since the last event; the reader gets them as one chunk.
         self._texts: list[str] = []
         self._tokens: list[TokenId] = []
         self._error: TrioServeError | None = None
@@ -179,7 +179,7 @@ class Mailbox:
         """Add one token of output and wake the reader."""
         self.n_unread += 1
         self.n_bytes += len(text)
-        if not self._tokens and not self._events:  # else it is awake
+        if not self._tokens and not self._events:  # otherwise the reader is awake
             self._reader.unpark()
         self._texts.append(text)
         self._tokens.append(token)
@@ -211,7 +211,7 @@ class Mailbox:
             self._events.append(chunk)
 
     def fail(self, error: TrioServeError) -> None:
-        """Make the reader raise `error`, ahead of what it has not read."""
+        """Make the reader raise `error` before it reads pending events."""
         self._error = error
         self.ended = True
         self._reader.unpark()
@@ -238,11 +238,11 @@ class Mailbox:
 
 
 class Dispatcher:
-    """Sorts the engine's events into mailboxes, and watches over the readers.
+    """Dispatches the engine's events to mailboxes, and watches for stalled readers.
 
     Args:
-        engine: where events come from, and where pauses and cancels go.
-        bridge: rings when there are events.
+        engine: sends events; pauses and cancels tasks.
+        bridge: wakes the event loop when there are events.
         unread_tokens: tokens in a mailbox above which its task is paused.
         stall_timeout: seconds that a task may stay paused.
     """
@@ -255,17 +255,17 @@ class Dispatcher:
         self._unread_tokens = unread_tokens
         self._stall_timeout = stall_timeout
         self._mailboxes: dict[int, Mailbox] = {}
-        # Paused mailboxes and when their time is up: the first one is always the next.
+        # Paused mailboxes and when their time is up, in order of time.
         self._paused: OrderedDict[Mailbox, float] = OrderedDict()
         self._someone_paused = trio.Event()
         self._deadlines: list[tuple[float, int]] = []  # a heap; ended tasks may still be in it
         self._new_deadline = trio.Event()
-        self._calls: set[trio.Event] = set()  # that wait for the inference thread
+        self._calls: set[trio.Event] = set()  # calls that wait for the inference thread
         self._is_stopped = False
-        #: Set when the engine has failed, and all requests have been told.
+        #: Set when the engine has failed, after all requests got the error.
         self.failed = trio.Event()
         self.queued = QueueLoad()
-        #: By client: those that are not empty.
+        #: Queue loads by client; empty ones are removed.
         self._queued_of: defaultdict[str, QueueLoad] = defaultdict(QueueLoad)
 
     def __len__(self) -> int:
@@ -273,11 +273,11 @@ class Dispatcher:
 
     @property
     def mailboxes(self) -> Iterable[Mailbox]:
-        """The mailboxes of all requests that are open."""
+        """The mailboxes of all open requests."""
         return tuple(self._mailboxes.values())
 
     def queued_of(self, client: str) -> QueueLoad:
-        """What a client has in the queue."""
+        """The requests and tokens that a client has in the queue."""
         return self._queued_of.get(client) or QueueLoad()
 
     def open(
@@ -285,7 +285,7 @@ class Dispatcher:
     ) -> Mailbox:
         """Make the mailbox of a task. Call it before the task is submitted.
 
-        At the `deadline` (`trio.current_time`) the task is cancelled, wherever it is.
+        At the `deadline` (`trio.current_time`) the task is cancelled in any state.
         """
         mailbox = Mailbox(task_id, n_prompt, client)
         if deadline < math.inf:
@@ -296,7 +296,7 @@ class Dispatcher:
         return mailbox
 
     def _move(self, mailbox: Mailbox, queued: bool) -> None:
-        """Note that a request has gone back to the queue, or left it."""
+        """Update the queue loads when a request enters or leaves the queue."""
         if mailbox.queued != queued:
             mailbox.queued = queued
             self._count(mailbox, 1 if queued else -1)
@@ -310,7 +310,7 @@ class Dispatcher:
             del self._queued_of[mailbox.client]
 
     def close(self, mailbox: Mailbox) -> None:
-        """Drop a mailbox, and cancel its task unless that has ended."""
+        """Drop a mailbox, and cancel its task unless it has ended."""
         del self._mailboxes[mailbox.task_id]
         self._paused.pop(mailbox, None)
         self._move(mailbox, False)
@@ -319,14 +319,14 @@ class Dispatcher:
             self._engine.cancel(mailbox.task_id)
 
     def end(self, mailbox: Mailbox, error: TrioServeError, reason: CancelReason) -> None:
-        """Cancel a task whose reader did not ask for it; the reader gets `error`."""
+        """Cancel a task on the server's side; the reader gets `error`."""
         if not mailbox.ended:
             mailbox.cancel_reason = reason
             mailbox.fail(error)
             self._engine.cancel(mailbox.task_id)
 
     async def take(self, mailbox: Mailbox) -> list[Event]:
-        """Take the events of a mailbox, and let its task go on if it was paused."""
+        """Take the events of a mailbox, and resume its task if it was paused."""
         events = await mailbox.take()
         if self._paused.pop(mailbox, None) is not None:
             self._engine.resume(mailbox.task_id)
@@ -338,14 +338,14 @@ class Dispatcher:
         *,
         post: Callable[[Callable[[], None]], None] | None = None,
     ) -> _T:
-        """Call a function on the inference thread, between two steps; returns or raises as it does.
+        """Call a function on the inference thread between two steps, and return its result.
 
-        When cancelled before it was called, it is not called any more. `post` hands it over; the
-        default is the engine's `call`.
+        When cancelled before the call starts, the function is not called. `post` submits the call;
+        the default is the engine's `call`.
 
         Raises:
-            EngineError: the engine failed before it came to the call.
-            ServerClosingError: the engine was stopped before it came to the call.
+            EngineError: the engine failed before the call.
+            ServerClosingError: the engine stopped before the call.
         """
         done = trio.Event()
         token = trio.lowlevel.current_trio_token()
@@ -373,7 +373,7 @@ class Dispatcher:
         return results[0].unwrap()
 
     def end_calls(self) -> None:
-        """Take no calls any more, and end those that wait: the engine is about to stop."""
+        """Reject new calls and end waiting ones, because the engine is about to stop."""
         self._is_stopped = True
         for call in self._calls:
             call.set()
@@ -390,7 +390,7 @@ class Dispatcher:
                     self._fail(self._engine.failure)
 
     def _fail(self, error: TrioServeError) -> None:
-        """Tell whoever still waits for the engine that it has failed."""
+        """Report the engine's failure to all requests and calls that wait for it."""
         for mailbox in self._mailboxes.values():
             if not mailbox.ended:
                 mailbox.fail(error.again())
@@ -408,7 +408,7 @@ class Dispatcher:
                 continue
             mailbox = self._mailboxes.get(event.task_id)
             if mailbox is None or mailbox.ended:
-                continue  # cancelled while the event was on its way
+                continue  # cancelled after the engine sent the event
             if isinstance(event, Chunk):
                 mailbox.put_chunk(event)
             elif isinstance(event, Admitted | Preempted):
@@ -429,14 +429,14 @@ class Dispatcher:
                     self._pause(mailbox)
 
     def _pause(self, mailbox: Mailbox) -> None:
-        """Pause the task of a mailbox that is full."""
+        """Pause the task of a full mailbox."""
         if not mailbox.ended and mailbox not in self._paused:
             self._engine.pause(mailbox.task_id)
             self._paused[mailbox] = trio.current_time() + self._stall_timeout
             self._someone_paused.set()
 
     async def _watch_readers(self) -> None:
-        """Cancel the tasks of readers that stay behind for too long."""
+        """Cancel the tasks of readers that stay stalled for too long."""
         while True:
             while not self._paused:
                 self._someone_paused = trio.Event()
@@ -447,7 +447,7 @@ class Dispatcher:
                 self._give_up(mailbox)
 
     async def _watch_deadlines(self) -> None:
-        """Cancel the tasks whose time is up. Their readers may be anywhere, or stuck."""
+        """Cancel tasks at their deadlines. This works while their readers are blocked."""
         while True:
             next_one = self._deadlines[0][0] if self._deadlines else math.inf
             with trio.move_on_at(next_one):

@@ -1,4 +1,4 @@
-"""`Models`: servers by name, of which a limited number have their models in memory."""
+"""`Models`: servers by name. A limited number have their models in memory."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.server import Server
 
-#: In these states, a server holds a place in memory, or waits for one.
+#: States in which a server holds a place in memory, or waits for one.
 _IN_MEMORY = (ServerState.LOADING, ServerState.READY)
 
-#: Seconds after which to look again which servers are idle: the one that was may be in use.
+#: Seconds between checks for idle servers.
 _LOOK_AGAIN = 1.0
 
 
 class Models(EnteredOnce, Mapping[str, Server]):
     """Several models in one program: ``async with Models({"small": "a.gguf"}) as models:``.
 
-    ``models["small"]`` is a `Server` that begins asleep: its model is loaded when it is first
-    needed. When as many are in memory as may be, the one whose last request is longest ago makes
-    room; one that is in use does so when it is idle. A request waits for that, in order.
+    ``models["small"]`` is a `Server` that begins asleep: the first request loads its model. At
+    the limit, the least recently used server sleeps to make room, as soon as it is idle. Requests
+    wait for that in order.
 
-    Leaving ends all servers, as leaving each of them would.
+    Leaving closes all servers, as leaving each of them would.
 
     Args:
-        models: what to load, by name: a configuration, or what its field `model` holds.
-        max_loaded: how many may be in memory at the same time; 0: any number.
+        models: what to load, by name: a configuration, or a value of its field `model`.
+        max_loaded: how many models may be in memory at the same time; 0: any number.
         load: loads a model; see `Server`.
         drive: runs an engine; see `Server`.
 
@@ -83,7 +83,7 @@ class Models(EnteredOnce, Mapping[str, Server]):
 
     @asynccontextmanager
     async def _room(self, name: str) -> AsyncIterator[None]:
-        """Hold one of the places in memory. Waits for one, and has others make room meanwhile."""
+        """Hold one of the places in memory. While it waits, idle servers are put to sleep."""
         has_place = False
         try:
             async with alongside(partial(self._make_room, name)):
@@ -95,9 +95,9 @@ class Models(EnteredOnce, Mapping[str, Server]):
                 self._places.release()
 
     async def _make_room(self, name: str) -> None:
-        """Have one server after another fall asleep, until cancelled.
+        """Put one server after another to sleep, until cancelled.
 
-        A place that is free may be another's who has waited for longer.
+        A freed place may go to a server that has waited for longer.
         """
         while True:
             others = [server for other, server in self.items() if other != name]
@@ -110,7 +110,7 @@ class Models(EnteredOnce, Mapping[str, Server]):
 
 
 async def _first_to_sleep(servers: list[Server]) -> None:
-    """Wait until one of some servers has been idle, and has fallen asleep."""
+    """Wait until one of some servers was idle and has fallen asleep."""
 
     async def sleep(server: Server) -> None:
         await server.sleep()

@@ -1,4 +1,4 @@
-"""What a caller of `Server` holds: a stream of events, or the whole of it."""
+"""What callers of `Server` get: a stream of events, or the whole output."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class ChatCompletion:
     finished: Finished
 
 
-#: Times what `size_of` says: what a candidate takes in an answer that is written at its end, which
-#: is there as text and as bytes for a moment.
+#: Factor on `size_of` for candidates in a response that is written at its end. It exists as
+#: objects, text and bytes for a moment.
 _KEPT = 2
 
 
 class Stream:
-    """The events of one request, as they come: `Progress`, `Chunk`, and at last `Finished`.
+    """The events of one request, as they arrive: `Progress`, `Chunk`, and at last `Finished`.
 
-    Iterate over it within the block that opened it. Chunks that piled up come as one, unless they
-    have a pace: then each comes when it is due. Cancelling an iteration loses nothing; leaving the
-    block cancels the request.
+    Iterate over it within the block that opened it. Pending chunks are merged into one, unless they
+    are paced: a paced chunk arrives when it is due. Cancelling an iteration loses no events;
+    leaving the block cancels the request.
 
     Raises:
         TrioServeError: from the iteration, when the request fails or is ended by the server.
@@ -75,14 +75,14 @@ class Stream:
         self.prompt = prompt
         self.finished: Finished | None = None
         self.n_tokens = 0  # generated and read so far
-        #: The text that was read so far, piece by piece, where somebody wants it at the end.
+        #: The text read so far, in pieces, for readers that need it at the end.
         self.texts: list[str] | None = None
         self.mailbox = mailbox
         self._dispatcher = dispatcher
         self._held = held
-        self._unread: list[Event] = []  # the next one last
+        self._unread: list[Event] = []  # reversed: the next one is last
         self._due = -math.inf
-        #: Whether each chunk comes when it is due. Whoever reads all of them need not wait.
+        #: Whether to wait until each chunk is due. Not needed to read the whole output.
         self.is_paced = True
 
     @property
@@ -117,7 +117,7 @@ class Stream:
         self._unread.reverse()
 
     async def _wait_until_due(self) -> None:
-        """Wait, and see what has come meanwhile: behind the last event there is nothing to save."""
+        """Wait until a chunk is due, and take the events that arrive meanwhile."""
         if trio.current_time() < self._due:
             await trio.sleep_until(self._due)
             if not self.mailbox.is_empty:
@@ -125,22 +125,22 @@ class Stream:
         self._due = max(self._due, trio.current_time()) + _pace(self._unread[-1])
 
     def cancel(self) -> None:
-        """End it from another task; its reader gets a `RequestEndedError`."""
+        """End the request from another task; its reader gets a `RequestEndedError`."""
         error = RequestEndedError("The request was cancelled.")
         self._dispatcher.end(self.mailbox, error, CancelReason.CALLER)
 
     def keep(self, probs: Sequence[TokenProbs]) -> None:
-        """Count candidates that are kept until the end against the memory of requests.
+        """Reserve memory for candidates that are kept until the end.
 
         Raises:
-            MemoryFullError: there is no room for them.
-            PayloadTooLargeError: they are more than one request may keep.
+            MemoryFullError: the memory budget has no room for them.
+            PayloadTooLargeError: they exceed what one request may hold.
         """
         if probs:
             self._held.grow(_KEPT * size_of(probs))
 
     async def read(self) -> Completion:
-        """Read all that is left, to the end. Raises what the iteration and `keep` raise."""
+        """Read to the end. Raises what the iteration and `keep` raise."""
         self.is_paced = False
         chunks = []
         async for event in self:
@@ -157,7 +157,7 @@ class Stream:
         )
 
 
-#: So many chunks that are due later may wait. If there are more, the reader is late anyway.
+#: Number of chunks that may wait until they are due. With more, the reader is late anyway.
 _MAX_PACED = 16
 
 
@@ -166,10 +166,10 @@ def _pace(event: Event) -> float:
 
 
 def _merge(events: list[Event], *, is_paced: bool = False) -> list[Event]:
-    """Join the chunks that follow one another, up to `UNREAD_BYTES`.
+    """Join adjacent chunks, up to `UNREAD_BYTES`.
 
-    Those with candidates stay apart, so that each token is an event of its own, as in llama-server.
-    So do those that have a pace, as long as the last one has.
+    Chunks with candidates stay separate: one event for each token, as in llama-server. Paced chunks
+    stay separate while the last one is paced.
     """
     if len(events) == 1:
         return events
@@ -202,7 +202,7 @@ def _join(chunks: list[Chunk]) -> Chunk:
 
 @attrs.frozen
 class ChatChunk:
-    """Newly generated parts of a message, and the tokens they came from."""
+    """New parts of a message, and the tokens they came from."""
 
     deltas: tuple[Delta, ...]
     tokens: tuple[TokenId, ...]
@@ -211,7 +211,7 @@ class ChatChunk:
 
 
 class ChatStream:
-    """Like `Stream`, with the output taken apart into content, reasoning and tool calls.
+    """Like `Stream`, with the output parsed into content, reasoning and tool calls.
 
     `prompt_text` is the rendered prompt.
     """
@@ -221,11 +221,11 @@ class ChatStream:
         self.prompt_text = prompt_text
         self._parser = parser
         self._builder = MessageBuilder()
-        self._last: Finished | None = None  # comes after what the parser held back
+        self._last: Finished | None = None  # delivered after what the parser held back
 
     @property
     def prompt(self) -> Prompt:
-        """What the model was given."""
+        """The prompt of the model."""
         return self.stream.prompt
 
     @property
@@ -235,7 +235,7 @@ class ChatStream:
 
     @property
     def mailbox(self) -> Mailbox:
-        """Where the events come in."""
+        """The mailbox of the request's events."""
         return self.stream.mailbox
 
     @property
@@ -271,11 +271,11 @@ class ChatStream:
         return ChatChunk(tuple(deltas), came_from.tokens, came_from.probs, came_from.drafts)
 
     def cancel(self) -> None:
-        """End it from another task; its reader gets a `RequestEndedError`."""
+        """End the request from another task; its reader gets a `RequestEndedError`."""
         self.stream.cancel()
 
     async def read(self) -> ChatCompletion:
-        """Read all that is left, to the end. The message has what was read before, too."""
+        """Read to the end. The message includes what was read before."""
         self.stream.is_paced = False
         chunks = []
         async for event in self:
@@ -304,7 +304,7 @@ async def read_all(
 
 
 async def read_all(opened: AbstractAsyncContextManager[list[Any]]) -> list[Any]:
-    """Read streams to their ends, at the same time: ``await read_all(server.stream_all(...))``.
+    """Read streams to their ends concurrently: ``await read_all(server.stream_all(...))``.
 
     Raises:
         TrioServeError: one of them failed; the others are cancelled.

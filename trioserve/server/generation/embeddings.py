@@ -1,4 +1,4 @@
-"""Texts that become embeddings, and documents that are ranked."""
+"""Embeddings of texts, and rankings of documents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trioserve.types import Embedded, EmbeddingTask, Prompt, Timings, TokenId
 
 Array = NDArray[np.float32]
 
-#: With norm 0, the largest number of a vector becomes this.
+#: With norm 0, a vector is scaled so that its largest component is this.
 _LARGEST = 32760.0
 
 
@@ -48,22 +48,22 @@ class Ranking:
     timings: Timings
 
     def best(self, n: int | None = None) -> tuple[int, ...]:
-        """The places of the `n` best documents, or of all, the best one first."""
+        """The indices of the `n` best documents, or of all, the best one first."""
         order = sorted(range(len(self.scores)), key=lambda index: -self.scores[index])
         return tuple(order[:n])
 
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """What is done to the embeddings that a model computes.
+    """How embeddings are cut and normalized.
 
     Raises:
-        InvalidRequestError: a value makes no sense.
+        InvalidRequestError: a value is out of range.
     """
 
-    #: -1: nothing; 0: the largest becomes 32760; 1: taxicab; 2: Euclidean; p: p-norm.
+    #: -1: none; 0: scale the largest component to 32760; 1: taxicab; 2: Euclidean; p: p-norm.
     normalize: int = 2
-    #: Keep that many numbers of each embedding, and give these the norm; None: all.
+    #: Cut each embedding to this many components before it is normalized; None: all.
     dimensions: int | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Shape:
             raise InvalidRequestError("'dimensions' must be at least 1.", param="dimensions")
 
     def check(self, width: int) -> None:
-        """Refuse more dimensions than a model has. Raises InvalidRequestError."""
+        """Check that the model has enough dimensions. Raises InvalidRequestError."""
         if self.dimensions is not None and self.dimensions > width:
             raise InvalidRequestError(
                 f"'dimensions' is {self.dimensions}, and the model's embeddings have {width}.",
@@ -92,7 +92,7 @@ class Shape:
 
 
 def _norms(matrix: NDArray[np.float64], norm: int) -> NDArray[np.float64]:
-    """The size of each row, by a norm of `Shape`."""
+    """The norm of each row; `norm` is as in `Shape`."""
     if norm == -1:
         return np.ones(len(matrix))
     if norm == 0:
@@ -100,22 +100,22 @@ def _norms(matrix: NDArray[np.float64], norm: int) -> NDArray[np.float64]:
     return np.asarray(np.linalg.norm(matrix, ord=norm, axis=1))
 
 
-#: So many numbers are normalized while a character is tokenized.
+#: Components that can be normalized in the time that tokenizing one character takes.
 _NUMBERS_A_CHARACTER = 16
 
-#: How many times the text of its tokens a text may be as long, because vocabularies drop blanks.
+#: A text may be this many times as long as the text of its tokens: some vocabularies drop blanks.
 _DROPPED = 4
 
 
 class Embedder:
-    """Makes embeddings with an engine, or scores.
+    """Computes embeddings and scores with an engine.
 
     Args:
-        config: the norm of embeddings.
-        engine: makes them.
-        requests: where a request is opened.
-        workers: turn texts into tokens.
-        media: makes texts with media in them.
+        config: the default norm of embeddings.
+        engine: runs the model.
+        requests: opens requests.
+        workers: threads that tokenize.
+        media: makes prompts of texts with media.
     """
 
     def __init__(
@@ -176,9 +176,9 @@ class Embedder:
     async def _with_media(
         self, inputs: Sequence[AnyPrompt], context: RequestContext, hold: MemoryReservation
     ) -> list[PromptLike]:
-        """Make prompts of the texts that have media in them, one after another."""
+        """Make prompts of the texts that contain media, one after another."""
         if any(isinstance(each, MixedPrompt) for each in inputs):
-            self._requests.check_room(context)  # not to work for nothing
+            self._requests.check_room(context)  # reject before loading media
         return [
             await self._media.prompt_of(each.parts, hold, add_special=True)
             if isinstance(each, MixedPrompt)
@@ -210,9 +210,9 @@ class Embedder:
         return Ranking(scores, tuple(map(len, task.texts)), result.timings)
 
     def _check_lengths(self, inputs: Sequence[PromptLike], param: str) -> None:
-        """Refuse texts that are far too long before they are tokenized.
+        """Reject texts that are far too long before they are tokenized.
 
-        A token stands for a limited number of characters, but some vocabularies drop blanks.
+        A token has a limited number of characters, but some vocabularies drop blanks.
         """
         limit, size = self._engine.n_ctx_seq, self._engine.vocab.max_token_bytes
         for text in inputs:
@@ -234,7 +234,7 @@ class Embedder:
 
     def _pair(self, query: str, document: str, stop: Stop) -> tuple[TokenId, ...]:
         if stop():
-            raise AbandonedError("Nobody waits for this ranking any longer.")
+            raise AbandonedError("The ranking was cancelled.")
         return self._engine.pair(query, document)
 
     def _task(
@@ -244,14 +244,14 @@ class Embedder:
         priority: int,
         param: str,
     ) -> EmbeddingTask:
-        """Make a task. With many texts it takes a while."""
+        """Make a task. With many texts it is slow."""
         weight = self._requests.resources.weight_of(context.client)
         id_ = next(self._requests.resources.task_ids)
         return EmbeddingTask(id_, texts, context.client, weight, priority, param)
 
 
 async def _embedded(stream: Stream) -> Embedded:
-    """Wait for the one event of a task that makes embeddings."""
+    """Wait for the only event of an embedding task."""
     async for event in stream:
         if isinstance(event, Embedded):
             return event

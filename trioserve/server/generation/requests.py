@@ -1,4 +1,4 @@
-"""The life of one request: it is let in, its task is submitted, and it is closed."""
+"""The life of a request: admit it, submit its task to the engine, and close it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _T = TypeVar("_T")
 
 
 class ServerResources:
-    """What outlasts a server's engines: it is there while the server sleeps, too.
+    """The parts of a server that outlive its engines. They exist while the server sleeps, too.
 
     Args:
-        config: of the server.
+        config: the server's configuration.
     """
 
     def __init__(self, config: Config) -> None:
@@ -53,12 +53,12 @@ class ServerResources:
         self._weights = dict(zip(config.api_keys, config.api_key_weights, strict=False))
 
     def weight_of(self, client: str) -> float:
-        """How many turns a client has in the queue for one of the others."""
+        """The weight of a client in fair queueing; 1 is one turn per round."""
         return self._weights.get(client, 1.0)
 
     @asynccontextmanager
     async def traced(self) -> AsyncIterator[None]:
-        """Have the requests traced, if the configuration says so, for as long as a block lasts."""
+        """Trace the requests of a block with OpenTelemetry, if the configuration enables it."""
         if not self.config.otel:
             yield
             return
@@ -72,21 +72,21 @@ class ServerResources:
 
 
 def _import_exporting() -> Callable[..., AbstractAsyncContextManager[Observer]]:
-    """Import what takes a while to import, and is not always installed."""
+    """Import the exporter on demand: the import is slow, and the package is optional."""
     from trioserve.server.observers.otel import exporting
 
     return exporting
 
 
 class Requests:
-    """Opens requests and closes them, on the event loop.
+    """Opens and closes requests, on the event loop.
 
     Args:
-        resources: of the server.
-        loop: the engine, whatever it makes.
+        resources: the server's resources.
+        loop: the engine, for text or embeddings.
         dispatcher: has a mailbox for each request.
-        admission: says whether a request is let in.
-        in_use: keeps the engine from being ended for as long as a block lasts.
+        admission: accepts or rejects requests.
+        in_use: keeps the engine running during a block.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Requests:
         self._n_open = AsyncValue(0)
 
     def check_room(self, context: RequestContext, n_prompt: int = 0) -> None:
-        """Look whether a request can be let in, before the work on its prompt.
+        """Check that a request can be accepted, before work on its prompt starts.
 
         Raises:
             QueueFullError: too many requests wait already.
@@ -118,17 +118,17 @@ class Requests:
     def open(
         self, task: Task | EmbeddingTask, context: RequestContext, operation: str
     ) -> Iterator[Stream]:
-        """Open a request and close it. All of it is synchronous: no await, no gap.
+        """Submit a task, and close its request after the block. Synchronous: it has no checkpoint.
 
         Args:
-            task: what the engine is to do.
-            context: who asks, and until when.
-            operation: what observers are told that it is; see `RequestInfo`.
+            task: the engine's task.
+            context: the client and the deadline.
+            operation: the operation's name for observers; see `RequestInfo`.
 
         Raises:
-            InvalidRequestError: the task can never run, or the client may not ask for its priority.
+            InvalidRequestError: the task can never run, or the client may not use its priority.
             QueueFullError: too many requests wait already.
-            MemoryFullError: there is no room for its prompt.
+            MemoryFullError: the prompt does not fit into the memory budget.
             RateLimitError: the client has too few tokens left in this minute.
             ServerClosingError: the server drains, or is closed.
         """
@@ -161,7 +161,7 @@ class Requests:
                     self.admission.observe(timings.prompt_ms + timings.predicted_ms)
 
     def _text(self, task: Task | EmbeddingTask) -> Callable[[], str] | None:
-        """What writes the prompt of a task, if the text is to be traced."""
+        """A function that decodes the task's prompt, if prompts are traced."""
         if not self.resources.config.otel_content:
             return None
         return lambda: text_of(self._loop.vocab, task.prompt).decode("utf-8", "replace")
@@ -169,7 +169,7 @@ class Requests:
     def _reserve(
         self, task: Task | EmbeddingTask, context: RequestContext
     ) -> Callable[[int], None]:
-        """Reserve the tokens of a task: its prompt, and all that may be generated."""
+        """Reserve the tokens of a task: its prompt, and the most that it may generate."""
         n_prompt = len(task.prompt)
         if not context.limited_as:
             return lambda _n_used: None
@@ -185,7 +185,7 @@ class Requests:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count a block as an open request, which is waited for when the server drains."""
+        """Count a block as an open request. Draining waits for it."""
         self._n_open.value += 1
         try:
             yield
@@ -197,6 +197,6 @@ class Requests:
         await self._n_open.wait_value(0)
 
     def end_all(self, message: str) -> None:
-        """End all that run or wait; their readers get a ServerClosingError."""
+        """End all running and waiting requests; their readers get a ServerClosingError."""
         for mailbox in self._dispatcher.mailboxes:
             self._dispatcher.end(mailbox, ServerClosingError(message), CancelReason.SHUTDOWN)

@@ -1,4 +1,4 @@
-"""What slots have computed, to files and back."""
+"""Saves the KV cache of slots to files, and restores it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trioserve.server.model import AdapterScales
 
 _T = TypeVar("_T")
 
-#: What no file system, no shell and no other encoding can take for something else.
+#: Names that some file system, shell or encoding would change or reject.
 _FORBIDDEN = re.compile(
     r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u2215\u2216\ud800-\udfff\ufeff\uff0e\ufffd]|\.\.|^ |[ .]$'
 )
@@ -42,16 +42,17 @@ class Moved:
 
 
 class SlotFiles:
-    """Saves, restores and erases what an idle slot ran last. Used on the event loop.
+    """Saves, restores and erases the cached sequence of an idle slot. Used on the event loop.
 
-    A slot that runs is waited for. The KV cache is read and filled between two steps, files in a
-    worker thread. Cancelled while it waits, a call does nothing; later, what has begun is finished.
+    A call waits until the slot is idle. The engine copies the KV cache between two steps; a worker
+    thread reads and writes files. Cancelling a call while it waits does nothing; after that, the
+    operation runs to its end.
 
     Args:
-        engine: where the slots are.
-        dispatcher: calls on the engine's thread.
-        adapters: knows the LoRA adapters of files that do not say theirs.
-        directory: where the files are; None: there are none.
+        engine: has the slots.
+        dispatcher: calls functions on the inference thread.
+        adapters: the LoRA adapters to assume for files that do not name any.
+        directory: the folder of the files; None: slot files are disabled.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class SlotFiles:
         self._one = trio.Lock()  # a state can be as large as the KV cache: one at a time
 
     def check(self) -> Path:
-        """Find the directory. Raises NotSupportedError where there is none."""
+        """The directory. Raises NotSupportedError if there is none."""
         if self._directory is None:
             raise NotSupportedError(
                 "This server does not support slots action. Start it with `--slot-save-path`"
@@ -76,11 +77,11 @@ class SlotFiles:
         return Path(self._directory)
 
     async def save(self, slot_id: int, filename: str, owner: str) -> Moved:
-        """Write what a slot ran last to a file, or what is left of it in the cache.
+        """Save the sequence that a slot ran last, or the part that is still in the cache.
 
         Raises:
-            PermissionDeniedError: it is not the owner's, or there is a file of another's.
-            InvalidRequestError: there is no such slot, or the name is none for a file.
+            PermissionDeniedError: the sequence or an existing file belongs to another owner.
+            InvalidRequestError: the slot does not exist, or the file name is invalid.
             NotSupportedError: the server was started without a directory for files.
             TrioServeError: the file cannot be written.
         """
@@ -97,12 +98,12 @@ class SlotFiles:
         return Moved(len(saved.keys), n_bytes, (monotonic() - began) * 1e3)
 
     async def restore(self, slot_id: int, filename: str, owner: str) -> Moved:
-        """Read a file, for prompts that begin like what it holds, in any slot.
+        """Load a file into the cache. Later prompts with the same prefix use it, in any slot.
 
         Raises:
-            PermissionDeniedError: it was saved by another owner, or by nobody who is known.
-            InvalidRequestError: there is no such slot or file, or it is of another model, or the
-                KV cache has no room.
+            PermissionDeniedError: another owner, or an unknown one, saved the file.
+            InvalidRequestError: the slot or the file does not exist, the file is of another model,
+                or the KV cache has no room.
             NotSupportedError: the server was started without a directory for files.
         """
         path = self._path(filename)
@@ -119,23 +120,23 @@ class SlotFiles:
                 raise _refusal(f"the file cannot be read: {error.strerror}.") from error
             except (InvalidRequestError, KVCacheFullError) as error:
                 if error.param is not None:
-                    raise  # it says already which file
+                    raise  # the message names the file
                 raise _refusal(error.message) from error
         return Moved(len(saved.keys), n_bytes, (monotonic() - began) * 1e3)
 
     async def erase(self, slot_id: int, owner: str) -> int:
-        """Forget what a slot ran last; returns how many tokens of it there were.
+        """Erase the sequence that a slot ran last; returns its number of tokens.
 
         Raises:
-            PermissionDeniedError: it is not the owner's.
-            InvalidRequestError: there is no such slot.
+            PermissionDeniedError: the sequence belongs to another owner.
+            InvalidRequestError: the slot does not exist.
             NotSupportedError: the server was started without a directory for files.
         """
         self.check()
         return await self._at(slot_id, partial(self._engine.erase_slot, owner=owner))
 
     async def _until_idle(self, slot_id: int) -> None:
-        """Wait for a slot, before those behind have to wait for it as well."""
+        """Wait for a slot before taking the lock, so that calls for other slots are not delayed."""
         await self._at(slot_id, lambda _slot_id: None)
 
     async def _at(self, slot_id: int, function: Callable[[int], _T]) -> _T:

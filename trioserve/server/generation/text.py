@@ -1,4 +1,4 @@
-"""Prompts that are continued and chats that are answered, each any number of times."""
+"""Text generation: completions of prompts and answers to chats, with any number of outputs."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ from trioserve.types import (
 )
 from trioserve.types.params import changed
 
-#: Stands for a seed that is drawn anew for each output, as -1 does.
+#: A seed that means a random seed for each output, as -1 does.
 RANDOM_SEED = 2**32 - 1
 
-#: Seconds that a grammar may take to compile, the wait for those before it included.
+#: Seconds that compiling a grammar may take, including the wait for a thread.
 _COMPILE_TIMEOUT = 10.0
 
 
 def check_copies(n: int, n_slots: int, *, param: str = "n") -> None:
-    """Refuse more outputs of a prompt than can run at the same time.
+    """Check that all outputs of a prompt can run at the same time.
 
     Raises:
         InvalidRequestError: there are fewer slots.
@@ -68,9 +68,9 @@ def check_copies(n: int, n_slots: int, *, param: str = "n") -> None:
 
 
 def copies_of(params: GenerationParams, n: int) -> list[GenerationParams]:
-    """Make the parameters of `n` outputs of one prompt: a seed counts up, as in llama-server.
+    """Make the parameters of `n` outputs of one prompt, with consecutive seeds as in llama-server.
 
-    Only the first may have a slot of its choice.
+    Only the first keeps the requested slot.
     """
     seed = params.sampling.seed
     copies = [params]
@@ -83,9 +83,9 @@ def copies_of(params: GenerationParams, n: int) -> list[GenerationParams]:
 
 
 def best_of(outputs: Sequence[Completion], n_copies: int, n: int) -> list[Completion]:
-    """Keep, of the outputs of each prompt, the `n` whose tokens are most probable on average.
+    """Keep, for each prompt, the `n` outputs with the highest mean token probability.
 
-    Those of one prompt stand together, `n_copies` of them. They need `n_probs`.
+    The `n_copies` outputs of a prompt are adjacent. They need `n_probs`.
     """
     if n_copies == n:
         return list(outputs)
@@ -101,21 +101,21 @@ def _mean_logprob(output: Completion) -> float:
 
 
 def control_tokens(vocab: Vocab) -> frozenset[TokenId]:
-    """Find the tokens that have a name, and stand for no text."""
+    """Find the tokens that have a name but no text."""
     pairs = zip(vocab.pieces, vocab.names, strict=True)
     return frozenset(token for token, (piece, name) in enumerate(pairs) if name and not piece)
 
 
 class TextGenerator:
-    """Has an engine continue prompts and answer chats.
+    """Generates completions and chat answers with an engine.
 
     Args:
-        config: what holds for requests that do not say.
+        config: the defaults of requests.
         model: has the template.
-        engine: makes the text.
+        engine: generates text.
         requests: opens a request for each output.
         tokenizer: turns prompts into tokens.
-        workers: do the work on long text.
+        workers: threads for long texts.
         prompts: renders chats.
         adapters: the LoRA adapters.
     """
@@ -144,9 +144,9 @@ class TextGenerator:
         self._prompt_log: PromptLog | None = None
         if config.log_prompts_dir:
             self._prompt_log = PromptLog(config.log_prompts_dir, model.vocab)
-        #: Control tokens whose names are a part of all texts.
+        #: Control tokens whose names appear in every output.
         self._shown = control_tokens(model.vocab) if config.special else frozenset()
-        self._compiler = trio.CapacityLimiter(4)  # one that is tried out holds up no other
+        self._compiler = trio.CapacityLimiter(4)  # a slow grammar does not block the others
 
     # -- prompts
 
@@ -190,12 +190,12 @@ class TextGenerator:
         """Make the tasks of `n` outputs of a prompt.
 
         Args:
-            prompt: what is continued.
-            params: how.
-            context: who asks, and until when.
-            n: how many outputs there are.
-            preserved_tokens: control tokens whose names are a part of the output's text.
-            budget: ends reasoning that takes too long.
+            prompt: the prompt to continue.
+            params: the generation parameters.
+            context: the client and the deadline.
+            n: the number of outputs.
+            preserved_tokens: control tokens whose names appear in the output.
+            budget: the limit of reasoning.
         """
         adapters: Adapters = ()
         if params.lora or self._adapters.infos:
@@ -203,7 +203,7 @@ class TextGenerator:
         root = self._sharing.root(adapters, context.client, params.cache_salt)
         constraint = None
         if params.grammar is not None:
-            self._requests.check_room(context, len(prompt))  # not to work for nothing
+            self._requests.check_room(context, len(prompt))  # reject before more work
             constraint = await self._compile(params.grammar, root.owner, context.deadline)
         tasks = [
             Task(
@@ -226,10 +226,10 @@ class TextGenerator:
         return tasks
 
     async def _compile(self, grammar: Grammar, owner: str, deadline: float) -> Constraint:
-        """Compile a grammar in a thread. When cancelled, the thread goes on by itself.
+        """Compile a grammar in a thread. When cancelled, the thread is abandoned.
 
         Raises:
-            InvalidRequestError: the grammar cannot be used, or takes too long.
+            InvalidRequestError: the grammar is invalid, or compiling it takes too long.
             DeadlineExceededError: the deadline of the request passes.
         """
         with deadline_scope(deadline), trio.move_on_after(_COMPILE_TIMEOUT):
@@ -272,7 +272,7 @@ class TextGenerator:
             if grammar is not None:
                 grammar = self._after_thinking(grammar, thinking, chat)
                 if not grammar.lazy:
-                    thinking = None  # all of the output is as the grammar says
+                    thinking = None  # the grammar applies to the whole output
             if grammar is not params.grammar:
                 params = changed(params, {"grammar": grammar})
             tasks = await self._tasks(
@@ -311,15 +311,15 @@ class TextGenerator:
     ) -> tuple[str, Prompt, str]:
         """Render a chat. Returns the text, the prompt, and how the prompt ends."""
         template = self._model.template
-        # By text, a model whose template knows no tools would be told to call them.
+        # Without template support, the prompt's text would ask the model to call tools.
         if choice.mode == "none" and not template.capabilities.supports_tools:
             chat = attrs.evolve(chat, tools=None)
         parsed = await self._prompts.parse(messages)
         if any(map(documents_in, parsed)):
-            self._requests.check_room(context)  # not to read them for nothing
+            self._requests.check_room(context)  # reject before reading documents
         marked = await self._prompts.mark(parsed, hold)
         if marked.media:
-            self._requests.check_room(context)  # not to load media for nothing
+            self._requests.check_room(context)  # reject before loading media
         text = await self._prompts.render(marked.messages, chat)
         prompt = await self._prompts.prompt_of(text, marked, chat, hold)
         part = chat.continue_final_message
@@ -328,7 +328,7 @@ class TextGenerator:
         return text, prompt, continued_prompt_tail(marked.messages, part, template.format)
 
     def _with_defaults(self, chat: ChatParams, choice: ToolChoice) -> ChatParams:
-        """Put what the configuration and the model say in the place of what the chat does not."""
+        """Fill unset fields of a chat with the defaults of the configuration and the model."""
         can, parallel = self._model.template.capabilities, chat.parallel_tool_calls
         if parallel is None:
             parallel = can.supports_parallel_tool_calls or not can.supports_tools
@@ -351,7 +351,7 @@ class TextGenerator:
         tail: str,
         context: RequestContext,
     ) -> Grammar | None:
-        """Make the grammar of an answer, with the calls that it has to have."""
+        """Make the grammar of an answer, including required tool calls."""
         make = partial(
             constrain,
             self._model.template.format,
@@ -381,7 +381,7 @@ class TextGenerator:
         )
 
     async def _budget(self, thinking: Thinking | None, chat: ChatParams) -> ThinkingBudget | None:
-        """Make the budget of an answer that may begin with reasoning; None: it needs none."""
+        """Make the reasoning budget of an answer; None if it needs none."""
         n_tokens = chat.reasoning_budget
         if n_tokens < 0:
             n_tokens = self._config.reasoning_budget
@@ -405,5 +405,5 @@ class TextGenerator:
         return await self._requests.call(partial(self._engine.end_thinking, task_id))
 
     async def wait_idle(self) -> None:
-        """Wait until no grammar is being compiled any more."""
+        """Wait until no grammar is being compiled."""
         await until_idle(self._compiler)

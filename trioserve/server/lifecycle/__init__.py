@@ -1,1 +1,1 @@
-"""How a server's model is loaded, watched over, put to sleep and woken."""
+"""How a server loads, monitors, unloads and reloads its model."""

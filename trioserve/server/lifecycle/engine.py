@@ -1,4 +1,4 @@
-"""The engine of a server: loaded and run in threads beside the event loop, and watched over."""
+"""The engine of a server: loading, running and monitoring it in threads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from trioserve.types import EngineStatus
 
 
 def ngram_drafters(config: Config) -> list[Drafter]:
-    """Make the drafters that guess from n-grams, in the order in which they are to be asked."""
+    """Make the n-gram drafters, in the order of their use."""
     rules = {
         "ngram-simple": NgramRules(
             name="ngram-simple",
@@ -58,22 +58,22 @@ def ngram_drafters(config: Config) -> list[Drafter]:
 
 
 class Loader(Protocol):
-    """Loads a model; `trioserve.llama.load` is one. Runs in a worker thread, and may block it.
+    """Loads a model, like `trioserve.llama.load`. Runs in a worker thread, and may block it.
 
-    It calls `progress` with the share that is loaded (0.0 to 1.0), and gives up with a
-    `ModelLoadError` when that returns False.
+    It calls `progress` with the fraction loaded (0.0 to 1.0), and raises `ModelLoadError` when
+    that returns False.
     """
 
     def __call__(
         self, config: Config, *, progress: Callable[[float], bool] | None = None
     ) -> AnyBackend:
-        """Load what the configuration names."""
+        """Load the configured model."""
 
 
-#: Seconds that a step may take to end, when the engine is to stop.
+#: Seconds to wait for the running step when the engine stops.
 _JOIN_SECONDS = 60.0
 
-#: Runs an engine for as long as a block lasts.
+#: Runs an engine during a block.
 Driver = Callable[[EngineLoop], AbstractAsyncContextManager[None]]
 
 
@@ -81,13 +81,13 @@ Driver = Callable[[EngineLoop], AbstractAsyncContextManager[None]]
 async def running_engine(
     config: Config, load: Loader, drive: Driver, on_progress: Callable[[float], None]
 ) -> AsyncIterator[tuple[EngineLoop, Dispatcher]]:
-    """Load a model and run its engine as long as a block lasts. It is downloaded, if it must be.
+    """Load a model, after a download if needed, and run its engine during a block.
 
     Raises:
-        HubError: from the download.
-        ModelLoadError: from the loader.
-        ConfigError: there is no such strategy.
-        BridgeError: the system has no descriptors left.
+        HubError: the download failed.
+        ModelLoadError: the loader failed.
+        ConfigError: a configured strategy does not exist.
+        BridgeError: no descriptors are left.
     """
     config = await fetch(config)
     strategy = load_strategy(config.strategy, config.max_tick_ms)
@@ -107,7 +107,7 @@ async def running_engine(
                 stall_timeout=config.stall_timeout,
             )
             await stack.enter_async_context(drive(loop))
-            owner.pop_all()  # from here on, the engine closes the backend
+            owner.pop_all()  # the engine closes the backend from now on
         stack.callback(dispatcher.end_calls)
         yield loop, dispatcher
 
@@ -137,10 +137,10 @@ def _make_loop(
 
 @asynccontextmanager
 async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
-    """Run an engine on a thread of its own; stop and join it at the end, cancelled or not.
+    """Run an engine on a new thread; stop and join it at the end, even when cancelled.
 
-    The engine stops after the step that runs, and closes its backend on its own thread. A thread
-    that hangs in a step is left after a minute.
+    The engine stops after the current step, and closes its backend on its thread. A thread that
+    hangs in a step is abandoned after a minute.
     """
     thread = threading.Thread(target=engine.run, name="trioserve-engine", daemon=True)
     thread.start()
@@ -149,7 +149,7 @@ async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
     finally:
         engine.stop()
         with trio.CancelScope(shield=True):
-            # A thread of its own: this cannot be given up, and all others may be taken.
+            # Not Trio's default limiter, which may be full: this join cannot be skipped.
             limiter = trio.CapacityLimiter(1)
             await trio.to_thread.run_sync(thread.join, _JOIN_SECONDS, limiter=limiter)
         if thread.is_alive():
@@ -161,10 +161,10 @@ async def load_backend(
 ) -> AnyBackend:
     """Load a model in a worker thread.
 
-    When cancelled, the loader is told to give up, and what it may have loaded is freed.
+    When cancelled, the loader stops at its next `progress` call, and a loaded backend is freed.
 
     Raises:
-        ModelLoadError: from the loader.
+        ModelLoadError: the loader failed.
     """
     given_up = threading.Event()
     loaded: list[AnyBackend] = []
@@ -178,7 +178,7 @@ async def load_backend(
         try:
             loaded.append(load(config, progress=progress))
         except ModelLoadError as error:
-            failures.append(error)  # raised by the caller, outside of the nursery's group
+            failures.append(error)  # raised by the caller, outside of the nursery's exception group
 
     try:
         async with trio.open_nursery() as nursery:
@@ -195,7 +195,7 @@ async def load_backend(
 
 
 async def _close(backend: AnyBackend) -> None:
-    """Free a backend that no engine has, cancelled or not."""
+    """Free a backend that has no engine, even when cancelled."""
     with trio.CancelScope(shield=True):
         await trio.to_thread.run_sync(backend.close, limiter=trio.CapacityLimiter(1))
 
@@ -209,18 +209,18 @@ async def _set_when_cancelled(event: threading.Event) -> None:
 
 _log = structlog.stdlib.get_logger("trioserve.server")
 
-#: Seconds that somebody who asks for the status waits for the running step to end.
+#: Seconds that a status request waits for the running step to end.
 _ANSWER_TIMEOUT = 5.0
 
 
 class Health:
-    """Looks at an engine from the event loop.
+    """Monitors an engine from the event loop.
 
     Args:
         loop: the engine.
-        dispatcher: brings calls to it, and learns of its failure.
-        admission: knows how long requests wait.
-        watchdog_timeout: seconds that a step may take; 0: any number.
+        dispatcher: submits calls to the engine, and reports its failure.
+        admission: has the average wait of requests.
+        watchdog_timeout: seconds that a step may take; 0: no limit.
     """
 
     def __init__(
@@ -234,25 +234,25 @@ class Health:
         self._dispatcher = dispatcher
         self._admission = admission
         self._timeout = watchdog_timeout
-        self._stuck = False  # a step takes longer than that
-        self._last = loop.status()  # nothing runs yet, so that any thread may look
+        self._stuck = False  # the current step exceeds the watchdog timeout
+        self._last = loop.status()  # the engine does not run yet, so any thread may read it
 
     async def run(self) -> None:
-        """Watch the engine until cancelled, and log what is wrong with it."""
+        """Monitor the engine until cancelled, and log failures."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_steps)
             failure = await self.wait_failure()
             _log.error("the engine has failed", exc_info=failure.__cause__)
 
     async def wait_failure(self) -> EngineError:
-        """Wait until the engine has failed; returns with what. Its requests have been told."""
+        """Wait until the engine fails, and return the error. All requests got it before."""
         await self._dispatcher.failed.wait()
         assert self._loop.failure is not None
         return self._loop.failure
 
     async def _watch_steps(self) -> None:
-        """Ask the engine for its status now and then. It answers when the running step ends."""
-        with contextlib.suppress(EngineError):  # which `run` reports
+        """Request the engine's status regularly. It answers after the running step."""
+        with contextlib.suppress(EngineError):  # reported by `run`
             while True:
                 with trio.move_on_after(self._timeout or math.inf) as scope:
                     await self._ask()
@@ -263,7 +263,7 @@ class Health:
                 await trio.sleep(self._timeout / 8)
 
     async def _wait_stuck(self) -> None:
-        """Wait until a step ends that has taken too long."""
+        """Wait until a step that exceeds the timeout ends."""
         began = trio.current_time() - self._timeout
         _log.error("a step takes too long", seconds=self._timeout, stack=self._stack())
         self._stuck = True
@@ -274,12 +274,12 @@ class Health:
         _log.warning("the long step has ended", seconds=round(trio.current_time() - began, 3))
 
     def _stack(self) -> str:
-        """Where the inference thread is."""
+        """The stack of the inference thread."""
         frame = sys._current_frames().get(self._loop.thread_id or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     async def _ask(self) -> None:
-        """Get the status from the engine. Raises EngineError if that has failed."""
+        """Request the engine's status. Raises EngineError if the engine has failed."""
         self._last = await self._dispatcher.call(self._loop.status)
 
     async def status(self) -> EngineStatus:
@@ -294,7 +294,7 @@ class Health:
         return attrs.evolve(self._last, waiting=tuple(waiting))
 
     def check_ready(self) -> None:
-        """Look whether requests are taken.
+        """Check that the server accepts requests.
 
         Raises:
             UnavailableError: the engine has failed.
@@ -305,10 +305,10 @@ class Health:
         self._admission.check_open()
 
     def check_live(self) -> None:
-        """Look whether the engine works.
+        """Check that the engine works.
 
         Raises:
-            UnavailableError: it has failed, or a step takes too long.
+            UnavailableError: the engine has failed, or a step exceeds the timeout.
         """
         if self._loop.failure is not None:
             raise UnavailableError(self._loop.failure.message)

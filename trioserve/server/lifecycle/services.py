@@ -1,4 +1,4 @@
-"""`EngineServices`: what a `Server` has while its model is loaded."""
+"""`EngineServices`: the parts of a `Server` that exist while its model is loaded."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from trioserve.server.transcription.whisper import WhisperSettings, WhisperTrans
 
 _log = structlog.stdlib.get_logger("trioserve.server")
 
-#: Seconds after which the log says what the end of an engine waits for.
+#: Seconds after which the log reports that the engine is still in use at its end.
 _DELAY = 10.0
 
 
 class EngineServices:
-    """What a server has while its model is loaded, all made at once for one engine.
+    """The parts of a server that exist while its model is loaded, for one engine.
 
-    A server makes either text or embeddings.
+    A server generates either text or embeddings.
 
     Args:
-        resources: of the server.
-        model: what is known of it.
+        resources: the server's resources.
+        model: the loaded model.
         loop: the engine.
-        dispatcher: brings its events.
-        in_use: keeps the engine from being ended for as long as a block lasts.
+        dispatcher: dispatches its events.
+        in_use: keeps the engine running during a block.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class EngineServices:
         self._embedder: Embedder | None = None
         self._transcriptions: Transcriptions | None = None
         if isinstance(loop, Engine):
-            #: What makes text, if the model does.
+            #: Generates text, if the model does.
             self.text = TextGenerator(
                 config,
                 model,
@@ -117,26 +117,26 @@ class EngineServices:
 
     @property
     def slots(self) -> SlotFiles:
-        """What slots have computed, as files. Raises NotSupportedError where there are none."""
+        """Saves and restores slots. Raises NotSupportedError if the model generates no text."""
         self.model.check_generates()
         assert self._slots is not None
         return self._slots
 
     @property
     def embedder(self) -> Embedder:
-        """What makes embeddings, or ranks; the model says which."""
+        """Computes embeddings or rankings, depending on the model."""
         assert self._embedder is not None
         return self._embedder
 
     @property
     def transcriptions(self) -> Transcriptions:
-        """What transcribes recordings. Raises NotSupportedError where nothing does."""
+        """Transcribes recordings. Raises NotSupportedError if no transcriber is available."""
         self.model.check_transcribes()
         assert self._transcriptions is not None
         return self._transcriptions
 
     async def close(self) -> None:
-        """End what runs, and wait until no thread uses the vocabulary any more."""
+        """End all requests, and wait until no thread uses the vocabulary."""
         self.admission.closed = True
         self.requests.end_all("The server was closed.")
         with trio.CancelScope(shield=True):
@@ -150,6 +150,6 @@ class EngineServices:
 
 
 async def _log_delay() -> None:
-    """Say why the end takes long. There is no limit: a thread would read memory that was freed."""
+    """Log a slow end. It has no time limit: a thread would read memory that was freed."""
     await trio.sleep(_DELAY)
     _log.warning("the model is not freed yet: threads still work with it", seconds=_DELAY)

@@ -1,4 +1,4 @@
-"""How the model of a server is loaded when a request needs it, falls asleep, and wakes up."""
+"""Loads the model when a request needs it, and frees it when it is idle."""
 
 from __future__ import annotations
 
@@ -39,40 +39,40 @@ from trioserve.types import EngineCounters, EngineStatus
 
 _log = structlog.stdlib.get_logger("trioserve.server")
 
-#: Seconds after which those come back who were refused because too many wait for the model.
+#: Seconds after which a client may retry when too many requests wait for the model.
 _RETRY_AFTER = 5.0
 
 
 class ServerState(enum.Enum):
-    """What the model of a server does."""
+    """The state of a server's model."""
 
     LOADING = "loading"
     READY = "ready"
-    SLEEPING = "sleeping"  # it is not in memory; a request loads it
+    SLEEPING = "sleeping"  # not in memory; a request loads it
     CLOSED = "closed"
 
 
 @attrs.define(eq=False)
 class _Start:
-    """The next start of an engine: who waits for it, first come first, and why it failed."""
+    """The next start of an engine: its waiting requests, in order, and the error if it failed."""
 
     waiting: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     error: TrioServeError | None = None
 
 
 class ModelLifecycle:
-    """Loads the model when a request needs it, and frees it when it was idle for long enough.
+    """Loads the model when a request needs it, and frees it after an idle time.
 
-    Requests that come while it is not loaded wait for it, and go on in the order in which they
-    came. When it cannot be loaded, all that wait get the error, and the next one has it tried
-    again. A model in use is never freed.
+    Requests wait while the model is not loaded, and continue in the order of arrival. If loading
+    fails, all waiting requests get the error, and the next request tries again. A model in use is
+    never freed.
 
     Args:
-        resources: of the server.
+        resources: the server's resources.
         load: loads the model.
         drive: runs the engine.
-        room: makes room for the model, as a block around its time in memory.
-        asleep: whether the model need not be loaded in the beginning.
+        room: a context manager around the model's time in memory, which makes room for it.
+        asleep: whether to start without loading the model.
     """
 
     def __init__(
@@ -89,38 +89,38 @@ class ModelLifecycle:
         self._load = load
         self._drive = drive
         self._room = room
-        self._begun = asleep  # it was loaded, or need not be
-        #: Seconds for which the model stays idle in memory. Below 0: for ever.
+        self._begun = asleep  # the first load has finished, or is not needed
+        #: Seconds that the idle model stays in memory. Below 0: for ever.
         self._default_keep_alive = self._keep_alive = config.sleep_idle_seconds
         self._max_waiting = config.max_queue + config.parallel
-        #: The answers for which tools are run.
+        #: The active runs with tools.
         self.runs = Runs()
         self.load_progress = 0.0
         self.state = AsyncValue(ServerState.SLEEPING)
-        #: What requests use while the model is loaded. It stays when all is closed.
+        #: The services of the loaded model. Still set after the server has closed.
         self.current: EngineServices | None = None
-        #: Whether nothing new is taken.
+        #: Whether new requests are rejected.
         self.draining = False
         self._next = _Start()
         self._refuses = False
         self._closing = False
-        self._n_users = 0  # those that wait for the model included
-        self._n_told = 0  # who wait for it to sleep
+        self._n_users = 0  # includes requests that wait for the model
+        self._n_told = 0  # `end` calls that wait for the engine to end
         self._last_used = -math.inf
-        self._changed = trio.Event()  # there is something new of the above
+        self._changed = trio.Event()  # set when one of the fields above changes
         self._failure: AsyncValue[EngineError | None] = AsyncValue(None)
-        # Of the last engine:
+        # Kept from the last engine:
         self._model: LoadedModel | None = None
-        self._status: EngineStatus | None = None  # before it ended, to fall asleep
-        self._scales: tuple[float, ...] = ()  # of its adapters, then
-        self._before = EngineCounters()  # what earlier engines had done
+        self._status: EngineStatus | None = None  # its last status
+        self._scales: tuple[float, ...] = ()  # the scales of its adapters
+        self._before = EngineCounters()  # the totals of earlier engines
 
     async def run(self) -> None:
         """Start and end engines, one at a time, until closed or cancelled.
 
         Raises:
-            Exception: an engine ended with it, or could not be started for a reason that is not
-                a `TrioServeError`.
+            Exception: an engine failed with it, or did not start for another reason than a
+                `TrioServeError`.
         """
         try:
             while not self._closing:
@@ -150,11 +150,11 @@ class ModelLifecycle:
         self.state.value = ServerState.SLEEPING
 
     async def _while_needed(self, current: EngineServices) -> None:
-        """Let those in who wait, and return when nobody has come for long enough."""
+        """Admit waiting requests, and return when the model was idle for long enough."""
         self._keep_alive = self._default_keep_alive
         self._last_used = trio.current_time()
         self.state.value = ServerState.READY
-        self._next.waiting.unpark()  # who wakes the next one
+        self._next.waiting.unpark()  # each task wakes the next one
         while True:
             while trio.current_time() < self._ends_at:
                 await self._until_changed(self._ends_at)
@@ -162,17 +162,17 @@ class ModelLifecycle:
                 return
             await self._remember(current)
             if trio.current_time() >= self._ends_at:
-                return  # nobody came meanwhile, and from here to the end nobody else runs
+                return  # no request came meanwhile, and no checkpoint follows until the end
 
     @property
     def idle_since(self) -> float | None:
-        """When the engine that runs was used last; None: it is in use, or none runs."""
+        """When the running engine was last used; None: it is in use, or none runs."""
         idle = self.state.value is ServerState.READY and not self._n_users
         return self._last_used if idle else None
 
     @property
     def _ends_at(self) -> float:
-        """When the engine is to end, as far as is known."""
+        """When the engine is to end, unless something changes."""
         if self._closing:
             return -math.inf
         if self._n_users:
@@ -183,7 +183,7 @@ class ModelLifecycle:
 
     @property
     def idle_until(self) -> float:
-        """When the engine ends if nobody uses it from now on; infinite: it does not."""
+        """When the engine ends without further requests; infinite: never."""
         last_used = trio.current_time() if self._n_users else self._last_used
         return math.inf if self._keep_alive < 0 else last_used + self._keep_alive
 
@@ -193,20 +193,20 @@ class ModelLifecycle:
             self._changed = trio.Event()
 
     def _fail(self, error: TrioServeError) -> None:
-        """Tell those who wait that there is no engine."""
+        """Report to waiting requests that there is no engine."""
         failed, self._next = self._next, _Start()
         failed.error = error
         failed.waiting.unpark_all()
 
     def refuse(self) -> None:
-        """Let nobody wait for an engine any more. Those who do get a `ServerClosingError`."""
+        """Reject waiting and later requests for an engine with a `ServerClosingError`."""
         self._refuses = True
         self._fail(ServerClosingError())
 
     async def close(self) -> None:
-        """Start no engine any more, and end the one that runs, though it may be in use.
+        """Start no more engines, and end the running one, even if it is in use.
 
-        One that is being started or ended is left to the cancellation of `run`.
+        An engine that is starting or ending stops when `run` is cancelled.
         """
         self.refuse()
         if self.current is not None:
@@ -218,12 +218,12 @@ class ModelLifecycle:
 
     @asynccontextmanager
     async def _engine(self) -> AsyncIterator[EngineServices]:
-        """Load the model, and run its engine for as long as a block lasts.
+        """Load the model, and run its engine during a block.
 
         Raises:
-            ModelLoadError: from the loader.
-            ConfigError: there is no such strategy.
-            BridgeError: the system has no descriptors left.
+            ModelLoadError: the loader failed.
+            ConfigError: a configured strategy does not exist.
+            BridgeError: no descriptors are left.
         """
         began = trio.current_time()
         self.load_progress = 0.0
@@ -259,29 +259,29 @@ class ModelLifecycle:
         self._failure.value = await services.health.wait_failure()
 
     async def wait_failure(self) -> EngineError:
-        """Wait until an engine has failed; returns with what. Its requests have been told."""
+        """Wait until an engine fails, and return the error. All requests got it before."""
         await self._failure.wait_value(lambda failure: failure is not None)
         failure: EngineError = self._failure.value
         return failure
 
     async def _remember(self, services: EngineServices) -> None:
-        """Keep what will be asked for while the server sleeps."""
+        """Keep the status and the scales for the time in which the server sleeps."""
         status = await services.health.status()
         self._status = attrs.evolve(
             status,
-            # Their last tasks may be long.
+            # The last tasks may be long.
             slots=tuple(attrs.evolve(slot, task=None) for slot in status.slots),
             counters=status.counters.after(self._before),
         )
         self._scales = services.adapters.scales
 
     async def _rest(self) -> None:
-        """Give back what an engine leaves behind."""
+        """Free the memory that an engine leaves behind."""
         self._model = self.model.asleep()
         await trio.to_thread.run_sync(release_memory)
         _log.info("asleep", model=self.model.info.name)
 
-    # -- what is known of it
+    # -- state
 
     @property
     def sleeping(self) -> bool:
@@ -291,25 +291,25 @@ class ModelLifecycle:
 
     @property
     def services(self) -> EngineServices:
-        """What requests use while the model is loaded. Raises as `model`."""
+        """The services of the loaded model. Raises as `model`."""
         if self.current is None:
             raise ServerSleepingError if self.sleeping else ServerClosingError
         return self.current
 
     @property
     def model(self) -> LoadedModel:
-        """What is known of the model, also while it sleeps.
+        """The loaded model's properties, also while it sleeps.
 
         Raises:
-            ServerSleepingError: it was never loaded, because the server began asleep.
-            ServerClosingError: it was never loaded.
+            ServerSleepingError: the server started asleep and has not loaded the model yet.
+            ServerClosingError: the server closed before it loaded the model.
         """
         if self._model is None:
             raise ServerSleepingError if self.sleeping else ServerClosingError
         return self._model
 
     async def known_model(self, context: RequestContext | None = None) -> LoadedModel:
-        """What is known of the model, which is loaded if it never was."""
+        """The model's properties. Loads the model if it was never loaded."""
         if self._model is None and self.sleeping:
             async with self.use(context or RequestContext()):
                 pass
@@ -317,7 +317,7 @@ class ModelLifecycle:
 
     @property
     def ready(self) -> bool:
-        """Whether the model is loaded and the server not closed."""
+        """Whether the model is loaded and the server is open."""
         return self.current is not None and not self.current.admission.closed
 
     async def drain(self, timeout: float) -> None:
@@ -332,13 +332,13 @@ class ModelLifecycle:
             if not self.sleeping:
                 await self.services.requests.wait_none()
         if scope.cancelled_caught:
-            message = f"The server shut down, {timeout:g} seconds after it was told to."
+            message = f"The server shut down, {timeout:g} seconds after draining started."
             runs.end_all(message)
             if not self.sleeping:
                 self.services.requests.end_all(message)
 
     def check_ready(self) -> None:
-        """Look whether requests are taken. A server that sleeps takes them.
+        """Check that the server accepts requests. A sleeping server does.
 
         Raises:
             UnavailableError: the engine has failed.
@@ -350,10 +350,10 @@ class ModelLifecycle:
             self.services.health.check_ready()
 
     def check_live(self) -> None:
-        """Look whether the engine works, if there is one.
+        """Check that the engine works, if there is one.
 
         Raises:
-            UnavailableError: it has failed, or a step takes too long.
+            UnavailableError: the engine has failed, or a step takes too long.
         """
         if self.current is not None and self.ready:
             self.current.health.check_live()
@@ -367,13 +367,13 @@ class ModelLifecycle:
             status = await self.services.health.status()
             return attrs.evolve(status, counters=status.counters.after(self._before))
 
-    # -- those who use the engine
+    # -- use of the engine
 
     @contextmanager
     def in_use(self, *, counts: bool = True) -> Iterator[None]:
-        """Keep the engine that runs from being ended, for as long as a block lasts.
+        """Keep the running engine from ending during a block.
 
-        Where it does not count, the engine has been idle meanwhile all the same.
+        Without `counts`, the block does not reset the idle time.
         """
         self._n_users += 1
         try:
@@ -389,7 +389,7 @@ class ModelLifecycle:
     async def use(
         self, context: RequestContext, check: Callable[[LoadedModel], None] | None = None
     ) -> AsyncIterator[EngineServices]:
-        """See `Server.awake`. A check raises where the model is of a wrong kind."""
+        """See `Server.awake`. A check raises if the model does not support the request."""
         if check is not None:
             check(await self.known_model(context))
         with self.in_use():
@@ -407,7 +407,7 @@ class ModelLifecycle:
             n_waiting = len(start.waiting)
             wait = "request waits" if n_waiting == 1 else "requests wait"
             raise QueueFullError(
-                f"{n_waiting} {wait} for the model to be loaded, and no more may.",
+                f"{n_waiting} {wait} for the model to load, and the queue is full.",
                 retry_after=_RETRY_AFTER,
             )
         self._changed.set()
@@ -418,9 +418,9 @@ class ModelLifecycle:
         start.waiting.unpark()
 
     async def end(self) -> None:
-        """Have the engine end as soon as nobody uses it, and wait until it has.
+        """End the engine as soon as it is unused, and wait until it has ended.
 
-        When cancelled, it goes on.
+        When cancelled, the engine keeps running, unless it is ending already.
         """
         self._n_told += 1
         self._changed.set()

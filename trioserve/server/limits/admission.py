@@ -1,7 +1,7 @@
-"""Whether a request is let in, and what each client may have.
+"""Admission control: decides whether a request is accepted, and limits each client.
 
-How many requests may wait, of each API key and in all, how urgent they are, and how many requests
-and tokens a client may have a minute; whose texts it shares in the caches.
+It bounds the queue for each API key and in total, checks priorities, limits requests and tokens a
+minute, and separates the caches of clients.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from trioserve.errors import InvalidRequestError, QueueFullError, RateLimitError
 from trioserve.server.dispatch import Dispatcher, QueueLoad
 from trioserve.types import Adapters, CacheRoot, EngineStatus, WaitingStatus
 
-#: Share of a new observation in the average of how long requests take.
+#: Weight of the newest service time in the moving average.
 _WEIGHT = 0.2
 
 
 @attrs.frozen
 class _Bounds:
-    """How much may wait. `owner` ends a sentence about what waits."""
+    """The limits of a queue. `owner` is a phrase that error messages append."""
 
     n_requests: float
     n_tokens: float
     owner: str = ""
 
 
-#: Whether the current task is to finish what it does, even if the server drains or is full.
+#: Whether the current task is exempt from the limits because it finishes work it has started.
 _BEGUN: ContextVar[bool] = ContextVar("begun", default=False)
 
 
 def let_finish() -> None:
-    """Let whatever the current task asks for from now on in, though the server drains or is full.
+    """Exempt all later requests of the current task from the queue limits and from draining.
 
-    For a task that has begun something of several steps. What it starts is let in as well.
+    For a task that has started work of several steps. The tasks that it starts inherit this.
     """
     _BEGUN.set(True)
 
 
 class Admission:
-    """Refuses requests that would wait in a queue that is full, and estimates waits.
+    """Rejects requests when the queue is full, and estimates wait times.
 
-    With API keys, the queue is also full for a key whose share of it is.
+    With API keys, requests with a key are also rejected when they fill that key's share.
 
     Args:
         config: the limits.
-        dispatcher: knows how many requests run and wait.
-        n_slots: requests that run at the same time.
+        dispatcher: counts the requests that run and wait.
+        n_slots: number of requests that run at the same time.
     """
 
     def __init__(self, config: Config, dispatcher: Dispatcher, n_slots: int) -> None:
@@ -65,31 +65,31 @@ class Admission:
         self._max_priority |= zip(config.api_keys, priorities, strict=False)
         self._dispatcher = dispatcher
         self._n_slots = n_slots
-        self._service_s = 0.0  # how long a request holds its slot, a moving average
-        self.draining = False  # nothing new is let in
-        self.closed = False  # and what has begun is over
+        self._service_s = 0.0  # moving average of the seconds a request holds its slot
+        self.draining = False  # reject new requests
+        self.closed = False  # reject requests of tasks that called `let_finish`, too
 
     def check_open(self) -> None:
-        """Refuse whatever comes when the server drains or is closed.
+        """Check that the server is not draining or closed.
 
         Raises:
-            ServerClosingError: it does, or is.
+            ServerClosingError: the server is draining or closed.
         """
         if self.closed or (self.draining and not _BEGUN.get()):
             raise ServerClosingError
 
     def check(self, n_prompt: int, client: str) -> None:
-        """Let a request of a client in, or raise. What has begun is let in.
+        """Check that the queue has room for a request. Tasks that called `let_finish` pass.
 
         Raises:
-            QueueFullError: too many requests wait, or too many tokens; says when to come back.
+            QueueFullError: too many requests or prompt tokens wait; has a time to retry after.
         """
         if _BEGUN.get():
             return
         n_queued = self._dispatcher.queued.n_requests
         n_free = self._n_slots - (len(self._dispatcher) - n_queued)
         if n_queued < n_free:
-            return  # it does not wait
+            return  # it starts at once
         if self._bounds_of_key is not None:
             own = self._dispatcher.queued_of(client)
             self._check_load(own, max(0, n_free), n_prompt, self._bounds_of_key)
@@ -113,10 +113,10 @@ class Admission:
             )
 
     def check_priority(self, priority: int, client: str) -> None:
-        """Refuse a priority that a client's API key has no right to.
+        """Check that a client's API key may use a priority.
 
         Raises:
-            InvalidRequestError: it is higher than allowed.
+            InvalidRequestError: the priority is higher than allowed.
         """
         allowed = self._max_priority.get(client, priority)
         if priority > max(0, allowed):
@@ -127,26 +127,26 @@ class Admission:
             )
 
     def observe(self, service_ms: float) -> None:
-        """Learn how long a request has held its slot."""
+        """Update the average time that a request holds its slot."""
         seconds = service_ms / 1e3
         weight = _WEIGHT if self._service_s else 1.0
         self._service_s += weight * (seconds - self._service_s)
 
     def wait_s(self, position: int) -> float | None:
-        """Estimate how long the request at a position waits; 1 is the next one.
+        """Estimate the seconds that the request at a queue position waits; 1 is the next one.
 
-        So many requests have to end first, as many at a time as there are slots. Returns None
-        while none has ended, so that nothing is known.
+        That many requests must finish first, and one for each slot runs at a time. Returns None
+        until a request has finished.
         """
         return position / self._n_slots * self._service_s if self._service_s else None
 
     def _retry_after(self) -> float:
-        """Say when a place in the queue will be free: when one request is done."""
+        """Estimate the seconds until one request finishes and frees a place in the queue."""
         return max(1.0, math.ceil(self._service_s / self._n_slots))
 
 
 def _share_of_key(config: Config) -> _Bounds | None:
-    """How much of the queue one API key may fill; None without keys."""
+    """Compute the share of the queue that one API key may fill; None without keys."""
     if not config.api_keys:
         return None
     n_requests, n_tokens = config.max_queue, config.max_queue_tokens
@@ -156,15 +156,15 @@ def _share_of_key(config: Config) -> _Bounds | None:
     return _Bounds(share, tokens, " with this API key")
 
 
-#: Seconds for which one look at the queue serves all who ask: streams may be many.
+#: Seconds that a snapshot of the queue is reused: many streams may ask for one.
 FRESH = 1.0
 
 
 class Queue:
-    """The queue as it was a moment ago.
+    """A cached snapshot of the queue.
 
     Args:
-        look: looks at the engine.
+        look: takes a snapshot from the engine.
     """
 
     def __init__(self, look: Callable[[], Awaitable[EngineStatus]]) -> None:
@@ -174,7 +174,7 @@ class Queue:
         self._places: dict[int, WaitingStatus] = {}
 
     async def first_of(self, task_ids: Sequence[int]) -> WaitingStatus | None:
-        """Find the place of that task which is next; None when none of them waits."""
+        """Find the first of some tasks in the queue; None if none of them waits."""
         async with self._looking:
             if self._seen_at is None or trio.current_time() >= self._seen_at + FRESH:
                 status = await self._look()
@@ -190,17 +190,17 @@ PERIOD = 60.0
 
 @attrs.define
 class Bucket:
-    """Holds up to `capacity`, and gains as much in `PERIOD` seconds. Empty: `level` is 0.
+    """A token bucket: holds up to `capacity`, and refills by `capacity` every `PERIOD` seconds.
 
-    What is taken beyond an estimate is owed: `level` may be negative.
+    `level` is negative when a request used more than it reserved.
     """
 
     capacity: float
     level: float
-    at: float  # when `level` was right
+    at: float  # the time of `level`
 
     def refill(self, now: float) -> None:
-        """Add what has come since the last look."""
+        """Add what accumulated since the last refill."""
         gained = (now - self.at) * self.capacity / PERIOD
         self.level, self.at = min(self.capacity, self.level + gained), now
 
@@ -210,13 +210,13 @@ class Bucket:
 
     @property
     def full_in(self) -> float:
-        """Seconds until it is full."""
+        """Seconds until the bucket is full."""
         return (self.capacity - self.level) * PERIOD / self.capacity
 
 
 @attrs.frozen
 class Remaining:
-    """What a client may still do: a limit, what is left of it, and seconds until all is back."""
+    """One limit of a client: its size, the amount left, and the seconds until it is reset."""
 
     limit: int
     remaining: int
@@ -224,12 +224,12 @@ class Remaining:
 
 
 class RateLimits:
-    """The buckets of all clients. Those that are full again are forgotten.
+    """The token buckets of all clients. A client whose buckets are full is dropped.
 
     Args:
         requests: requests a minute for each client; 0: no limit.
         tokens: tokens a minute for each client, of prompts and outputs; 0: no limit.
-        clock: seconds that never go back.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class RateLimits:
     ) -> None:
         self._n_requests, self._n_tokens = requests, tokens
         self._clock = clock
-        #: The one that was looked at last stands last.
+        #: Ordered by last use, the most recent last.
         self._clients: OrderedDict[str, dict[str, Bucket]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -247,19 +247,19 @@ class RateLimits:
         """Take one request.
 
         Raises:
-            RateLimitError: there is none left; it says when to come back.
+            RateLimitError: the limit is reached; has a time to retry after.
         """
         if self._n_requests:
             self._take(client, "requests", 1)
 
     def reserve(self, client: str, n_tokens: int) -> Callable[[int], None]:
-        """Take `n_tokens`, or nothing. More than a minute brings is as much as a minute brings.
+        """Reserve `n_tokens`, all or none, at most the tokens of one minute.
 
         Returns:
-            A function to be called once, at the end, with the number of tokens that were used.
+            A function to call once, at the end, with the number of tokens that were used.
 
         Raises:
-            RateLimitError: too few are left; it says when to come back.
+            RateLimitError: too few tokens are left; has a time to retry after.
         """
         if not self._n_tokens:
             return _settled
@@ -284,7 +284,7 @@ class RateLimits:
         return bucket
 
     def remaining(self, client: str) -> dict[str, Remaining]:
-        """What a client has left of "requests" and "tokens"; what has no limit is not there."""
+        """What a client has left of "requests" and "tokens". Unlimited ones are omitted."""
         if not self._n_requests and not self._n_tokens:
             return {}
         return {
@@ -303,8 +303,8 @@ class RateLimits:
         return buckets
 
     def _forget(self, now: float) -> None:
-        """Drop clients that have been idle for so long that nothing is left to know of them."""
-        for _ in range(2):  # so that they become fewer
+        """Drop clients whose buckets have refilled."""
+        for _ in range(2):  # two for each one added, so that the number shrinks
             client, buckets = next(iter(self._clients.items()))
             if any(now < bucket.at + bucket.full_in for bucket in buckets.values()):
                 return
@@ -313,29 +313,29 @@ class RateLimits:
 
 
 def _settled(_n_used: int) -> None:
-    """Nothing was taken."""
+    """Does nothing: no tokens were reserved."""
 
 
 class CacheSharing:
-    """Says under which root the text of a request stands.
+    """Chooses the cache root of a request's text. Requests with equal roots share cached tokens.
 
-    Where the configuration has API keys, each of them has roots of its own, unless all are to
-    share. Keys and salts go no further: a root has digests of them, which are the same in every
-    process, as files with saved slots need.
+    With API keys, each key has separate roots, unless the configuration shares the cache. A root
+    contains digests of keys and salts, not the values. Digests are equal in every process, which
+    files of saved slots require.
 
     Args:
-        config: whether there are keys, and what they share.
+        config: the API keys, and whether they share the cache.
     """
 
     def __init__(self, config: Config) -> None:
         self._by_key = bool(config.api_keys) and config.cache_sharing == "key"
 
     def owner(self, client: str) -> str:
-        """Whose text it is that a client sends; empty: everybody's."""
+        """The owner of a client's text; empty if all clients share it."""
         return _digest("owner", client) if self._by_key else ""
 
     def root(self, adapters: Adapters, client: str, salt: str) -> CacheRoot:
-        """The root of a text."""
+        """The cache root of a text."""
         return CacheRoot(adapters, self.owner(client), _digest("salt", salt))
 
 

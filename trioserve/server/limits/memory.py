@@ -1,4 +1,4 @@
-"""How many bytes requests hold, all together: bodies, what is made of them, prompts that wait."""
+"""Memory accounting: the bytes that all requests hold in bodies, parsed values and prompts."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ import trio
 from trioserve.config import Config
 from trioserve.errors import MemoryFullError, PayloadTooLargeError
 
-#: Bytes for each token of a prompt: its id, and what the engine keeps beside it.
+#: Bytes for each token of a prompt: its id, and the engine's data for it.
 BYTES_PER_TOKEN = 64
 
-#: Bytes for the values of a JSON body that was read, beside their text: for each comma one value in
-#: a list, for each colon a name in an object, for each quote half a string.
+#: Bytes for the parsed values of a JSON body, in addition to their text: a list item for each
+#: comma, an object member for each colon, half a string for each quote.
 _WEIGHTS = {b"[": 72, b"{": 72, b",": 44, b":": 56, b'"': 28}
 
-#: How characters that take four bytes begin, where they are escaped.
+#: Prefixes of the escapes of characters that take four bytes.
 _ESCAPES = (b"\\ud", b"\\uD")
 
-#: Bytes that are looked at in one step, which lets no other thread run.
+#: Bytes that one step scans. A step holds the GIL.
 _STEP = 2**20
 
-#: Seconds after a request has let go of something, until memory that is free is given back to the
-#: system. It takes a millisecond, for all that was let go meanwhile.
+#: Seconds between the end of a request and the trim that returns free memory to the system. One
+#: trim takes a millisecond and covers all requests of that time.
 _TRIM_DELAY = 5.0
 
-#: Seconds after which somebody who was refused may try again.
+#: Seconds after which a rejected client may retry.
 _RETRY_AFTER = 1.0
 
 
 def trim() -> None:
-    """Give memory that is free back to the system. It takes a millisecond."""
+    """Return free memory to the system. It takes a millisecond."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if malloc_trim is not None:
         malloc_trim(0)
 
 
 def release_memory() -> None:
-    """Give back what a model has left behind: an engine's objects refer to each other in circles.
+    """Free the memory of an engine that has ended: its objects form reference cycles.
 
-    Objects that were exempt from collection are looked at, too; what is left of them is exempt
-    again. It takes a tenth of a second, in which no other thread runs Python.
+    Also collects objects that are exempt from collection, and exempts the survivors again. It takes
+    a tenth of a second and holds the GIL.
     """
     has_exempt = gc.get_freeze_count() > 0
     if has_exempt:
@@ -56,33 +56,33 @@ def release_memory() -> None:
 
 
 def weight_of(body: bytes) -> int:
-    """Estimate what a JSON body and its values take. With some megabytes it takes milliseconds."""
+    """Estimate the bytes that a JSON body and its values take. Milliseconds for some megabytes."""
     values, has_escapes = 0, False
     for start in range(0, len(body), _STEP):
         stop = start + _STEP
         values += sum(body.count(sign, start, stop) * each for sign, each in _WEIGHTS.items())
         has_escapes |= any(body.find(one, start, stop + 2) >= 0 for one in _ESCAPES)
-    # Text takes four bytes a character where one character needs them.
+    # Python stores a text with four bytes a character if one character needs them.
     width = 4 if has_escapes or not body.isascii() else 1
     return len(body) * (1 + width) + values
 
 
 class MemoryBudget:
-    """Bytes that requests may hold.
+    """A limit of the bytes that requests may hold.
 
-    Of API keys, each may hold its part of them: what is there, divided by one more than the
-    number of keys that hold something. So there is room for another one.
+    With several owners, each may hold the limit divided by one more than the number of owners that
+    hold something. This leaves room for another owner.
 
     Args:
-        limit: bytes in all.
-        shared: whether owners of what is held are told apart.
+        limit: bytes in total.
+        shared: whether to limit each owner separately.
     """
 
     def __init__(self, limit: int, *, shared: bool = False) -> None:
         self.limit = limit
         self.n_held = 0
         self._shared = shared
-        self._held_by: dict[str, int] = {}  # those that are not 0
+        self._held_by: dict[str, int] = {}  # only owners with more than 0
         self._released = trio.Event()
 
     @classmethod
@@ -91,15 +91,15 @@ class MemoryBudget:
         return cls(config.max_request_memory, shared=len(config.api_keys) > 1)
 
     def hold(self, owner: str = "") -> MemoryReservation:
-        """Begin to count what a request holds."""
+        """Start counting the bytes that a request holds."""
         return MemoryReservation(self, owner)
 
     def take(self, n_bytes: int, owner: str, n_more: int) -> None:
-        """Let a request that holds `n_bytes` hold `n_more`.
+        """Add `n_more` bytes to a request that holds `n_bytes`.
 
         Raises:
-            MemoryFullError: there is no room for them.
-            PayloadTooLargeError: there would be none if nobody else held anything.
+            MemoryFullError: the budget has no room for them now.
+            PayloadTooLargeError: they would not fit even if no other request held memory.
         """
         n_owners = len(self._held_by.keys() | {owner}) if self._shared and owner else 0
         most = self.limit // 2 if n_owners else self.limit
@@ -127,7 +127,7 @@ class MemoryBudget:
         self._released.set()
 
     def pass_on(self, n_bytes: int, old: str, new: str) -> None:
-        """Count bytes for another owner, who may have any number of them."""
+        """Move bytes to another owner, even above its limit."""
         self._count(-n_bytes, old)
         self._count(n_bytes, new)
 
@@ -140,9 +140,9 @@ class MemoryBudget:
             self._held_by.pop(owner, None)
 
     async def keep_trim(self) -> None:
-        """Give memory back to the system after requests, until cancelled.
+        """Return free memory to the system after requests, until cancelled.
 
-        malloc keeps what was freed: it would look as if the requests were still there.
+        malloc keeps freed memory, which then still counts as memory of the process.
         """
         while True:
             await self._released.wait()
@@ -152,7 +152,7 @@ class MemoryBudget:
 
 
 class MemoryReservation:
-    """What one request holds of a budget, for as long as a block lasts."""
+    """The bytes that one request holds of a budget, as a context manager."""
 
     def __init__(self, budget: MemoryBudget, owner: str) -> None:
         self._budget = budget
@@ -171,26 +171,26 @@ class MemoryReservation:
         self.release()
 
     def grow(self, n_bytes: int) -> None:
-        """Hold more. Raises what `MemoryBudget.take` raises."""
+        """Hold more bytes. Raises what `MemoryBudget.take` raises."""
         self._budget.take(self.n_bytes, self.owner, n_bytes)
         self.n_bytes += n_bytes
 
     def shrink_to(self, n_bytes: int) -> None:
-        """Hold only so much of it."""
+        """Reduce the bytes to a number."""
         self._budget.give_back(self.n_bytes - n_bytes, self.owner)
         self.n_bytes = n_bytes
 
     def release(self) -> None:
-        """Hold nothing. Doing so twice is fine."""
+        """Release all bytes. A second call does nothing."""
         self.shrink_to(0)
 
     def belongs_to(self, owner: str) -> None:
-        """Count what is held, and what will be, for an owner."""
+        """Count current and later bytes for an owner."""
         self._budget.pass_on(self.n_bytes, self.owner, owner)
         self.owner = owner
 
     def detach(self) -> MemoryReservation:
-        """Make another one of what is held, which outlasts the block."""
+        """Move the bytes to a new reservation, which outlives the block."""
         other = MemoryReservation(self._budget, self.owner)
         other.n_bytes, self.n_bytes = self.n_bytes, 0
         return other

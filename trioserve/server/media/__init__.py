@@ -1,1 +1,1 @@
-"""Files that requests bring along: read or fetched, and decoded in child processes."""
+"""Media files of requests: read or fetched, and decoded in child processes."""

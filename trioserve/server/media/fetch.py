@@ -1,9 +1,9 @@
-"""`Fetcher`: files from other servers, for requests that name them by their URLs.
+"""`Fetcher`: downloads files that requests name by URL.
 
-Whoever may have a server fetch what they like reaches what the server reaches: the services of its
-machine and of its network. So a name is looked up once, its addresses are checked, and one of these
-is dialed. httpcore would look up a name by itself, and dial what it stands for by then; proxies of
-the environment would, too, and are not used. The same goes for each redirect.
+A server that fetches any URL exposes the services of its machine and of its network to its clients.
+`Fetcher` therefore looks up a name once, checks the addresses, and connects to one of them. It does
+not leave the look-up to httpcore, which could get another address, and ignores the proxies of the
+environment for the same reason. Each redirect is checked, too.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Address = IPv4Address | IPv6Address
 _PORTS = {"http": 80, "https": 443}
 _MAX_URL = 8192
 
-#: A name of a host. One whose last part begins with a digit is another way to write an address.
+#: A host name. If its last part begins with a digit, it is another notation of an address.
 _NAME = re.compile(
     r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z_]([a-z0-9_-]*[a-z0-9])?"
 )
 
-#: Addresses of everybody, for IPv6.
+#: Global unicast addresses of IPv6.
 _UNICAST = ip_network("2000::/3")
 
-#: Addresses that count as public, but lead elsewhere: with an IPv4 address in them (6to4, Teredo),
-#: for documentation, or to the host of a virtual machine (Azure).
+#: Addresses that count as public, but are not: with an embedded IPv4 address (6to4, Teredo), for
+#: documentation, or of the host of a virtual machine (Azure).
 _UNFIT = tuple(
     map(
         ip_network,
@@ -59,7 +59,7 @@ _UNFIT = tuple(
 
 @attrs.frozen
 class Target:
-    """Where a URL leads to."""
+    """The target of a URL."""
 
     scheme: str
     host: str  # in lower case; an IPv6 address without brackets
@@ -68,16 +68,16 @@ class Target:
 
     @property
     def netloc(self) -> str:
-        """Host and port, as a person writes them."""
+        """Host and port, as in a URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 def parse_url(url: str) -> Target:
-    """Read a URL. Nobody reads it again: another parser might find another host in it.
+    """Parse a URL. Only this parser is used: another one might find a different host.
 
     Raises:
-        InvalidMediaError: it is none that is fetched. The message is a part of a sentence.
+        InvalidMediaError: the URL is invalid or not allowed. The message is a part of a sentence.
     """
     if len(url) > _MAX_URL or not re.fullmatch(r"[!-\[\]-~]+", url):  # no blanks, no backslashes
         raise InvalidMediaError(
@@ -100,19 +100,19 @@ def parse_url(url: str) -> Target:
 
 
 class FetchRules:
-    """The hosts that requests may have files fetched from.
+    """The hosts from which requests may fetch files.
 
-    An entry is a host, ``.example.org`` for all names below it, or ``all``. A port other than 80
-    and 443 has to be named: ``example.org:8080``, or ``example.org:*`` for any port. The addresses
-    of hosts have to be public ones, except for an address that is named itself, and for a range
-    that an entry allows: ``files.internal=10.1.0.0/16``.
+    An entry is a host, ``.example.org`` for all names below it, or ``all``. Ports other than 80
+    and 443 must be named: ``example.org:8080``, or ``example.org:*`` for any port. Addresses of
+    hosts must be public, except for an address that is an entry, and for a range that an entry
+    allows: ``files.internal=10.1.0.0/16``.
 
     Args:
         entries: the hosts.
-        flag: what they were given with.
+        flag: the flag that set them, for messages.
 
     Raises:
-        ConfigError: an entry cannot be read.
+        ConfigError: an entry is invalid.
     """
 
     def __init__(self, entries: Sequence[str], flag: str = "--media-urls") -> None:
@@ -120,22 +120,22 @@ class FetchRules:
         self._entries = [parse_host(entry) for entry in entries]
 
     def check_target(self, target: Target) -> None:
-        """Refuse a host or a port that no entry names.
+        """Check that an entry allows a host and a port.
 
         Raises:
-            InvalidMediaError: none does. The message is a part of a sentence.
+            InvalidMediaError: no entry does. The message is a part of a sentence.
         """
         if not any(_takes(entry, target) for entry in self._entries):
             raise InvalidMediaError(f"is at {target.netloc}, which {self._flag} does not allow")
 
     def check_addresses(self, target: Target, addresses: Iterable[str]) -> list[str]:
-        """Check what the name of a host stands for. One bad address is too many.
+        """Check the addresses of a host. All of them must be allowed.
 
         Returns the addresses in their order.
 
         Raises:
-            InvalidMediaError: it has none, or one that it must not have: which of both is not said,
-                for it would tell what names there are inside of a network.
+            InvalidMediaError: the host has no address or a forbidden one. The message is the same
+                for both, so that it does not reveal which names exist in a network.
         """
         entries = [entry for entry in self._entries if _takes(entry, target)]
         found = [ip_address(address) for address in dict.fromkeys(addresses)]
@@ -163,7 +163,7 @@ def _takes_address(entry: AllowedHost, address: Address) -> bool:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the internet, that leads nowhere else."""
+    """Whether an address belongs to the public internet."""
     if isinstance(address, IPv6Address) and (address not in _UNICAST or address.scope_id):
         return False
     if address.is_multicast or address.is_reserved or any(address in unfit for unfit in _UNFIT):
@@ -181,7 +181,7 @@ def _literal(host: str) -> Address | None:
 #: Seconds to connect to one of several addresses.
 _CONNECT_SECONDS = 10.0
 
-#: What goes wrong between here and another server.
+#: Errors of a connection to another server.
 FAILURES = (
     httpcore.NetworkError,
     httpcore.ProtocolError,
@@ -190,7 +190,7 @@ FAILURES = (
     OSError,
 )
 
-#: Puts something around a connection, before TLS.
+#: Wraps a connection, below TLS.
 Wrap: TypeAlias = Callable[[httpcore.AsyncNetworkStream], httpcore.AsyncNetworkStream]
 
 
@@ -198,8 +198,8 @@ class Dialer:
     """Connects to servers.
 
     Args:
-        rules: to which.
-        certificates: what servers are known by; None: by the usual authorities.
+        rules: the allowed hosts.
+        certificates: the certificates to trust; None: those of the usual authorities.
     """
 
     def __init__(self, rules: FetchRules, certificates: ssl.SSLContext | None = None) -> None:
@@ -209,7 +209,7 @@ class Dialer:
     async def connection(
         self, target: Target, wrap: Wrap = lambda stream: stream
     ) -> httpcore.AsyncHTTPConnection:
-        """Make a connection, which is opened when a request is sent.
+        """Create a connection, which opens when a request is sent.
 
         Raises:
             InvalidMediaError: the rules do not allow it. The message is a part of a sentence.
@@ -226,14 +226,14 @@ class Dialer:
 
 
 def url_of(target: Target) -> httpcore.URL:
-    """Write a target as httpcore takes it."""
+    """Convert a target for httpcore."""
     return httpcore.URL(
         scheme=target.scheme, host=target.host, port=target.port, target=target.path
     )
 
 
 async def _look_up(target: Target) -> list[str]:
-    """Look up a name, once."""
+    """Resolve a host name, once."""
     try:
         found = await trio.socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -242,7 +242,7 @@ async def _look_up(target: Target) -> list[str]:
 
 
 class _Pinned(httpcore.AsyncNetworkBackend):
-    """Connects to one of the addresses that were checked, whatever httpcore asks for."""
+    """Connects to the checked addresses, and ignores the host that httpcore passes."""
 
     def __init__(self, addresses: Sequence[str], wrap: Wrap) -> None:
         self._addresses = addresses
@@ -271,27 +271,27 @@ class _Pinned(httpcore.AsyncNetworkBackend):
 _MAX_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 
-#: Bytes of an answer that are not its body: its head, and the lengths of chunks.
+#: Bytes of a response in addition to its body: its head, and the lengths of chunks.
 _HEAD = 2**18
 
-#: Files that are fetched at the same time.
+#: The most concurrent fetches.
 _N_FETCHES = 16
 
 _HEADERS = {
     "User-Agent": f"trioserve/{__version__}",
     "Accept": "image/*, audio/*, video/*, */*;q=0.5",
-    "Accept-Encoding": "identity",  # what it is compressed to says nothing of its size
+    "Accept-Encoding": "identity",  # compressed data hide the file's size
 }
 
 
 class Fetcher:
-    """Fetches files.
+    """Downloads files.
 
     Args:
-        rules: from where.
-        max_bytes: of a file.
+        rules: the allowed hosts.
+        max_bytes: the largest size of a file.
         timeout: seconds for a file, from the look-up of its name to its last byte.
-        certificates: what servers are known by; None: by the usual authorities.
+        certificates: the certificates to trust; None: those of the usual authorities.
     """
 
     def __init__(
@@ -311,12 +311,12 @@ class Fetcher:
         """Fetch a file.
 
         Args:
-            url: where it is.
-            count: told of bytes as they come; what it raises ends the transfer.
+            url: the file's URL.
+            count: called with the number of bytes as they arrive; an exception ends the transfer.
 
         Raises:
-            InvalidMediaError: the file cannot be had, or must not. The message is a part of a
-                sentence.
+            InvalidMediaError: the file cannot be fetched, or may not be. The message is a part of
+                a sentence.
         """
         async with self._places:
             with trio.move_on_after(self._timeout):
@@ -332,7 +332,7 @@ class Fetcher:
         raise InvalidMediaError(f"is at an address that redirects more than {_MAX_REDIRECTS} times")
 
     async def _get(self, target: Target, count: Callable[[int], None]) -> tuple[bytes, str | None]:
-        """Send one GET. Returns the body, or where a redirect leads to."""
+        """Send a GET request. Returns the body, or the URL of a redirect."""
         meter = _Meter(self._max_bytes + _HEAD, count)
         connection = await self._dialer.connection(target, wrap=partial(_Metered, meter))
         try:
@@ -355,8 +355,8 @@ class Fetcher:
             if response.status in _REDIRECTS and "location" in said:
                 return b"", said["location"]
             self._check(response.status, said, target)
-            # What is too long ends the transfer in the meter. An exception here would leave the
-            # generators unfinished that the body comes through.
+            # The meter ends a transfer that is too long. An exception here would leave the
+            # generators of the body unfinished.
             return b"".join([chunk async for chunk in response.aiter_stream()]), None
 
     def _check(self, status: int, said: Mapping[str, str], target: Target) -> None:
@@ -371,7 +371,7 @@ class Fetcher:
 
 @attrs.define
 class _Meter:
-    """Counts the bytes of an answer, and ends what is too long."""
+    """Counts the bytes of a response, and ends it if it is too long."""
 
     n_left: int
     count: Callable[[int], None]
@@ -384,7 +384,7 @@ class _Meter:
 
 
 class _Metered(httpcore.AsyncNetworkStream):
-    """A connection whose incoming bytes are counted."""
+    """A connection that counts its incoming bytes."""
 
     def __init__(self, meter: _Meter, stream: httpcore.AsyncNetworkStream) -> None:
         self._meter = meter

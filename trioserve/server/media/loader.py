@@ -1,6 +1,6 @@
-"""`MediaLoader`: from what a request says of its media to pixels and samples.
+"""`MediaLoader`: loads the media of a request as pixels and samples.
 
-Files are decoded in child processes, a few for all requests.
+A few child processes, shared by all requests, decode the files.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from trioserve.types import (
 
 _log = structlog.stdlib.get_logger("trioserve.server")
 
-#: Files that are decoded at the same time, each in a process of its own.
+#: The number of decoder processes. Each decodes one file at a time.
 _N_PROCESSES = 2
 
 
 class Decoders:
-    """Has files decoded. A process is started when it is needed, and kept for the next file."""
+    """Decodes files in child processes. A process starts on demand, and stays for later files."""
 
     def __init__(self, limits: MediaLimits) -> None:
         self._limits = limits
@@ -58,12 +58,12 @@ class Decoders:
         self._is_closed = False
 
     async def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
-        """Decode a file. When cancelled, the process is ended, and waited for.
+        """Decode a file. When cancelled, ends the process and waits for its end.
 
         Raises:
-            InvalidMediaError: it cannot be used. The message is a part of a sentence.
+            InvalidMediaError: the file cannot be used. The message is a part of a sentence.
             ServerClosingError: the server was closed.
-            UnavailableError: there is no process to do it.
+            UnavailableError: no process is available.
         """
         async with self._places:
             if self._is_closed:
@@ -78,7 +78,7 @@ class Decoders:
                     self._idle.append(decoder)
 
     async def aclose(self) -> None:
-        """End the processes, and wait until they have ended. Nothing is decoded any more."""
+        """End the processes, and wait until they have ended. No further files can be decoded."""
         self._is_closed = True
         for decoder in self._busy:
             decoder.kill()
@@ -92,13 +92,13 @@ class Decoders:
             self._places.release_on_behalf_of(place)
 
     async def _take(self) -> Decoder:
-        """Take a process that waits, or one that is still to be started."""
+        """Take an idle process, or one that has not started yet."""
         while self._idle:
             decoder = self._idle.pop()
             if decoder.is_usable:
                 return decoder
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(decoder.close)  # it has died meanwhile
+                await trio.to_thread.run_sync(decoder.close)  # it died while idle
         return Decoder(self._limits)
 
     async def _decode(
@@ -107,7 +107,7 @@ class Decoders:
         is_over = has_timed_out = False
 
         async def end_in_time() -> None:
-            """End the process in time, or when this is cancelled, unless it is done."""
+            """End the process at the time limit or when cancelled, unless it is done."""
             nonlocal has_timed_out
             try:
                 await trio.sleep(self._limits.timeout)
@@ -117,7 +117,7 @@ class Decoders:
                     decoder.kill()
 
         try:
-            async with alongside(end_in_time):  # which alone can end the thread
+            async with alongside(end_in_time):  # only this can end the thread
                 try:
                     media = await _decoded(decoder, data, order)
                 finally:
@@ -146,7 +146,7 @@ async def _decoded(decoder: Decoder, data: bytes, order: Order) -> DecodedMedia 
     return media
 
 
-#: Files that are read at the same time.
+#: Files to read concurrently.
 _N_READERS = 4
 
 _NAMES = {"image": "image", "audio": "sound", "video": "video", None: "file"}
@@ -155,23 +155,23 @@ _PLURALS = {"image": "images", "audio": "sound", "video": "videos"}
 
 @attrs.frozen(kw_only=True)
 class Wanted:
-    """What a model takes."""
+    """The media formats that a model needs."""
 
     kinds: frozenset[MediaKind]
-    rate: int = 16000  # samples a second, of sound
+    rate: int = 16000  # of sound, in Hz
     fps: float = 4.0  # frames a second, of video
 
 
 class MediaLoader:
-    """Reads and decodes the media of requests, within limits. Close it in the end.
+    """Reads and decodes the media of requests, within limits. Call `aclose` after use.
 
     Args:
-        limits: what a file may be.
-        media_path: the folder whose files requests may name with ``file://``; None: no files.
-        urls: the hosts that files may be fetched from, as `FetchRules` reads them.
+        limits: the limits of a file.
+        media_path: the folder of files that requests may name with ``file://``; None: no files.
+        urls: the hosts from which to fetch files, as entries of `FetchRules`.
 
     Raises:
-        ConfigError: one of `urls` cannot be read.
+        ConfigError: an entry of `urls` is invalid.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class MediaLoader:
         """Make the loader of a configuration.
 
         Raises:
-            ConfigError: ``media_urls`` has an entry that cannot be read.
+            ConfigError: ``media_urls`` has an invalid entry.
         """
         limits = MediaLimits(
             max_bytes=config.media_max_bytes,
@@ -208,18 +208,18 @@ class MediaLoader:
     ) -> list[DecodedMedia]:
         """Load all media of a request, in their order.
 
-        When cancelled, nothing goes on: a process that decodes is ended, and waited for.
+        When cancelled, ends the decoder process and waits for its end.
 
         Args:
-            sources: what the request says.
-            wanted: what the model takes.
-            hold: counts the bytes of what is returned.
+            sources: the media of the request.
+            wanted: the formats that the model needs.
+            hold: reserves memory for the result.
 
         Raises:
-            InvalidMediaError: one cannot be had, or used; it has the source's `param`, and its
-                place among them as `index`.
+            InvalidMediaError: one cannot be loaded or used; the error has the source's `param`, and
+                its position as `index`.
             PayloadTooLargeError: they take more memory than one request may hold.
-            UnavailableError: there is no memory for them now, or no process.
+            UnavailableError: no memory or no process is available now.
         """
         most = self._limits.max_files
         if len(sources) > most:
@@ -239,7 +239,7 @@ class MediaLoader:
         return loaded
 
     async def read(self, source: MediaSource, hold: MemoryReservation) -> bytes:
-        """Read a file as it is, or fetch it. Otherwise like `load`."""
+        """Read or fetch a file without decoding it. Otherwise like `load`."""
         try:
             return await self._read(source, hold)
         except InvalidMediaError as error:
@@ -249,16 +249,16 @@ class MediaLoader:
     async def load_document(
         self, source: DocumentSource, *, with_images: bool, hold: MemoryReservation
     ) -> DecodedDocument:
-        """Decode a PDF whose data are there. Otherwise like `load`.
+        """Decode a PDF whose data are loaded. Otherwise like `load`.
 
         Args:
-            source: what the request says.
-            with_images: whether there is to be an image of each page.
-            hold: counts the bytes of what is returned.
+            source: the document.
+            with_images: whether to make an image of each page.
+            hold: reserves memory for the result.
 
         Raises:
             UnsupportedFieldError: this server cannot read PDFs.
-            InvalidMediaError: it cannot be used; or as `load`.
+            InvalidMediaError: the document cannot be used; or as `load`.
         """
         if find_spec("pypdfium2") is None:
             raise UnsupportedFieldError(
@@ -281,14 +281,14 @@ class MediaLoader:
         return document
 
     async def aclose(self) -> None:
-        """End the processes that decode. Nothing is loaded any more."""
+        """End the decoder processes. No further media can be loaded."""
         await self._decoders.aclose()
 
     async def _load(
         self, source: MediaSource, wanted: Wanted, hold: MemoryReservation
     ) -> DecodedMedia:
         if source.decoded is not None:
-            return source.decoded  # and counted by whoever has decoded it
+            return source.decoded  # the decoding call has reserved its memory
         before = hold.n_bytes
         data = await self._read(source, hold)
         media = await self._decoders.decode(data, _order(source.kind, sniff(data), wanted))
@@ -333,10 +333,10 @@ class MediaLoader:
 
 
 def _order(said: MediaKind | None, format: Format, wanted: Wanted) -> Order:
-    """Decide what to make of a file.
+    """Decide how to decode a file.
 
     Raises:
-        InvalidMediaError: it is not what the request says, or nothing that the model takes.
+        InvalidMediaError: its format is not the declared one, or the model does not support it.
     """
     kinds = [kind for kind in format.kinds if said in (None, kind)]
     if not kinds:
@@ -350,7 +350,7 @@ def _order(said: MediaKind | None, format: Format, wanted: Wanted) -> Order:
 
 
 def _read_file(path: Path, folder: Path | None, most: int) -> bytes:
-    """Read a plain file, up to a size, that is in a folder.
+    """Read a regular file in a folder, up to a size.
 
     Raises:
         InvalidMediaError: it cannot be read, or a link leads out of the folder.
@@ -359,7 +359,7 @@ def _read_file(path: Path, folder: Path | None, most: int) -> bytes:
         path = path.resolve()
         if folder is not None and not path.is_relative_to(folder.resolve()):
             raise InvalidMediaError("is outside of --media-path")  # whether it exists or not
-        # Opening a pipe would wait for somebody who writes to it.
+        # Opening a pipe would block until another process writes to it.
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise InvalidMediaError("is not in a plain file")
@@ -370,7 +370,7 @@ def _read_file(path: Path, folder: Path | None, most: int) -> bytes:
 
 
 def size_of(media: DecodedMedia) -> int:
-    """Bytes that decoded media take."""
+    """The bytes of decoded media."""
     if isinstance(media, DecodedImage):
         return len(media.pixels)
     if isinstance(media, DecodedAudio):

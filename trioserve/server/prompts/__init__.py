@@ -1,1 +1,1 @@
-"""From what a request holds, text, chats and media, to the prompt of a task."""
+"""Builds the prompt of a task from a request's text, chat and media."""

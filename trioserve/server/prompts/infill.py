@@ -1,4 +1,4 @@
-"""The prompt of a text with a gap.
+"""The prompt to fill a gap in a text.
 
 ::
 
@@ -7,10 +7,10 @@
     file        name of the file with the gap
     prefix      the text before the gap, and how the gap begins
     suffix      the text after the gap
-    middle      (the model goes on here)
+    middle      (the model continues here)
 
-The repository and the names of files are there when the vocabulary has tokens for them. Names,
-and what is left out of a text that is too long, are as in llama-server.
+The repository and the file names are included if the vocabulary has tokens for them. Default names,
+and the way that long texts are shortened, are as in llama-server.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from trioserve.types import TokenId
 
 _REPOSITORY = "myproject\n"
 _FILE = "filename\n"
-#: Stands before an extra file when the vocabulary has no token for that.
+#: Precedes an extra file if the vocabulary has no token for files.
 _SNIPPET = "\n\n--- snippet ---\n\n"
 
 
 @attrs.frozen
 class File:
-    """An extra file that a gap is filled with in mind."""
+    """An extra file that gives the model context."""
 
     name: str
     text: str
@@ -40,7 +40,7 @@ class File:
 
 @attrs.frozen(kw_only=True)
 class Gap:
-    """A text with a gap. `beginning` is what the gap begins with."""
+    """A text with a gap. `beginning` is the first part of the text in the gap."""
 
     prefix: PromptLike
     suffix: PromptLike
@@ -49,14 +49,14 @@ class Gap:
 
 
 def missing_tokens(vocab: Vocab) -> str:
-    """Say which tokens for gaps a vocabulary lacks; empty: none."""
+    """List the infill tokens that a vocabulary lacks; empty if it has all."""
     fim = vocab.fim
     tokens = {"prefix": fim.prefix, "suffix": fim.suffix, "middle": fim.middle}
     return ". ".join(f"{name} token is missing" for name, token in tokens.items() if token < 0)
 
 
 def check_infill(model: LoadedModel) -> None:
-    """Refuse gaps where the model cannot fill them. Raises NotSupportedError."""
+    """Check that the model supports infill. Raises NotSupportedError."""
     if missing := missing_tokens(model.vocab):
         raise NotSupportedError(f"Infill is not supported by this model: {missing}.")
 
@@ -73,7 +73,7 @@ class InfillPrompts:
         """Make a prompt. See `Server.infill_prompt`."""
         check_infill(self._model)
         vocab, fim, n_ctx = self._model.vocab, self._model.vocab.fim, self._model.n_ctx_seq
-        # What is certain to be left out is not tokenized.
+        # Do not tokenize text that is certain to be cut off.
         far = 2 * self._tokenizer.max_chars
         before, after = gap.prefix, gap.suffix
         prefix = await self._tokens(
@@ -87,7 +87,7 @@ class InfillPrompts:
         )
         extra = await self._extra(gap.extra)
 
-        # A context that is hardly larger than a batch needs room for the output.
+        # Reserve room for the output if the context is hardly larger than a batch.
         room = min(self._config.batch_size, n_ctx * 3 // 4)
         n_prefix = room // 4 * 3
         n_suffix = max(0, room // 4 - 2 - len(beginning))

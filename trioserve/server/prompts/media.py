@@ -1,4 +1,4 @@
-"""Prompts with images, sound and video: loaded, and cut into chunks between the text."""
+"""Prompts with images, sound and video: loads media, and inserts them between chunks of text."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _MAX_DOCUMENTS = 100
 
 
 def check_kinds(modalities: Modalities, sources: Iterable[MediaSource]) -> None:
-    """Refuse media that a model does not take.
+    """Check that a model supports the media of a request.
 
     Raises:
-        UnsupportedFieldError: there are some; the error names the part.
+        UnsupportedFieldError: it does not support one; the error names the part.
     """
     for source in sources:
         if not modalities.take(source.kind):
@@ -64,12 +64,12 @@ def _to_parts(parts: Iterable[str | MediaSource | Attachment]) -> Parts:
 
 
 def _is_file(part: Mapping[str, Any]) -> bool:
-    """Whether a content part is media that have still to be loaded."""
+    """Whether a content part is media that are not loaded yet."""
     return part["type"] == "media" and part["media"].decoded is None
 
 
 def _with_decoded(message: Message, loaded: Iterator[DecodedMedia]) -> Message:
-    """Put the next ones of some media in the place of those files that a message names."""
+    """Replace the media files of a message with the next loaded media."""
     if isinstance(message["content"], str):
         return message
     content = []
@@ -94,13 +94,13 @@ class MediaPrompts:
     """Makes prompts of text and media.
 
     Args:
-        modalities: what the model takes.
-        projector: of the model; None: it takes text only.
+        modalities: the media that the model supports.
+        projector: the model's projector; None: text only.
         loader: loads media.
-        workers: the threads in which prompts are made.
-        memory: what requests may hold.
-        n_ctx: tokens that the context of a request holds.
-        video_fps: frames to take of each second of a video.
+        workers: threads in which prompts are made.
+        memory: the memory budget of requests.
+        n_ctx: tokens in the context of a request.
+        video_fps: frames to take from each second of a video.
     """
 
     def __init__(
@@ -121,20 +121,20 @@ class MediaPrompts:
         self._n_ctx = n_ctx
         self._modalities = modalities
         self._video_fps = video_fps
-        #: What is being prepared is not counted yet: so there is not much of it.
+        #: Memory during preparation is not in the budget, so this limits it.
         self._preparing = trio.CapacityLimiter(2)
 
     @property
     def audio_rate(self) -> int:
-        """Samples a second of the sound that the model takes; 0: it takes none."""
+        """The sample rate of the model's audio input, in Hz; 0: the model takes no sound."""
         return 0 if self._projector is None else self._projector.audio_rate
 
     async def read_documents(self, messages: Messages, hold: MemoryReservation) -> Messages:
-        """Put text and images in the place of documents. `hold`: see `prompt_of`.
+        """Replace documents with their text and images. `hold`: see `prompt_of`.
 
         Raises:
-            UnsupportedFieldError: this server reads no PDFs.
-            InvalidMediaError: one cannot be read; the error names the part.
+            UnsupportedFieldError: this server cannot read PDFs.
+            InvalidMediaError: a document cannot be read; the error names the part.
             TrioServeError: from loading.
         """
         documents = [one for message in messages for one in documents_in(message)]
@@ -149,7 +149,7 @@ class MediaPrompts:
         return Messages([await self._with_pages(message, hold) for message in messages])
 
     async def load_once(self, messages: Messages, hold: MemoryReservation) -> Messages:
-        """Put decoded media in the place of files, for a chat that becomes several prompts.
+        """Replace files with decoded media, for a chat that becomes several prompts.
 
         Arguments and errors are those of `read_documents`.
         """
@@ -203,18 +203,18 @@ class MediaPrompts:
         fits: bool = True,
         aside: bool = False,
     ) -> Prompt:
-        """Load the media of a prompt, and put them in their places. Text has special tokens.
+        """Load the media of a prompt, and insert them. Special tokens in the text are parsed.
 
         Args:
-            parts: text, and where media come from.
-            hold: counts what the media take; it outlasts the prompt.
+            parts: text and media sources.
+            hold: reserves memory for the media; it outlives the prompt.
             add_special: see `Vocab.tokenize`.
-            fits: whether it has to fit into the context.
-            aside: whether no prompt comes of it that somebody continues.
+            fits: whether the prompt must fit into the context.
+            aside: whether the tokens are not for a prompt that the model continues.
 
         Raises:
-            UnsupportedFieldError: the model does not take one of the media.
-            InvalidMediaError: one cannot be had, or used; the error names the part.
+            UnsupportedFieldError: the model does not support one of the media.
+            InvalidMediaError: one cannot be loaded or used; the error names the part.
             ContextLengthExceededError: the prompt does not fit.
             TrioServeError: from loading.
         """
@@ -250,7 +250,7 @@ class MediaPrompts:
                 f"'{source.param}': {error.message}", param=source.param, index=error.index
             ) from error
         n_cells = sum(chunk.n_cells for _, chunk in prompt.media)
-        hold.shrink_to(before)  # from here on, the chunks are all there is
+        hold.shrink_to(before)  # only the chunks remain
         hold.grow(n_cells * projector.bytes_per_cell)
         return prompt
 

@@ -1,6 +1,6 @@
-"""From text and chats to the token ids of a prompt, and back to text.
+"""Converts text and chats to the token ids of a prompt, and tokens to text.
 
-Chats are rendered, and their prompts marked where checkpoints are useful. `PromptLog` writes
+Chats are rendered, and their prompts get hints where checkpoints are useful. `PromptLog` writes
 prompts to files.
 """
 
@@ -46,7 +46,7 @@ _log = structlog.stdlib.get_logger("trioserve")
 
 
 def text_of(vocab: Vocab, prompt: Prompt) -> bytes:
-    """Write a prompt as text, with ``[image]``, ``[audio]`` or ``[video]`` for each chunk."""
+    """Convert a prompt to text, with ``[image]``, ``[audio]`` or ``[video]`` for each chunk."""
     written, n_tokens = b"", 0
     for n_before, chunk in prompt.media:
         written += vocab.detokenize(prompt.tokens[n_tokens:n_before])
@@ -56,14 +56,14 @@ def text_of(vocab: Vocab, prompt: Prompt) -> bytes:
 
 
 class PromptLog:
-    """Writes each prompt to a file of its own, named by the time and the number of the request.
+    """Writes each prompt to a separate file, named by the time and the number of the request.
 
     Args:
-        directory: where to; it is made if it is not there.
-        vocab: turns tokens into text.
+        directory: the folder of the files; it is created if it does not exist.
+        vocab: converts tokens to text.
 
     Raises:
-        ConfigError: the directory cannot be made.
+        ConfigError: the directory cannot be created.
     """
 
     def __init__(self, directory: str, vocab: Vocab) -> None:
@@ -76,7 +76,7 @@ class PromptLog:
             ) from error
 
     async def write(self, task_id: int, prompt: Prompt) -> None:
-        """Write a prompt. When that fails, the log says so, and the request goes on."""
+        """Write a prompt. An error is logged, and the request continues."""
         path = self._directory / f"{time.time_ns() // 1_000_000:012}-{task_id}.txt"
 
         def write_file() -> None:
@@ -104,12 +104,12 @@ def tokens_of(
     is_fragment: bool = False,
     limit: int | None = None,
 ) -> Prompt:
-    """Tokenize what is text among the parts of a prompt. It may take long.
+    """Tokenize the text parts of a prompt. It may be slow.
 
     Raises:
-        ContextLengthExceededError: there are more than `limit` tokens, or many more: that is looked
-            at now and then.
-        AbandonedError: `stop` said so.
+        ContextLengthExceededError: there are more than `limit` tokens. The check runs from time to
+            time, so there may be many more.
+        AbandonedError: `stop` returned True.
     """
     if not any(isinstance(part, str) for part in parts):
         return Prompt(cast(Sequence[TokenId], parts))
@@ -137,17 +137,17 @@ def tokens_of(
 
 
 class Tokenizer:
-    """Tokenizes on the event loop what is short, and in a thread what is long.
+    """Tokenizes short texts on the event loop, and long ones in a thread.
 
-    What is to fit into a context is refused before it is tokenized when it is far too long: a token
-    stands for `Vocab.max_token_bytes` at most. Otherwise it is refused as soon as there are too
+    A text that must fit into the context is rejected before it is tokenized if it is far too long:
+    a token has at most `Vocab.max_token_bytes`. Otherwise it is rejected as soon as there are too
     many tokens.
 
     Args:
-        vocab: of the model.
-        admission: says whether the server is open.
+        vocab: the model's vocabulary.
+        admission: knows whether the server is open.
         workers: the threads.
-        n_ctx: tokens that the context of a request holds.
+        n_ctx: tokens in the context of a request.
     """
 
     def __init__(self, vocab: Vocab, admission: Admission, workers: Workers, n_ctx: int) -> None:
@@ -158,7 +158,7 @@ class Tokenizer:
 
     @property
     def max_chars(self) -> int:
-        """The longest text, in characters, that may fit into the context."""
+        """The length, in characters, of the longest text that may fit into the context."""
         return self._n_ctx * self._vocab.max_token_bytes
 
     async def prompt_of(
@@ -171,17 +171,17 @@ class Tokenizer:
         fits: bool = False,
         aside: bool = False,
     ) -> Prompt:
-        """Tokenize a prompt. Special tokens are added where it begins with text.
+        """Tokenize a prompt. Special tokens are added if it begins with text.
 
-        Ids in it stay, and are not checked: the engine looks at those of a task.
+        Token ids in it are kept and not checked here: the engine checks those of a task.
 
         Args:
             prompt: text or ids.
             add_special: see `Vocab.tokenize`.
             parse_special: likewise.
             is_fragment: likewise.
-            fits: whether it has to fit into the context.
-            aside: whether no prompt comes of it that somebody continues.
+            fits: whether it must fit into the context.
+            aside: whether the tokens are not for a prompt that the model continues.
 
         Raises:
             ContextLengthExceededError: it does not fit.
@@ -222,9 +222,9 @@ class Tokenizer:
         return text_of(self._vocab, tokens).decode("utf-8", "replace")
 
     async def biases_of(self, biases: Any) -> Any:
-        """Give each token of a text the bias of the text; biases of ids stay.
+        """Give each token of a text the bias of the text; biases of ids are kept.
 
-        Takes pairs of a token id or text and its bias. What is not such pairs stays as it is.
+        Takes pairs of a token id or text and its bias. Other values are returned unchanged.
 
         Raises:
             InvalidRequestError: an id is not in the vocabulary.
@@ -267,20 +267,20 @@ class Tokenizer:
             )
 
 
-#: What a render may take on the event loop.
+#: Limits of a render on the event loop.
 _QUICK = Limits(seconds=0.004, hurried=True)
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 class ChatPrompts:
-    """Renders chats with the model's template, and makes prompts of them.
+    """Renders chats with the model's template, and tokenizes them.
 
     Args:
         model: has the template.
-        tokenizer: turns text into tokens.
-        workers: do what takes long.
-        media: makes prompts that are more than text.
+        tokenizer: converts text to tokens.
+        workers: threads for long work.
+        media: makes prompts with media.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class ChatPrompts:
         self._workers = workers
         self.media = media
         self._quick = model.template.with_limits(_QUICK)
-        self._is_slow = False  # the last render was
+        self._is_slow = False  # whether the last render was slow
 
     async def parse(self, messages: Messages) -> ParsedMessages:
         """Check messages. Raises InvalidRequestError: one is malformed."""
@@ -302,16 +302,16 @@ class ChatPrompts:
     async def mark(
         self, messages: ParsedMessages, hold: MemoryReservation, *, marker: str | None = None
     ) -> MarkedMessages:
-        """Read documents, and put markers in the place of media.
+        """Read documents, and replace media with markers.
 
         Args:
             messages: in normal form.
-            hold: counts what the images of documents take.
+            hold: reserves memory for the images of documents.
             marker: see `markers.mark`.
 
         Raises:
             InvalidMediaError: a document cannot be read.
-            UnsupportedFieldError: the model does not take one of the media.
+            UnsupportedFieldError: the model does not support one of the media.
             TrioServeError: from reading documents.
         """
         if any(map(documents_in, messages)):
@@ -331,7 +331,7 @@ class ChatPrompts:
         return await self.media.load_once(await self.parse(messages), hold)
 
     async def render(self, messages: Messages, chat: ChatParams) -> str:
-        """Render messages whose media are marked."""
+        """Render messages whose media are markers."""
         cost = n_chars([messages, chat.tools, chat.template_kwargs])
         if cost <= SMALL and not self._is_slow:
             try:
@@ -339,7 +339,7 @@ class ChatPrompts:
                     lambda _: self._render(self._quick, messages, chat), cost
                 )
             except OutOfTimeError:
-                pass  # all is done again, where it may take its time
+                pass  # render again in a thread, with a longer limit
         return await self._workers.offload(lambda _: self._render_slowly(messages, chat))
 
     def _render_slowly(self, messages: Messages, chat: ChatParams) -> str:
@@ -396,7 +396,7 @@ class ChatPrompts:
         )
 
     def _adds_special(self, text: str) -> bool:
-        """Whether the tokenizer has to add BOS: most templates write it themselves."""
+        """Whether the tokenizer must add BOS: most templates write it."""
         bos = self._model.info.bos_token
         return not (bos and text.startswith(bos))
 
@@ -406,10 +406,10 @@ class ChatPrompts:
         """Make a prompt of a rendered chat, with hints where a checkpoint is useful.
 
         Args:
-            text: what the messages were rendered to.
-            marked: the messages.
-            chat: what they were rendered with.
-            hold: counts what media take; it outlasts the prompt.
+            text: the rendered chat.
+            marked: its messages.
+            chat: its parameters.
+            hold: reserves memory for media; it outlives the prompt.
         """
         prompt = await self._without_hints(text, marked, hold, fits=True)
         if not self._model.keeps_checkpoints:
@@ -441,7 +441,7 @@ class ChatPrompts:
 
 
 def n_chars(value: Any) -> int:
-    """Add up the text in a JSON value; stops counting when it is no longer short."""
+    """Count the characters in a JSON value; stops once they are not few."""
     total = 0
     values = [value]
     while values and total <= SMALL:
@@ -452,11 +452,11 @@ def n_chars(value: Any) -> int:
             values += value.values()
         elif isinstance(value, Sequence):
             values += value
-        total += 8  # whatever it is, it takes some time to render
+        total += 8  # any value takes some time to render
     return total
 
 
-#: A header of a message has so many tokens at most: ``<|im_start|>user\n`` has three.
+#: A limit of the tokens in a message header: ``<|im_start|>user\n`` has three.
 _HEADER = 6
 
 
@@ -469,21 +469,22 @@ def hints_of(
     *,
     add_special: bool,
 ) -> tuple[int, ...]:
-    """Find out how many cells of a prompt come before some of the characters of its text.
+    """Count the cells of a prompt before some characters of its text.
 
-    Where one of them stands after the header of a message, the header does not count: its last
-    token may become one with what follows. Behind the last media, another question may be asked.
+    A character after the header of a message counts as the start of the header, because the last
+    token of the header may merge with the text that follows. The last media are also a hint:
+    another question about them may follow.
 
     Args:
-        vocab: turns text into tokens.
-        pieces: the text: each second piece stands for media.
-        prompt: what was made of it.
-        partings: the characters, counted through all pieces.
-        stop: says whether nobody waits for this any more.
+        vocab: converts text to tokens.
+        pieces: the text; every second piece stands for media.
+        prompt: the tokenized text.
+        partings: the characters, as offsets in all pieces together.
+        stop: returns True when the caller has given up.
         add_special: whether the prompt begins with a special token that the text does not have.
 
     Raises:
-        AbandonedError: `stop` said so.
+        AbandonedError: `stop` returned True.
     """
     if len(pieces) == 1:
         return _hints_of(vocab, pieces[0], prompt.tokens, partings, stop, add_special=add_special)
@@ -498,7 +499,7 @@ def hints_of(
         tokens = vocab.tokenize(piece, add_special=special, stop=lambda _: stop())
         start = _find(tokens, prompt.tokens, n_tokens)
         if start is None:
-            continue  # a projector has changed the text; a checkpoint less does no harm
+            continue  # a projector changed the text; the checkpoint is optional
         n_tokens = start + len(tokens)
         found = _hints_of(vocab, piece, tokens, inside, stop, add_special=special)
         n_media = sum(chunk.n_cells for n_before, chunk in prompt.media if n_before <= start)
@@ -507,7 +508,7 @@ def hints_of(
 
 
 def _find(tokens: Sequence[TokenId], within: Sequence[TokenId], start: int) -> int | None:
-    """Find tokens in others: around media, projectors write tokens of their own."""
+    """Find tokens in other tokens: projectors add their own around media."""
     first, n_tokens = tokens[:1], len(tokens)
     for place in range(start, len(within) - n_tokens + 1):
         if first == within[place : place + 1] and tokens == within[place : place + n_tokens]:
@@ -524,7 +525,7 @@ def _hints_of(
     *,
     add_special: bool,
 ) -> tuple[int, ...]:
-    """Find out how many tokens of a text come before some of its characters."""
+    """Count the tokens of a text before some of its characters."""
     hints = set()
     for parting in partings:
         n_before = _count(vocab, text, tokens, parting, stop, add_special=add_special)
@@ -543,7 +544,7 @@ def _count(
     *,
     add_special: bool,
 ) -> int:
-    """Count the tokens before a character; tokenizes the shorter part, if that says it."""
+    """Count the tokens before a character; tokenizes the shorter side if that is enough."""
     if parting * 2 > len(text):
         tail = vocab.tokenize(text[parting:], stop=lambda _: stop())
         n_before = len(tokens) - len(tail)

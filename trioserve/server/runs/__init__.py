@@ -1,5 +1,5 @@
-"""Runs: answers for which the server runs the tools that the model calls.
+"""Runs: chat answers with tools. The server runs the tools that the model calls.
 
-`loop` lets the model answer, step after step, and `calls` runs what it calls. `run` has what a
-caller holds, and `events` what it reads; `params` says what a run may do.
+`loop` alternates between answers and tool calls, and `calls` runs the calls. `run` has the object
+that a caller holds, `events` its events, and `params` the limits of a run.
 """

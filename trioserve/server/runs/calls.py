@@ -33,9 +33,9 @@ _MAX_QUOTED = 200
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """Read the arguments of a call. Raises ValueError: they are no JSON object; it tells a model.
+    """Parse the arguments of a call. Raises ValueError, with a message for the model.
 
-    No arguments at all are an empty object.
+    Empty text means an empty object.
     """
     try:
         value = json.loads(text or "{}")
@@ -49,10 +49,9 @@ def read_arguments(text: str) -> dict[str, Any]:
 
 
 def assistant_message(message: Message, calls: Iterable[ToolCall]) -> dict[str, Any]:
-    """Write an answer of the model, with these of its calls, as the next prompt has it.
+    """Build the message of an answer of the model, with some of its calls, for the next prompt.
 
-    Templates read arguments, and refuse what is no JSON object. What the model has written in its
-    place is told by the result of the call.
+    Templates accept only JSON objects as arguments. The result of a call quotes invalid arguments.
     """
     written: dict[str, Any] = {"role": "assistant", "content": message.content}
     if message.reasoning_content:
@@ -73,27 +72,27 @@ def _in_openai_form(call: ToolCall) -> dict[str, Any]:
 
 
 def tool_message(call: ToolCall, content: str) -> dict[str, Any]:
-    """Write the result of a call."""
+    """Build the message with the result of a call."""
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
 
 
 _log = structlog.stdlib.get_logger("trioserve.tools")
 
-#: Tools of a run that run at the same time. Others wait.
+#: Tools of a run that run at the same time.
 _MAX_PARALLEL = 8
 
 _STOPPED = "A person has stopped this call. What it had done until then may stay."
 
 
 class Calls:
-    """Runs the calls of a run, those of a step at the same time.
+    """Runs the tool calls of a run, concurrently within a step.
 
     Args:
-        run: has the feed of events, and what people decide.
-        tools: what may be called.
-        params: what they may do.
-        context: who asks.
-        resources: of the server.
+        run: has the event feed and the decisions about calls.
+        tools: the available tools.
+        params: the limits of the tools.
+        context: the client and the deadline.
+        resources: the server's resources.
     """
 
     def __init__(
@@ -116,12 +115,12 @@ class Calls:
     async def run(
         self, step: int, calls: Sequence[ToolCall], fit: Callable[[str], Awaitable[str]]
     ) -> list[str]:
-        """Run calls, and return what the model is told about each.
+        """Run calls, and return the results for the model.
 
         Args:
-            step: the answer that they are in.
-            calls: what the model has written.
-            fit: cuts what is too long for it.
+            step: the number of the answer with the calls.
+            calls: the calls from the model.
+            fit: shortens results that are too long for the model.
         """
         known = [self._announce(step, call) for call in calls]
         return await all_of([partial(self._run_one, call, fit) for call in known])
@@ -162,7 +161,7 @@ class Calls:
         return content
 
     async def _result(self, call: RunCall, tool: Tool | None, record: ToolRecord) -> ToolResult:
-        """Run one call, unless it makes no sense or is not allowed."""
+        """Run one call if it is valid and allowed."""
         if tool is None:
             record.outcome = "failed"
             return ToolResult.of_error(
@@ -190,7 +189,7 @@ class Calls:
     async def _decide(
         self, call: RunCall, tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext
     ) -> Decision:
-        """Find out whether a call may run, and ask a person if need be."""
+        """Decide whether a call may run; wait for approval if needed."""
         approve = self._params.approve
         if not call.tool.writes or approve == "all":
             return Decision(True)
@@ -206,7 +205,7 @@ class Calls:
 
 
 async def _call(tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
-    """Call a tool. Whatever it raises is told to the model."""
+    """Call a tool. Exceptions become error results for the model."""
     try:
         return await tool.call(arguments, context)
     except TrioServeError as error:
@@ -221,6 +220,6 @@ async def _preview(
 ) -> str | None:
     try:
         return await tool.preview(arguments, context)
-    except Exception as error:  # a person is asked all the same
+    except Exception as error:  # ask for approval without a preview
         _log.warning("a tool has no preview", tool=tool.info.name, exc_info=error)
         return None

@@ -1,4 +1,4 @@
-"""What the reader of a run gets: events, each with a number, and the answer at the end."""
+"""The events of a run, each with a number, and the final answer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trioserve.server.stream import ChatChunk
 from trioserve.tools.tool import ToolInfo
 from trioserve.types import Finished, Progress, Prompt, Timings
 
-#: Why a run has ended: the model has answered; it has given as many answers as it may, and called
-#: tools in the last one, too; it has called tools that are the caller's; its answer was cut off.
+#: Why a run has ended: the model has answered; `max_steps` was reached, and the calls of the last
+#: answer have run; the model has called tools of the caller; the answer was cut off.
 EndReason: TypeAlias = Literal["answer", "max_steps", "client_tools", "length"]
 
 
@@ -22,17 +22,17 @@ class RunCall:
     """A call of a tool that the server runs."""
 
     id: str
-    #: The answer that it is in; the first one is 1.
+    #: The number of the answer with the call; the first one is 1.
     step: int
-    #: What is called. If there is no such tool, only its name is known.
+    #: The tool. If it does not exist, only its name is set.
     tool: ToolInfo
-    #: As the model has written them: JSON text, or what was to be it.
+    #: The model's text, which may be invalid JSON.
     arguments: str
 
 
 @attrs.frozen
 class StepStarted:
-    """The model is about to give an answer. `step` counts them from 1."""
+    """The model starts an answer. `step` counts from 1."""
 
     id: int
     step: int
@@ -40,9 +40,9 @@ class StepStarted:
 
 @attrs.frozen
 class StepChunk:
-    """More of the answer, or of the prompt where `return_progress` is set.
+    """Part of the answer, or of prompt processing if `return_progress` is set.
 
-    The deltas of its calls are among it, also of those that the server runs.
+    Includes the deltas of all calls, also of those that the server runs.
     """
 
     id: int
@@ -62,7 +62,7 @@ class ToolCalled:
 class ApprovalNeeded:
     """The call waits for `AgentRun.approve` or `AgentRun.deny`.
 
-    `preview` is a diff of what it would change, where that is known.
+    `preview` is a diff of the change, if known.
     """
 
     id: int
@@ -72,7 +72,7 @@ class ApprovalNeeded:
 
 @attrs.frozen
 class ApprovalGiven:
-    """The call has been approved, or has not. `reason` says why, if somebody did."""
+    """The call was approved or refused. `reason` is the text given with the decision."""
 
     id: int
     call: RunCall
@@ -90,7 +90,7 @@ class ToolStarted:
 
 @attrs.frozen
 class ToolOutput:
-    """What the tool has written since the last such event."""
+    """Output of the tool since the last such event."""
 
     id: int
     call: RunCall
@@ -103,26 +103,26 @@ class ToolReturned:
 
     id: int
     call: RunCall
-    #: What the model is told.
+    #: The result for the model.
     content: str
     is_error: bool
-    #: What has changed, for people.
+    #: The change, for users.
     diff: str | None
-    #: For how long the tool ran.
+    #: How long the tool ran.
     seconds: float
-    #: Whether `AgentRun.stop` has ended it.
+    #: Whether `AgentRun.stop` ended it.
     stopped: bool
 
 
 @attrs.frozen(kw_only=True)
 class RunAnswer:
-    """A whole run."""
+    """The result of a run."""
 
-    #: The last answer. Of its calls it has those that the caller is to do, and no others.
+    #: The last answer. Its calls are those that the caller must run.
     message: Message
-    #: What the run has added to the chat, in OpenAI's form: the answers, and the results of calls.
+    #: The messages that the run added to the chat, in OpenAI's form: answers and tool results.
     messages: tuple[Mapping[str, Any], ...]
-    #: How many answers the model has given.
+    #: The number of answers.
     steps: int
     reason: EndReason
     #: Of the last answer.
@@ -133,7 +133,7 @@ class RunAnswer:
 
     @property
     def client_calls(self) -> tuple[ToolCall, ...]:
-        """The calls that the caller is to do."""
+        """The calls that the caller must run."""
         return self.message.tool_calls
 
 

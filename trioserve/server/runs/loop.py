@@ -1,4 +1,4 @@
-"""Runs: the model answers, what it calls is run, and it answers again, until it is done."""
+"""The agent loop: the model answers, the server runs its calls, until an answer has no calls."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from trioserve.types import Finished, FinishReason, GenerationParams, Progress, 
 if TYPE_CHECKING:
     from trioserve.server.server import Server
 
-#: Characters of a token, generously: what has more of them is cut before it is tokenized.
+#: A high estimate of the characters in a token. Longer text is cut before it is tokenized.
 _MAX_CHARS = 16
 
-#: Tokens that a note takes, about.
+#: Approximate tokens of the note.
 _NOTE = 24
 
 
 async def fit(text: str, n_tokens: int, server: Server) -> str:
-    """Cut a text to so many tokens, with a note that says so. It is left as it is if it fits."""
+    """Cut a text to a number of tokens and append a note, or return it unchanged if it fits."""
     head = _as_unicode(text[: max(0, n_tokens) * _MAX_CHARS])
     if 4 * len(text) <= n_tokens:  # a token has at least a byte
         return head
@@ -50,13 +50,13 @@ async def fit(text: str, n_tokens: int, server: Server) -> str:
 
 
 def _as_unicode(text: str) -> str:
-    """Replace halves of surrogate pairs, which cannot be tokenized."""
+    """Replace unpaired surrogates, which cannot be tokenized."""
     return text.encode("utf-8", "replace").decode()
 
 
 @attrs.frozen
 class Question:
-    """What is asked of the model, and how."""
+    """The messages and parameters of a run."""
 
     messages: Messages
     params: GenerationParams
@@ -69,11 +69,11 @@ class AgentLoop:
     """One run.
 
     Args:
-        server: answers.
-        question: what is asked.
-        tools: what it may call.
-        calls: runs what the server runs of it.
-        run: what the caller holds.
+        server: generates the answers.
+        question: the messages and parameters.
+        tools: the tools that the model may call.
+        calls: runs the server's tools.
+        run: the caller's object.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class AgentLoop:
         self._timings = Timings()
 
     async def run(self) -> RunAnswer:
-        """Do all of it, and put the events into the feed, but for the last one.
+        """Execute the run, and put all events except the last one into the feed.
 
         Raises:
             TrioServeError: the model cannot answer.
@@ -116,8 +116,8 @@ class AgentLoop:
     # -- one step
 
     async def _answer(self, step: int) -> ChatStream:
-        """Let the model answer. From the first answer on, the run is finished though the server
-        drains.
+        """Open the stream of an answer. After the first answer, the run continues while the
+        server drains.
         """
         messages = Messages((*self._asked.messages, *self._added))
         chat, context = self._chat(step), self._context(step)
@@ -140,7 +140,7 @@ class AgentLoop:
             self._feed.put(StepChunk(self._feed.new_id(), step, event))
 
     def _chat(self, step: int) -> ChatParams:
-        """How the chat is answered. A call that has to be made is made in the first answer."""
+        """The chat's parameters. A required call applies to the first answer only."""
         chat = attrs.evolve(self._asked.chat, tools=self._tools.definitions)
         if step == 1:
             return chat
@@ -150,17 +150,17 @@ class AgentLoop:
         return attrs.evolve(chat, tool_choice=choice, add_generation_prompt=True)
 
     def _context(self, step: int) -> RequestContext:
-        """Who asks. Only the first answer has waited since the request came."""
+        """The context of an answer. Only the first one has waited since the request arrived."""
         context = self._asked.context
         return context if step == 1 else attrs.evolve(context, arrived=None)
 
     # -- what follows from it
 
     async def _go_on(self, step: int, stream: ChatStream) -> EndReason | None:
-        """Run what an answer calls, and say why it was the last one, if it was."""
+        """Run the calls of an answer. Returns the reason to end, or None to continue."""
         message, finished = stream.message, stream.finished
         assert finished is not None
-        if finished.reason is FinishReason.LIMIT:  # what it calls may be cut off
+        if finished.reason is FinishReason.LIMIT:  # its calls may be incomplete
             self._added.append(assistant_message(message, ()))
             return "length"
         self._added.append(assistant_message(message, message.tool_calls))
@@ -175,12 +175,12 @@ class AgentLoop:
         return [call for call in calls if self._tools.is_of_client(call.name)]
 
     async def _run_calls(self, step: int, stream: ChatStream) -> None:
-        """Run those calls of an answer that are the server's, and keep the results.
+        """Run an answer's calls of server tools, and keep the results.
 
-        The results may take half of what is free in the context, in equal parts.
+        The results share half of the free context, in equal parts.
 
         Raises:
-            DeadlineExceededError: the time of the run is up.
+            DeadlineExceededError: the deadline of the run has passed.
         """
         made = stream.message.tool_calls
         calls = [call for call in made if not self._tools.is_of_client(call.name)]
@@ -205,10 +205,10 @@ def _sum(one: Timings, other: Timings) -> Timings:
 
 
 def check_chat(chat: ChatParams, config: Config, model: LoadedModel) -> None:
-    """Refuse chats in which no tools can be run.
+    """Check that a chat allows tools to run.
 
     Raises:
-        InvalidRequestError: the answer is to continue a message, or calls are not taken out of it.
+        InvalidRequestError: the answer continues a message, or calls are not parsed.
         UnsupportedFieldError: the server shows no tools to the model.
     """
     if chat.continue_final_message is not None:
@@ -232,7 +232,7 @@ def check_chat(chat: ChatParams, config: Config, model: LoadedModel) -> None:
 
 @asynccontextmanager
 async def open_run(server: Server, question: Question, tools: RunTools) -> AsyncIterator[AgentRun]:
-    """Have the model answer, and run what it calls, for as long as a block lasts.
+    """Execute a run during a block.
 
     Raises:
         TrioServeError: the model cannot begin its first answer.
@@ -248,7 +248,7 @@ async def open_run(server: Server, question: Question, tools: RunTools) -> Async
 
 
 def _alone(error: Exception) -> Exception:
-    """Take an exception out of the groups that it is alone in."""
+    """Unwrap an exception from groups with a single member."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         (error,) = error.exceptions
     return error

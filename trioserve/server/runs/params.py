@@ -1,4 +1,4 @@
-"""`RunParams`: what a run may do; `RunTools`: what it may call."""
+"""`RunParams`: the limits of a run; `RunTools`: the tools that the model may call."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trioserve.tools.functions import tool_of
 from trioserve.tools.registry import ToolRegistry
 from trioserve.tools.tool import Tool, ToolCallContext
 
-#: What is done with calls that may change something: "ask" waits for `AgentRun.approve`, "all" runs
-#: them, "none" refuses them. A function is asked, and says whether to run the call.
+#: How to treat calls that may change something: "ask" waits for `AgentRun.approve`, "all" runs
+#: them, "none" refuses them. A function returns whether to run the call.
 Approval: TypeAlias = Literal["ask", "all", "none"] | Callable[[RunCall], Awaitable[bool]]
 
 _APPROVALS = ("ask", "all", "none")
@@ -39,41 +39,41 @@ def _check_approve(_instance: Any, _attribute: attrs.Attribute[Any], value: Any)
 
 @attrs.frozen(kw_only=True)
 class RunParams:
-    """How many answers a run may have, and what its tools may do.
+    """The number of answers in a run, and the limits of its tools.
 
     Raises:
         InvalidRequestError: a value is out of range; `param` names the field.
     """
 
-    #: The most answers that the model gives, the last one included; None: as the configuration
-    #: says. The calls of that one are run, too, so that a later run can go on from there.
+    #: The most answers of the model; None: as configured. The calls of the last one run, too, so
+    #: that a later run can continue from there.
     max_steps: int | None = attrs.field(default=None, validator=_check_steps)
     approve: Approval = attrs.field(default="ask", validator=_check_approve)
-    #: The folder that the relative paths of built-in tools begin in; None: the tools' own.
+    #: The base folder for relative paths of built-in tools; None: the default of the tools.
     cwd: str | None = None
-    #: Where built-in tools run, as in `Config.tools_runtime`; None: as the configuration says.
+    #: Where built-in tools run, as in `Config.tools_runtime`; None: as configured.
     runtime: str | None = None
 
     @property
     def place(self) -> ToolCallContext:
-        """How its tools are called."""
+        """The context for calls of its tools."""
         return ToolCallContext(cwd=self.cwd, runtime=self.runtime)
 
 
-#: A tool, a Python function, or the name of a tool that the configuration has.
+#: A tool, a Python function, or the name of a configured tool.
 AnyTool: TypeAlias = Tool | Callable[..., Any] | str
 
-#: Names of tools that an error lists.
+#: The most tool names in an error message.
 _MAX_NAMES = 20
 
 
 @attrs.frozen
 class RunTools:
-    """What the model may call.
+    """The tools that the model may call.
 
     Args:
-        by_name: what the server runs.
-        of_client: in OpenAI's form, what the caller does.
+        by_name: the tools that the server runs.
+        of_client: the caller's tools, in OpenAI's form.
     """
 
     by_name: Mapping[str, Tool]
@@ -81,10 +81,10 @@ class RunTools:
 
     @classmethod
     def of(cls, tools: Iterable[Tool], of_client: Sequence[Mapping[str, Any]]) -> Self:
-        """Put tools together.
+        """Combine tools of the server and the caller.
 
         Raises:
-            InvalidRequestError: two of them have the same name.
+            InvalidRequestError: two tools have the same name.
         """
         by_name: dict[str, Tool] = {}
         for tool in tools:
@@ -104,25 +104,25 @@ class RunTools:
 
     @property
     def definitions(self) -> list[Mapping[str, Any]]:
-        """All of them in OpenAI's form."""
+        """All tools in OpenAI's form."""
         return [*self.of_client, *(tool.info.definition for tool in self.by_name.values())]
 
     def is_of_client(self, name: str) -> bool:
-        """Whether the caller does calls of this tool."""
+        """Whether the caller runs this tool."""
         return any(name_of(definition) == name for definition in self.of_client)
 
     def listed(self) -> str:
-        """Name them, for the model."""
+        """List the names for the model."""
         names = [name_of(definition) for definition in self.definitions]
         more = ["…"] if len(names) > _MAX_NAMES else []
         return ", ".join([*names[:_MAX_NAMES], *more]) or "none"
 
 
 def tools_of(given: Sequence[AnyTool] | None, box: ToolRegistry) -> list[Tool]:
-    """Find the tools that a run may use; None: all that the server has.
+    """Find the tools that a run may use; None: all tools of the server.
 
     Raises:
-        InvalidRequestError: there is no such tool, or there are none; or a model cannot call it.
+        InvalidRequestError: a tool is missing, the server has none, or the model cannot call it.
     """
     if given is None:
         if not box.tools:

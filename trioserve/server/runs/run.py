@@ -1,4 +1,4 @@
-"""`AgentRun`: what a caller holds of an answer with tools, and how its events get there."""
+"""`AgentRun`: the caller's object for an answer with tools, and the queue of its events."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ class _Call:
 
 
 class Decisions:
-    """The calls of a run, by id, for those who approve them and stop them."""
+    """The running calls of a run by id, with decisions about them."""
 
     def __init__(self) -> None:
         self._calls: dict[str, _Call] = {}
 
     def begin(self, call_id: str) -> trio.CancelScope:
-        """Know a call from now on. Returns the scope to run it in."""
+        """Register a call. Returns the scope to run it in."""
         self._calls[call_id] = call = _Call()
         return call.scope
 
     def end(self, call_id: str) -> None:
-        """Note that a call is over."""
+        """Remove a call that has ended."""
         self._calls[call_id].is_over = True
 
     def is_stopped(self, call_id: str) -> bool:
-        """Whether somebody has stopped it."""
+        """Whether a call was stopped."""
         return self._calls[call_id].is_stopped
 
     async def wait(self, call_id: str, timeout: float) -> Decision:
-        """Wait until somebody decides about a call; after `timeout` seconds it is refused."""
+        """Wait for a decision about a call; refuse it after `timeout` seconds."""
         call = self._calls[call_id]
         call.is_waiting = True
         try:
@@ -67,14 +67,14 @@ class Decisions:
                 await call.decided.wait()
         finally:
             call.is_waiting = False
-        return call.decision or Decision(False, f"nobody has decided within {timeout:g} seconds")
+        return call.decision or Decision(False, f"no decision was made within {timeout:g} seconds")
 
     def decide(self, call_id: str, *, approved: bool, reason: str = "") -> None:
-        """Decide about a call that waits for that.
+        """Decide about a call that waits for approval.
 
         Raises:
-            UnknownToolCallError: there is no such call.
-            ToolCallDecidedError: it does not wait, or not any more.
+            UnknownToolCallError: the call does not exist.
+            ToolCallDecidedError: the call does not wait for a decision.
         """
         call = self._find(call_id)
         if not call.is_waiting or call.decision is not None:
@@ -85,7 +85,7 @@ class Decisions:
         call.decided.set()
 
     def stop(self, call_id: str) -> None:
-        """Cancel a call. Raises as `decide`, if it is over."""
+        """Cancel a call. Raises as `decide` if it has ended."""
         call = self._find(call_id)
         if call.is_over or call.is_stopped:
             raise ToolCallDecidedError(f"The call {call_id!r} has ended already.", param="call_id")
@@ -101,31 +101,31 @@ class Decisions:
         return call
 
 
-#: So many events may wait before the model has to.
+#: Unread events above which the model waits.
 _MAX_EVENTS = 16
 
-#: Characters of the output of tools that may wait. More is not shown.
+#: The most characters of unread tool output. More output is dropped.
 _MAX_OUTPUT = 2**20
 
 _NOT_SHOWN = "\n[some output is not shown: it was not read in time]\n"
 
 
 class Feed:
-    """A queue of events. Whoever puts one in numbers it at the same time, with `new_id`."""
+    """A queue of events. Number each event with `new_id` right before putting it."""
 
     def __init__(self) -> None:
         self._events: deque[RunEvent] = deque()
         self._n_ids = 0
-        self._n_output = 0  # characters of output in it
+        self._n_output = 0  # characters of tool output in the queue
         self._is_cut = False
-        #: Whether no more events come.
+        #: Whether the last event was put.
         self.is_over = False
         self._error: BaseException | None = None
         self._reader = trio.lowlevel.ParkingLot()
         self._writers = trio.lowlevel.ParkingLot()
 
     def new_id(self) -> int:
-        """Number an event."""
+        """The number of the next event."""
         self._n_ids += 1
         return self._n_ids
 
@@ -135,7 +135,7 @@ class Feed:
         self._reader.unpark()
 
     def put_output(self, call: RunCall, text: str) -> None:
-        """Add output of a tool, unless there is too much that nobody has read."""
+        """Add tool output, or drop it if too much is unread."""
         if self._n_output + len(text) > _MAX_OUTPUT:
             if self._is_cut:
                 return
@@ -144,28 +144,28 @@ class Feed:
         self.put(ToolOutput(self.new_id(), call, text))
 
     def end(self, error: BaseException | None = None) -> None:
-        """Have the reader raise an error behind the last event, or end."""
+        """End the queue, with an error for the reader or without."""
         self.is_over, self._error = True, error
         self._reader.unpark_all()
 
     def check_begun(self) -> None:
-        """Raise the error that is the first thing to read, if it is."""
+        """Raise the error if it is the next thing to read."""
         if self._error is not None and not self._events:
             raise self._error
 
     async def wait_room(self) -> None:
-        """Wait until the reader has read enough. A checkpoint."""
+        """Wait until the reader has made room. A checkpoint."""
         if len(self._events) < _MAX_EVENTS:
             await trio.lowlevel.checkpoint()
         while len(self._events) >= _MAX_EVENTS:
             await self._writers.park()
 
     async def take(self) -> RunEvent:
-        """Wait for the next event, and take it. Cancelling it loses nothing.
+        """Wait for the next event and take it. Cancelling it loses no events.
 
         Raises:
-            StopAsyncIteration: there is none any more.
-            BaseException: what `end` was called with.
+            StopAsyncIteration: there are no more events.
+            BaseException: the error that `end` was called with.
         """
         if self._events or self.is_over:
             await trio.lowlevel.checkpoint()
@@ -184,33 +184,33 @@ class Feed:
 
 
 class AgentRun:
-    """The events of a run, as they come. The last one is `RunEnded`.
+    """The events of a run, as they arrive. The last one is `RunEnded`.
 
-    Iterate over it within the block that opened it. Cancelling an iteration loses nothing; leaving
-    the block cancels the run, with its answer and its tools.
+    Iterate over it within the block that opened it. Cancelling an iteration loses no events;
+    leaving the block cancels the run, with its answer and its tools.
 
     Raises:
-        TrioServeError: from the iteration, when the model fails, or the server ends the run. A tool
-            that fails is no error here: the model is told.
+        TrioServeError: from the iteration, when the model fails or the server ends the run. The
+            error of a tool is not raised: it is a result for the model.
     """
 
     def __init__(self) -> None:
-        #: The whole of it, once the last event has been read.
+        #: The result, once the last event has been read.
         self.answer: RunAnswer | None = None
-        #: The answer that the model is giving; None between two of them.
+        #: The current answer of the model; None between answers.
         self.stream: ChatStream | None = None
-        #: Whether output comes at the pace at which it is to be shown.
+        #: Whether chunks wait until they are due.
         self.is_paced = True
         self.feed = Feed()
         self.decisions = Decisions()
-        self.began = trio.Event()  # the first answer has begun, or could not
+        self.began = trio.Event()  # the first answer has started or failed
         self.scope = trio.CancelScope()
-        self.error: TrioServeError | None = None  # why it was cancelled
+        self.error: TrioServeError | None = None  # the reason of a cancellation
         self._watchers: list[Callable[[ChatStream], object]] = []
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs any more. There may be events that nobody has read."""
+        """Whether the run has ended. Unread events may remain."""
         return self.feed.is_over
 
     def __aiter__(self) -> AsyncIterator[RunEvent]:
@@ -223,7 +223,7 @@ class AgentRun:
         return event
 
     async def read(self) -> RunAnswer:
-        """Read all that is left, to the end. Raises what the iteration raises."""
+        """Read to the end. Raises what the iteration raises."""
         self.is_paced = False
         if self.stream is not None:
             self.stream.stream.is_paced = False
@@ -232,42 +232,42 @@ class AgentRun:
         assert self.answer is not None
         return self.answer
 
-    # -- for those who decide about its calls
+    # -- decisions about its calls
 
     def approve(self, call_id: str, reason: str = "") -> None:
-        """Let a call run that waits for this.
+        """Allow a call that waits for approval.
 
         Raises:
-            UnknownToolCallError: there is no such call.
-            ToolCallDecidedError: it does not wait, or not any more.
+            UnknownToolCallError: the call does not exist.
+            ToolCallDecidedError: the call does not wait for a decision.
         """
         self.decisions.decide(call_id, approved=True, reason=reason)
 
     def deny(self, call_id: str, reason: str = "") -> None:
-        """Refuse a call that waits for approval; the model is told why. Raises as `approve`."""
+        """Refuse a call that waits for approval; the model gets the reason. Raises as `approve`."""
         self.decisions.decide(call_id, approved=False, reason=reason)
 
     def stop(self, call_id: str) -> None:
-        """End a call, whatever it does; the model is told. Raises as `approve`."""
+        """End a call in any state; the model gets an error result. Raises as `approve`."""
         self.decisions.stop(call_id)
 
     def cancel(self, error: TrioServeError | None = None) -> None:
-        """End the run from another task; its reader gets an error, by default that it was."""
+        """End the run from another task; its reader gets `error` or a `RequestEndedError`."""
         if self.error is None:
             self.error = error or RequestEndedError("The request was cancelled.")
         self.scope.cancel()
 
-    # -- for those who watch over it
+    # -- monitoring
 
     def watch(self, function: Callable[[ChatStream], object]) -> None:
-        """Have a function called with each answer when it begins, and with the one that has."""
+        """Register a function to call with the stream of the current and each later answer."""
         self._watchers.append(function)
         if self.stream is not None:
             function(self.stream)
 
     @contextmanager
     def watched(self, stream: ChatStream) -> Iterator[None]:
-        """Note the answer that the model is giving, for as long as a block lasts."""
+        """Set the current answer during a block."""
         self.stream = stream
         stream.stream.is_paced = self.is_paced
         try:
@@ -279,7 +279,7 @@ class AgentRun:
 
 
 class Runs:
-    """The runs that are going on."""
+    """The active runs."""
 
     def __init__(self) -> None:
         self._runs: set[AgentRun] = set()
@@ -287,7 +287,7 @@ class Runs:
 
     @contextmanager
     def hold(self, run: AgentRun) -> Iterator[None]:
-        """Know a run for as long as a block lasts."""
+        """Register a run during a block."""
         self._runs.add(run)
         self._n_open.value = len(self._runs)
         try:
@@ -297,7 +297,7 @@ class Runs:
             self._n_open.value = len(self._runs)
 
     async def wait_none(self) -> None:
-        """Wait until no run goes on."""
+        """Wait until no run is active."""
         await self._n_open.wait_value(0)
 
     def end_all(self, message: str) -> None:
