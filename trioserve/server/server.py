@@ -1,4 +1,4 @@
-"""`Server`: a model that answers requests, as long as an ``async with`` block runs."""
+"""`Server`: a model that answers requests inside an ``async with`` block."""
 
 from __future__ import annotations
 
@@ -43,30 +43,31 @@ from trioserve.types import EngineStatus, GenerationParams, Prompt, TokenId
 class Server(EnteredOnce):
     """A loaded model, ready for requests inside ``async with Server(config) as server:``.
 
-    Entering loads the model in a worker thread. Leaving ends what still runs (its readers get a
-    `ServerClosingError`), joins the inference thread and frees the memory; call `drain` before to
-    let requests finish. Any Trio cancel scope around a call cancels its work in the engine.
+    Entering loads the model in a worker thread. Leaving ends all running requests (their readers
+    get a `ServerClosingError`), joins the inference thread and frees the memory; call `drain`
+    before to let requests finish. Cancelling a call with a Trio scope cancels its work in the
+    engine.
 
-    What a request asks for is in two objects, `GenerationParams` and, for chats, `ChatParams`; who
-    asks and until when is in a `RequestContext`. Single fields of all three may be passed by name,
-    and win: ``server.chat(messages, tools=[...], temperature=0, timeout=5)``. `timeout` is in
-    seconds from now.
+    The parameters of a request are in `GenerationParams` and, for chats, `ChatParams`; the client
+    and the deadline are in a `RequestContext`. Keyword arguments set single fields of all three,
+    and take precedence: ``server.chat(messages, tools=[...], temperature=0, timeout=5)``.
+    `timeout` is in seconds from now.
 
-    A server that was idle for `Config.sleep_idle_seconds`, or was told to `sleep`, frees the
-    memory of its model. What needs the model loads it again, and waits for that; so each such call
-    may raise `ModelLoadError`.
+    The server frees the memory of its model after `Config.sleep_idle_seconds` without requests, or
+    when `sleep` is called. The next call that needs the model loads it again, and waits for that.
+    Each such call may therefore raise `ModelLoadError`.
 
     Args:
-        config: what to load and how; the default is the bundled model.
+        config: the model and its settings; the default is the bundled model.
         load: loads the model. The default loads a GGUF file with llama.cpp.
-        drive: runs the engine. The default gives it a thread.
-        asleep: begin asleep: load the model when it is first needed.
-        room: makes room for the model before it is loaded, as a block around its time in memory.
+        drive: runs the engine. The default runs it on a thread.
+        asleep: start without loading the model; the first request loads it.
+        room: a context manager around the model's time in memory, which makes room for it.
 
     Raises:
         ModelLoadError: on entry, when the model cannot be loaded.
-        HubError: on entry, when it cannot be downloaded.
-        BridgeError: on entry, when the system has no descriptors left.
+        HubError: on entry, when the model cannot be downloaded.
+        BridgeError: on entry, when no descriptors are left.
     """
 
     def __init__(
@@ -81,21 +82,21 @@ class Server(EnteredOnce):
         self.config = config or Config()
         if self.config.rpc and load is llama.load:
             raise ConfigError("rpc: a machine that fails ends the process, so such a model needs "
-                              "one of its own: use the command, or ChildModels")  # fmt: skip
+                              "a separate one: use the command, or ChildModels")  # fmt: skip
         self.resources = ServerResources(self.config)
-        #: What requests may hold, those of other connections that are not read yet included.
+        #: The memory budget of requests, including unread requests of other connections.
         self.memory = self.resources.memory
-        #: Counts what the requests do; none unless the configuration says so.
+        #: Request metrics; None unless the configuration enables them.
         self.metrics = self.resources.metrics
-        #: Who is told when a request starts and ends.
+        #: Observers of requests.
         self.observers = self.resources.observers
-        #: Tells functions of a program what happens; see `Telemetry.subscribe`.
+        #: Passes events to callbacks of a program; see `Telemetry.subscribe`.
         self.telemetry = self.resources.telemetry
-        #: The tools that the configuration allows, while the server runs. They need no model.
+        #: The configured tools, while the server runs. They work without the model.
         self.tools = ToolRegistry()
-        #: Loads the model, has it sleep and wakes it.
+        #: Loads the model, puts it to sleep and wakes it.
         self.lifecycle = ModelLifecycle(self.resources, load, drive, room, asleep=asleep)
-        #: What the model does, as a value that can be waited for. Do not change it.
+        #: The state of the model, as a value to wait for. Do not change it.
         self.state = self.lifecycle.state
 
     @asynccontextmanager
@@ -114,7 +115,7 @@ class Server(EnteredOnce):
                 self.lifecycle.runs.end_all("The server was closed.")
             await self.lifecycle.close()
 
-    # -- prompts that are continued
+    # -- completions
 
     @asynccontextmanager
     async def stream(
@@ -125,18 +126,18 @@ class Server(EnteredOnce):
     ) -> AsyncIterator[Stream]:
         """Continue a prompt, token by token: ``async with server.stream("Once") as events:``.
 
-        Leaving the block before the end, for whatever reason, cancels the request: its slot is
-        free within a step.
+        Leaving the block before the end, for any reason, cancels the request: its slot is free
+        within a step.
 
         Args:
-            prompt: text, token ids, or a `MixedPrompt` with images or sound in it.
-            params: how to continue it.
-            fields: single fields, by name, and `context`: who asks, and until when.
+            prompt: text, token ids, or a `MixedPrompt` with images or sound.
+            params: the generation parameters.
+            fields: single fields, by name, and `context`: the client and the deadline.
 
         Raises:
-            InvalidRequestError: the prompt or a parameter is wrong.
+            InvalidRequestError: the prompt or a parameter is invalid.
             QueueFullError: too many requests wait already.
-            DeadlineExceededError: there is no time left; from the iteration, when it has passed.
+            DeadlineExceededError: the deadline has passed; also from the iteration.
             ServerClosingError: the server drains, or is closed.
         """
         async with self.stream_all([prompt], params, **fields) as (stream,):
@@ -151,9 +152,9 @@ class Server(EnteredOnce):
         n: int = 1,
         **fields: Any,
     ) -> AsyncIterator[list[Stream]]:
-        """Continue each prompt `n` times, all at the same time. Otherwise like `stream`.
+        """Continue each prompt `n` times, concurrently. Otherwise like `stream`.
 
-        The outputs of one prompt stand together, in the order of their seeds.
+        The outputs of one prompt are adjacent, in the order of their seeds.
         """
         context = take_context(fields)
         params = await self.params(fields, params, n=n)
@@ -166,7 +167,7 @@ class Server(EnteredOnce):
     async def complete(
         self, prompt: AnyPrompt, params: GenerationParams | None = None, **fields: Any
     ) -> Completion:
-        """Continue a prompt, and return all of it at the end. Arguments are those of `stream`.
+        """Continue a prompt, and return the whole output. Arguments are those of `stream`.
 
         Raises:
             TrioServeError: as `stream`, and when the request fails.
@@ -188,12 +189,12 @@ class Server(EnteredOnce):
 
         Args:
             messages: the chat, in OpenAI's form: ``[{"role": "user", "content": "Hi"}]``.
-            params: how to answer.
-            chat: tools, reasoning, and what else belongs to chats.
-            fields: single fields, by name, and `context`: who asks, and until when.
+            params: the generation parameters.
+            chat: tools, reasoning, and other parameters of chats.
+            fields: single fields, by name, and `context`: the client and the deadline.
 
         Raises:
-            TemplateError: the template refuses the messages.
+            TemplateError: the template rejects the messages.
             TrioServeError: as `stream`.
         """
         async with self.stream_chats(messages, params, chat, **fields) as (stream,):
@@ -209,7 +210,7 @@ class Server(EnteredOnce):
         n: int = 1,
         **fields: Any,
     ) -> AsyncIterator[list[ChatStream]]:
-        """Answer a chat `n` times, all at the same time. Otherwise like `stream_chat`."""
+        """Answer a chat `n` times, concurrently. Otherwise like `stream_chat`."""
         chat, context = take(ChatParams, fields, chat), take_context(fields)
         params = await self.params(fields, params, n=n)
         async with (
@@ -225,7 +226,7 @@ class Server(EnteredOnce):
         chat: ChatParams | None = None,
         **fields: Any,
     ) -> ChatCompletion:
-        """Answer a chat, and return the message at the end. Arguments: those of `stream_chat`.
+        """Answer a chat, and return the whole message. Arguments are those of `stream_chat`.
 
         Raises:
             TrioServeError: as `stream_chat`, and when the request fails.
@@ -234,9 +235,9 @@ class Server(EnteredOnce):
             return await stream.read()
 
     async def end_reasoning(self, stream: Stream | ChatStream) -> bool:
-        """Have an answer end its reasoning now, if it is in it. May be cancelled.
+        """End the reasoning of an answer now, if it is in progress. May be cancelled.
 
-        Returns whether it could: the answer still runs, the model can think, and
+        Returns whether that was possible: the answer still runs, the model supports reasoning, and
         `reasoning_control` or a budget was set.
 
         Raises:
@@ -246,7 +247,7 @@ class Server(EnteredOnce):
             raise ServerClosingError
         return await self.lifecycle.services.text.end_reasoning(stream.task_id)
 
-    # -- chats in which tools are run
+    # -- chats with tools
 
     @asynccontextmanager
     async def stream_run(
@@ -260,26 +261,26 @@ class Server(EnteredOnce):
     ) -> AsyncIterator[AgentRun]:
         """Answer a chat, run the tools that the model calls, and let it answer again.
 
-        So it goes on until an answer calls none: ``async with server.stream_run(...) as events:``.
-        Calls of one answer run at the same time. Leaving the block before the end cancels the
-        model and the tools, with all that these have started. Between two answers the run holds no
-        slot, and the model may fall asleep.
+        This repeats until an answer has no calls: ``async with server.stream_run(...) as events:``.
+        Calls of one answer run concurrently. Leaving the block before the end cancels the model and
+        the tools, with all their tasks. Between two answers the run holds no slot, and the model
+        may fall asleep.
 
         Args:
             messages: the chat, as for `stream_chat`.
-            tools: what may be called: a `Tool`, a Python function (see `tool_of`), or the name of a
-                tool that the configuration has, which may have wildcards as in ``"weather_*"``.
-                None: all that the configuration has.
-            params: how to give each answer.
-            chat: as for `stream_chat`. Its `tools` are the caller's: where one of them is called,
-                the run ends, and `RunAnswer.client_calls` has the calls. What `tool_choice`
-                requires is for the first answer.
-            run: how many answers there may be, and what the tools may do.
-            fields: single fields, by name, and `context`: who asks, and until when all is done.
+            tools: the available tools: a `Tool`, a Python function (see `tool_of`), or the name of
+                a configured tool, which may have wildcards as in ``"weather_*"``. None: all
+                configured tools.
+            params: the generation parameters of each answer.
+            chat: as for `stream_chat`. Its `tools` are the caller's: a call of one of them ends the
+                run, and `RunAnswer.client_calls` has the calls. A call required by `tool_choice`
+                applies to the first answer.
+            run: the limits of the run and of its tools.
+            fields: single fields, by name, and `context`: the client and the run's deadline.
 
         Raises:
-            InvalidRequestError: a tool or a parameter is wrong.
-            UnknownToolError: there is no tool of this name.
+            InvalidRequestError: a tool or a parameter is invalid.
+            UnknownToolError: a tool of this name does not exist.
             TrioServeError: as `stream_chat`.
         """
         run, context = take(RunParams, fields, run), take_context(fields)
@@ -303,10 +304,10 @@ class Server(EnteredOnce):
         run: RunParams | None = None,
         **fields: Any,
     ) -> RunAnswer:
-        """Answer a chat and run tools, as `stream_run`, and return all of it at the end.
+        """Answer a chat and run tools, as `stream_run`, and return the result.
 
-        There is nobody to ask here: calls that may change something are refused, unless `approve`
-        is "all" or a function.
+        There is no way to approve calls here: those that may change something are refused, unless
+        `approve` is "all" or a function.
 
         Raises:
             TrioServeError: as `stream_run`, and when the model fails.
@@ -328,23 +329,23 @@ class Server(EnteredOnce):
         priority: int = 0,
         **fields: Any,
     ) -> Embeddings:
-        """Make an embedding of each text. Cancelling it frees the engine within a step.
+        """Compute an embedding of each text. Cancelling it frees the engine within a step.
 
         Args:
-            inputs: a text, or any number of texts, of lists of token ids, and of `MixedPrompt`,
-                which have images or sound in them.
-            dimensions: keep so many numbers of each embedding, for models trained for that.
+            inputs: a text, or a sequence of texts, of lists of token ids, and of `MixedPrompt`,
+                which have images or sound.
+            dimensions: cut each embedding to this many components, for models trained for that.
             normalize: the norm, as `Config.embd_normalize`, which is the default. With pooling
-                "none" there is no norm.
+                "none", embeddings are not normalized.
             priority: -100 to 100; higher goes first in the queue.
-            fields: single fields of the context, by name, or `context`: who asks, and until when.
+            fields: single fields of the context, by name, or `context`: the client and deadline.
 
         Raises:
             InvalidRequestError: a text has no tokens or too many, or a value is out of range.
-            InvalidMediaError: media cannot be read, or the model cannot take them.
+            InvalidMediaError: media cannot be read, or the model does not support them.
             NotSupportedError: the server was not started with `embeddings`, or its model ranks.
             QueueFullError: too many requests wait already.
-            DeadlineExceededError: the time of the request has passed.
+            DeadlineExceededError: the deadline has passed.
             ServerClosingError: the server drains, or is closed.
         """
         context = take_context(fields)
@@ -380,18 +381,18 @@ class Server(EnteredOnce):
         params: TranscriptionParams | None = None,
         **fields: Any,
     ) -> Transcript:
-        """Write down what is spoken in a recording. Cancelling it ends the work.
+        """Transcribe a recording. Cancelling it ends the work.
 
         Args:
             recording: a path, or the bytes of a file.
             params: how to transcribe it.
-            fields: single fields, by name, and `context`: who asks, and until when.
+            fields: single fields, by name, and `context`: the client and the deadline.
 
         Raises:
             InvalidMediaError: the recording cannot be read.
-            InvalidRequestError: a parameter cannot be obeyed.
-            NotSupportedError: the model does not hear, and there is no `transcription_model`.
-            TranscriberError: Whisper could not start, has failed, or has ended.
+            InvalidRequestError: a parameter is not supported.
+            NotSupportedError: the model takes no audio, and there is no `transcription_model`.
+            TranscriberError: Whisper did not start, has failed, or has ended.
             TrioServeError: as `chat`.
         """
         context = take_context(fields)
@@ -412,8 +413,8 @@ class Server(EnteredOnce):
     ) -> GenerationParams:
         """Make parameters from fields of `GenerationParams` and `SamplingParams`, by name.
 
-        What is not set is as in `base`, or as the server's configuration says. A `logit_bias` may
-        name text in place of a token id. There are to be `n` outputs of each prompt.
+        Unset fields are as in `base`, or as in the server's configuration. `logit_bias` may name
+        text in place of a token id. `n` is the number of outputs of each prompt.
 
         Raises:
             InvalidRequestError: a field is unknown, has the wrong type or is out of range.
@@ -438,13 +439,13 @@ class Server(EnteredOnce):
         add_special: bool = True,
         parse_special: bool = True,
     ) -> tuple[TokenId, ...]:
-        """Turn text into token ids; see `Vocab.tokenize`. Ids in it stay as they are.
+        """Convert text to token ids; see `Vocab.tokenize`. Ids in the input are kept.
 
-        Long text goes to a worker thread. Special tokens are added where it begins with text.
+        Long text is tokenized in a worker thread. Special tokens are added if it begins with text.
 
         Raises:
             InvalidRequestError: text cannot be encoded, or an id is not in the vocabulary; `param`
-                names the field that it came from.
+                names the field.
         """
         async with self.lifecycle.use(RequestContext()) as services:
             made = await services.tokenizer.prompt_of(
@@ -454,13 +455,13 @@ class Server(EnteredOnce):
         return made.tokens
 
     def detokenize(self, tokens: Sequence[TokenId] | Prompt) -> str:
-        """Turn token ids into text. Bytes that are no character become U+FFFD.
+        """Convert token ids to text. Invalid bytes become U+FFFD.
 
-        Of a `Prompt` with media, it has ``[image]`` or the like in their places.
+        Media in a `Prompt` become ``[image]`` or the like.
 
         Raises:
             InvalidRequestError: an id is not in the vocabulary.
-            ServerSleepingError: the server sleeps; `awake` wakes it.
+            ServerSleepingError: the server sleeps; `awake` loads the model.
         """
         return self.lifecycle.services.tokenizer.detokenize(tokens)
 
@@ -470,8 +471,8 @@ class Server(EnteredOnce):
         """Render a chat with the model's template. Media become markers: see `media_marker`.
 
         Raises:
-            TemplateError: the template refuses the messages.
-            UnsupportedFieldError: the model does not take one of the media.
+            TemplateError: the template rejects the messages.
+            UnsupportedFieldError: the model does not support one of the media.
             InvalidRequestError: a message is malformed.
         """
         chat = take(ChatParams, fields, chat)
@@ -482,7 +483,7 @@ class Server(EnteredOnce):
     async def count_tokens(
         self, messages: Messages, chat: ChatParams | None = None, **fields: Any
     ) -> int:
-        """Count the tokens of a chat's prompt, with those of its media.
+        """Count the tokens of a chat's prompt, including those of its media.
 
         Arguments and errors are those of `render`, and those of loading media.
         """
@@ -495,25 +496,26 @@ class Server(EnteredOnce):
 
     @property
     def sleeping(self) -> bool:
-        """Whether the model is not in memory. So it is until a request has loaded it again."""
+        """Whether the model is not in memory. True until a request has loaded it again."""
         return self.lifecycle.sleeping
 
     def awake(
         self, context: RequestContext | None = None, **fields: Any
     ) -> AbstractAsyncContextManager[object]:
-        """Have the model in memory for as long as a block lasts. It is loaded if need be.
+        """Keep the model in memory during a block. Loads it if needed.
 
-        All that needs the model does this by itself. Those who wait go on in the order in which
-        they came. A cancelled one does not end the loading.
+        All methods that need the model do this. Waiting calls continue in the order of arrival.
+        Cancelling one of them does not stop the loading.
 
         Args:
-            context: until when to wait, and for how long the model stays idle in memory afterwards.
+            context: the deadline of the wait, and how long the idle model stays in memory
+                afterwards.
             fields: single fields of the context, by name.
 
         Raises:
-            ModelLoadError: the model cannot be loaded; the next call has it tried again.
-            DeadlineExceededError: the time has passed before it was.
-            QueueFullError: too many wait already.
+            ModelLoadError: the model cannot be loaded; the next call tries again.
+            DeadlineExceededError: the deadline passed before the model was loaded.
+            QueueFullError: too many requests wait already.
             ServerClosingError: the server sleeps, and drains or is closed.
         """
         context = take_context(fields, context)
@@ -526,63 +528,62 @@ class Server(EnteredOnce):
             pass
 
     async def sleep(self) -> None:
-        """Free the model's memory as soon as no request runs; returns when that is done.
+        """Free the model's memory as soon as no request runs, and wait for that.
 
-        The next request loads the model again. What the caches held is gone by then. When
-        cancelled, the server stays awake, unless it is falling asleep already. Inside `awake` it
-        would wait for itself.
+        The next request loads the model again, with empty caches. When cancelled, the server stays
+        awake, unless it is falling asleep already. Inside `awake`, this would wait for itself.
         """
         await self.lifecycle.end()
 
     @property
     def slots(self) -> SlotFiles:
-        """Saves, restores and erases what slots have computed. Raises as `model`, while asleep."""
+        """Saves, restores and erases slots. Raises as `model`, and while asleep."""
         return self.lifecycle.services.slots
 
     @property
     def adapters(self) -> AdapterScales:
-        """The LoRA adapters, and which of them requests get. Raises as `slots`."""
+        """The LoRA adapters, and their default scales. Raises as `slots`."""
         return self.lifecycle.services.adapters
 
     @property
     def queue(self) -> Queue:
-        """Who waits where. Raises as `slots`."""
+        """The positions of waiting requests. Raises as `slots`."""
         return self.lifecycle.services.queue
 
     @property
     def transcriptions(self) -> Transcriptions:
-        """Transcribes recordings piece by piece. Raises as `slots`."""
+        """Transcribes recordings as streams. Raises as `slots`."""
         return self.lifecycle.services.transcriptions
 
     @property
     def infill(self) -> InfillPrompts:
-        """Makes prompts that ask the model to fill a gap. Raises as `slots`."""
+        """Makes prompts to fill a gap in a text. Raises as `slots`."""
         return self.lifecycle.services.infill
 
     @property
     def model(self) -> LoadedModel:
-        """What is known of the model, also while the server sleeps.
+        """The properties of the model, also while the server sleeps.
 
         Raises:
-            ServerSleepingError: it was never loaded, because the server began asleep.
-            ServerClosingError: it was never loaded.
+            ServerSleepingError: the server started asleep and has not loaded the model yet.
+            ServerClosingError: the server closed before it loaded the model.
         """
         return self.lifecycle.model
 
     async def drain(self, timeout: float) -> None:
-        """Refuse new requests and let the running ones finish, for `timeout` seconds at most.
+        """Reject new requests, and let running ones finish within `timeout` seconds.
 
-        Those that run on are ended: their readers get a `ServerClosingError`. So are, at once,
-        those that wait for the model to be loaded. When cancelled, the server stays closed for new
-        requests and nothing is ended.
+        After that, remaining requests are ended: their readers get a `ServerClosingError`. Requests
+        that wait for the model to load are ended at once. When cancelled, the server keeps
+        rejecting new requests, and running ones continue.
         """
         await self.lifecycle.drain(timeout)
 
     async def status(self) -> EngineStatus:
-        """Look at the slots and the queue, between two steps; in a long step, at an earlier look.
+        """Get the slots and the queue, between two steps; during a long step, an earlier status.
 
-        While the server sleeps, they are as they were before, without the last tasks of slots. The
-        counters go on where they were when it wakes.
+        While the server sleeps, this is the last status, without the last tasks of slots. The
+        counters continue after it wakes.
 
         Raises:
             ServerClosingError: the server is closed.
@@ -592,5 +593,5 @@ class Server(EnteredOnce):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Find what has another name now, and warn."""
+            """Find a renamed attribute, and warn."""
             return former_attribute(self, name)

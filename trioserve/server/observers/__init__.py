@@ -1,1 +1,1 @@
-"""What a server reports of its work: events and their log, metrics, traces, and telemetry."""
+"""Observability of a server: events, the log, metrics, traces and telemetry."""

@@ -1,14 +1,14 @@
-"""Metrics: what a server has done, in the text format of Prometheus and as one JSON object.
+"""Metrics of a server, in the text format of Prometheus and as one JSON object.
 
-Two families stand side by side. ``llamacpp:`` has llama-server's names, types and help, so that its
-dashboards work. ``trioserve:`` has what vLLM's dashboards show: histograms of a request's times and
-tokens, how requests ended, and what the engine does now. Each is declared once, with the place of
-its value in the JSON object, if it has one: in `Metrics.__init__` what is counted by events, in
-`_read` what is read of the engine.
+There are two families. ``llamacpp:`` has llama-server's names, types and help, so that its
+dashboards work. ``trioserve:`` has the metrics of vLLM's dashboards: histograms of the times and
+tokens of requests, how requests ended, and the current state of the engine. Each metric is declared
+once, with its key in the JSON object, if it has one: `Metrics.__init__` has the metrics that events
+update, and `_read` those that are read from the engine.
 
-A request is recorded once, when it ends. Nothing is done for a token: a histogram of the library
-takes a lock and 0.8 µs for each value, so the time between tokens is observed as a mean of each
-request, and the engine's counters are plain numbers, which are read when metrics are asked for.
+A request is recorded once, when it ends, and never for each token: a histogram of the library takes
+a lock and 0.8 µs for each value. The time between tokens is therefore the mean of each request, and
+the engine's counters are plain numbers, which are read when metrics are requested.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
 )
-#: Tokens of a block in `cache_config_info`. The KV cache is shared token by token, and has no
-#: blocks; but who reads this counts in them. It is vLLM's default.
+#: Tokens of a block in `cache_config_info`. The KV cache has no blocks, but readers of this metric
+#: expect them. It is vLLM's default.
 _BLOCK_SIZE = 16
 
 _TOKENS = tuple(float(n * 10**power) for power in range(6) for n in (1, 2, 5))
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
-#: A value, or one for each tuple of the values of labels.
+#: A value, or a value for each tuple of label values.
 Value: TypeAlias = float | Mapping[Any, float]
 
 
 def gauge(name: str, text: str, value: Value, *labels: str) -> Metric:
-    """Make a metric that goes up and down; `labels` are the names of the labels of its values."""
+    """Make a metric that goes up and down; `labels` are the names of its labels."""
     return _filled(GaugeMetricFamily(f"trioserve:{name}", text, labels=labels), value)
 
 
@@ -74,20 +74,20 @@ class _Families:
 
 
 def prometheus_text(families: Iterable[Metric]) -> bytes:
-    """Write metrics in the text format of Prometheus."""
+    """Format metrics as Prometheus text."""
     return generate_latest(_Families(families))
 
 
 def render_process() -> bytes:
-    """Write what the process uses now; nothing where there is no ``/proc``, as on macOS.
+    """Format the metrics of the process; empty without ``/proc``, as on macOS.
 
-    This counts the open descriptors: with thousands of connections, it takes milliseconds.
+    This counts the open descriptors, which takes milliseconds with thousands of connections.
     """
     return prometheus_text(ProcessCollector(registry=None).collect())
 
 
 class Metrics:
-    """An observer that counts, for one server; two in one process do not mix.
+    """An observer that counts events, for one server. Several servers in a process do not mix.
 
     Used on the event loop.
     """
@@ -95,9 +95,9 @@ class Metrics:
     def __init__(self) -> None:
         #: When the server started, in seconds since the epoch.
         self.started = time()
-        #: The label of all that is `trioserve:`; known once the model was loaded.
+        #: The label of all ``trioserve:`` metrics; set when the model was loaded.
         self.model_name = ""
-        #: The names of its LoRA adapters, in the order of their ids.
+        #: The names of the LoRA adapters, in the order of their ids.
         self.adapters: Sequence[str] = ()
         self._counted: list[tuple[Histogram | Counter, str]] = []  # and their places in the JSON
         self._first_token = self._histogram(
@@ -119,7 +119,7 @@ class Metrics:
         self._output = self._histogram(
             "request_generation_tokens", "Tokens of an output, whole or cut off", _TOKENS
         )
-        # Reasons begin at 0, so that a rate sees the first one.
+        # Start each reason at 0, so that a rate includes the first one.
         self._finished = self._counter(
             "request_success", "Requests that finished", "reason",
             begins_with=[finish.value for finish in FinishReason], key="requests.finished",
@@ -140,7 +140,7 @@ class Metrics:
         self._tool_calls = self._counter("tool_calls", "Calls of tools", "tool", "outcome")
         self._tool_times = self._histogram("tool_seconds", "For how long tools ran")
         self._predicted_s = 0.0
-        # Since the last look of llama-server's dashboards:
+        # Since the last request of llama-server's metrics:
         self._steps, self._steps_s = 0, 0.0
         self._before = EngineCounters()
 
@@ -162,7 +162,7 @@ class Metrics:
         return counter
 
     def on_event(self, event: Event) -> None:
-        """Count a request, a call of a tool or a recording that has ended."""
+        """Count a request, a tool call or a recording that has ended."""
         match event:
             case RequestRecord():
                 self._count_request(event)
@@ -199,14 +199,14 @@ class Metrics:
             self._per_token.observe(seconds / (timings.predicted_n - 1))
 
     def render(self, status: EngineStatus) -> bytes:
-        """Write all metrics, with a look at the engine that was taken just now."""
+        """Format all metrics, with a fresh status of the engine."""
         llamacpp = "".join(self._llamacpp(status))
         return llamacpp.encode() + prometheus_text(family for family, _ in self._families(status))
 
     def snapshot(self, status: EngineStatus) -> dict[str, Any]:
-        """Describe the server, with a look at the engine that was taken just now, for JSON.
+        """Describe the server as JSON, with a fresh status of the engine.
 
-        Times are in seconds. Quantiles are estimates, by the buckets of the histograms.
+        Times are in seconds. Quantiles are estimated from the buckets of the histograms.
         """
         counters = status.counters
         groups: dict[str, dict[str, Any]] = {
@@ -232,23 +232,23 @@ class Metrics:
         }
 
     def _families(self, status: EngineStatus) -> Iterator[tuple[Metric, str]]:
-        """The metrics named `trioserve:`, each with its place in the JSON object, if it has one."""
+        """The ``trioserve:`` metrics, each with its key in the JSON object, if it has one."""
         counted = ((one, key) for each, key in self._counted for one in each.collect())
         for family, key in (*counted, *self._read(status)):
             family.samples = [
                 one._replace(labels={"model_name": self.model_name, **one.labels})
                 for one in family.samples
-                # The library adds when each was made, which can only be turned off for a process.
+                # Drop the creation times that the library adds; it can disable them only globally.
                 if not one.name.endswith("_created")
             ]
             yield family, key
 
     def _read(self, status: EngineStatus) -> Iterator[tuple[Metric, str]]:
-        """What is not counted by events, but read when metrics are asked for."""
+        """The metrics that are read from the engine."""
         now, n_running, n_waiting = status.counters, _n_running(status), len(status.waiting)
         share = _ratio(now.n_cells_running, now.n_cells)
         for make, name, text, value, key in (
-            # What a router of requests chooses servers by, in the form of vLLM:
+            # In the form of vLLM, for routers that choose a server by load:
             (gauge, "num_requests_running", "Requests in a slot", n_running, "requests.running"),
             (gauge, "num_requests_waiting", "Requests in the queue", n_waiting,
              "requests.waiting"),
@@ -289,14 +289,14 @@ class Metrics:
         yield self._adapters_in_use(status), ""
 
     def _adapters_in_use(self, status: EngineStatus) -> Metric:
-        """The adapters that run and wait, and when that was seen, in the form of vLLM."""
+        """The adapters of running and waiting requests with a timestamp, in the form of vLLM."""
         tasks = [slot.task for slot in status.slots if slot.task_id is not None]
         used = {id_ for task in tasks if task for id_, _ in task.root.adapters}
         wanted = {id_ for one in status.waiting for id_, _ in one.adapters} - used
         running, waiting = (
             ",".join(self.adapters[id_] for id_ in sorted(ids)) for ids in (used, wanted)
         )
-        # Of several series, a reader takes the newest that names an adapter.
+        # A reader uses the newest series that names an adapter.
         looked = time() if used or wanted else 0.0
         return gauge(
             "lora_requests_info",
@@ -306,10 +306,10 @@ class Metrics:
         )
 
     def _llamacpp(self, status: EngineStatus) -> Iterator[str]:
-        """Write llama-server's metrics, in its order, with its names, types and help.
+        """Format llama-server's metrics, with its names, types, help and order.
 
-        It has counters whose names the client library would change. Speeds are means since the last
-        look, as there.
+        The client library would change the names of some counters. Speeds are means since the last
+        request, as in llama-server.
         """
         now, before = status.counters, self._before
         n_prompt = now.prompt_tokens - before.prompt_tokens
@@ -365,7 +365,7 @@ def _ratio(a: float, b: float) -> float:
 
 
 def _in_json(family: Metric) -> Any:
-    """A number; numbers by the label of a counter; or what is known of a histogram."""
+    """Convert a metric to a number, numbers by label, or a summary of a histogram."""
     if family.type == "histogram":
         return _summary(family)
     if family.type == "counter" and len(family.samples[0].labels) > 1:
@@ -374,7 +374,7 @@ def _in_json(family: Metric) -> Any:
 
 
 def _summary(family: Metric) -> dict[str, int | float | None]:
-    """How many values, their mean, and quantiles; null where there is none."""
+    """The count, mean and quantiles of a histogram; null without values."""
     buckets = [
         (float(sample.labels["le"]), sample.value)
         for sample in family.samples
@@ -388,14 +388,14 @@ def _summary(family: Metric) -> dict[str, int | float | None]:
 
 
 def quantile(buckets: list[tuple[float, float]], share: float) -> float | None:
-    """Estimate a quantile as Prometheus does: values are spread evenly within a bucket.
+    """Estimate a quantile as Prometheus does, with values spread evenly in each bucket.
 
     Args:
-        buckets: upper bounds, the last one infinite, each with how many values are not above it.
-        share: which quantile, from 0 to 1.
+        buckets: upper bounds, the last one infinite, each with the number of values up to it.
+        share: the quantile, from 0 to 1.
 
     Returns:
-        the highest finite bound for what is above all of them; None where there are no values.
+        The highest finite bound if the quantile is above it; None without values.
     """
     rank = share * buckets[-1][1]
     low, n_below = 0.0, 0.0

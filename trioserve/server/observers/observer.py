@@ -1,9 +1,9 @@
-"""What a server reports of its work: an `Event`, an `Observer` that takes it, and the log.
+"""Events of a server: `Event`, the `Observer` protocol, and the log.
 
-A server has a list of observers. They are called on the event loop: twice for a request, when it
-starts and when it has ended, and never for a token. The times between, of admission and of the
-first token, come with the end. A new event is a class here that belongs to `Event`, and a call of
-`emit` where it happens; observers ignore events that they do not know.
+A server has a list of observers. It calls them on the event loop twice for each request, at its
+start and at its end, and never for each token. The end event includes the times of admission and of
+the first token. To add an event, add a class to `Event`, and call `emit` where the event happens.
+Observers ignore unknown events.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from trioserve.types import (
 
 _log = structlog.stdlib.get_logger("trioserve.request")
 
-#: How a call of a tool may end: it has a result; the result is an error; it was not allowed; a
-#: person has stopped it; its request was cancelled.
+#: How a tool call ended: with a result; with an error as the result; refused; stopped by a user;
+#: cancelled with its request.
 ToolOutcome: TypeAlias = Literal["finished", "failed", "denied", "stopped", "cancelled"]
 
-#: How the work on a recording may end.
+#: How the work on a recording ended.
 TRANSCRIPTION_ENDS = ("finished", "cancelled", "failed")
 
 
 @attrs.frozen
 class RequestInfo:
-    """What is known of a request from the start."""
+    """The properties of a request that are known at its start."""
 
     task_id: int
     model: str
     n_prompt: int  # tokens
-    #: In the words of OpenTelemetry: chat, text_completion, embeddings or rerank.
+    #: The operation's OpenTelemetry name: chat, text_completion, embeddings or rerank.
     operation: str = attrs.field(default="text_completion", eq=False)
     task: Task | EmbeddingTask | None = attrs.field(default=None, eq=False, repr=False)
     context: RequestContext = attrs.field(factory=RequestContext, eq=False, repr=False)
-    #: Writes the prompt as the model reads it; none unless `Config.otel_content` says so.
+    #: Decodes the prompt; None unless `Config.otel_content` is set.
     prompt_text: Callable[[], str] | None = attrs.field(default=None, eq=False, repr=False)
 
 
@@ -61,18 +61,18 @@ class RequestEnd:
     """How a request ended: exactly one of `finish`, `cancelled` and `error` is set."""
 
     n_output: int  # tokens
-    total_s: float  # from submission on
+    total_s: float  # since submission
     timings: Timings | None = None  # of requests that finished
     finish: FinishReason | None = None
     cancelled: CancelReason | None = None
     error: BaseException | None = None
     slot_id: int = -1  # of requests that finished
-    #: The output as far as it was read; none unless `Config.otel_content` says so.
+    #: The output that was read; None unless `Config.otel_content` is set.
     text: str | None = attrs.field(default=None, repr=False)
 
     @property
     def error_type(self) -> str:
-        """The type of the error, as the API gives it."""
+        """The type of the error, as in API responses."""
         return (self.error if isinstance(self.error, TrioServeError) else TrioServeError).type
 
 
@@ -85,7 +85,7 @@ class RequestStarted:
 
 @attrs.frozen
 class RequestRecord:
-    """An event: a request has finished, failed or been cancelled. Each has exactly one."""
+    """An event: a request has finished, failed or been cancelled. Sent once for each request."""
 
     request: RequestInfo
     end: RequestEnd
@@ -93,14 +93,14 @@ class RequestRecord:
 
 @attrs.define(eq=False)
 class ToolRecord:
-    """An event: a call of a tool has ended. If nothing else is noted, it was cancelled."""
+    """An event: a tool call has ended, as cancelled unless the block sets another outcome."""
 
-    #: Empty if the server has no such tool: a model may call it anything.
+    #: Empty if the tool does not exist, because the model may send any name.
     tool: str
     kind: str
     call_id: str = ""
     context: RequestContext = attrs.field(factory=RequestContext, repr=False)
-    #: For how long the tool ran, without the time in which a person was asked.
+    #: How long the tool ran, without the wait for approval.
     seconds: float = 0.0
     outcome: ToolOutcome = "cancelled"
     #: Whether the tool was run at all.
@@ -108,7 +108,7 @@ class ToolRecord:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Measure a block: the tool runs."""
+        """Measure the tool's time during a block."""
         self.ran, began = True, monotonic()
         try:
             yield
@@ -118,40 +118,40 @@ class ToolRecord:
 
 @attrs.define(eq=False)
 class TranscriptionRecord:
-    """An event: the work on a recording has ended. If nothing else is noted, it was cancelled.
+    """An event: the work on a recording has ended, as cancelled unless the block sets another end.
 
-    A model that hears transcribes window by window, and each is a request of its own. Whisper makes
-    no requests, so without this nothing would be known of its work.
+    The loaded model transcribes in windows, with one request for each. Whisper makes no requests,
+    so this event is the only record of its work.
     """
 
-    seconds: float  # that the recording lasts
-    total_s: float = 0.0  # that the work took
+    seconds: float  # length of the recording
+    total_s: float = 0.0  # duration of the work
     is_finished: bool = False
     error: TrioServeError | None = None
 
     @property
     def end(self) -> str:
-        """How it has ended: one of `TRANSCRIPTION_ENDS`."""
+        """How the work ended: one of `TRANSCRIPTION_ENDS`."""
         if self.error is not None:
             return "failed"
         return "finished" if self.is_finished else "cancelled"
 
 
-#: What observers receive. A `StepRecord` comes from the engine's thread, and only reaches functions
-#: that subscribe to `Telemetry`.
+#: What observers receive. The engine's thread sends `StepRecord`, which only reaches functions that
+#: subscribe to `Telemetry`.
 Event: TypeAlias = RequestStarted | RequestRecord | ToolRecord | TranscriptionRecord | StepRecord
 
 
 class Observer(Protocol):
-    """Something that follows what a server does."""
+    """Receives the events of a server."""
 
     def on_event(self, event: Event) -> None:
-        """Take note of an event. Neither blocks nor raises."""
-        _call_old_method(self, event)  # of a subclass that has none of this name
+        """Handle an event. Must neither block nor raise."""
+        _call_old_method(self, event)  # for subclasses without this method
 
 
 def emit(observers: Iterable[Observer], event: Event) -> None:
-    """Tell observers of an event."""
+    """Send an event to observers."""
     for observer in observers:
         try:
             on_event = observer.on_event
@@ -162,7 +162,7 @@ def emit(observers: Iterable[Observer], event: Event) -> None:
 
 
 def _call_old_method(observer: Any, event: Event) -> None:
-    """Tell an observer that has a method for each event, as all had before `on_event`."""
+    """Call the method for an event of an observer from before `on_event`."""
     warnings.warn(
         f"{type(observer).__name__} has methods such as request_ended; observers now have "
         "on_event(event)",
@@ -184,12 +184,12 @@ def _call_old_method(observer: Any, event: Event) -> None:
 def observed(
     observers: Iterable[Observer], request: RequestInfo, stream: Stream, on_cancel: CancelReason
 ) -> Iterator[None]:
-    """Tell the observers of a request, which the block submits and reads.
+    """Send the events of a request, which the block submits and reads.
 
     Args:
         observers: receive the events, in this order.
-        request: what is known from the start.
-        stream: of the request; says how it ended.
+        request: the properties known at the start.
+        stream: the request's stream, which has its end.
         on_cancel: the reason if the block is cancelled or left early.
     """
     began = monotonic()
@@ -202,7 +202,7 @@ def observed(
         raise
     finally:
         end = _end(stream, error, on_cancel, monotonic() - began)
-        del error  # its traceback refers to this frame
+        del error  # break the cycle: its traceback refers to this frame
         emit(observers, RequestRecord(request, end))
 
 
@@ -233,7 +233,7 @@ def _end(
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    """Whether a block was left because it was cancelled: several tasks may have been, at once."""
+    """Whether an exception is a cancellation, or a group of several."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_cancellation, error.exceptions))
     return isinstance(error, trio.Cancelled | GeneratorExit)
@@ -241,7 +241,7 @@ def _is_cancellation(error: BaseException) -> bool:
 
 @contextmanager
 def observed_tool(observers: Iterable[Observer], record: ToolRecord) -> Iterator[None]:
-    """Tell the observers of a call of a tool, when the block has ended."""
+    """Send the event of a tool call at the end of a block."""
     try:
         yield
     finally:
@@ -252,7 +252,7 @@ def observed_tool(observers: Iterable[Observer], record: ToolRecord) -> Iterator
 def observed_recording(
     observers: Iterable[Observer], seconds: float
 ) -> Iterator[TranscriptionRecord]:
-    """Tell the observers of the work on a recording, when the block has ended."""
+    """Send the event of a recording at the end of a block."""
     record, began = TranscriptionRecord(seconds), monotonic()
     try:
         yield record
@@ -262,14 +262,14 @@ def observed_recording(
 
 
 class RequestLog:
-    """The observer that writes the log: a line when a request starts and one when it has ended.
+    """The observer that logs a line when a request starts and one when it has ended.
 
-    The second line has the token counts, the speeds, and how the request ended: ``finish`` or
-    ``error`` or ``cancelled``, exactly one of them.
+    The second line has the token counts, the speeds, and exactly one of ``finish``, ``error`` and
+    ``cancelled``.
     """
 
     def on_event(self, event: Event) -> None:
-        """Write a line, as a warning of what has failed."""
+        """Log an event, as a warning if it is a failure."""
         match event:
             case RequestStarted(request):
                 _log.info(
@@ -280,7 +280,7 @@ class RequestLog:
                 )
             case RequestRecord(request, end):
                 _log_end(request, end)
-            case ToolRecord():  # without the arguments and the result
+            case ToolRecord():  # the log has no arguments and no result
                 _log.info(
                     "tool ended",
                     tool=event.tool or "unknown",

@@ -1,9 +1,9 @@
-"""`OpenTelemetry`: a span and a few values of histograms for each request, made when it has ended.
+"""`OpenTelemetry`: exports a span and histogram values for each request, when it has ended.
 
-Names are those of OpenTelemetry's conventions for generative AI, and what these have no name for
-begins with ``trioserve.``. Nothing here waits: a span goes into a queue of the SDK, whose own
-thread sends it by OTLP over HTTP. Where to, how much and how often is in the standard variables of
-OpenTelemetry. Queues are bounded; what a receiver does not take in time is dropped.
+Names follow OpenTelemetry's conventions for generative AI; additional names begin with
+``trioserve.``. Nothing here blocks: a span goes into a queue of the SDK, whose thread sends it by
+OTLP over HTTP. The standard variables of OpenTelemetry set the target, the sampling and the
+interval. Queues are bounded; the SDK drops what the receiver does not accept in time.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from trioserve.types import CancelReason, FinishReason, Task
 
 _Attributes: TypeAlias = dict[str, str | int | float | list[str]]
 
-#: What a client decides to do, and no error.
+#: Reasons of clients to cancel, which are not errors.
 _BY_CLIENT = (CancelReason.DISCONNECT, CancelReason.CALLER)
 
 _FINISH = {FinishReason.EOS: "stop", FinishReason.WORD: "stop", FinishReason.LIMIT: "length"}
 
-#: Seconds, as the conventions advise.
+#: Bucket bounds in seconds, as the conventions recommend.
 _DURATION = (
     *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28),
     *(2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
@@ -65,7 +65,7 @@ _PER_TOKEN = (
     *(0.75, 1.0, 2.5),
 )
 
-#: Seconds in which the last spans and values are sent. The command ends 5 after its requests.
+#: Seconds to send the last spans and values. The command ends 5 seconds after its requests.
 FAREWELL = 3.0
 _log = structlog.stdlib.get_logger("trioserve.otel")
 
@@ -73,13 +73,13 @@ _log = structlog.stdlib.get_logger("trioserve.otel")
 class OpenTelemetry:
     """An observer that traces requests.
 
-    A span is a child of what the `RequestContext` says in `traceparent`. It begins when the request
-    came in. One request to the server may make several: one for each choice and each prompt.
+    A span is a child of the `traceparent` of its `RequestContext`. It starts when the request
+    arrived. One request to the server may make several: one for each choice and each prompt.
 
     Args:
-        tracer_provider: makes what takes the spans.
-        meter_provider: makes what takes the values of histograms.
-        content: have prompts and outputs in the spans, where `Config.otel_content` keeps them.
+        tracer_provider: makes the tracer.
+        meter_provider: makes the histograms.
+        content: include prompts and outputs in spans, if `Config.otel_content` keeps them.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class OpenTelemetry:
         )
 
     def on_event(self, event: Event) -> None:
-        """Make a span of a request or a call of a tool that has ended: all is known then."""
+        """Make the span of a request or tool call that has ended."""
         match event:
             case RequestRecord(request, end):
                 self._trace_request(request, end)
@@ -115,7 +115,7 @@ class OpenTelemetry:
                 self._trace_tool(event)
 
     def _trace_request(self, request: RequestInfo, end: RequestEnd) -> None:
-        """Make the span, and count."""
+        """Make the span of a request, and record its histogram values."""
         seconds = end.total_s
         if (arrived := request.context.arrived) is not None:
             seconds = max(seconds, trio.current_time() - arrived)
@@ -156,7 +156,7 @@ class OpenTelemetry:
         span.end(now)
 
     def _parent(self, context: RequestContext) -> Context:
-        """What a span of a request is a child of."""
+        """The parent context of a request's span."""
         return self._propagator.extract(
             {"traceparent": context.traceparent, "tracestate": context.tracestate}
         )
@@ -185,7 +185,7 @@ def _error_type(end: RequestEnd) -> str:
 
 
 def _message(end: RequestEnd) -> str:
-    """What went wrong. An exception that is not ours is only named: it may quote anything."""
+    """The error's message. For foreign exceptions, only the type: the text may quote data."""
     error = end.error
     if isinstance(error, TrioServeError):
         return error.message
@@ -241,7 +241,7 @@ def _of_end(end: RequestEnd) -> _Attributes:
 
 
 def _add_content(span: Span, request: RequestInfo, end: RequestEnd) -> None:
-    """Add what the model has read and written, as one message each."""
+    """Add the prompt and the output, as one message each."""
     if request.prompt_text is not None:
         prompt = {"type": "text", "content": request.prompt_text()}
         messages = [{"role": "user", "parts": [prompt]}]
@@ -255,13 +255,13 @@ def _add_content(span: Span, request: RequestInfo, end: RequestEnd) -> None:
 
 @asynccontextmanager
 async def exporting(*, content: bool = False) -> AsyncIterator[OpenTelemetry]:
-    """Give an observer whose spans and values are sent, for as long as a block lasts.
+    """Provide an observer whose spans and values are exported during a block.
 
-    Where the program has set up OpenTelemetry, they go there. At the end of the block, what is
-    left is sent within `FAREWELL` seconds or lost.
+    Uses the providers that the program has set up for OpenTelemetry. At the end of the block, the
+    rest is sent within `FAREWELL` seconds or lost.
 
     Raises:
-        ConfigError: a variable asks for what this cannot do.
+        ConfigError: a variable has an unsupported value.
     """
     closing: list[Callable[[], object]] = []
     observer = await trio.to_thread.run_sync(_open, closing, content)
@@ -273,7 +273,7 @@ async def exporting(*, content: bool = False) -> AsyncIterator[OpenTelemetry]:
 
 
 async def _close(closing: list[Callable[[], object]]) -> None:
-    threads = trio.CapacityLimiter(len(closing))  # they may be left, and others need theirs
+    threads = trio.CapacityLimiter(len(closing))  # abandoned threads must not block others
     with trio.move_on_after(FAREWELL, shield=True) as scope:
         async with trio.open_nursery() as nursery:
             for shut_down in closing:
@@ -284,7 +284,7 @@ async def _close(closing: list[Callable[[], object]]) -> None:
 
 
 def _open(closing: list[Callable[[], object]], content: bool) -> OpenTelemetry:
-    """Find the providers, or make them; adds to `closing` what ends them. It takes a while."""
+    """Find or make the providers; adds their shutdown functions to `closing`. It is slow."""
     traces_to, metrics_to = trace.get_tracer_provider(), metrics.get_meter_provider()
     resource = _resource()
     if not isinstance(traces_to, sdk_trace.TracerProvider):
@@ -304,7 +304,7 @@ def _open(closing: list[Callable[[], object]], content: bool) -> OpenTelemetry:
 
 
 def _resource() -> Resource:
-    """Say what the server is; the variables may give it another name."""
+    """Describe the server; the variables may change its name."""
     found = Resource.create({"service.version": __version__})
     if str(found.attributes["service.name"]).startswith("unknown_service"):
         found = found.merge(Resource({"service.name": "trioserve"}))
@@ -312,10 +312,10 @@ def _resource() -> Resource:
 
 
 def _is_wanted(kind: str) -> bool:
-    """Look whether a kind of data is to be sent.
+    """Check whether a kind of data is to be exported.
 
     Raises:
-        ConfigError: it is to be sent in another way.
+        ConfigError: the exporter or protocol is unsupported.
     """
     name = f"OTEL_{kind}_EXPORTER"
     if (where := os.environ.get(name, "") or "otlp") not in ("otlp", "none"):

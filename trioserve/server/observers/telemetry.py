@@ -1,4 +1,4 @@
-"""`Telemetry`: what the engine and the requests do, told to functions of a program, in batches."""
+"""`Telemetry`: passes events of the engine and of requests to callbacks, in batches."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from trioserve.types import StepRecord
 
 _log = structlog.stdlib.get_logger("trioserve.telemetry")
 
-#: Steps, and other events, that are kept for a function which has not come to them yet. The oldest
-#: go.
+#: The most undelivered steps, and the most other events, for a callback. The oldest are dropped.
 MAX_KEPT = 4096
 
 
 @attrs.frozen(kw_only=True)
 class TelemetryBatch:
-    """What has happened since the last batch: the steps, oldest first, and then all else."""
+    """The events since the last batch: the steps, oldest first, and then all others."""
 
-    #: Records of steps, requests, calls of tools and recordings.
+    #: Records of steps, requests, tool calls and recordings.
     events: tuple[Event, ...]
-    #: Events that are missing, because the function has not kept up.
+    #: The number of events dropped because the callback was too slow.
     n_lost: int
 
     @property
@@ -57,20 +56,20 @@ Callback: TypeAlias = Callable[[TelemetryBatch], Awaitable[None]] | Callable[[Te
 
 
 class Telemetry:
-    """Passes events to the functions that have subscribed. Without any, it costs nothing.
+    """Passes events to subscribed callbacks. It costs nothing without a subscription.
 
     Args:
-        observers: those of the server. It is one of them while a function is subscribed.
+        observers: the server's observers. `Telemetry` is one of them while there are subscriptions.
     """
 
     def __init__(self, observers: list[Observer]) -> None:
         self._observers = observers
         self._feeds: list[_Feed] = []
         self._loop: EngineLoop | None = None
-        self._n_records = 0  # of engines that have ended
+        self._n_records = 0  # of earlier engines
 
     def attach(self, loop: EngineLoop | None) -> None:
-        """Take the steps of another engine, or of none while the server sleeps."""
+        """Switch to the steps of another engine, or of none while the server sleeps."""
         self._n_records = self._next_index - 1
         self._loop = loop
         if loop is not None:
@@ -79,24 +78,24 @@ class Telemetry:
 
     @property
     def _next_index(self) -> int:
-        """The index of the next record of a step, or of one that is being made."""
+        """The index of the next step record, or of the one in progress."""
         return 1 + (self._n_records if self._loop is None else self._loop.n_records)
 
     @asynccontextmanager
     async def subscribe(self, callback: Callback, *, interval: float = 0.25) -> AsyncIterator[None]:
-        """Have a function called with what happens, for as long as a block lasts.
+        """Call a function with batches of events during a block.
 
-        There is one call at a time, `interval` seconds after the last one, if there is anything to
-        tell; when the block has ended well, there is a last one. A call that takes long delays the
-        next ones and nothing else: what does not fit meanwhile is counted in `n_lost`. What a call
-        raises is logged.
+        Calls do not overlap. Each follows `interval` seconds after the last one, if there are
+        events. A last call follows when the block ends without an exception. A slow call delays
+        only the next ones; events dropped meanwhile are counted in `n_lost`. Exceptions from a call
+        are logged.
 
         Args:
             callback: an async function, or a plain one, which is called in a worker thread.
             interval: seconds between two calls.
 
         Raises:
-            InvalidRequestError: the interval is not more than 0.
+            InvalidRequestError: the interval is not positive.
         """
         if not interval > 0:
             raise InvalidRequestError("'interval' must be more than 0.", param="interval")
@@ -113,7 +112,7 @@ class Telemetry:
             self._watch()
 
     def _watch(self) -> None:
-        """Have the engine and the server send events only while a function is subscribed."""
+        """Request events from the engine and the server only while there are subscriptions."""
         if self._loop is not None:
             self._loop.watchers = tuple(feed.steps for feed in self._feeds)
         if self in self._observers:
@@ -122,7 +121,7 @@ class Telemetry:
             self._observers.append(self)
 
     def on_event(self, event: Event) -> None:
-        """Keep what has ended for the next batch."""
+        """Queue an event for the next batch."""
         if isinstance(event, RequestStarted):
             return
         if isinstance(event, RequestRecord):
@@ -133,15 +132,15 @@ class Telemetry:
 
 
 class _Feed:
-    """What one function is to be told of."""
+    """The undelivered events of one callback."""
 
     def __init__(self, callback: Callback, interval: float) -> None:
-        #: The engine's thread appends, and the event loop takes from the left.
+        #: The engine's thread appends, and the event loop pops from the left.
         self.steps: deque[StepRecord] = deque(maxlen=MAX_KEPT)
         self._others: deque[Event] = deque(maxlen=MAX_KEPT)
         self._callback = callback
         self._interval = interval
-        self._thread = trio.CapacityLimiter(1)  # if it blocks, it does so for itself
+        self._thread = trio.CapacityLimiter(1)  # a blocking callback delays no other
         self._n_lost = 0
         self.next_index = 1  # of the next step
         self._end = trio.Event()
@@ -156,11 +155,11 @@ class _Feed:
             with trio.move_on_after(self._interval):
                 await self._end.wait()
             await self._deliver()
-        await self._deliver()  # what has come during that call
+        await self._deliver()  # the events during that call
         self._ended.set()
 
     async def finish(self) -> None:
-        """Have the function called for the last time, after a call that runs."""
+        """Call the function a last time, after the current call."""
         self._end.set()
         await self._ended.wait()
 

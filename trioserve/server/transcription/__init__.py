@@ -1,1 +1,1 @@
-"""Recordings become text: by the loaded model, window by window, or by Whisper in a child."""
+"""Transcription of recordings, by the loaded model in windows or by Whisper in a child process."""

@@ -1,4 +1,4 @@
-"""The transcriber that has the loaded model write down what it hears, window by window."""
+"""The transcriber that uses the loaded model, window by window."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ from trioserve.types import (
 
 _Floats = NDArray[np.float32]
 
-#: Seconds of the frames whose loudness is compared.
+#: Seconds of a frame for loudness measurements.
 _FRAME = 0.02
 
-#: A pause is looked for by the loudness of so many frames together.
+#: Number of frames whose mean loudness locates a pause.
 _PAUSE = 11
 
-#: What is never louder than this (-60 dB of full scale, root of the mean of squares) is silence.
+#: The most loudness of silence (RMS, -60 dB of full scale).
 _SILENCE = 1e-3
 
-#: A frame counts as part of a pause if it is quieter than this share of the loud ones.
+#: A frame belongs to a pause if its loudness is below this share of that of the loud frames.
 _QUIET = 0.05
 
-#: A window has at least this share of the longest length.
+#: The shortest window, as a share of the longest one.
 _SHORTEST = 0.6
 
 
 @attrs.frozen
 class Window:
-    """A part of a recording: samples, and the seconds from the first sound in it to the last."""
+    """A part of a recording: its samples, and its first and last sound in seconds."""
 
     first: int  # samples
     stop: int
@@ -66,7 +66,7 @@ class Window:
     end: float
 
     def cut_from(self, audio: DecodedAudio) -> DecodedAudio:
-        """Make a recording of its samples. It takes some milliseconds."""
+        """Copy the window's samples to a new recording. It takes some milliseconds."""
         samples = audio.samples[4 * self.first : 4 * self.stop]
         return DecodedAudio(
             rate=audio.rate,
@@ -76,9 +76,9 @@ class Window:
 
 
 def windows_of(audio: DecodedAudio, longest: float) -> list[Window]:
-    """Cut a recording into windows of at most `longest` seconds, where it is quietest.
+    """Cut a recording into windows of at most `longest` seconds, at the quietest places.
 
-    Windows without any sound are left out: models make up words for them. It takes some tens of
+    Windows of silence are dropped, because models invent words for them. It takes some tens of
     milliseconds for an hour.
     """
     samples = np.frombuffer(audio.samples, np.float32)
@@ -104,7 +104,7 @@ def windows_of(audio: DecodedAudio, longest: float) -> list[Window]:
 
 
 def _loudness(samples: _Floats, size: int) -> _Floats:
-    """The loudness of each frame of so many samples; the last one may be shorter."""
+    """The loudness of each frame of `size` samples; the last one may be shorter."""
     n_whole = len(samples) // size
     whole = samples[: n_whole * size].reshape(n_whole, size)
     squares = np.einsum("ij,ij->i", whole, whole) / size
@@ -115,38 +115,38 @@ def _loudness(samples: _Floats, size: int) -> _Floats:
 
 
 def _cut(loudness: _Floats, most: int) -> Sequence[tuple[int, int]]:
-    """Ranges of at most `most` frames that together are all, cut in the quietest places."""
+    """Split frames into ranges of at most `most` frames, at the quietest places."""
     around = np.convolve(loudness, np.full(_PAUSE, 1 / _PAUSE, np.float32), mode="same")
     ranges, first = [], 0
     while len(loudness) - first > most:
         shortest = first + max(1, int(most * _SHORTEST))
         choice = around[shortest : first + most + 1]
-        stop = shortest + len(choice) - 1 - int(np.argmin(choice[::-1]))  # the last one of equals
+        stop = shortest + len(choice) - 1 - int(np.argmin(choice[::-1]))  # the last minimum
         ranges.append((first, stop))
         first = stop
     return [*ranges, (first, len(loudness))]
 
 
-#: From here on, most characters of Unicode belong to scripts that put no space between sentences.
+#: Above this, most characters of Unicode belong to scripts without spaces between sentences.
 _FIRST_WITHOUT_SPACES = "\u2e80"
 _HANGUL = ("\uac00", "\ud7a3")
 
 
 class Joiner:
-    """Makes one text of pieces. White space around what windows have is replaced by one space."""
+    """Joins the text of windows. White space around that of a window is replaced by one space."""
 
     def __init__(self) -> None:
-        self._last = ""  # the last character that was told
-        self._held = ""  # white space: told when something follows in the same window
-        self._is_new = True  # nothing of this window has been told
+        self._last = ""  # the last character that was returned
+        self._held = ""  # white space that is returned before the next text of the window
+        self._is_new = True  # no text of this window was returned yet
 
     def next_window(self) -> None:
-        """Begin another window."""
+        """Start the next window."""
         self._held = ""
         self._is_new = True
 
     def feed(self, text: str) -> str:
-        """Take a piece of a window; returns what is to be told now."""
+        """Add a piece of a window; returns the text to send now."""
         if self._is_new:
             text = text.lstrip()
         body = text.rstrip()
@@ -160,7 +160,7 @@ class Joiner:
 
 
 def _between(last: str, first: str) -> str:
-    """What stands between two windows of which one ends, and the other begins with a character."""
+    """The separator between windows, by the last character of one and the first of the next."""
     return " " if last and not (_needs_no_space(last) or _needs_no_space(first)) else ""
 
 
@@ -169,24 +169,24 @@ def _needs_no_space(character: str) -> bool:
     return character >= _FIRST_WITHOUT_SPACES and not is_hangul
 
 
-#: Seconds of a window: what models are trained with; and where the times of segments matter.
+#: Seconds of a window: as in the training of models; and shorter where segment times matter.
 _LONGEST = 30.0
 _LONGEST_TIMED = 10.0
 
-#: Nobody speaks so fast: more tokens for each second of sound, and beside them, are repetition.
+#: The most tokens for each second of sound, plus some. More are repetition: speech is slower.
 _TOKENS_PER_SECOND = 32
 _TOKENS_BESIDE = 64
 
-#: The most seconds to wait before asking for a place again, where there was none.
+#: The most seconds between attempts to get a place in the queue.
 _PATIENCE = 5.0
 
 _TRANSLATE = "Translate the speech in the audio to English text"
 
-#: Models of this family are told by the system what to do, and not by the user.
+#: Models of this family take the instruction in the system message, not in the user's.
 _LFM2_TOOLS = "<|tool_list_start|>"
 _LFM2_SYSTEM = "Perform ASR."
 
-#: No reasoning: the transcript is what the model hears, and not what it thinks of it.
+#: No reasoning: it is not a part of the transcript.
 _PLAIN = ChatParams(
     template_kwargs={"enable_thinking": False},
     reasoning_format="deepseek",
@@ -196,18 +196,18 @@ _PLAIN = ChatParams(
 
 
 class ModelTranscriber:
-    """Shows the model a recording window by window, each in a chat of its own.
+    """Sends the model a recording window by window, each in a separate chat.
 
-    One window runs at a time, so a long recording never has more than one slot. While another
-    request has that slot, the next window waits.
+    One window runs at a time, so a recording uses at most one slot. The next window waits while
+    another request has that slot.
 
     Args:
-        text: asks the model.
-        workers: cut the recording.
-        defaults: the parameters of a request that sets none.
+        text: generates the answers.
+        workers: threads that cut the recording.
+        defaults: the default parameters of requests.
         template: source of the model's chat template.
-        rate: samples a second of the sound that the model takes.
-        instruction: what the model is told to do.
+        rate: the sample rate of the model's audio input, in Hz.
+        instruction: the prompt for the model.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class ModelTranscriber:
         self._instruction = instruction
 
     def check(self, params: TranscriptionParams) -> None:
-        """Refuse what the model cannot do. Raises UnsupportedFieldError."""
+        """Check that the model supports the parameters. Raises UnsupportedFieldError."""
         if params.words:
             raise UnsupportedFieldError(
                 "'timestamp_granularities' must not have \"word\": the loaded model does not tell "
@@ -242,9 +242,9 @@ class ModelTranscriber:
         """See `Transcriber.transcribe`.
 
         Raises:
-            TooManyRequestsError: too many requests wait already, or the client has no tokens left.
-                Once the first window has run, the others wait for a place instead.
-            MemoryFullError: likewise, there is no room.
+            TooManyRequestsError: too many requests wait, or the client has no tokens left. Raised
+                for the first window only; later windows wait for a place.
+            MemoryFullError: likewise, the memory budget has no room.
             TrioServeError: as `Server.stream_chat`.
         """
         longest = _LONGEST_TIMED if params.timed else _LONGEST
@@ -267,7 +267,7 @@ class ModelTranscriber:
         yield Summary(language=params.language, usage=usage)
 
     async def aclose(self) -> None:
-        """Nothing runs beside the requests."""
+        """Do nothing: only requests run."""
 
     async def _ask(
         self,
@@ -279,7 +279,7 @@ class ModelTranscriber:
         *,
         may_be_refused: bool,
     ) -> ChatStream:
-        """Open the stream of a window's text, which `stack` closes."""
+        """Open the stream of a window's text; `stack` closes it."""
         messages = self._messages(sound, params)
         generation = self._generation(sound, params, n_left)
         while True:
@@ -326,7 +326,7 @@ def _cut_out(window: Window, audio: DecodedAudio, _stop: Stop) -> DecodedAudio:
 
 
 class _Heard:
-    """What has been heard in a window."""
+    """The transcript of one window."""
 
     def __init__(self, window: Window, joiner: Joiner, temperature: float) -> None:
         self._window = window
@@ -338,7 +338,7 @@ class _Heard:
         joiner.next_window()
 
     def take(self, event: Progress | ChatChunk | Finished) -> Text:
-        """Take what the model has written; returns what is to be told of it."""
+        """Handle an event; returns the text to send for it."""
         if not isinstance(event, ChatChunk):
             return Text(text="")
         self._tokens += event.tokens
@@ -350,7 +350,7 @@ class _Heard:
 
     @property
     def segment(self) -> Segment:
-        """All of it."""
+        """The whole window as a segment."""
         return Segment(
             text="".join(self._texts).strip(),
             start=self._window.start,
@@ -362,7 +362,7 @@ class _Heard:
 
 
 def _add(usage: TranscriptUsage, stream: ChatStream) -> TranscriptUsage:
-    """Add the tokens of a window, which has ended."""
+    """Add the tokens of a finished window."""
     assert stream.finished is not None
     n_text = len(stream.prompt.tokens)
     return TranscriptUsage(

@@ -1,4 +1,4 @@
-"""What is asked of a transcriber, what it makes, and how a request gets it."""
+"""Parameters and results of transcription, and the stream that a request reads."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from trioserve.types import DecodedAudio, MediaSource, TokenId, TokenProbs
 
 @attrs.frozen(kw_only=True)
 class TranscriptionParams:
-    """How a recording is to be transcribed."""
+    """How to transcribe a recording."""
 
-    #: Write it in English, whatever is spoken.
+    #: Translate to English from any language.
     translate: bool = False
-    #: What is spoken, as a code such as "en"; None: the transcriber finds out.
+    #: The spoken language, as a code such as "en"; None: detect it.
     language: str | None = None
-    #: Words that may occur, or the text that comes before the recording.
+    #: Words that may occur, or the text before the recording.
     prompt: str = ""
     temperature: float = 0.0
-    #: The most tokens of the whole transcript.
+    #: The most tokens in the whole transcript.
     max_tokens: int | None = None
-    #: Whether silence is left out even where the transcriber would listen to it.
+    #: Skip silence even if the transcriber would process it.
     skip_silence: bool = False
-    #: Whether the times of segments matter: they are shorter then.
+    #: Whether segment times matter: segments are shorter then.
     timed: bool = False
-    #: Whether each word is to have its times.
+    #: Whether to include the times of each word.
     words: bool = False
-    #: Whether each token is to have its probability.
+    #: Whether to include the log probability of each token.
     logprobs: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class Word:
-    """A word, and the seconds at which it begins and ends."""
+    """A word, with its start and end in seconds."""
 
     text: str
     start: float
@@ -56,7 +56,7 @@ class Word:
 
 @attrs.frozen(kw_only=True)
 class Text:
-    """The next piece of a transcript, which may be empty. All of them joined are the whole."""
+    """The next piece of a transcript, which may be empty. The pieces joined are the whole text."""
 
     text: str
     probs: tuple[TokenProbs, ...] = ()
@@ -64,7 +64,7 @@ class Text:
 
 @attrs.frozen(kw_only=True)
 class Segment:
-    """A part of the recording that has been transcribed. Its text has been told before."""
+    """A transcribed part of the recording. `Text` events have sent its text before."""
 
     text: str
     start: float  # seconds
@@ -72,9 +72,9 @@ class Segment:
     tokens: tuple[TokenId, ...] = ()
     words: tuple[Word, ...] = ()
     temperature: float = 0.0
-    #: The mean of the logprobs of its tokens.
+    #: The mean log probability of its tokens.
     avg_logprob: float = 0.0
-    #: How probable it is that nobody speaks; 0 where the transcriber does not tell.
+    #: The probability that it has no speech; 0 if the transcriber does not report it.
     no_speech_prob: float = 0.0
 
 
@@ -82,19 +82,19 @@ class Segment:
 class Summary:
     """The end of a transcript."""
 
-    #: What was spoken, as a code; None: the transcriber does not tell.
+    #: The spoken language, as a code; None: the transcriber does not report it.
     language: str | None = None
-    #: Tokens of the prompts, those of sound among them, and tokens that were generated. None:
-    #: the transcriber does not count tokens.
+    #: Prompt tokens, including those of sound, and generated tokens. None: the transcriber does not
+    #: count tokens.
     usage: TranscriptUsage | None = None
 
 
 @attrs.frozen(kw_only=True)
 class TranscriptUsage:
-    """The tokens that a transcript took."""
+    """The tokens used by a transcript."""
 
-    n_text: int = 0  # of the prompts
-    n_audio: int = 0  # of the prompts
+    n_text: int = 0  # in prompts
+    n_audio: int = 0  # in prompts
     n_output: int = 0
 
 
@@ -102,14 +102,14 @@ TranscriptEvent: TypeAlias = Text | Segment | Summary
 
 
 class Transcriber(Protocol):
-    """What turns sound into text."""
+    """Transcribes sound."""
 
     @property
     def rate(self) -> int:
-        """Samples a second of the sound that it takes."""
+        """The sample rate of its input, in Hz."""
 
     def check(self, params: TranscriptionParams) -> None:
-        """Refuse what it cannot do. Raises InvalidRequestError, which names the field."""
+        """Check that it supports the parameters. Raises InvalidRequestError with the field."""
 
     def transcribe(
         self, audio: DecodedAudio, params: TranscriptionParams, context: RequestContext
@@ -119,11 +119,11 @@ class Transcriber(Protocol):
         Closing the generator, or cancelling an iteration, ends the work.
 
         Raises:
-            TrioServeError: from the iteration: it failed, or the deadline has passed.
+            TrioServeError: from the iteration: the work failed, or the deadline has passed.
         """
 
     async def aclose(self) -> None:
-        """End what it runs. Nothing is transcribed any more."""
+        """End all work. No further recordings can be transcribed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -143,7 +143,7 @@ class Transcript:
 
 
 class TranscriptStream:
-    """The events of a transcript as they come. Cancelling a call loses nothing but its wait.
+    """The events of a transcript as they arrive. Cancelling a call loses no events.
 
     Raises:
         TrioServeError: from each call: the recording could not be transcribed.
@@ -168,7 +168,7 @@ class TranscriptStream:
         return event
 
     async def read(self) -> Transcript:
-        """Read all of it."""
+        """Read to the end."""
         texts: list[str] = []
         probs: list[TokenProbs] = []
         segments: list[Segment] = []
@@ -188,12 +188,12 @@ class TranscriptStream:
 
 
 class Transcriptions:
-    """Decodes recordings, and has them transcribed.
+    """Decodes and transcribes recordings.
 
     Args:
-        transcriber: turns them into text.
-        loader: decodes them.
-        requests: counts them.
+        transcriber: transcribes the sound.
+        loader: decodes the files.
+        requests: counts open requests.
     """
 
     def __init__(
@@ -210,22 +210,22 @@ class Transcriptions:
     async def stream(
         self, source: MediaSource, params: TranscriptionParams, context: RequestContext
     ) -> AsyncIterator[TranscriptStream]:
-        """Transcribe a recording for as long as a block lasts.
+        """Transcribe a recording during a block.
 
         Leaving the block before the end cancels the work.
 
         Raises:
-            InvalidRequestError: the recording cannot be read, or a parameter cannot be obeyed.
-            DeadlineExceededError: there is no time left.
-            UnavailableError: there is no memory for it now, or the server drains. A transcript that
-                has begun is finished all the same.
+            InvalidRequestError: the recording cannot be read, or a parameter is not supported.
+            DeadlineExceededError: the deadline has passed.
+            UnavailableError: no memory is available now, or the server drains. A transcript that
+                has started continues while the server drains.
         """
         self._requests.admission.check_open()
         self._transcriber.check(params)
         context.check_time()
         with self._requests.counted(), self._requests.resources.memory.hold(context.client) as hold:
             audio = await self._decode(source, hold, context)
-            # No buffer: who does not read holds up the work.
+            # No buffer: a slow reader delays the work.
             into, out = trio.open_memory_channel[TranscriptEvent | TrioServeError](0)
             with observed_recording(self._requests.resources.observers, audio.seconds) as noted:
                 work = partial(self._transcribe, audio, params, context, into, noted)
@@ -233,7 +233,7 @@ class Transcriptions:
                     yield TranscriptStream(audio.seconds, out)
 
     async def aclose(self) -> None:
-        """End what the transcriber runs."""
+        """End the work of the transcriber."""
         await self._transcriber.aclose()
 
     async def _decode(

@@ -1,4 +1,4 @@
-"""The transcriber that has Whisper write, in a child process."""
+"""The transcriber that runs Whisper in a child process."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from trioserve.types import DecodedAudio
 
 _PROGRAM = Path(trioserve.media.__file__).with_name("whisper.py")
 
-#: More threads gain little, and other requests have their own.
+#: More threads gain little, and other requests need threads, too.
 _MAX_THREADS = 4
 
 
 @attrs.frozen(kw_only=True)
 class WhisperSettings:
-    """What to run."""
+    """How to run Whisper."""
 
     model: str  # a directory, or a name
     offline: bool = False
-    python: str = sys.executable  # which has faster-whisper
+    python: str = sys.executable  # an interpreter with faster-whisper
 
 
 class WhisperChild:
-    """A process that has loaded a model. It does one job at a time.
+    """A process with a loaded model. It runs one job at a time.
 
     Raises:
-        DeadlineExceededError: from what waits: the deadline has passed.
-        TranscriberError: from what waits: the process has failed or ended.
+        DeadlineExceededError: from methods that wait: the deadline has passed.
+        TranscriberError: from methods that wait: the process has failed or ended.
     """
 
     def __init__(self, process: trio.Process) -> None:
@@ -64,7 +64,7 @@ class WhisperChild:
     @classmethod
     async def start(cls, settings: WhisperSettings, deadline: float) -> Self:
         """Start a process, and wait until it has loaded its model."""
-        # The folder of a program is no place to import from: `-P`.
+        # `-P`: do not import from the program's folder.
         arguments = {
             "model": settings.model,
             "n_threads": min(_MAX_THREADS, os.cpu_count() or 1),
@@ -76,7 +76,7 @@ class WhisperChild:
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl+C is for the server, which ends the process itself
+                start_new_session=True,  # no Ctrl+C: the server ends the process
             )
         except OSError as error:
             raise TranscriberError(f"Whisper cannot be started: {error}") from error
@@ -91,11 +91,11 @@ class WhisperChild:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can take a job, as far as is known."""
+        """Whether the process has not failed or ended yet."""
         return self._process.poll() is None
 
     async def send(self, fields: dict[str, Any], samples: bytes, deadline: float) -> None:
-        """Begin a job."""
+        """Start a job."""
         assert self._process.stdin is not None
         head = json.dumps({**fields, "n_bytes": len(samples)}) + "\n"
         with deadline_scope(deadline):
@@ -129,14 +129,14 @@ class WhisperChild:
         return line
 
     async def _end(self) -> TranscriberError:
-        """Make the error of a process that has ended."""
+        """Make the error for a process that has ended."""
         await self.kill()
         return TranscriberError(
             f"The process that runs Whisper has ended, with exit code {self._process.returncode}."
         )
 
     async def kill(self) -> None:
-        """End the process at once. It is over when this returns, also when that is cancelled."""
+        """Kill the process. It has ended when this returns, even when cancelled."""
         self._process.kill()
         with trio.CancelScope(shield=True):
             await self._process.wait()
@@ -145,19 +145,19 @@ class WhisperChild:
                 await pipe.aclose()
 
 
-#: Seconds after which somebody whom the queue refused may try again.
+#: Seconds after which a client may retry when the queue is full.
 _RETRY_AFTER = 5.0
 
 
 class WhisperTranscriber:
-    """Gives recordings to a process that runs faster-whisper, one at a time.
+    """Transcribes recordings with faster-whisper in a process, one at a time.
 
-    The process starts with the first recording and stays. A recording that is given up ends it, as
-    nothing else stops its work at once; the next one starts another.
+    The process starts with the first recording and stays. Cancelling a recording kills it, because
+    the work cannot be interrupted; the next recording starts another process.
 
     Args:
-        settings: what to run.
-        max_waiting: how many recordings may wait.
+        settings: how to run Whisper.
+        max_waiting: the most recordings that may wait.
     """
 
     rate = 16_000
@@ -167,11 +167,11 @@ class WhisperTranscriber:
         self._max_waiting = max_waiting
         self._turn = trio.Lock()
         self._child: WhisperChild | None = None
-        self._works = False  # on what nobody wants any more if it does not come to its end
+        self._works = False  # kill the process if this is still set when the job is abandoned
         self._closed = False
 
     def check(self, params: TranscriptionParams) -> None:
-        """Refuse what Whisper cannot do. Raises UnsupportedFieldError."""
+        """Check that Whisper supports the parameters. Raises UnsupportedFieldError."""
         if params.logprobs:
             raise UnsupportedFieldError(
                 "'include' must not have \"logprobs\": Whisper does not tell those of tokens.",
@@ -190,9 +190,9 @@ class WhisperTranscriber:
 
         Raises:
             QueueFullError: too many recordings wait already.
-            InvalidRequestError: the model does not know the language.
-            DeadlineExceededError: there is no time left.
-            TranscriberError: the process could not start, has failed, or has ended.
+            InvalidRequestError: the model does not support the language.
+            DeadlineExceededError: the deadline has passed.
+            TranscriberError: the process did not start, has failed, or has ended.
         """
         await self._take_turn(context)
         try:
@@ -224,14 +224,14 @@ class WhisperTranscriber:
         if self._turn.locked() and n_waiting >= self._max_waiting:
             wait = "recording waits" if n_waiting == 1 else "recordings wait"
             raise QueueFullError(
-                f"{n_waiting} {wait} to be transcribed, and no more may.",
+                f"{n_waiting} {wait} to be transcribed, and the queue is full.",
                 retry_after=_RETRY_AFTER,
             )
         with deadline_scope(context.deadline):
             await self._turn.acquire()
 
     async def _ready(self, deadline: float) -> WhisperChild:
-        """The process that has the model: the one from before, or a new one."""
+        """Take the running process, or start a new one."""
         if self._child is not None and not self._child.is_alive:
             await self._end()
         if self._child is None:
@@ -242,7 +242,7 @@ class WhisperTranscriber:
         return self._child
 
     async def aclose(self) -> None:
-        """End the process, also one that is just starting. Nobody may use it any more."""
+        """End the process, even while it starts. The transcriber cannot be used afterwards."""
         self._closed = True
         await self._end()
 
@@ -253,7 +253,7 @@ class WhisperTranscriber:
 
 
 def _code(language: str | None) -> str | None:
-    """What Whisper calls a language: it knows no regions."""
+    """Convert a language code for Whisper, which has no regions."""
     return None if language is None else language.partition("-")[0]
 
 
@@ -276,7 +276,7 @@ def _job(params: TranscriptionParams) -> dict[str, Any]:
         "word_timestamps": params.words,
         "vad_filter": params.skip_silence,
     }
-    # Without it, Whisper begins at 0 and raises it where the text is not probable.
+    # Without this, Whisper starts at 0 and increases it when the text is improbable.
     return {**fields, "temperature": params.temperature} if params.temperature else fields
 
 
