@@ -26,7 +26,7 @@ class Architecture:
     Attributes:
         name: `general.architecture`.
         metadata: entries whose keys begin with the name, without it.
-        tensors: those that are there once, by name.
+        tensors: those outside the layers, by name.
         layers: the tensors of each layer; their names get the layer's prefix.
     """
 

@@ -1,10 +1,10 @@
-"""Strategies that break an engine. A server in a process of its own can be told of them by name."""
+"""Strategies that break an engine. A server in another process loads them by name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: What an exception says, which is for the log alone.
+#: The message of an exception, which only the log may show.
 SECRET = "the inside of the engine"
 
 

@@ -56,10 +56,10 @@ def chromium() -> Iterator[Browser]:
 
 
 class Visitor:
-    """Opens pages, each like a person of its own, and notes what must not happen there.
+    """Opens pages, each as a separate user, and records what must not happen there.
 
-    That is an error on the console, an error that nobody caught, a dialog, and a request to an
-    origin other than that of the page. `expect` names errors that belong to a test.
+    That is an error on the console, an uncaught error, a dialog, or a request to an origin other
+    than that of the page. `expect` names errors that a test expects.
     """
 
     def __init__(self, browser: Browser) -> None:
@@ -69,11 +69,11 @@ class Visitor:
         self.problems: list[str] = []
 
     def expect(self, pattern: str) -> None:
-        """Let errors pass that have a match of this pattern."""
+        """Allow errors that match this pattern."""
         self._expected.append(pattern)
 
     def visit(self, url: str, **settings: Any) -> Page:
-        """Open a page in a window of its own, with a profile of its own."""
+        """Open a page in a new window with a new profile."""
         settings = {"viewport": {"width": 1280, "height": 800}, **settings}
         context = self._browser.new_context(**settings)
         context.set_default_timeout(PATIENCE * 1000)

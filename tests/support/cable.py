@@ -59,7 +59,7 @@ class Cable:
         try:
             far = await trio.open_tcp_stream(host, int(port))
         except OSError:
-            return  # as if nobody listened
+            return  # as if no server listened
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_copy, near, far)

@@ -17,7 +17,7 @@ class CancelAtStep(trio.abc.Instrument):
         self._family: set[trio.lowlevel.Task] = set()
 
     async def run(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Call a function in a task of its own, which is cancelled at its n-th step."""
+        """Call a function in a new task, and cancel it at its n-th step."""
 
         async def adopted() -> None:
             self._family.add(trio.lowlevel.current_task())

@@ -1,4 +1,4 @@
-"""A server that sends known bytes, whatever it is asked."""
+"""A server that answers every request with the same bytes."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class ChatPage:
 
     @contextmanager
     def settings(self, section: str) -> Iterator[Locator]:
-        """Open the settings at one of their tabs, and close them in the end."""
+        """Open the settings at one of their tabs, and close them after the block."""
         self.button("Settings").first.click()
         dialog = self.page.get_by_role("dialog", name="Settings")
         dialog.get_by_role("tab", name=section).click()

@@ -157,7 +157,7 @@ async def busy(**config: Any) -> AsyncIterator[Busy]:
             async with server.stream("endless") as stream:
                 await anext(stream)
                 task_status.started(scope)
-                async for _ in stream:  # one that is not read gives way when its mailbox is full
+                async for _ in stream:  # an unread stream loses its slot when its mailbox is full
                     pass
         has_left.set()
 

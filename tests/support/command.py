@@ -1,4 +1,4 @@
-"""The command `trioserve`, in a process of its own."""
+"""The command `trioserve`, in a separate process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(*argv: str) -> subprocess.CompletedProcess[str]:
 
 @attrs.define
 class Running:
-    """A server in a process of its own, and its log lines as they come."""
+    """A server in a separate process, and its log lines as they arrive."""
 
     process: trio.Process
     lines: trio.MemoryReceiveChannel[dict[str, Any]]

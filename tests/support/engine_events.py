@@ -7,7 +7,7 @@ from trioserve.types import Chunks, EngineEvent
 
 
 def take_events(engine: EngineLoop) -> list[EngineEvent]:
-    """Take all that is there."""
+    """Take all pending events."""
     events: list[EngineEvent] = []
     for one in engine.take():
         events += one if isinstance(one, Chunks) else [one]

@@ -19,21 +19,21 @@ from trioserve.testing import ScriptedBackend
 
 
 class Gate:
-    """Holds a backend up: it decodes as often as was allowed."""
+    """Blocks a backend, except for the allowed number of decodes."""
 
     def __init__(self) -> None:
         self._allowed = threading.Semaphore(0)
 
     def __call__(self, backend: ScriptedBackend) -> None:
-        """Wait; for a backend's `on_decode`. A test that fails does not hang here."""
+        """Wait; for a backend's `on_decode`. Times out, so that a failing test does not hang."""
         assert self._allowed.acquire(timeout=60)
 
     def allow(self, n: int) -> None:
-        """Let it decode so many times more."""
+        """Allow `n` more decodes."""
         self._allowed.release(n)
 
     def open(self) -> None:
-        """Let it decode for ever."""
+        """Allow all further decodes."""
         self.allow(10**6)
 
 

@@ -48,10 +48,10 @@ class FakeChild:
 
 @attrs.define(eq=False)
 class FakeFleet:
-    """The fleet of models whose sockets are known. Models without one are never loaded.
+    """A fleet of models with the given sockets. Models without a socket are never loaded.
 
-    `news` is what a request is told that waits, and `failures` what it gets instead of a child.
-    `ended` is that of all children.
+    A waiting request gets the `news`. A model in `failures` raises its exception instead of giving
+    a child. All children share the event `ended`.
     """
 
     catalog: FakeCatalog

@@ -23,7 +23,7 @@ WIDTH, LAYERS, HEADS, FFN = 32, 2, 4, 64
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _WORDS = ("the", "cat", "dog", "panda", "bear", "sits", "runs", "what", "is", "on", "mat")
-#: Words begin with this mark in llama.cpp's WordPiece vocabularies; what goes on has none.
+#: The mark at the start of a word in llama.cpp's WordPiece vocabularies; later pieces have none.
 _MARK = "\u2581"
 _LETTERS = string.ascii_lowercase + string.digits + ".,!?"
 WORD_PIECES = (*_SPECIAL, *(_MARK + word for word in (*_WORDS, *_LETTERS)), *_LETTERS)

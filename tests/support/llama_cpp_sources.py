@@ -20,10 +20,10 @@ _PACKAGE = "llama-cpp-python"
 
 
 def sources() -> Path:
-    """Return the folder with the sources of the installed version; download it if need be.
+    """Return the folder with the sources of the installed version. Downloads it if missing.
 
     Raises:
-        subprocess.CalledProcessError: pip failed, and has said why.
+        subprocess.CalledProcessError: pip failed, and printed the reason.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trioserve"
     folder = cache / f"{_PACKAGE}-{version(_PACKAGE)}"

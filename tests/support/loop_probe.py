@@ -39,10 +39,10 @@ class Probe:
 
 @asynccontextmanager
 async def probing() -> AsyncIterator[Probe]:
-    """Watch the loop while a block runs. What it waits for should be done by other threads."""
+    """Watch the loop while a block runs. The block should do its work in other threads."""
     probe, slowness = Probe(), _slowness()
     gc.collect()
-    gc.freeze()  # as the command does: what is there already is not looked at again
+    gc.freeze()  # as the command does: exempts existing objects from collection
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(probe.run)

@@ -1,4 +1,4 @@
-"""Files that are made to harm whoever opens them, and a way to damage others."""
+"""Files made to harm the program that opens them, and a function that damages files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def png(width: int, height: int, depth: int, *chunks: tuple[bytes, bytes]) -> by
 
 
 def zeros(count: int) -> bytes:
-    """So many zeros, compressed. Their blocks are all alike."""
+    """Return `count` zeros, compressed. Their blocks are identical."""
     block = _zeros(2**20)
     rest = _zeros(count % 2**20)
     end = struct.pack(">BBH", 3, 0, count % 65521) + b"\0\1"  # an empty block, and the checksum
@@ -64,7 +64,7 @@ def many_scans(count: int = 2000) -> bytes:
 
 
 def boxes(depth: int = 5000) -> bytes:
-    """An MP4 of boxes in boxes."""
+    """An MP4 of nested boxes."""
     data = b""
     for _ in range(depth):
         data = struct.pack(">I", 8 + len(data)) + b"moov" + data
@@ -72,7 +72,7 @@ def boxes(depth: int = 5000) -> bytes:
 
 
 def elements(depth: int = 5000) -> bytes:
-    """A WebM of elements in elements, whose sizes nobody says."""
+    """A WebM of nested elements of unknown size."""
     head = av_file("webm", "libopus", seconds=0.1)
     return (
         head[: head.index(b"\x18\x53\x80\x67")]
@@ -116,7 +116,7 @@ BOMBS: Mapping[str, Callable[[], bytes]] = {
     "a WAV without bits": lambda: lying_wav(bits=0, align=0),
     "a WAV of one sample": lambda: wav_file(1 / 16_000, 16_000, 1),
     "a WAV of none": lambda: wav_file(0),
-    "a WAV in a format of nobody": lambda: lying_wav(format=0x7777),
+    "a WAV in an unknown format": lambda: lying_wav(format=0x7777),
     "an MP3 of nothing but a tag": lambda: b"ID3\4\0\0\x7f\x7f\x7f\x7f" + bytes(10_000),
     "a list of files to play": lambda: b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n",
     "a list for concat": lambda: b"ffconcat version 1.0\nfile /etc/passwd\n",

@@ -22,7 +22,7 @@ def decode_prompt(
 ) -> tuple[Logits, int]:
     """Decode a prompt; returns the logits of its last cell, and the next position.
 
-    With a `step`, causal chunks are decoded in pieces of so many cells.
+    With a `step`, causal chunks are decoded in pieces of that many cells.
     """
     pos = n_done = last = 0
     for n_before, chunk in prompt.media:

@@ -39,7 +39,7 @@ _IMAGE = 64
 #: Samples of sound in a second.
 RATE = 16_000
 
-#: Tokens around tiles, of which libmtmd wants each to be one token.
+#: Texts around tiles. libmtmd requires each to be a single token.
 _TILE_TOKENS = ("ĊĊ", "<fake_token_around_image>", "<global-img>")
 
 
@@ -211,7 +211,7 @@ def _idefics3(writer: _Writer, is_mixed: bool) -> None:
 
 
 def _qwen2vl(writer: _Writer, is_mixed: bool) -> None:
-    """A cell for four patches, of which there are as many as the image has room for."""
+    """One cell for four patches. The number of patches follows from the size of the image."""
     writer.describe("vision", "qwen2vl_merger", is_mixed, image_size=560, patch_size=14)
     writer.matrix("v.patch_embd", WIDTH, 3, 14, 14, inputs=3 * 14 * 14)
     writer.matrix("v.patch_embd.weight.1", WIDTH, 3, 14, 14, inputs=3 * 14 * 14)
@@ -227,7 +227,7 @@ _BINS, _CHANNELS, _STACK, _HIDDEN = 32, 16, 4, 32
 
 
 def _qwen3a(writer: _Writer, is_mixed: bool) -> None:
-    """Three convolutions, each of which halves the time."""
+    """Three convolutions; each halves the number of frames."""
     writer.describe("audio", "qwen3a", is_mixed, num_mel_bins=_BINS)
     for i, channels in ((1, 1), (2, _CHANNELS), (3, _CHANNELS)):
         writer.matrix(f"a.conv2d.{i}", _CHANNELS, channels, 3, 3, inputs=9 * channels)
@@ -241,7 +241,7 @@ def _qwen3a(writer: _Writer, is_mixed: bool) -> None:
 
 
 def _ultravox(writer: _Writer, is_mixed: bool) -> None:
-    """Windows of 1,500 frames, of which each four are a cell."""
+    """Windows of 1,500 frames; every four frames are a cell."""
     sizes = {"num_mel_bins": 80, "projector__stack_factor": _STACK}
     writer.describe("audio", "ultravox", is_mixed, **sizes)
     for i, channels in ((1, 80), (2, WIDTH)):

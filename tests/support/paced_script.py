@@ -17,13 +17,13 @@ _CONTEXT = 1 << 20
 
 
 class PacedScript:
-    """What the model says, and when.
+    """The answers of the model, and their timing.
 
     Attributes:
-        answer: the next answers, whatever they are asked.
-        seconds_a_token: how long a step takes.
-        seconds_a_prompt_token: how much longer it takes for each token of a prompt in it.
-        prompts: what it was asked.
+        answer: the answer to every further prompt.
+        seconds_a_token: the time of a step.
+        seconds_a_prompt_token: the additional time of a step for each prompt token in it.
+        prompts: the prompts so far.
     """
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ class PacedScript:
         self._may_go_on.set()
 
     def reset(self) -> None:
-        """Answer at once, as at the beginning."""
+        """Restore the initial state: answer at once."""
         self.answer = "It works."
         self.seconds_a_token = 0.0
         self.seconds_a_prompt_token = 0.0
         self.prompts: list[str] = []
 
     def backend(self, name: str = "scripted", **settings: Any) -> ScriptedBackend:
-        """Make a backend that says it, as a model of that name."""
+        """Make a backend that gives the answers, as a model of that name."""
         sizes = {"n_slots": 4, "n_ctx": 4 * _CONTEXT, "n_ctx_seq": _CONTEXT, "n_batch": 2048}
         backend = answering(self._say, **(sizes | settings))
         backend.info = attrs.evolve(backend.info, name=name)
@@ -63,11 +63,11 @@ class PacedScript:
         return bytes(token & 0xFF for token in tokens[-len(self._held_at) :]) == self._held_at
 
     def hold_at(self, text: str) -> None:
-        """Stop the model whenever it has just said this, until `go_on`."""
+        """Stop the model when its output ends with `text`, until `go_on` is called."""
         self._held_at = text.encode()
         self._may_go_on.clear()
 
     def go_on(self) -> None:
-        """Let the model go on, and hold it no more."""
+        """Let the model continue, without further stops."""
         self._held_at = b""
         self._may_go_on.set()

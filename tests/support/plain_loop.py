@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trioserve.llama import library
 
-#: Fields of `Config` with which the shape of a batch makes nearly no difference to the logits.
+#: Fields of `Config` that make the logits nearly independent of the shape of the batch.
 EXACT = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off"}
 
 _F32 = 0

@@ -37,7 +37,7 @@ def parent_of(pid: int) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it has not ended. One that nobody has waited for has."""
+    """Whether a process is running. A zombie is not."""
     status = read(pid, "status")
     return bool(status) and "\nState:\tZ" not in status
 
@@ -57,7 +57,7 @@ def with_variable(name: str, value: str) -> list[int]:
 
 
 async def until(mark: str, n: int) -> float:
-    """Wait until so many processes have a word in their command line; returns the seconds."""
+    """Wait until `n` processes have a word in their command line. Returns the seconds."""
     began = trio.current_time()
     with patiently():
         while len(running(mark)) != n:

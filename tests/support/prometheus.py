@@ -1,4 +1,4 @@
-"""Debian's Prometheus, in a process of its own, for a test."""
+"""Debian's Prometheus, in a separate process, for a test."""
 
 from __future__ import annotations
 

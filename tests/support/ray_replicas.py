@@ -91,7 +91,7 @@ def text_answer(text: str, status: int = 200, **headers: str) -> Play:
 
 
 def events(*parts: Part | Exception, content_type: str = "text/event-stream") -> Play:
-    """Answer with a stream of parts, the first of which comes with the head."""
+    """Answer with a stream of parts. The first part comes with the head."""
     first, *others = parts
 
     async def play(sent: Sent, hint: RoutingHint) -> AsyncGenerator[Part, None]:
@@ -144,7 +144,7 @@ def ingress_of(
     patience: float = 5.0,
     finds_replicas: bool = True,
 ) -> Ingress:
-    """An ingress of these models, of which `several` have more than one replica."""
+    """An ingress of these models. Those in `several` have more than one replica."""
     config = config or Config()
     targets = [
         attrs.evolve(

@@ -35,7 +35,7 @@ def answers(
 
 
 def says(data: bytes) -> Handler:
-    """Say the same thing to everybody, and hear them out."""
+    """Send the same bytes to every client, and read until it disconnects."""
 
     def handle(connection: socket.socket) -> None:
         connection.sendall(data)
@@ -46,13 +46,13 @@ def says(data: bytes) -> Handler:
 
 
 def closes(connection: socket.socket) -> None:
-    """Read the greeting, and hang up."""
+    """Read the greeting, then close the connection."""
     connection.recv(9 + 24, socket.MSG_WAITALL)
 
 
 @contextmanager
 def listening(handle: Handler | None, port: int = 0) -> Iterator[str]:
-    """Listen on this machine; gives ``HOST:PORT``. Without a handler, nobody is answered."""
+    """Listen on this machine; yields ``HOST:PORT``. Without a handler, no client gets an answer."""
     with socket.create_server(("127.0.0.1", port)) as server:
 
         def serve() -> None:
@@ -66,7 +66,7 @@ def listening(handle: Handler | None, port: int = 0) -> Iterator[str]:
                         assert handle is not None
                         handle(connection)
                     except ConnectionError:
-                        pass  # the other side has gone first
+                        pass  # the client disconnected first
 
         thread = threading.Thread(target=serve, daemon=True)
         if handle is not None:

@@ -1,4 +1,4 @@
-"""Reads streamed chats for which the server runs tools, over connections made by hand."""
+"""Reads streamed chats whose tools the server runs, over raw connections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Reading:
 
 @asynccontextmanager
 async def reading(url: str, *headers: str, **fields: Any) -> AsyncIterator[Reading]:
-    """Stream an answer over a connection of its own, which ends with the block."""
+    """Stream an answer over a new connection, which closes with the block."""
     body = json.dumps({**STREAM, **fields}).encode()
     async with chunks_of(url, post(CHATS, body, *headers)) as next_chunk:
         yield Reading(next_chunk)

@@ -109,11 +109,11 @@ class ScriptedLauncher:
     """Starts scripted processes.
 
     Attributes:
-        ready: whether they are ready at once.
-        obeys: whether they end when they are told to.
-        refuses: why none can be started, if so.
-        needs: what models need, by their names, for processes that are asked that.
-        started: all processes so far, without those.
+        ready: whether processes are ready at once.
+        obeys: whether they end on request.
+        refuses: the reason why no process can start, if any.
+        needs: the bytes that each model needs, by name, for processes that estimate.
+        started: all processes so far, except those that estimate.
     """
 
     ready: bool = True

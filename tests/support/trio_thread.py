@@ -1,4 +1,4 @@
-"""A Trio loop in a thread of its own, for tests that are plain functions."""
+"""A Trio loop in a separate thread, for tests that are plain functions."""
 
 from __future__ import annotations
 

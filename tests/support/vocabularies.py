@@ -120,7 +120,7 @@ def write_model(
     """Write a model with a vocabulary: a BERT for that of a BERT, else a Llama.
 
     Args:
-        vocabulary: a GGUF file, with or without weights of its own.
+        vocabulary: a GGUF file, with or without weights.
         path: where to write the model.
         seed: of the weights.
         context: the length of the longest text.

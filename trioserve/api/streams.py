@@ -273,7 +273,7 @@ def _accepted(session: StreamSession) -> Response:
 
 
 def _as_it_is(session: StreamSession) -> Response:
-    """Pass on an answer that is no stream. Raises what has kept it from being given."""
+    """Forward an answer that is not a stream. Raises the error that prevented it."""
     if session.failure is not None:
         raise session.failure
     assert session.head is not None
@@ -335,7 +335,7 @@ async def read() -> Response:
 @blueprint.delete("/v1/stream")
 @takes(None, query={"conv_id": "the id of the conversation"})
 async def stop() -> Response:
-    """Stop a stream, and forget it. Where there is none, nothing is to be done."""
+    """Stop a stream, and forget it. Has no effect if there is none."""
     if (session := _named()) is not None:
         current_app_state().streams.stop(session, _STOPPED)
     return Response(status=204)
@@ -344,7 +344,7 @@ async def stop() -> Response:
 @blueprint.post("/v1/streams/lookup")
 @takes(LookupRequest)
 async def lookup() -> Response:
-    """Tell of the streams of some conversations, as far as there are any."""
+    """Describe the streams of the given conversations."""
     wanted = await read_body_as(LookupRequest.parse)
     found = current_app_state().streams.lookup(current_request().api_key, wanted.conversation_ids)
     return json_response(
@@ -389,14 +389,14 @@ async def read_secret(id_: str) -> Response:
 
 @blueprint.delete("/v1/stream/<id_>")
 async def stop_secret(id_: str) -> Response:
-    """Stop a stream, and forget it. Where there is none, nothing is to be done."""
+    """Stop a stream, and forget it. Has no effect if there is none."""
     if (session := _secret(id_)) is not None:
         current_app_state().streams.stop(session, _STOPPED)
     return Response(status=204)
 
 
 def _secret(id_: str) -> StreamSession | None:
-    """Find a stream. Raises PermissionDeniedError: another key is shown than made it."""
+    """Find a stream. Raises PermissionDeniedError if another API key started it."""
     session = current_app_state().streams.find_secret(id_)
     shown = access.key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
     if session is not None and session.names.key and shown not in ("", session.names.key):

@@ -144,7 +144,7 @@ class Blocks:
 
 
 def content_of(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Add the events of content blocks up, as clients do."""
+    """Accumulate the events of content blocks, as clients do."""
     blocks: list[dict[str, Any]] = []
     grown: list[list[str]] = []
     for event in events:
@@ -177,7 +177,7 @@ _GROWS_BY = {
 
 
 def stop_reason(finished: Finished, *, called: bool) -> str:
-    """Say why the output ended, in Anthropic's words."""
+    """Translate the finish reason to Anthropic's names."""
     if finished.reason is FinishReason.WORD:
         return "stop_sequence"
     if finished.reason is FinishReason.LIMIT:
@@ -219,7 +219,7 @@ class MessageHead:
         }
 
     def end(self, finished: Finished, *, called: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Say how the message ended, and count."""
+        """Write how the message ended, and the usage."""
         ending = {
             "stop_reason": stop_reason(finished, called=called),
             "stop_sequence": finished.stopping_word or None,

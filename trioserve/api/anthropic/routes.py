@@ -22,7 +22,7 @@ blueprint = Blueprint("anthropic", __name__)
 
 @blueprint.after_request
 async def name_request(response: Response) -> Response:
-    """Tell the id of the request under the name that Anthropic's clients look for."""
+    """Add the id of the request in the header that Anthropic's clients read."""
     response.headers["request-id"] = current_request_id()
     return response
 
@@ -47,7 +47,7 @@ async def messages() -> Response:
 @blueprint.post("/v1/messages/count_tokens")
 @takes(CountTokensRequest)
 async def count_tokens() -> Response:
-    """Count the tokens of a prompt, and generate nothing."""
+    """Count the tokens of a prompt, without generating."""
     request = await read_chat(CountTokensRequest.parse)
     server = await awake_server(request.model)
     n_tokens = await server.count_tokens(request.messages, request.chat_params)

@@ -35,7 +35,7 @@ from trioserve.errors import AuthenticationError, PermissionDeniedError
 # -- API keys: ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic's clients send
 
 
-#: Routes that tell nothing and do nothing: probes may ask them from anywhere.
+#: Routes without data or effects, which probes may request from anywhere.
 OPEN = frozenset({"/health", "/v1/health", "/health/live", "/health/ready"})
 
 #: Routes that need no key, as in llama-server; and the page, which holds no secrets.
@@ -51,7 +51,7 @@ _BEARER = re.compile(r"bearer +", re.IGNORECASE)
 
 
 def key_in(authorization: str | None, x_api_key: str | None) -> str:
-    """The key that a request shows; empty when it shows none.
+    """The API key in a request; empty if there is none.
 
     Headers come as Latin-1, whatever their bytes mean; keys are UTF-8.
     """
@@ -61,14 +61,14 @@ def key_in(authorization: str | None, x_api_key: str | None) -> str:
 
 
 def is_valid(shown: str, keys: Iterable[str]) -> bool:
-    """Compare a key with all valid ones, in a time that tells nothing of them."""
+    """Compare a key with all valid keys, in a time that reveals nothing about them."""
     offered = shown.encode("utf-8", "surrogateescape")
     matches = [hmac.compare_digest(offered, key.encode()) for key in keys]
     return any(matches)
 
 
 def valid_key(headers: Headers, config: Config) -> str:
-    """The key that a request shows. Raises AuthenticationError: it is none of the server's."""
+    """The API key in a request. Raises AuthenticationError if it is not valid."""
     shown = key_in(headers.get("Authorization"), headers.get("X-Api-Key"))
     if not is_valid(shown, config.api_keys):
         raise AuthenticationError("Invalid API Key")
@@ -116,10 +116,10 @@ def is_local(origin: str) -> bool:
 
 
 def allowed(origin: str, config: Config) -> str | None:
-    """What ``Access-Control-Allow-Origin`` says to a page of this origin; None: it says nothing."""
+    """The ``Access-Control-Allow-Origin`` for a page of this origin; None: no header."""
     names = [name.strip() for name in config.cors_origins.split(",")]
     if "*" in names:
-        # With credentials, browsers do not take the star.
+        # With credentials, browsers do not accept the star.
         return origin if origin and config.cors_credentials else "*"
     if origin in names or ("localhost" in names and is_local(origin)):
         return origin
@@ -146,19 +146,19 @@ def headers_for(origin: str, method: str, config: Config) -> dict[str, str]:
 
 
 async def answer_preflight() -> Response | None:
-    """Answer a preflight request, without a key: browsers send none with these."""
+    """Answer a preflight request without checking the key, which browsers do not send."""
     return Response() if request.method == "OPTIONS" else None  # 200, as in llama-server
 
 
 async def allow_origin(response: Response) -> Response:
-    """Mark an answer for the pages that may read it."""
+    """Add the CORS headers to a response."""
     origin = request.headers.get("Origin", "")
     response.headers.add("Vary", "Origin")
     response.headers.update(headers_for(origin, request.method, current_app_state().config))
     return response
 
 
-# -- Requests that other sites' pages cause
+# -- Requests from pages of other sites
 
 
 def is_loopback(host: str) -> bool:
@@ -180,7 +180,7 @@ def host_in(authority: str) -> str:
 
 
 def answers_to(host: str, config: Config) -> bool:
-    """Whether ``--allowed-hosts`` or loopback lets a name in. ``.example.org``: all below it."""
+    """Whether a name is loopback or allowed. In the flag, ``.example.org`` covers subdomains."""
     names = config.allowed_hosts
     return (
         is_loopback(host)
@@ -200,7 +200,7 @@ def is_own(origin: str, authority: str) -> bool:
 
 
 def check(path: str, headers: Headers, server: str, config: Config) -> None:
-    """Look where a request is from.
+    """Check the origin of a request.
 
     Args:
         path: what it asks for.
@@ -239,6 +239,6 @@ def check_embedding(headers: Headers, config: Config) -> None:
 
 
 async def check_site() -> None:
-    """Refuse the current request if it comes from another site. To be done before keys."""
+    """Refuse the current request if it comes from another site. Call this before the key checks."""
     server = request.scope.get("server") or ("",)  # none: a Unix socket
     check(request.path, request.headers, server[0], current_app_state().config)

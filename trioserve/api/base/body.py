@@ -241,7 +241,7 @@ class Form:
     files: dict[str, bytes] = attrs.field(repr=False)
 
     def flag(self, name: str) -> bool | None:
-        """Read a field that is true or false; None: it is not there, or something else."""
+        """Read a boolean field; None if it is absent or not a boolean."""
         return _FLAGS.get(self.fields.get(name, [""])[-1].strip().lower())
 
 
@@ -257,12 +257,12 @@ def with_field(data: bytes, boundary: bytes, name: str, value: str) -> bytes:
 
 
 def weight_of_form(data: bytes) -> int:
-    """Estimate what a form takes: a file in it is there in pieces, and then as a whole."""
+    """Estimate the memory that a form takes: a file is held in pieces, and then as a whole."""
     return 3 * len(data)
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Find what stands between the parts of a form. Raises InvalidRequestError: it is none."""
+    """Find the boundary of a form. Raises InvalidRequestError if there is none."""
     kind, options = parse_options_header(content_type)
     boundary = options.get("boundary", "")
     if kind != "multipart/form-data" or not boundary or not boundary.isascii():

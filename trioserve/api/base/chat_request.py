@@ -1,4 +1,4 @@
-"""What requests for a chat may hold: messages, tools, what the server runs, how the prompt ends."""
+"""The fields of chat requests: messages, tools, tools that the server runs, end of the prompt."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ RUN_TOOLS = "trioserve_run_tools"
 
 @attrs.frozen(kw_only=True)
 class RunToolsOptions:
-    """What the server is to run. Whatever is not said is up to the configuration."""
+    """The tools that the server runs. The configuration sets the defaults."""
 
     #: Names of tools, or patterns such as ``weather_*``; None: all that the server has.
     tools: tuple[str, ...] | None = None
-    #: How many answers the model gives at most.
+    #: The maximum number of answers of the model.
     max_steps: int | None = field(read=readers.steps, default=None)
-    #: What becomes of calls that write: a person is asked, all are made, or none is.
+    #: Calls that write: a person approves them, all run, or none runs.
     approval: Literal["ask", "all", "none"] | None = None
     #: The folder that relative paths begin in, and where the tools run.
     cwd: str | None = None

@@ -50,20 +50,20 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?", re.ASCII)
 
 _log = structlog.stdlib.get_logger("trioserve.api")
 
-#: `app.config` key: seconds that one send may take before the client is cut off.
+#: `app.config` key: seconds that one send may take before the client is disconnected.
 SEND_TIMEOUT = "TRIOSERVE_SEND_TIMEOUT"
 
 #: `app.config` key: the path that comes before all routes.
 PREFIX = "TRIOSERVE_PREFIX"
 
-#: The header in which a proxy says for how many seconds a request has waited there already.
+#: The header with the seconds that a request has already waited in a proxy.
 WAITED_HEADER = "X-Request-Waited"
 
 #: Seconds after the response in which a client may still send a body, which is discarded.
 LINGER = 2.0
 
-#: Seconds that a send in progress gets when its request was cancelled. They are counted in turns:
-#: a machine that stands still for a while takes only one of them from the client.
+#: Seconds that a send in progress gets after its request is cancelled. They are counted in turns,
+#: so that a pause of the whole machine costs the client only one turn.
 GRACE = 1.0
 _TURNS = 10
 
@@ -73,13 +73,13 @@ PING = b":\n\n"
 
 
 async def ping() -> bytes:
-    """Make a comment that says nothing."""
+    """Make an empty comment."""
     return PING
 
 
 @attrs.frozen
 class KeepAlive:
-    """What is sent after `interval` seconds of silence in a response. `comment` makes it then."""
+    """Comments to send after `interval` seconds of silence in a response; `comment` makes each."""
 
     interval: float
     comment: Callable[[], Awaitable[bytes]] = ping
@@ -108,7 +108,7 @@ class Request(TrioRequest):
     keep_alive: KeepAlive | None = None
 
     def sends(self, mailbox: Mailbox) -> None:
-        """Have a client that stops reading cut off, whether mailbox or socket shows it first."""
+        """Disconnect a client that stops reading, as soon as its mailbox or socket shows it."""
         mailbox.on_stalled = self.abort
         self.mailboxes.append(mailbox)
 
@@ -185,7 +185,7 @@ class Sender:
                 self._idle = None
 
     async def close(self, message: Any) -> None:
-        """Send the last message, not to be interrupted; there are no comments after it."""
+        """Send the last message under a shield, with no comments after it."""
         self._closing = True
         with trio.CancelScope(shield=True):
             await self(message)
@@ -239,7 +239,7 @@ class Connection(TrioASGIHTTPConnection):
     """Handles one request. See the text at the top of the module."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Run the request. Returns when the response has been sent, or the client has gone."""
+        """Run the request. Returns when the response is sent or the client has disconnected."""
         if prefix := self.app.config.get(PREFIX):
             inside = self.scope["path"].startswith(f"{prefix}/")
             path = self.scope["path"] if inside else " "  # which no route has
@@ -265,7 +265,7 @@ class Connection(TrioASGIHTTPConnection):
     async def handle_messages(  # type: ignore[override]
         self, nursery: trio.Nursery, request: QuartRequest, receive: ASGIReceiveCallable
     ) -> None:
-        """Feed the body to the request, and cancel it when the client goes away."""
+        """Feed the body to the request, and cancel it when the client disconnects."""
         while True:
             message = await receive()
             if message["type"] == "http.request":
@@ -327,7 +327,7 @@ class Connection(TrioASGIHTTPConnection):
         await self._linger()  # until Hypercorn has closed the connection, take what comes
 
     async def _linger(self) -> None:
-        """Give a client some time that still sends its body."""
+        """Give a client that is still sending its body some time."""
         if not self._received.is_set():
             with trio.move_on_after(LINGER):
                 await self._received.wait()

@@ -61,24 +61,24 @@ _COMMON = ErrorShape(lambda error, request_id: body(error))
 
 
 def message_of(error: TrioServeError, request_id: str) -> str:
-    """What a client reads of an error. What only the server can help is in the log."""
+    """The message of an error for the client. Only the log has details of server errors."""
     message = error.public or error.message
     return f"{message} The log has more, under {request_id}." if _is_ours(error) else message
 
 
 def _is_ours(error: TrioServeError) -> bool:
-    """Whether the server is to blame, and neither the client, a tool nor a shutdown."""
+    """Whether the server caused the error, and not the client, a tool or a shutdown."""
     others = RequestEndedError | ToolError | ToolRuntimeError
     return error.status == 500 and not isinstance(error, others)
 
 
 def last_event(error: Exception) -> bytes:
-    """Make the event that ends a stream which had begun."""
+    """Make the error event that ends a stream which has begun."""
     return sse.event(body(known(error)))
 
 
 def bodies_on(path: str) -> Callable[[Exception], dict[str, Any]]:
-    """What makes the bodies of errors on a path, also when the response has begun."""
+    """The function that makes error bodies on a path, also after the response has begun."""
     shape, request_id = shape_of(path), current_request_id()
     return lambda error: shape.body(known(error), request_id)
 
@@ -133,7 +133,7 @@ def _translate(error: HTTPException, limit: int | None) -> TrioServeError:
 
 
 def install(app: Quart) -> None:
-    """Make an app answer all errors in the form of their routes."""
+    """Make an app write each error in the form of its route."""
 
     async def on_own(error: TrioServeError) -> Response:
         if _is_ours(error):

@@ -35,7 +35,7 @@ Schema = dict[str, Any]
 
 
 class MismatchError(Exception):
-    """A value is not what it should be; `expected` says what that is: "an integer"."""
+    """A value is not as expected; `expected` describes what is: "an integer"."""
 
     def __init__(self, expected: str) -> None:
         super().__init__(expected)
@@ -83,7 +83,7 @@ def list_schema(items: Mapping[str, Any], limit: int, **more: Any) -> Schema:
 
 
 def or_null(schema: Schema) -> Schema:
-    """A null counts as absent."""
+    """Allow null as well, which counts as absent."""
     if "$ref" in schema:
         return {"anyOf": [schema, {"type": "null"}]}
     added = {}
@@ -102,7 +102,7 @@ def json_type(
     *,
     properties: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[_F], _F]:
-    """Say what JSON a reader takes, for `trioserve.api.openapi`.
+    """Declare the JSON that a reader takes, for `trioserve.api.openapi`.
 
     Args:
         schema: of the value that a `read` takes, as JSON Schema.

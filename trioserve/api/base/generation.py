@@ -1,4 +1,4 @@
-"""What all routes that generate do, from the body of a request to the streams of its response."""
+"""Steps shared by all routes that generate: from the request's body to the response's streams."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, R
                 asked, f"must be at most {limit}, which --max-logprobs sets."
             )
         given["n_probs"] = limit
-    # First: what is wrong neither counts nor wakes the model.
+    # First, so that an invalid request neither counts nor wakes the model.
     params = await server.params(given, n=request.n_copies)
     context = current_context(request.timeout, request.keep_alive)
     await keep_awake(server, context)
@@ -106,7 +106,7 @@ async def gap_prompt(
 
 
 def check_pools(server: Server) -> None:
-    """Look whether a server makes a vector of each text.
+    """Check that a server makes a vector of each text.
 
     Raises:
         InvalidRequestError: it makes one of each token.
@@ -175,7 +175,7 @@ async def respond_stream(
 
 
 async def counted_tokens(request: ChatRequest) -> Response:
-    """Make the response that tells how many tokens the prompt of a chat has."""
+    """Make the response with the number of tokens in the prompt of a chat."""
     server = await awake_server(request.model)
     chat = request.chat_params
     if request.run_tools is not None:

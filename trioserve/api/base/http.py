@@ -25,10 +25,10 @@ from trioserve.server.limits.admission import RateLimits
 from trioserve.server.stream import ChatCompletion, Completion
 from trioserve.types import CancelReason
 
-#: The header that says in how many seconds a request has to be done. The field `timeout` wins.
+#: The header with the timeout of a request, in seconds. The field `timeout` takes precedence.
 TIMEOUT_HEADER = "X-Request-Timeout"
 
-#: The header with the id of a request, of requests and of responses.
+#: The header of requests and responses with the id of the request.
 ID_HEADER = "X-Request-Id"
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -41,7 +41,7 @@ def current_request_id() -> str:
 
 
 def choose_id(offered: str | None) -> str:
-    """Take the id that a client offers, if it can stand in a log line; else make one."""
+    """Use the id that a client offers, if it is safe in a log line; else make one."""
     if offered is not None and _ID.fullmatch(offered):
         return offered
     return secrets.token_hex(12)
@@ -190,7 +190,7 @@ async def show_rate_limits(response: Response) -> Response:
 
 
 def _address_of(current: Request) -> str:
-    """The address of a client. Who connects to a Unix socket is a proxy, which names it."""
+    """The address of a client. On a Unix socket, the client is a proxy, which names the address."""
     if current.scope.get("client") is None:
         return current.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip() or "-"
     return current.remote_addr or "-"

@@ -1,4 +1,4 @@
-"""How outputs are written in JSON, as far as several routes agree. The names are llama-server's."""
+"""Writes outputs as JSON, in the forms that several routes share. The names are llama-server's."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from trioserve.types import (
     TokenProbs,
 )
 
-#: What made a response, for `system_fingerprint` and `build_info`. Clients of llama-server look
-#: for a "b" at its beginning.
+#: The build that made a response, for `system_fingerprint` and `build_info`. Clients of
+#: llama-server expect a "b" at its beginning.
 FINGERPRINT = f"b{__version__}-trioserve"
 
 #: Stands for a probability of 0, whose logarithm JSON has no number for.
@@ -48,7 +48,7 @@ def new_id(prefix: str) -> str:
 
 
 def timings(value: Timings) -> dict[str, Any]:
-    """Write how long the parts took. The first output token counts as the prompt's."""
+    """Write the timings of prompt and output. The first output token counts as the prompt's."""
     n_decoded = value.predicted_n - 1
     return {
         "cache_n": value.cache_n,
@@ -74,7 +74,7 @@ def _ratio(a: float, b: float) -> float:
 
 
 def progress(value: Progress) -> dict[str, Any]:
-    """Write how much of the prompt is done."""
+    """Write the progress of the prompt."""
     return {
         "total": value.total,
         "cache": value.cached,
@@ -92,7 +92,7 @@ def usage(n_prompt: int, values: Sequence[Timings], *, copies: int = 1) -> dict[
         copies: outputs of each prompt.
     """
     n_output = sum(each.predicted_n for each in values)
-    # Of the outputs of one prompt, one computes it, and the others find it in the cache.
+    # One of the outputs of a prompt computes it; the others find it in the cache.
     groups = (values[start : start + copies] for start in range(0, len(values), copies))
     n_cached = sum(min(each.cache_n for each in group) for group in groups)
     return {
@@ -104,7 +104,7 @@ def usage(n_prompt: int, values: Sequence[Timings], *, copies: int = 1) -> dict[
 
 
 def finish_reason(reason: FinishReason, *, tool_calls: bool = False) -> str:
-    """Say why the output ended, in OpenAI's words."""
+    """Translate the finish reason to OpenAI's names."""
     if reason is FinishReason.LIMIT:
         return "length"
     return "tool_calls" if tool_calls else "stop"
@@ -113,7 +113,7 @@ def finish_reason(reason: FinishReason, *, tool_calls: bool = False) -> str:
 def probs(
     values: Sequence[TokenProbs], *, post_sampling: bool, n_top: int | None = None
 ) -> LazyList:
-    """Write the candidates for each token; `n_top` of them, where not all are asked for."""
+    """Write the candidates for each token, or only the first `n_top`."""
     key, list_key = ("prob", "top_probs") if post_sampling else ("logprob", "top_logprobs")
 
     def one(candidate: TokenProb) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def figure_of(candidate: TokenProb, *, post_sampling: bool) -> float:
 
 
 def decode_piece(piece: bytes) -> str:
-    """Make text of a token, without what is only the beginning of a character."""
+    """Decode a token, without an incomplete character at its end."""
     return _Utf8Decoder("replace").decode(piece)
 
 
@@ -205,7 +205,7 @@ _ONLY_LONG = (
 def _biases(
     sampling: SamplingParams, end_of_generation: Collection[TokenId]
 ) -> list[dict[str, Any]]:
-    """JSON has no number for what forbids a token, and llama-server writes null."""
+    """Write the biases. A bias that forbids a token is null, as in llama-server."""
     forbidden = sorted(end_of_generation) if sampling.ignore_eos else ()
     return [
         {"bias": bias if math.isfinite(bias) else None, "token": token}
@@ -246,7 +246,7 @@ class LiveTimings:
         return written
 
     def now(self) -> Timings:
-        """The timings so far, when there is output."""
+        """The timings so far, once there is output."""
         now = self._clock()
         if self._first is None:
             self._first = now
@@ -323,7 +323,7 @@ class OutputWriter:
 
 
 def read_arguments(text: str) -> Any:
-    """Read the arguments of a call. Of those cut short, take what is complete, as the SDKs do."""
+    """Read the arguments of a call. If they are cut short, keep the complete ones, as SDKs do."""
     head, closing = _cut(text)
     for candidate in (text, text + closing, head):
         try:

@@ -38,7 +38,7 @@ GivenPrompt: TypeAlias = RawPrompt | MixedPrompt
 #: A token, or text that stands for its tokens, and what is added to their logits.
 Bias: TypeAlias = tuple[int | str, float]
 
-#: The most seconds that a request may give itself: a year.
+#: The longest timeout that a request may set, in seconds: a year.
 MAX_SECONDS = 365 * 86400
 
 #: Digits of a token id, where it is a key of an object. Python reads numbers up to some length.
@@ -78,23 +78,23 @@ def _in_range_of(cls: type[attrs.AttrsInstance], name: str) -> Callable[[Any], i
     return integer_in(low, high)
 
 
-#: How many tokens an output may have; -1: no limit.
+#: A maximum number of output tokens; -1: no limit.
 max_tokens = _in_range_of(GenerationParams, "max_tokens")
 draft_max = _in_range_of(GenerationParams, "draft_max")
 
-#: How many of something.
+#: A count.
 count = integer_in(0)
 
-#: How many of something; -1: no limit.
+#: A count; -1: no limit.
 budget = integer_in(-1)
 
 #: How many candidates to report for each token.
 probs = integer_in(0, limits.MAX_PROBS)
 
-#: How many outputs there are to be. The routes know the upper end.
+#: The number of outputs. Each route has its own maximum.
 copies = integer_in(1, None)
 
-#: How many answers a run may have. The route knows the upper end.
+#: The number of answers in a run. The route has the maximum.
 steps = integer_in(1, None)
 
 
@@ -194,7 +194,7 @@ _STOP = {"type": "string", "maxLength": limits.MAX_STOP_CHARS}
 
 @json_type(_stops.json_schema)  # type: ignore[attr-defined]
 def stop_sequences(value: Any) -> tuple[str, ...]:
-    """Read a list of strings that end the output; empty ones stop nothing."""
+    """Read a list of strings that end the output; empty ones have no effect."""
     return tuple(word for word in _stops(value) if word)
 
 
@@ -367,7 +367,7 @@ def content(value: Any) -> RawPrompt:
     return _prompt(value)
 
 
-# -- what an output must look like
+# -- the format of the output
 
 
 _FORMATS = ("text", "json_object", "json_schema")

@@ -45,7 +45,7 @@ class Service(AppState):
     def __init__(self, config: Config | None = None, *, load: Loader | None = None) -> None:
         super().__init__(config or Config())
         self.responses = Responses()
-        #: Finds the files of the models, and downloads those that are not there.
+        #: Finds the files of the models, and downloads missing ones.
         self.fetch: Callable[[Config], Awaitable[Config]] = fetch
         self._load = load
         self._server: Server | None = None
@@ -79,17 +79,17 @@ class Service(AppState):
 
     @property
     def observers(self) -> Sequence[Observer]:
-        """Those of the server. Raises as `server`."""
+        """The observers of the server. Raises as `server`."""
         return self.server.observers
 
     def check_ready(self) -> None:
-        """Look whether requests are taken; raises what `server` does, or UnavailableError."""
+        """Check that the server accepts requests. Raises as `server`, or UnavailableError."""
         if self.failure is not None:
             raise UnavailableError(self.failure.message)
         self.server.lifecycle.check_ready()
 
     def check_live(self) -> None:
-        """Look whether the engine works, if the model is loaded. Raises UnavailableError."""
+        """Check that the engine works, if the model is loaded. Raises UnavailableError."""
         if self.failure is not None:
             raise UnavailableError(self.failure.message)
         if self._server is not None:
@@ -116,7 +116,7 @@ class Service(AppState):
         return Server(config) if self._load is None else Server(config, load=self._load)
 
     async def _until_failure(self, server: Server) -> None:
-        """Wait until the engine has failed, and clients have been told; then raise its failure."""
+        """Wait until the engine has failed and clients have the error, then raise the failure."""
         failure = await server.lifecycle.wait_failure()
         if self.config.on_engine_failure == "stay":
             await trio.sleep_forever()

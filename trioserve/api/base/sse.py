@@ -1,4 +1,4 @@
-"""Server-sent events: how they are written, and how streams of tokens become a response."""
+"""Writes server-sent events, and makes responses of token streams."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _ITEMS_AT_ONCE = 8
 
 
 def encode_in_steps(value: Any, depth: int = 6) -> Iterator[str]:
-    """Make the same JSON in pieces, so that other threads get a turn in between."""
+    """Make the same JSON in pieces, so that other threads can run in between."""
     if depth and isinstance(value, dict):
         comma = ""
         yield "{"
@@ -115,14 +115,14 @@ class EventWriter(ABC, Generic[_Told]):
 
     @abstractmethod
     def encode(self, index: int, event: _Told) -> bytes:
-        """Write an event of stream number `index`; empty when there is nothing to say."""
+        """Write an event of stream number `index`; empty if there is nothing to send."""
 
     def end(self) -> bytes:
         """Write what follows the last event of all streams."""
         return b""
 
     async def comment(self, pings: Pings) -> bytes:
-        """Write what a client gets that has waited in silence."""
+        """Write the ping for a client that has waited in silence."""
         return await pings.comment()
 
 
@@ -161,7 +161,7 @@ async def open_source(
 async def _merged(
     streams: Sequence[Stream | ChatStream],
 ) -> AsyncGenerator[EventSource[Event], None]:
-    # No buffer: who does not read must leave the tokens in the mailboxes, which are watched.
+    # No buffer: if the client does not read, tokens must stay in the mailboxes, which are watched.
     into, out = trio.open_memory_channel[tuple[int, Event | TrioServeError]](0)
 
     async def pump(index: int, stream: Stream | ChatStream) -> None:
@@ -230,7 +230,7 @@ async def respond(
 async def _take_first(
     source: EventSource[_E], first: list[tuple[int, _E]], *, tells_start: bool
 ) -> None:
-    """Take events until there is one worth telling.
+    """Take events until one of them is worth sending.
 
     That a prompt or a step starts is not: it may still fail. The start of a step is kept, and sent
     with what follows.
@@ -247,7 +247,7 @@ def _has_begun(first: Sequence[tuple[int, Any]]) -> bool:
 
 
 def _is_long(event: Event | RunEvent | TranscriptEvent) -> bool:
-    """Whether it takes more than a few milliseconds to write an event."""
+    """Whether writing an event takes more than a few milliseconds."""
     if isinstance(event, RunEnded):
         event = event.answer.finished
     if isinstance(event, Chunk | ChatChunk):
@@ -300,8 +300,8 @@ async def _write(
 # -- what keeps a silent stream alive
 
 
-#: Seconds that a stream which tells its place in the queue waits before it does, and between two
-#: looks. A request that gets a slot at once has nothing to tell.
+#: Seconds before a stream reports its place in the queue for the first time, and between two
+#: looks. A request that gets a slot at once has nothing to report.
 SOON = 0.1
 LOOK_INTERVAL = 1.0
 
@@ -347,7 +347,7 @@ def comment_on(place: WaitingStatus) -> bytes:
 
 
 def place(one: WaitingStatus) -> dict[str, Any]:
-    """Write a place as JSON. Whose task it is stays untold."""
+    """Write a place as JSON, without the owner of the task."""
     return {
         "id_task": one.task_id,
         "position": one.position,

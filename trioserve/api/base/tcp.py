@@ -70,7 +70,7 @@ class HTTP1(H11Protocol):
     _unsent = b""  # the head of one whose body has a length: it goes with the first part
 
     async def handle(self, event: Event) -> None:
-        """Take what the client sent. A request that is refused ends the connection."""
+        """Handle data from the client. A refused request ends the connection."""
         try:
             await super().handle(event)
         except TrioServeError as error:
@@ -143,7 +143,7 @@ class TCPConnection(TCPServer):
     _client_has_gone = False
 
     async def run(self) -> None:
-        """Talk to the client until one of the two has had enough."""
+        """Serve the client until either side closes the connection."""
         state = _state_in(self.app)
         try:
             if state is None:
@@ -168,7 +168,7 @@ class TCPConnection(TCPServer):
             state.n_connections -= 1
 
     async def protocol_send(self, event: Event) -> None:
-        """Send what the protocol says. What comes while the connection is being closed is lost."""
+        """Send what the protocol writes. Data that arrives while the connection closes is lost."""
         if isinstance(event, RawData):
             if not (rest := self._send_now(event.data)):
                 return
@@ -181,7 +181,7 @@ class TCPConnection(TCPServer):
             await self.protocol.handle(Closed())
 
     def _send_now(self, data: bytes) -> bytes:
-        """Give the system what it takes at once; returns the rest.
+        """Write as much as the kernel accepts without waiting. Returns the rest.
 
         Mostly it takes all. Then the lock and the two turns of the event loop, which Hypercorn and
         Trio take for it, would be half of what an event costs.

@@ -157,7 +157,7 @@ registered: list[Vendor] = []
 
 
 def register(*vendors: Vendor) -> None:
-    """Have the server speak these APIs, too. To be done before apps are made."""
+    """Register more APIs. Call this before creating apps."""
     registered.extend(vendors)
 
 

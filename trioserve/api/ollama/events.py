@@ -138,7 +138,7 @@ class Writer:
         )
 
     def nothing(self, reason: str) -> dict[str, Any]:
-        """Write the answer to a request that asked for no text, but to have the model loaded."""
+        """Write the answer to a request that only loads the model."""
         return self._write(Message(), (), {"done": True, "done_reason": reason})
 
     def _write(
@@ -166,7 +166,7 @@ class OllamaEvents(sse.EventWriter[sse.Event]):
         self._call: ToolCall | None = None  # that has begun
 
     def encode(self, index: int, event: sse.Event) -> bytes:
-        """Write an event; those that say nothing are not written."""
+        """Write an event; empty if it has no content."""
         if isinstance(event, Progress):
             return b""
         if isinstance(event, Finished):
@@ -178,7 +178,7 @@ class OllamaEvents(sse.EventWriter[sse.Event]):
         return line(self._writer.part(message, event.probs))
 
     async def comment(self, pings: sse.Pings) -> bytes:
-        """Write a part without text: there is nothing that clients skip."""
+        """Write a part without text as a ping, because clients skip no line."""
         return self._writer.empty()
 
     def _rest(self) -> bytes:

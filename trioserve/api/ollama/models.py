@@ -1,4 +1,4 @@
-"""Ollama's routes about models, in a server that has one; and what they tell of a model."""
+"""Ollama's routes about models, in a server with one model; and how they describe a model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Described:
 
     @property
     def details(self) -> dict[str, Any]:
-        """The same in the lists and alone."""
+        """The details, in the lists and in the description of one model."""
         return {
             "parent_model": "",
             "format": "gguf",
@@ -88,7 +88,7 @@ def describe_version() -> dict[str, Any]:
 
 
 def describe_tags(models: Iterable[Described]) -> dict[str, Any]:
-    """Answer ``GET /api/tags``: all models that there are, the newest first."""
+    """Answer ``GET /api/tags``: all models, newest first."""
     newest_first = sorted(models, key=lambda one: -one.modified)
     return {"models": [{**one.entry, "modified_at": _moment(one.modified)} for one in newest_first]}
 
@@ -149,7 +149,7 @@ def describe_model(
 
 
 def can_think(template: ChatTemplate) -> bool:
-    """Whether a model may reason before it answers, as far as its template tells."""
+    """Whether a model may reason before it answers, judging by its template."""
     return template.format.thinking is not None or template.capabilities.supports_enable_thinking
 
 
@@ -253,7 +253,7 @@ class OllamaDeleteRequest(_NamedRequest):
 
 @blueprint.get("/api/version")
 async def version() -> Response:
-    """Tell which version of Ollama's API this is, and which version of trioserve."""
+    """Report the version of Ollama's API, and the version of trioserve."""
     return json_response(describe_version())
 
 

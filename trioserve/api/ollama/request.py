@@ -91,7 +91,7 @@ class ContextOptions(RequestBody):
     n_ctx: int | None = field("num_ctx", read=readers.integer_in(1), default=None)
 
     def check(self, n_ctx: int) -> None:
-        """Refuse to promise a longer context than there is. Raises InvalidRequestError."""
+        """Refuse a context longer than the server's. Raises InvalidRequestError."""
         if self.n_ctx is not None and self.n_ctx > n_ctx:
             raise InvalidRequestError.at(
                 "options.num_ctx",
@@ -372,7 +372,7 @@ class OllamaRequest(GenerationRequest):
         return super().given_params() | self.options.params
 
     def check(self, server: Server) -> None:
-        """Refuse what the model, or the server as it was started, cannot do.
+        """Refuse what the model or the server's configuration does not support.
 
         Raises:
             InvalidRequestError: naming the field.

@@ -47,7 +47,7 @@ _PATIENCE = 1.0
 
 @blueprint.get("/api/version")
 async def version() -> Response:
-    """Tell which version of Ollama's API this is, and which version of trioserve."""
+    """Report the version of Ollama's API, and the version of trioserve."""
     return json_response(describe.describe_version())
 
 
@@ -135,7 +135,7 @@ def _capabilities(config: Config, template: str) -> list[str]:
 @blueprint.post("/api/pull")
 @takes(OllamaPullRequest, streams=CONTENT_TYPE)
 async def pull() -> Response:
-    """Download a model from the hub, and tell how far that is."""
+    """Download a model from the hub, and report the progress."""
     request = await read_body_as(OllamaPullRequest.parse)
     router = current_router()
     events = await current_request().resources.enter_async_context(router.fleet.subscribe())
@@ -153,7 +153,7 @@ async def pull() -> Response:
 async def _pulling(
     name: str, events: trio.MemoryReceiveChannel[FleetEvent]
 ) -> AsyncGenerator[bytes, None]:
-    """Tell of a download as Ollama does."""
+    """Report a download as Ollama does."""
     yield line({"status": "pulling manifest"})
     async for each in events:
         if each.model != name:

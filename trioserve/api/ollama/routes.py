@@ -112,7 +112,7 @@ async def _generated(
 
 
 async def _loaded(request: OllamaRequest, body: Body) -> Response:
-    """Have the model in memory, and generate nothing; with a `keep_alive` of 0, free its memory."""
+    """Load the model without generating; with a `keep_alive` of 0, free its memory."""
     server = current_server(request.model)
     server.model.check_generates()
     unload = request.keep_alive == 0
@@ -123,7 +123,7 @@ async def _loaded(request: OllamaRequest, body: Body) -> Response:
 
 
 def _writer(server: Server, request: OllamaRequest, body: Body) -> Writer:
-    """Make what writes the answer to a request, once the model is there to answer it."""
+    """Make the writer of the answer to a request, once the model is loaded."""
     now = monotonic()
     return Writer(
         model=server.model.info.name,
@@ -137,7 +137,7 @@ def _writer(server: Server, request: OllamaRequest, body: Body) -> Writer:
 async def _answer(
     server: Server, request: OllamaRequest, writer: Writer, stream: Stream | ChatStream
 ) -> Response:
-    """Send the stream as it comes, or read it and send all at once."""
+    """Stream the answer, or send it whole."""
     if request.stream:
         return await respond_stream(server, request, [stream], OllamaEvents(writer))
     done = await stream.read()
@@ -256,7 +256,7 @@ def _numbers(vector: Array) -> list[float]:
 
 
 async def _ready(server: Server, request: _EmbeddingRequest) -> RequestContext:
-    """Have the model in memory for a request, and make its context."""
+    """Load the model for a request, and make the request's context."""
     request.options.check(server.model.n_ctx_seq)
     context = current_context(request.timeout, request.keep_alive)
     await keep_awake(server, context)

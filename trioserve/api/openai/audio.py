@@ -57,7 +57,7 @@ _MAX_PROMPT = 4096
 
 _WORDS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
 
-#: Fields of OpenAI's that need what no transcriber here can do, and what to do instead.
+#: OpenAI's fields that no transcriber here supports, and what to do instead.
 _REFUSED: Mapping[str, str] = {
     "keywords": "name the words in 'prompt'",
     "known_speaker_names": "speakers are not told apart",
@@ -393,7 +393,7 @@ _SEGMENT_SIZE = 128
 @blueprint.post("/audio/transcriptions")
 @takes(TranscriptionRequest, content="multipart/form-data")
 async def transcriptions() -> Response:
-    """Write down what is spoken in a recording, at once or as a stream."""
+    """Transcribe a recording, at once or as a stream."""
     return await _answer(TranscriptionRequest)
 
 
@@ -401,7 +401,7 @@ async def transcriptions() -> Response:
 @blueprint.post("/audio/translations")
 @takes(TranslationRequest, content="multipart/form-data")
 async def translations() -> Response:
-    """Write in English what is spoken in a recording."""
+    """Translate the speech in a recording to English."""
     return await _answer(TranslationRequest)
 
 

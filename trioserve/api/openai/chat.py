@@ -94,7 +94,7 @@ def _check_best_of(request: CompletionRequest, best_of: int) -> None:
 
 blueprint = Blueprint("openai", __name__)
 
-#: What the ids of answers begin with.
+#: The prefix of an answer's id.
 PREFIXES = {"chat.completion": "chatcmpl", "text_completion": "cmpl"}
 
 
@@ -248,7 +248,7 @@ def message(value: Message) -> dict[str, Any]:
 @blueprint.post("/chat/completions/input_tokens")
 @takes(ChatRequest)
 async def count_tokens() -> Response:
-    """Count the tokens of a chat's prompt, and generate nothing."""
+    """Count the tokens of a chat's prompt, without generating."""
     return await counted_tokens(await read_chat(ChatRequest.parse))
 
 

@@ -1,4 +1,4 @@
-"""How OpenAI's streams are written. This is the hot path: one call a token and client.
+"""Writes OpenAI's streams. This is the hot path: one call for each token and client.
 
 What is the same in all chunks of a response is written once; each chunk adds its delta.
 """
@@ -174,7 +174,7 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
         return "".join(choice.begin() for choice in self._choices)
 
     def end(self) -> bytes:
-        """Write the usage, where it was asked for, and the last line."""
+        """Write the usage, if requested, and the last line."""
         if not self._request.stream_options.include_usage:
             return sse.DONE
         totals = self._totals
@@ -206,19 +206,19 @@ class ChoiceEvents:
         self._probs: list[TokenProbs] = []  # of tokens whose text is held back
 
     def begin_prompt(self, n_prompt: int) -> None:
-        """Begin a prompt: what is measured from now on is about this one."""
+        """Begin a prompt: further measurements are about this one."""
         self._live = outputs.LiveTimings(n_prompt, monotonic)
 
     def aside(self, **fields: Any) -> str:
-        """Write something that is no part of the message."""
+        """Write something outside the message."""
         return self.begin() + self._frame.chunk(self._choice("{}"), **fields)
 
     def note(self, event: Progress) -> None:
-        """Note how far the prompt is."""
+        """Record the progress of the prompt."""
         self._live.on_progress(event)
 
     def progress(self, event: Progress) -> str:
-        """Write how far the prompt is."""
+        """Write the progress of the prompt."""
         self._began = True
         extra = self._live.with_progress(event, timed=self._request.timings_per_token)
         return self._frame.chunk(self._choice(_ROLE), **extra)
@@ -337,7 +337,7 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         return self._frame.chunk(self._choice(index, ""), **extra).encode()
 
     def end(self) -> bytes:
-        """Write the usage, where it was asked for, and the last line."""
+        """Write the usage, if requested, and the last line."""
         if not self._request.stream_options.include_usage:
             return sse.DONE
         n = self._request.n_copies
@@ -440,7 +440,7 @@ def _end(answer: RunAnswer) -> dict[str, Any]:
 
 
 def finish_reason(answer: RunAnswer) -> str:
-    """Say why a run has ended, in OpenAI's words."""
+    """Translate the reason why a run ended to OpenAI's names."""
     reasons = {"answer": "stop", "client_tools": "tool_calls"}
     return reasons.get(answer.reason, "length")
 

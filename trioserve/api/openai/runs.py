@@ -117,7 +117,7 @@ async def read_run(run: AgentRun) -> tuple[RunAnswer, ChatCompletion]:
 
 
 def _hurry(stream: ChatStream) -> None:
-    """Have output come as soon as it is there."""
+    """Request output as soon as it is available."""
     stream.stream.is_paced = False
 
 
@@ -168,7 +168,7 @@ async def stop(id_: str) -> Response:
 
 
 def _find(id_: str) -> AgentRun:
-    """Find the run of an answer. Raises NotFoundError: there is none, or it is another client's."""
+    """Find the run of an answer. Raises NotFoundError if none exists, or another client owns it."""
     response = current_responses().find(id_, current_request().api_key)
     if response is None or response.run is None:
         raise NotFoundError(NOT_RUNNING, param="id")

@@ -51,7 +51,7 @@ from trioserve.router.forward import (
 )
 from trioserve.router.states import QueueStatus, Status
 
-#: Writes where a request stands; None: it is not known yet.
+#: Writes the place of a request in the queue; None: not known yet.
 Say: TypeAlias = Callable[[QueueStatus | None], bytes]
 
 
@@ -66,7 +66,7 @@ class Place:
 
     @property
     def decided(self) -> bool:
-        """Whether there is a connection, or there will be none."""
+        """Whether a connection is available, or has failed."""
         return self._decided.is_set()
 
     @property
@@ -203,7 +203,7 @@ def _flag(name: str, *, default: bool) -> bool:
 
 
 def _deadline(fields: Mapping[str, Any]) -> float:
-    """When the time of the request is up. What is no time is refused by the child."""
+    """The deadline of the request. The child refuses an invalid timeout."""
     given = fields.get("timeout")
     try:
         if given is None:
@@ -305,7 +305,7 @@ def _passed() -> PassedStream:
 async def _parts(
     answer: ChildAnswer, current: Request, passed: PassedStream, *, begun: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """Pass a body on as it comes. If the child ends early, a stream ends with an error.
+    """Forward a body as it arrives. If the child ends early, a stream ends with an error.
 
     With `begun`, the status of the response was sent before that of the answer was known. The
     request is not the current one any more.
@@ -328,7 +328,7 @@ async def _parts(
 async def _answer_late(
     place: Place, wanted: ForwardedRequest, current: Request, passed: PassedStream
 ) -> AsyncGenerator[bytes, None]:
-    """Tell where the request stands until it has its child, and then pass on what that answers."""
+    """Send the place in the queue until the child is available, then forward its answer."""
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
     said = b""
     try:

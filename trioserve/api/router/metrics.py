@@ -18,7 +18,7 @@ from trioserve.server.observers.observer import Event, ToolRecord
 
 
 class RouterMetrics:
-    """Counts requests. What the models do is read when metrics are asked for."""
+    """Counts requests. The models' metrics are read on demand."""
 
     def __init__(self) -> None:
         self._answered: Count[tuple[str, str]] = Count()  # by model and status
@@ -52,7 +52,7 @@ class RouterMetrics:
         yield gauge("router_requests_waiting", "Requests that wait for a model", waiting, "model")
 
 
-#: Seconds that a model may take. It waits 5 for a step to end, and Prometheus 10 for all of this.
+#: Seconds that a model may take. It waits 5 for a step to end; Prometheus waits 10 for everything.
 _PATIENCE = 7.0
 
 #: Of these, a model only has what the router sends it.

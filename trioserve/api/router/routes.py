@@ -1,4 +1,4 @@
-"""A router's own routes: what it is, which models there are, and what they are to do."""
+"""A router's own routes: its description, the list of models, and commands to models."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def describe_download(name: str, progress: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
-    """Say what a model does. What is not known, or not so, is left out."""
+    """Describe the state of a model. Unknown or false entries are left out."""
     written: dict[str, Any] = {
         "value": state.value.value,
         "args": list(state.args or entry.args),
@@ -97,7 +97,7 @@ blueprint = Blueprint("router", __name__)
 @blueprint.get("/health/ready")
 @blueprint.get("/health/live")
 async def health() -> Response:
-    """Say whether requests are taken. The state of each model is in the list of models."""
+    """Report whether the router accepts requests. The list of models has the state of each."""
     current_fleet()
     return json_response({"status": "ok"})
 
@@ -222,7 +222,7 @@ async def load() -> Response:
 @blueprint.post("/models/unload")
 @takes(None)
 async def unload() -> Response:
-    """Begin to unload a model, or end its download."""
+    """Begin to unload a model, or cancel its download."""
     router, name = current_router(), await _name_in_body()
     if not router.downloads.cancel(name):
         await router.fleet.unload(router.fleet.catalog.find(name))
@@ -231,7 +231,7 @@ async def unload() -> Response:
 
 @blueprint.get("/models/sse")
 async def events() -> Response:
-    """Stream what happens to the models, from now on."""
+    """Stream the events of the models from now on."""
     resources = current_request().resources
     received = await resources.enter_async_context(current_fleet().subscribe())
     interval = current_router().config.sse_ping_interval
@@ -256,7 +256,7 @@ async def _name_in_body() -> str:
 
 
 def _known(name: str) -> ModelEntry:
-    """Find a model. Raises NotFoundError: there is none of that name."""
+    """Find a model. Raises NotFoundError if no model has that name."""
     try:
         return current_fleet().catalog.find(name)
     except UnknownModelError as error:

@@ -72,7 +72,7 @@ _FENCE = {
     "X-Content-Type-Options": "nosniff",
 }
 
-#: Requests that are with other servers at the same time.
+#: The maximum number of concurrent requests to other servers.
 _MAX_REQUESTS = 128
 
 #: Seconds until there is a connection, and until an answer begins. An MCP server may answer when
@@ -201,7 +201,7 @@ def _shown(answer: httpcore.Response) -> dict[str, str]:
 
 
 async def _body(answer: httpcore.Response, current: Request) -> AsyncGenerator[bytes, None]:
-    """Pass the body of an answer on as it comes."""
+    """Forward the body of an answer as it arrives."""
     async with aclosing(answer.aiter_stream()) as parts:  # type: ignore[type-var]
         try:
             async for part in parts:

@@ -1,4 +1,4 @@
-"""``GET /tools`` and ``POST /tools``: what the server can do for a client, and a client's calls.
+"""``GET /tools`` and ``POST /tools``: the tools that the server runs, and calls of them.
 
 llama-server's page calls tools by these when its model wants to; the answer goes back into the
 chat as the page sees fit. `trioserve_run_tools` in a chat has the server do all of that.
@@ -141,7 +141,7 @@ class _StreamedCall:
             )
 
     async def run_streamed(self) -> None:
-        """Call the tool, and keep what it tells for `events`."""
+        """Call the tool, and keep its output for `events`."""
         end: dict[str, Any] = {"done": True}
         try:
             result = await self.run()
@@ -163,7 +163,7 @@ class _StreamedCall:
         self._news.set()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Write the output as it comes, and at the end that it is the end."""
+        """Write the output as it arrives, and an event at the end."""
         while True:
             await self._news.wait()
             self._news = trio.Event()
