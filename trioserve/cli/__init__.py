@@ -1,1 +1,1 @@
-"""The command ``trioserve``: flags in, a server until a signal comes, an exit code out."""
+"""The command ``trioserve``: reads flags, serves until a signal, and returns an exit code."""

@@ -1,4 +1,4 @@
-"""`Address`: where a server is that a command asks something."""
+"""`Address`: the address of a server for client commands."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ANYWHERE = ("0.0.0.0", "::")
 
 
 def take_url(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Take ``--url`` out of the words of a command; returns its value, and the other words.
+    """Remove ``--url`` from the arguments of a command; returns its value, and the other arguments.
 
     Raises:
-        ConfigError: it has no value.
+        ConfigError: the value is missing.
     """
     for i, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -35,7 +35,7 @@ def take_url(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 @attrs.frozen
 class Address:
-    """Where a server is: a host and a port, or the path of a Unix socket."""
+    """The address of a server: a host and a port, or the path of a Unix socket."""
 
     host: str
     port: int
@@ -44,10 +44,10 @@ class Address:
 
     @classmethod
     def of(cls, url: str | None, config: Config) -> Address:
-        """The address that ``--url`` names; None: the one that the configuration has.
+        """The address from ``--url``; None: the one in the configuration.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: the URL is invalid.
         """
         if url is None:
             host = config.host.split(",")[0].strip()
@@ -68,12 +68,12 @@ class Address:
 
     @property
     def socket_path(self) -> str | None:
-        """The path of the Unix socket, if it is one."""
+        """The path of the Unix socket, or None."""
         return self.host if self.host.endswith(".sock") else None
 
     @property
     def url(self) -> str:
-        """The address for HTTP, also if that goes through a Unix socket."""
+        """The address as an HTTP URL, also for a Unix socket."""
         if self.socket_path is not None:
             return f"http://localhost{self.prefix}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -83,7 +83,7 @@ class Address:
         return self.socket_path or self.url
 
     def connect(self) -> http.client.HTTPConnection:
-        """Make a connection. Raises OSError, here or when it is used."""
+        """Make a connection. Raises OSError, here or on use."""
         if self.socket_path is not None:
             connection = http.client.HTTPConnection("localhost", timeout=_TIMEOUT)
             connection.sock = _connected(self.socket_path)

@@ -1,4 +1,4 @@
-"""What ``--help``, ``--version``, ``--list-devices`` and ``--completion-bash`` print."""
+"""The texts of ``--help``, ``--version``, ``--list-devices`` and ``--completion-bash``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def help_text(width: int | None = None) -> str:
 
 
 def value_name(flag: Flag) -> str:
-    """What stands for the value in a usage line, such as ``N``; empty for a switch."""
+    """The placeholder of the value in a usage line, such as ``N``; empty for a switch."""
     if flag.read is None:
         return ""
     if flag.choices is not None:
@@ -61,7 +61,7 @@ def value_name(flag: Flag) -> str:
 
 
 def default_text(flag: Flag) -> str:
-    """The default as a person would type it; empty when there is none to name."""
+    """The default as a user would type it; empty if there is none."""
     value = flag.default
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -85,7 +85,7 @@ def _entry(flag: Flag, width: int) -> str:
 
 
 def _columns(left: str, text: str, width: int) -> str:
-    """Put a text beside what it explains, or below it where that is long."""
+    """Put a description beside a flag, or below it if the flag is long."""
     lines = textwrap.wrap(text, max(width - _COLUMN, 20), break_long_words=False)
     if len(left) + 2 <= _COLUMN:
         lines[0] = left.ljust(_COLUMN) + lines[0]
@@ -93,12 +93,12 @@ def _columns(left: str, text: str, width: int) -> str:
     return ("\n" + " " * _COLUMN).join([left, *lines])
 
 
-#: The first flag of each field. Where several set one, only the first shows the default.
+#: The first flag of each field. Only this one shows the default.
 _OWN_FLAG = {flag.field: flag for flag in reversed(FLAGS)}
 
 
 def version_text() -> str:
-    """The versions of what matters when something goes wrong. Loads no model.
+    """The versions that matter for bug reports. Loads no model.
 
     Raises:
         BackendMismatchError: llama.cpp cannot be used.
@@ -116,7 +116,7 @@ def version_text() -> str:
 
 
 def devices_text() -> str:
-    """What llama.cpp can compute on, one a line, as names for ``--device``.
+    """The devices of llama.cpp, one on each line, as names for ``--device``.
 
     Raises:
         BackendMismatchError: llama.cpp cannot be used.
@@ -128,5 +128,5 @@ def devices_text() -> str:
 
 
 def completion_text() -> str:
-    """A line for bash that completes commands, flags, and names of files after them."""
+    """A line for bash that completes commands, flags and file names."""
     return _COMPLETION.format(words=" ".join([*COMMANDS, *BY_NAME, CONFIG_FLAG, *ACTIONS]))

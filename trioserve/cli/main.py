@@ -1,9 +1,9 @@
-"""The command ``trioserve``: read the flags, and do what they ask for.
+"""The command ``trioserve``: parses the arguments, and runs the action.
 
-If the first word is no flag, it is one of `trioserve.cli.commands`.
+If the first argument is not a flag, it is one of `trioserve.cli.commands`.
 
 Exit codes: 0 after a signal and a drain, 1 when the server cannot start, 2 when a flag or variable
-is wrong. A second signal ends the process at once.
+is invalid. A second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trioserve.router.zygote import ESTIMATE
 
 _log = structlog.stdlib.get_logger("trioserve")
 
-#: What to print, and then to end.
+#: Flags that print a text and exit.
 _TEXTS: Mapping[str, Callable[[], str]] = {
     "help": texts.help_text,
     "version": texts.version_text,
@@ -40,15 +40,15 @@ _TEXTS: Mapping[str, Callable[[], str]] = {
 
 
 def _open_standard_files() -> None:
-    """Put the null device where standard input, output or error is closed.
+    """Open the null device for closed standard input, output or error.
 
-    Their descriptors would be given to sockets, and what llama.cpp prints would go to clients.
+    Otherwise sockets would get their descriptors, and clients the output of llama.cpp.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest one that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
@@ -56,14 +56,14 @@ def _open_standard_files() -> None:
 
 
 def _tell_estimate(status: StatusPipe, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Tell the router that asks how many bytes a server with these flags would need.
+    """Report the bytes that a server with these flags would need to the router that asks.
 
-    It is not for people, who have ``trioserve show``. Returns the exit code.
+    Users have ``trioserve show`` for this. Returns the exit code.
 
     Raises:
         ModelLoadError: the model cannot be used.
-        HubError: it cannot be downloaded.
-        ConfigError: a flag is wrong.
+        HubError: the model cannot be downloaded.
+        ConfigError: a flag is invalid.
     """
     from trioserve.llama.estimate import estimate
 
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         config = parsed.config
         if status.is_open:
-            config = attrs.evolve(config, log_format="json")  # for who reads it
+            config = attrs.evolve(config, log_format="json")  # a program reads it
         logs.configure(config)
         catalog = catalog_of(config, words, os.environ, watched=status.is_open)
     except TrioServeError as error:

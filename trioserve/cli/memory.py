@@ -1,8 +1,8 @@
-"""How the command keeps the memory of a server small, and its pauses short.
+"""Limits the memory of a server process, and the pauses of the garbage collector.
 
-To find reference cycles, Python's collector looks at each list, dict and object, and no thread runs
-meanwhile: half a second for the values of a body of some megabytes, again and again while they
-are there. What was made lately is still looked at as usual; the rest only while there is little.
+To find reference cycles, Python's collector visits each list, dict and object, and holds the GIL:
+half a second for the values of a body of some megabytes, repeatedly while they exist. Young objects
+are collected as usual; the old generation only while requests hold little memory.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from collections.abc import Callable
 
 import trio
 
-#: Seconds between two looks, and how many times a look may be put off.
+#: Seconds between two collections, and how many times one may be postponed.
 _INTERVAL = 10.0
 _MAX_DELAYS = 60
 
-#: Bytes that requests may hold during a look.
+#: Bytes that requests may hold during a collection.
 _LITTLE = 2**22
 
-#: Of the collector's oldest generation: never by itself.
+#: The threshold of the oldest generation, which disables its automatic collection.
 _NEVER = 2**30
 
 
 async def keep_collecting(n_held: Callable[[], int]) -> None:
-    """Collect garbage until cancelled. The settings of before then hold again.
+    """Collect garbage until cancelled. Then the previous settings are restored.
 
     Args:
-        n_held: tells how many bytes requests hold.
+        n_held: returns how many bytes requests hold.
     """
-    # What was made until now stays: the collector need not look at it again.
+    # Existing objects are permanent: exempt them from collection.
     gc.collect()
     gc.freeze()
     young, middle, old = gc.get_threshold()
@@ -40,7 +40,7 @@ async def keep_collecting(n_held: Callable[[], int]) -> None:
         while True:
             await trio.sleep(_INTERVAL)
             if not gc.get_count()[2]:
-                continue  # nothing much was made
+                continue  # few new objects
             if n_held() > _LITTLE and n_delays < _MAX_DELAYS:
                 n_delays += 1
                 continue
@@ -58,13 +58,12 @@ _N_ARENAS = 2
 
 
 def limit_arenas() -> None:
-    """Keep memory together that threads allocate; to be called before there are any.
+    """Limit the number of malloc arenas; call it before threads start.
 
-    glibc makes up to eight heaps for each core, and spreads threads over them. Workers come and go
-    with the requests, and each leaves memory behind that the others do not use. The heaps would
-    spare threads that allocate at the same time some waiting: Python's have to wait for each other
-    anyway, and llama.cpp's allocate little.
+    glibc makes up to eight arenas for each core, and spreads threads over them. Short-lived workers
+    leave free memory in each, which other threads cannot use. More arenas reduce contention, but
+    Python's threads take turns anyway, and llama.cpp's allocate little.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_ARENA_MAX, _N_ARENAS)  # other libraries ignore what they do not know
+        mallopt(_ARENA_MAX, _N_ARENAS)  # other C libraries ignore unknown parameters

@@ -1,6 +1,6 @@
-"""How a start goes, told to who waits for it: a person, the log, and the program that started this.
+"""Reports the progress of a start: to a terminal, the log, and the parent program.
 
-A router starts servers, and other programs may do so. ``TRIOSERVE_STATUS_FD`` names a
+A router or another program may start a server. ``TRIOSERVE_STATUS_FD`` names a
 descriptor, on which each change of the status is a line of JSON with a ``state``: ``downloading``
 and ``loading`` with the ``progress`` (0.0 to 1.0), ``ready`` with ``info`` about the model,
 ``sleeping``, or ``failed`` with a ``message``. With ``TRIOSERVE_LIFELINE``, the end of standard
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 _log = structlog.stdlib.get_logger("trioserve")
 
-#: Seconds between two lines about the progress.
+#: Seconds between two progress lines.
 _INTERVAL = 0.1
 
 
 class StatusPipe:
-    """Tells the status to the program that started this process, if it gave a descriptor for that.
+    """Reports the status to the program that started this process, if it passed a descriptor.
 
-    May be used by any thread.
+    Thread-safe.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -53,14 +53,14 @@ class StatusPipe:
         return self._descriptor is not None
 
     def tell(self, state: str, **fields: Any) -> None:
-        """Tell a state, with what belongs to it."""
+        """Report a state and its fields."""
         if self._descriptor is not None:
             line = json.dumps({"state": state, **fields}) + "\n"
-            with contextlib.suppress(BrokenPipeError):  # the program has closed its end
+            with contextlib.suppress(BrokenPipeError):  # the reader has closed its end
                 os.write(self._descriptor, line.encode())
 
     def progress(self, share: float, state: str = "loading") -> None:
-        """Tell how much of the model is loaded, or of its files downloaded, but not too often."""
+        """Report the loaded or downloaded fraction of the model, at limited intervals."""
         now = monotonic()
         if now - self._told_at >= _INTERVAL:
             self._told_at = now
@@ -68,10 +68,10 @@ class StatusPipe:
 
 
 def take_status(environ: MutableMapping[str, str]) -> StatusPipe:
-    """Take what is for us out of the environment, and hold on to the lifeline if there is one.
+    """Remove the status variables from the environment, and watch the lifeline if there is one.
 
     Raises:
-        ConfigError: the descriptor is none.
+        ConfigError: the descriptor is invalid.
     """
     if environ.pop(LIFELINE_VARIABLE, ""):
         threading.Thread(target=_end_with_input, name="trioserve-lifeline", daemon=True).start()
@@ -87,16 +87,16 @@ def take_status(environ: MutableMapping[str, str]) -> StatusPipe:
 
 
 def _end_with_input() -> None:
-    """End this process when standard input ends. In a thread, so that nothing can be in its way."""
+    """End this process when standard input ends. A thread does this, so nothing can block it."""
     while os.read(0, 4096):
-        pass  # nothing is said on a lifeline
+        pass  # a lifeline carries no data
     os._exit(1)
 
 
 class ProgressReport:
-    """Tells how far something is: a line that changes on a terminal, else some log lines.
+    """Reports progress: a line that changes on a terminal, otherwise some log lines.
 
-    The end of its block leaves the terminal's line clean.
+    Clears the terminal's line at the end of its block.
     """
 
     def __init__(self, stream: TextIO, *, n_log_lines: int) -> None:
@@ -106,7 +106,7 @@ class ProgressReport:
         self._has_line = False
 
     def tell(self, share: float, line: str, event: str, **fields: object) -> None:
-        """Write `line` on a terminal, and elsewhere log `event` when the share has grown."""
+        """Write `line` on a terminal; elsewhere log `event` when the share has grown."""
         if self._stream.isatty():
             self._has_line = True
             self._stream.write(f"\r{line}")
@@ -116,7 +116,7 @@ class ProgressReport:
             _log.info(event, **fields, percent=n * 100 // self._n_log_lines)
 
     def end(self) -> None:
-        """Leave the terminal's line clean."""
+        """Clear the terminal's line."""
         if self._has_line:
             self._has_line = False
             self._stream.write("\r\x1b[K")
@@ -135,7 +135,7 @@ _BAR = 20  # characters
 
 
 async def fetch(status: StatusPipe, config: Config) -> Config:
-    """Find the models that a configuration names, and tell how far the downloads are.
+    """Find the models that a configuration names, and report the progress of downloads.
 
     Raises:
         TrioServeError: as `trioserve.models.fetch.fetch`.
@@ -150,19 +150,19 @@ async def fetch(status: StatusPipe, config: Config) -> Config:
 
 
 class DownloadReport(ProgressReport):
-    """Tells how far a download is: a bar on a terminal, else a log line each tenth."""
+    """Reports a download: a bar on a terminal, otherwise a log line for each tenth."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream, n_log_lines=10)
-        self._first: tuple[float, int] | None = None  # when, and how many bytes were there
+        self._first: tuple[float, int] | None = None  # the time and bytes of the first report
 
     def __call__(self, progress: DownloadProgress) -> None:
-        """Report how far it is."""
+        """Report the progress."""
         now, done, total = monotonic(), progress.all_done, progress.all_total
         if self._first is None:
             self._first = now, done
             if done == total:
-                return  # it was there
+                return  # already in the cache
         seconds, n_new = now - self._first[0], done - self._first[1]
         speed = n_new / seconds if seconds > 0 else 0.0
         name = progress.url.rpartition("/")[2].partition("?")[0]
@@ -199,7 +199,7 @@ def _time(seconds: float) -> str:
 def load(
     status: StatusPipe, config: Config, *, progress: Callable[[float], bool] | None = None
 ) -> AnyBackend:
-    """Load the model, and tell how far it is. Runs in a worker thread."""
+    """Load the model, and report the progress. Runs in a worker thread."""
 
     def all_of_them(share: float) -> bool:
         goes_on()
@@ -220,10 +220,9 @@ def load(
 
 @contextmanager
 def _ended_if_stalled(status: StatusPipe, seconds: float) -> Iterator[Callable[[], None]]:
-    """End this process when loading makes no progress, because another machine does not answer.
+    """End this process when loading stalls, because another machine does not answer.
 
-    The block calls the function that it gets whenever there is some. With 0 seconds, nothing is
-    ended.
+    The block calls the function that it gets at each progress. 0 seconds disables this.
     """
     moved, over = threading.Event(), threading.Event()
 
@@ -251,9 +250,9 @@ def _ended_if_stalled(status: StatusPipe, seconds: float) -> Iterator[Callable[[
 
 
 class LoadReport(ProgressReport):
-    """Tells how far loading is: the share on a terminal, else a log line each quarter.
+    """Reports loading: the share on a terminal, otherwise a log line for each quarter.
 
-    Says nothing in the first `patience` seconds, because most models are there by then.
+    Silent for the first `patience` seconds, because most models load in that time.
     """
 
     def __init__(self, name: str, stream: TextIO, *, patience: float = 1.0) -> None:

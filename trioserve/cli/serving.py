@@ -1,4 +1,4 @@
-"""Serving until a signal comes: Hypercorn on the sockets, with the app on top."""
+"""Serves until a signal: runs the app with Hypercorn on the sockets."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 _log = structlog.stdlib.get_logger("trioserve")
 
-#: Connections that the kernel keeps for us until we accept them.
+#: Connections that the kernel queues until the server accepts them.
 _BACKLOG = 1024
 
-#: Seconds that connections get to close, once no request runs.
+#: Seconds for connections to close after the last request.
 _GRACE = 3.0
 
 
@@ -54,8 +54,8 @@ def serve(
     """Serve until SIGTERM or SIGINT. Blocks; returns the exit code.
 
     Args:
-        config: what to serve.
-        status: where to tell how that goes; the default is nowhere.
+        config: the server's configuration.
+        status: reports the status; by default to no program.
         catalog: the models to serve, one process for each, in place of the one that the
             configuration names.
     """
@@ -80,26 +80,26 @@ def serve(
         try:
             trio.run(_serve, config, listening, status, catalog)
         except* LifespanFailureError:
-            exit_code = 1  # there is no model or no engine; the service has logged why
+            exit_code = 1  # no model or no engine; the service has logged the reason
     return exit_code
 
 
 def _check_models(config: Config) -> None:
-    """Look for the files of models before the port is open.
+    """Check the files of models before the port is open.
 
     Raises:
-        ModelLoadError: a file is not there, or not a GGUF file.
+        ModelLoadError: a file does not exist, or is not a GGUF file.
     """
     from trioserve.llama.header import check_file
 
-    if is_local(config):  # the others are looked for, and may be downloaded, while the port is open
+    if is_local(config):  # others may be downloaded while the port is open
         check_file(resolve(config.model))
         if config.spec_draft_model is not None:
             check_file(resolve(config.spec_draft_model))
 
 
 def _check_files(config: Config) -> None:
-    """Look for other files before the port is open.
+    """Check other files before the port is open.
 
     Raises:
         ConfigError: a file or a directory cannot be used.
@@ -115,17 +115,17 @@ def _check_files(config: Config) -> None:
 
 
 def check_reach(config: Config, listening: Sequence[socket.socket]) -> None:
-    """Look whether strangers could have the server run tools.
+    """Check that the server does not expose its tools to strangers.
 
     Raises:
-        ConfigError: they could.
+        ConfigError: it does.
     """
     if config.api_keys or not (config.has_tools or config.has_mcp_proxy):
         return
     for each in listening:
         if each.family != socket.AF_UNIX and not ip_address(each.getsockname()[0]).is_loopback:
             raise ConfigError(
-                f"anybody who can reach {url_of(each, secure=config.ssl_cert_file is not None)} "
+                f"any client that reaches {url_of(each, secure=config.ssl_cert_file is not None)} "
                 "could use the tools of this server: set --api-key, or listen on 127.0.0.1"
             )
 
@@ -139,7 +139,7 @@ async def _serve(
     """Serve until a signal.
 
     Raises:
-        ExceptionGroup: of `LifespanFailureError`, when the model cannot be loaded, or the engine
+        ExceptionGroup: with `LifespanFailureError`, when the model cannot be loaded, or the engine
             has failed.
     """
     import hypercorn.trio
@@ -178,7 +178,7 @@ def _hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hyp
     from hypercorn import Config as HypercornConfig
 
     logger = logging.getLogger("hypercorn.error")
-    logger.setLevel(max(logger.getEffectiveLevel(), logging.WARNING))  # we say where we listen
+    logger.setLevel(max(logger.getEffectiveLevel(), logging.WARNING))  # trioserve logs the address
     made = HypercornConfig()
     made.bind = [f"fd://{os.dup(each.fileno())}" for each in listening]
     made.certfile, made.keyfile = config.ssl_cert_file, config.ssl_key_file
@@ -197,7 +197,7 @@ def _hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hyp
 async def _follow_model(
     service: Service | RouterService, status: StatusPipe, nursery: trio.Nursery
 ) -> None:
-    """Tell when the model is in memory, no longer, and again. Garbage is collected from then on."""
+    """Report each load and unload of the model. Starts garbage collection at the first load."""
     from trioserve.api.base.service import Service
     from trioserve.api.llama.admin import openai_model
     from trioserve.server import ServerState
@@ -220,7 +220,7 @@ async def _follow_model(
 async def _until_signal(
     service: AppState, stop: trio.Event, *, task_status: trio.TaskStatus[None]
 ) -> None:
-    """Wait for a signal, drain, and set `stop`. A second signal meets the default action."""
+    """Wait for a signal, drain, and set `stop`. A second signal has its default action."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     with trio.open_signal_receiver(*numbers) as signals:
         task_status.started()
@@ -234,7 +234,7 @@ async def _until_signal(
 
 
 async def _follow_failure(service: AppState, status: StatusPipe) -> None:
-    """End the process soon after its server has failed."""
+    """End the process soon after its server fails."""
     await service.wait_ended()
     if service.failure is not None:
         status.tell("failed", message=service.failure.message)
@@ -244,8 +244,8 @@ async def _follow_failure(service: AppState, status: StatusPipe) -> None:
 def _exit_soon(code: int) -> None:
     """End the process even if a connection cannot be closed.
 
-    Hypercorn writes to a socket under a shield, so a client that does not read could keep the
-    server from ending for as long as it likes.
+    Hypercorn writes to a socket in a shielded scope, so a client that does not read could keep the
+    server from ending.
     """
 
     def end() -> None:
@@ -259,8 +259,8 @@ def _exit_soon(code: int) -> None:
 
 # -- sockets
 
-#: Bytes that the kernel holds for a client that does not read; connections inherit it. Left to
-#: itself, the kernel would take megabytes, which is thousands of unread tokens.
+#: The kernel's send buffer for a client that does not read; connections inherit it. The default
+#: would be megabytes, which is thousands of unread tokens.
 _SEND_BUFFER = 128 * 1024
 
 
@@ -316,7 +316,7 @@ def open_socket(host: str, port: int, *, reuse: bool = False, both: bool = True)
 
 
 def _open_path(path: Path) -> socket.socket:
-    """Bind a Unix socket, in place of one whose server has ended."""
+    """Bind a Unix socket. Replaces the socket of a server that has ended."""
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket():
@@ -339,7 +339,7 @@ def _close(opened: socket.socket) -> None:
 
 
 def url_of(listening: socket.socket, *, secure: bool = False) -> str:
-    """The address that clients use."""
+    """The URL for clients."""
     scheme = "https" if secure else "http"
     name = listening.getsockname()
     if isinstance(name, str):
@@ -354,22 +354,22 @@ def url_of(listening: socket.socket, *, secure: bool = False) -> str:
 def catalog_of(
     config: Config, argv: Sequence[str], environ: Mapping[str, str], *, watched: bool = False
 ) -> Catalog | None:
-    """Find the models that there are to choose from. Blocks.
+    """Find the models of the catalog. Blocks.
 
-    A model that other machines compute has a catalog, too, of itself: its process may end or hang
-    with any of them, and must be watched.
+    A model that runs on several machines has a catalog with only itself: its process may end or
+    hang with any of them, and must be watched.
 
     Args:
-        config: what the command line and the variables say.
-        argv: the command line, whose flags go to all models.
-        environ: the variables.
-        watched: whether another program watches this process, and starts it again.
+        config: the configuration.
+        argv: the command line; its flags apply to all models.
+        environ: the environment variables.
+        watched: whether another program watches this process, and restarts it.
 
     Returns:
-        the models; None where there is one to serve, in this process.
+        The models; None if this process serves a single model.
 
     Raises:
-        ConfigError: the models cannot be listed, or there cannot be other machines here.
+        ConfigError: the models cannot be listed, or this machine cannot use other machines.
     """
     is_asked_for = config.models_dir is not None or config.models_preset is not None
     if config.rpc and not watched:
@@ -391,7 +391,7 @@ def catalog_of(
 
 
 def fleet_of(config: Config, catalog: Catalog) -> Fleet:
-    """Make what runs the models of a catalog."""
+    """Make the fleet that runs the models of a catalog."""
     from trioserve.router.fleet import Fleet
 
     return Fleet(

@@ -50,7 +50,7 @@ Check = Callable[[Any, str], object]
 
 
 def _must(hold: Callable[[Any], object], message: str) -> Check:
-    """Make a check that raises the message where a value does not hold."""
+    """Make a check that raises `message` unless a value passes."""
 
     def check(value: Any, name: str) -> None:
         if not hold(value):
@@ -158,14 +158,14 @@ def check_each(config: Config) -> None:
 
 
 def check_together(config: Config) -> None:
-    """Refuse fields that contradict each other, or have no effect."""
+    """Reject fields that contradict each other, or have no effect."""
     for is_wrong, message in _conflicts(config):
         if is_wrong:
             raise ConfigError(message)
 
 
 def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
-    """Each conflict that there could be: whether it is there, and what to say of it."""
+    """Every possible conflict: whether it exists, and its message."""
     names_file = (config.model or config.model_url) is not None
     yield (
         config.hf_repo is not None and names_file,

@@ -64,12 +64,12 @@ _SLOTS = {"-1": "4"}
 class Config:
     """A server and its model. The defaults serve the bundled model on this machine.
 
-    Names are llama-server's where it has the same field. A field without names here is one that
-    llama-server does not have: its flag and its variable are called as the field, such as
+    Fields have llama-server's names where it has the same field. A field without names here does
+    not exist in llama-server: its flag and its variable follow from its name, such as
     ``--max-queue`` and ``TRIOSERVE_MAX_QUEUE`` for `max_queue`.
 
     Raises:
-        ConfigError: a value cannot be used; the message names the field.
+        ConfigError: a value is invalid; the message names the field.
     """
 
     # -- Model
@@ -333,9 +333,9 @@ class Config:
     stop: tuple[str, ...] = _sampling((), "-r --reverse-prompt", read=stop_string,
         help="stop string for requests that name none; escapes such as \\n are read as in C")
     grammar: str | None = _sampling(None, "--grammar",
-        help="GBNF grammar for requests that have none of their own")
+        help="GBNF grammar for requests without a grammar")
     json_schema: str | None = _sampling(None, "-j --json-schema", check=checks.json_schema,
-        help="JSON Schema for requests that have none of their own")
+        help="JSON Schema for requests without a schema")
     spm_infill: bool = _sampling(False, "--spm-infill | --no-spm-infill",
         help="order the parts of an /infill prompt as suffix, prefix, middle")
     sampling: SamplingParams = attrs.field(factory=SamplingParams)
@@ -511,7 +511,7 @@ class Config:
     port: int = _server(8080, "--port LLAMA_ARG_PORT", min=0, max=65535,
         help="port to listen on; 0 = any free port")
     api_keys: tuple[str, ...] = _server((), "--api-key LLAMA_API_KEY", check=checks.api_key,
-        help="API keys, separated by commas, one of which a client must send; by default no key is "
+        help="API keys, separated by commas; a client must send one of them; by default no key is "
         "needed")
     api_key_weights: tuple[float, ...] = _server((),
         help="relative share of the queue for each API key, in the same order; by default equal")
@@ -589,8 +589,8 @@ class Config:
         help="how many of them may be of the same API key; 0 = an equal share of --max-queue, at "
         "least 1")
     max_queue_tokens: int = _limit(0, min=0,
-        help="maximum number of prompt tokens in all waiting requests together, of which each API "
-        "key has the same share as of --max-queue; 0 = no limit")
+        help="maximum number of prompt tokens in all waiting requests together; each API key has "
+        "the same share of them as of --max-queue; 0 = no limit")
     rate_limit_requests: int = _limit(0, min=0,
         help="requests a minute for each API key, or without keys for each address; 0 = no limit")
     rate_limit_tokens: int = _limit(0, min=0,
@@ -665,22 +665,22 @@ class Config:
 
     @property
     def model_named(self) -> str | None:
-        """What names the model, whichever field does; None: the bundled model is meant."""
+        """The model's name from any of the fields; None: the bundled model."""
         return self.hf_repo or self.model_url or self.model
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The names of the model that were given, in their order."""
+        """The configured names of the model, in order."""
         return names(self.alias or "")
 
     @property
     def control_vector_files(self) -> tuple[tuple[str, float], ...]:
-        """The files of control vectors, each with its scale."""
+        """The files of control vectors with their scales."""
         return tuple(parse_adapter(text, "control_vector") for text in self.control_vector)
 
     @property
     def lora_files(self) -> tuple[tuple[str, float], ...]:
-        """The adapters: path and scale of each."""
+        """The paths of the adapters with their scales."""
         applied = 0.0 if self.lora_init_without_apply else 1.0
         return tuple((path, scale * applied) for path, scale in map(parse_adapter, self.lora))
 
@@ -691,7 +691,7 @@ class Config:
 
     @property
     def draft_types(self) -> tuple[str, ...]:
-        """The types of speculative decoding to use, in the order in which they are asked."""
+        """The types of speculative decoding, in the order of their use."""
         types = [name for name in self.spec_type if name not in ("none", "draft-simple")]
         if self.has_draft_model:
             types.append("draft-simple")
@@ -699,12 +699,12 @@ class Config:
 
     @property
     def serves_embeddings(self) -> bool:
-        """Whether the server makes embeddings or ranks, rather than text."""
+        """Whether the server computes embeddings or rankings, and no text."""
         return self.embeddings or self.reranking
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """The variables that the fields give the chat template; a request may set others."""
+        """The configured variables of the chat template; a request may set others."""
         variables: dict[str, Any] = {"preserve_reasoning": self.reasoning_preserve}
         if self.reasoning != "auto":
             variables["enable_thinking"] = self.reasoning == "on"
@@ -715,14 +715,14 @@ class Config:
 
     @property
     def builtin_tools(self) -> tuple[str, ...]:
-        """The names of the built-in tools that are on, in the order of `BUILTIN_TOOLS`."""
+        """The names of the enabled built-in tools, in the order of `BUILTIN_TOOLS`."""
         if self.agent or ALL_TOOLS in self.tools:
             return BUILTIN_TOOLS
         return tuple(name for name in BUILTIN_TOOLS if name in self.tools)
 
     @property
     def has_mcp_servers(self) -> bool:
-        """Whether there is a description of MCP servers."""
+        """Whether MCP servers are configured."""
         return self.mcp_servers_config is not None or self.mcp_servers_json is not None
 
     @property
@@ -732,7 +732,7 @@ class Config:
 
     @property
     def has_mcp_proxy(self) -> bool:
-        """Whether pages may reach MCP servers through this one."""
+        """Whether web pages may reach MCP servers through this one."""
         return self.ui_mcp_proxy or self.agent
 
     def mcp_servers(self) -> dict[str, Any]:
@@ -741,6 +741,6 @@ class Config:
 
     @property
     def ui_settings(self) -> dict[str, Any]:
-        """The defaults that `ui_config` has for the settings of the page."""
+        """The default settings of the web page from `ui_config`."""
         settings: dict[str, Any] = parse_json(self.ui_config or "{}", "ui_config")
         return settings

@@ -44,7 +44,7 @@ class Flag:
 
     @property
     def default(self) -> Any:
-        """What the field is unless it is set."""
+        """The field's default value."""
         return self.attribute.default
 
     def put(self, values: dict[str, Any], value: Any) -> None:
@@ -55,10 +55,10 @@ class Flag:
             values[self.field] = (*values.get(self.field, ()), *value) if self.adds else value
 
     def put_text(self, values: dict[str, Any], text: str, source: str) -> None:
-        """Read text, and set the field to it. For a switch, it is a word for on or off.
+        """Parse text, and set the field. For a switch, the text is a word for on or off.
 
         Raises:
-            ConfigError: it is not a value of the field; the message begins with `source`.
+            ConfigError: the text is invalid for the field; the message begins with `source`.
         """
         if self.read is None:
             if text not in TRUE_WORDS | FALSE_WORDS:
@@ -76,9 +76,9 @@ class Flag:
         self.put(values, value)
 
     def argv(self, text: str) -> tuple[str, ...]:
-        """Return what sets the field to this text on a command line.
+        """The words of a command line that set the field to a text.
 
-        For a switch, `put_text` takes the text. Where no flag says no, there are no words.
+        For a switch, `text` is as for `put_text`. Empty if no flag switches it off.
         """
         if self.read is not None:
             return (self.names[-1], text)
@@ -86,7 +86,7 @@ class Flag:
 
 
 def _flag(field: str, names: str, help: str, **rest: Any) -> Flag:
-    """Make a flag of a field; the type of the field says what `rest` does not."""
+    """Make a flag of a field; defaults for `rest` follow from the field's type."""
     owner, name = (SamplingParams, field[9:]) if field.startswith("sampling.") else (Config, field)
     attribute = attrs.fields_dict(owner)[name]
     flags, negative, variable = split_names(names)
@@ -138,7 +138,7 @@ _OTHER_FLAGS = (
     _flag("spec_type", "--spec-default", read=None, on=("ngram-mod",), adds=False,
         help="the same as --spec-type ngram-mod"),
     _flag("rope_freq_scale", "--rope-scale LLAMA_ARG_ROPE_SCALE", read=readers.inverse,
-        help="factor by which the context is extended: 1 divided by --rope-freq-scale"),
+        help="factor that extends the context: 1 divided by --rope-freq-scale"),
     _flag("api_keys", "--api-key-file LLAMA_ARG_API_KEY_FILE", read=readers.file_of_keys,
         help="file with an API key on each line; lines that begin with # are comments"),
     _flag("ui_config", "--ui-config-file --webui-config-file LLAMA_ARG_UI_CONFIG_FILE",
@@ -240,7 +240,7 @@ BY_VARIABLE: Mapping[str, Flag] = {one.variable: one for one in FLAGS if one.var
 
 
 def switched_off_by(variable: str) -> Flag | None:
-    """Return the switch that a variable such as ``LLAMA_ARG_NO_JINJA`` switches off."""
+    """The switch that a variable such as ``LLAMA_ARG_NO_JINJA`` switches off."""
     flag = BY_VARIABLE.get(without_no(variable))
     return flag if flag is not None and flag.read is None else None
 

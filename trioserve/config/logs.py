@@ -20,35 +20,35 @@ from structlog.typing import EventDict, Processor
 from trioserve.config import Config
 from trioserve.errors import ConfigError
 
-#: The log file, once one was opened. Kept to be closed.
+#: The open log file, to be closed later.
 _file: io.RawIOBase | None = None
 
 
-#: Bytes that a pipe takes without blocking if it takes any.
+#: Bytes that a pipe always takes without blocking if it takes any.
 _MAX_WRITE = getattr(select, "PIPE_BUF", 512)
 
-#: Milliseconds that a line waits for a reader that is slow.
+#: Milliseconds that a line waits for a slow reader.
 _PATIENCE_MS = 20
 
 
 def _poll_of(raw: io.RawIOBase | None) -> select.poll | None:
-    """Make what tells whether a write would block, where the system has that."""
+    """Make a poll object that shows whether a write would block, if the system supports it."""
     try:
         if raw is None or not hasattr(select, "poll"):
             return None
         poll = select.poll()
         poll.register(raw.fileno(), select.POLLOUT)
-    except (OSError, ValueError):  # it is no file, or closed
+    except (OSError, ValueError):  # not a file, or closed
         return None
     return poll
 
 
 class Sink:
-    """Writes text, if it can.
+    """Writes text without blocking.
 
-    What cannot be written (the disk is full, the pipe's reader has gone or does not read) is
-    counted, and the log has the number once it can be written again. It goes around the buffers of
-    `stream`, which would keep what failed and fail with it again.
+    Lines that cannot be written (full disk, closed or slow reader) are counted, and the count is
+    logged when writing works again. Bypasses the buffers of `stream`, which would keep failed text
+    and fail again.
     """
 
     def __init__(self, stream: TextIO | io.RawIOBase, name: str) -> None:
@@ -61,13 +61,13 @@ class Sink:
         is_raw = isinstance(buffer, io.RawIOBase)
         self._raw: io.RawIOBase | None = buffer if is_raw else getattr(buffer, "raw", None)
         self._poll = _poll_of(self._raw)
-        self._is_stuck = False  # the reader took nothing the last time
-        self._is_torn = False  # a part of a line was written, and the rest was not
+        self._is_stuck = False  # the reader accepted nothing the last time
+        self._is_torn = False  # only a part of the last line was written
         self._is_telling = False
         self._lock = threading.RLock()
 
     def write(self, text: str) -> None:
-        """Write lines, whole ones."""
+        """Write whole lines."""
         with self._lock:
             try:
                 self._write(text)
@@ -97,7 +97,7 @@ class Sink:
             self._is_torn = bool(rest)
 
     def _wait(self) -> None:
-        """Wait a moment for a reader, but not again before it has read something."""
+        """Wait briefly for a slow reader, but not again until it has read something."""
         if self._poll is None:
             return
         self._is_stuck = not self._poll.poll(0 if self._is_stuck else _PATIENCE_MS)
@@ -105,7 +105,7 @@ class Sink:
             raise BlockingIOError
 
     def _tell(self) -> None:
-        """Log how many lines were lost. That line may be lost too, and then all still count."""
+        """Log the number of lost lines. If that line is lost, the count is kept."""
         n_lost = self.n_lost
         self._is_telling = True
         structlog.stdlib.get_logger("trioserve").error(
@@ -119,8 +119,8 @@ class Sink:
 def configure(config: Config, stream: TextIO | None = None) -> None:
     """Write log lines to `stream` (standard error) in the form and from the level of `config`.
 
-    Calling it again replaces this, except for loggers that were used before: these keep
-    their form, because structlog caches them, which is what makes a filtered line cheap.
+    Calling it again replaces the setup, except for loggers that were used before: structlog caches
+    them, which makes filtered lines cheap.
 
     Raises:
         ConfigError: the log file cannot be opened.
@@ -128,7 +128,7 @@ def configure(config: Config, stream: TextIO | None = None) -> None:
     file = _open(config.log_file)
     stream = sys.stderr if stream is None else stream
     sink = Sink(stream, "standard error")
-    # Nothing here is critical, so that this level switches all off.
+    # There are no critical events, so this level disables all.
     name = "CRITICAL" if config.log_level == "off" else config.log_level.upper()
     level = logging.getLevelNamesMapping()[name]
     is_auto, is_terminal = config.log_format == "auto", stream.isatty()
@@ -153,7 +153,7 @@ def configure(config: Config, stream: TextIO | None = None) -> None:
 
 
 def _open(path: str | None) -> io.RawIOBase | None:
-    """Open the log file, without a buffer, and close the one before it."""
+    """Open the log file without a buffer, and close the previous one."""
     global _file
     if _file is not None:
         _file.close()
@@ -165,7 +165,7 @@ def _open(path: str | None) -> io.RawIOBase | None:
 
 
 def _copied_to(sink: Sink) -> Processor:
-    """Make a processor that writes each line to a file too, as JSON."""
+    """Make a processor that also writes each line to a file, as JSON."""
 
     def copy(logger: Any, method: str, event: EventDict) -> EventDict:
         line: Any = dict(event)
@@ -184,7 +184,7 @@ def _console(colors: bool) -> Processor:
 
 
 def _ordered(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Put first what every line has, so that lines are easy to read below each other."""
+    """Put the common fields first, so that lines align."""
     first = ("timestamp", "level", "logger", "event", "request_id")
     return {**{key: event[key] for key in first if key in event}, **event}
 
@@ -197,7 +197,7 @@ _JSON: list[Processor] = [
 
 
 class _Line:
-    """Writes lines, and has a name, which is what `add_logger_name` looks for."""
+    """Writes lines, and has the name that `add_logger_name` reads."""
 
     def __init__(self, sink: Sink, name: str) -> None:
         self._sink = sink
@@ -215,11 +215,11 @@ _TALKATIVE = ("httpx2", "mcp")
 
 
 class _Handler(logging.StreamHandler[Sink]):
-    """Ours, so that it can be found and replaced."""
+    """A distinct class, so that this handler can be found and replaced."""
 
 
 def _has_no_handler_of_its_own(record: logging.LogRecord) -> bool:
-    """Hypercorn's command gives its loggers handlers: those lines are written already."""
+    """Whether to log a record. Hypercorn's command adds handlers, which log its records."""
     return not logging.getLogger(record.name).handlers
 
 

@@ -1,4 +1,4 @@
-"""`option`: a field of the configuration that knows how it is written and what it may hold."""
+"""`option`: a field of the configuration with its flags and its valid values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import attrs
 from trioserve.config.readers import Reader, integer, integers, names, number, numbers
 from trioserve.errors import ConfigError
 
-#: What fields of each type may hold, how an error calls that, and what reads it; nothing reads a
-#: switch.
+#: For each field type: the accepted Python types, its name in errors, and its reader. Switches
+#: have none.
 KINDS: Mapping[str, tuple[tuple[type, ...], str, Reader | None]] = {
     "int": ((int,), "an integer", integer),
     "float": ((int, float), "a number", number),
@@ -35,17 +35,17 @@ def option(
     max: float | None = None,
     **metadata: Any,
 ) -> Any:
-    """Make an attrs field with its flags and variable, its help, and what it may hold.
+    """Make an attrs field with its flags, variable, help and valid values.
 
     Args:
-        default: the value that it has unless it is set.
-        flags: as `split_names` reads them; none: those that follow from the name of the field.
-        choices: the only values that the field may have.
-        min: the smallest number allowed.
-        max: the largest number allowed.
-        metadata: ``group``, the heading that it is listed under, and ``help``, a line for
-            ``--help``. Further ``read``, if text is not read as the type says; ``synonyms``,
-            what stands for a text; and ``check``, one of `trioserve.config.checks`.
+        default: the default value.
+        flags: as `split_names` reads them; empty: derived from the name of the field.
+        choices: the only valid values.
+        min: the smallest valid number.
+        max: the largest valid number.
+        metadata: ``group``, its heading in lists, and ``help``, a line for ``--help``. Optional:
+            ``read``, a reader other than the type's; ``synonyms``, replacements for texts; and
+            ``check``, a check of `trioserve.config.checks`.
     """
     metadata |= {"flags": flags, "choices": choices}
     return attrs.field(default=default, metadata=metadata, validator=_check(choices, min, max))

@@ -34,14 +34,14 @@ from trioserve.types import SamplingParams
 
 _log = logging.getLogger("trioserve.config.parse")
 
-#: Fields that say how the socket is opened, which is not ours to do in an app.
+#: Fields that configure the socket, which an app does not open.
 _FOR_THE_COMMAND = frozenset(
     {"host", "port", "reuse_port", "ssl_cert_file", "ssl_key_file", "keep_alive_timeout"}
 )
 
 Action = Literal["serve", "help", "version", "list-devices", "completion-bash", "cache-list"]
 
-#: Flags that ask for something else than to serve.
+#: Flags for actions other than serving.
 ACTIONS: Mapping[str, Action] = {
     "-h": "help",
     "--help": "help",
@@ -53,22 +53,21 @@ ACTIONS: Mapping[str, Action] = {
     "--cache-list": "cache-list",
 }
 
-#: The flag and the variable that name the configuration file.
+#: The flag and the variable for the configuration file.
 CONFIG_FLAG = "--config"
 CONFIG_VARIABLE = "TRIOSERVE_CONFIG"
 
 
-#: The words of a command line that set each field, with the longest name of the flag.
+#: The words of a command line for each field, by the longest name of its flag.
 Options = Mapping[str, tuple[str, ...]]
 
 
 @attrs.frozen(kw_only=True)
 class Parsed:
-    """What a command line asks for. `notes` are sentences that a person should see.
+    """The result of a command line. `notes` are sentences to show to the user.
 
-    `options` are those of the command line, and `below` those that a file and the environment
-    amount to: with them, another command line can be made. `file` is what `CONFIG_FLAG` or its
-    variable names.
+    `options` come from the command line, and `below` from a file and the environment. Together they
+    can make another command line. `file` is the path from `CONFIG_FLAG` or its variable.
     """
 
     config: Config
@@ -80,7 +79,7 @@ class Parsed:
 
 
 def from_environment(environ: Mapping[str, str]) -> Config:
-    """Read the variables, and a file that they name, for a server that something else starts.
+    """Read the variables, and a file that they name, for an app served by another program.
 
     Notes go to the log as warnings.
 
@@ -102,7 +101,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
     """Read flags (without the name of the program), variables and a file; they win in this order.
 
     Raises:
-        ConfigError: a flag or variable is unknown, not there yet, or has a value that is wrong.
+        ConfigError: a flag or variable is unknown or unsupported, or its value is invalid.
     """
     notes: list[str] = []
     line = _CommandLine(notes)
@@ -139,24 +138,24 @@ def _build(values: Mapping[str, Any]) -> Config:
 
 @attrs.frozen
 class _Settings:
-    """What a source sets: the values of fields, and the words that a command line would have."""
+    """The settings of a source: field values, and the same as words of a command line."""
 
     values: dict[str, Any] = attrs.field(factory=dict)
     options: dict[str, tuple[str, ...]] = attrs.field(factory=dict)
 
     def put(self, flag: Flag, text: str, name: str) -> None:
-        """Set a field. Raises ConfigError that begins with the name of what sets it."""
+        """Set a field. Raises ConfigError that begins with the name of the setting."""
         flag.put_text(self.values, text, name)
         before = self.options.get(flag.field, ()) if flag.adds else ()
         self.options[flag.field] = (*before, *flag.argv(text))
 
 
-#: Fields that are two values on a command line; elsewhere, a comma is between them.
+#: Fields with two values on a command line; elsewhere, a comma separates these.
 _TWO_VALUES = frozenset({"control_vector_layer_range"})
 
 
 class _CommandLine:
-    """What the words of a command line say, once `read` has seen them."""
+    """The settings of a command line, after `read`."""
 
     def __init__(self, notes: list[str]) -> None:
         self.found = _Settings()
@@ -222,11 +221,11 @@ def _split(word: str) -> tuple[str, str | None]:
 
 # -- the environment
 
-#: Prefixes of the variables that are ours to read, and so ours to refuse.
+#: Prefixes of trioserve's variables. Unknown variables with them are errors.
 _OWN_PREFIXES = ("LLAMA_ARG_", "TRIOSERVE_")
 
-#: What Google's Vertex AI sets for a server that it runs, and what holds without it. Our own
-#: variables win.
+#: Variables that Google's Vertex AI sets for a server, and their default values. trioserve's
+#: variables take precedence.
 _VERTEX = (
     ("--port", "AIP_HTTP_PORT", "8080"),
     ("--predict-route", "AIP_PREDICT_ROUTE", "/predict"),
@@ -235,10 +234,10 @@ _VERTEX = (
 
 
 def _read_environment(environ: Mapping[str, str], notes: list[str]) -> _Settings:
-    """Read the variables that set fields, and add to `notes` what a person should know.
+    """Read the variables that set fields, and add to `notes` what the user should know.
 
     Raises:
-        ConfigError: a variable is not known, or has a value that cannot be used.
+        ConfigError: a variable is unknown, or its value is invalid.
     """
     found = _Settings()
     for flag_name, variable, default in _VERTEX if environ.get("AIP_MODE") == "PREDICTION" else ():
@@ -252,7 +251,7 @@ def _read_environment(environ: Mapping[str, str], notes: list[str]) -> _Settings
         if flag is not None:
             found.put(flag, text, name)
         elif (switched_off := switched_off_by(name)) is not None:
-            found.put(switched_off, "false", name)  # whatever the text is
+            found.put(switched_off, "false", name)  # with any text
         else:
             _unsupported_variable(name, text, notes)
     return found
@@ -265,7 +264,7 @@ def _unsupported_variable(name: str, text: str, notes: list[str]) -> None:
         hint = unsupported.did_you_mean(name, BY_VARIABLE, unsupported.variables())
         raise ConfigError(f"{name} is not a variable of trioserve{hint}")
     says_no = name != positive or text in FALSE_WORDS
-    if meant := found.negative if says_no else found.names:  # no to what is not there: fine
+    if meant := found.negative if says_no else found.names:  # disabling a missing feature is valid
         notes.append(unsupported.note(meant[0], name, "variable"))
 
 
@@ -273,10 +272,10 @@ def _unsupported_variable(name: str, text: str, notes: list[str]) -> None:
 
 
 def _read_toml(path: str, notes: list[str]) -> _Settings:
-    """Read the file, and add to `notes` what a person should know.
+    """Read the file, and add to `notes` what the user should know.
 
     Raises:
-        ConfigError: the file cannot be read, or holds what cannot be used; it names the place.
+        ConfigError: the file cannot be read, or has an invalid entry; names the place.
     """
     try:
         text = readers.file(path)
@@ -309,14 +308,14 @@ def _put_key(found: _Settings, flag: Flag, name: str, value: Any, source: str) -
 
 
 def _line_of(key: str, text: str) -> str:
-    """Where a key is, for an error; empty when it is written in some other way."""
+    """The place of a key, for an error; empty if it is written differently."""
     name = rf"(\"{re.escape(key)}\"|'{re.escape(key)}'|{re.escape(key)})"
     found = re.search(rf"^\s*\[?\s*{name}\s*[=\].]", text, re.MULTILINE)
     return "" if found is None else f":{text.count(chr(10), 0, found.start(1)) + 1}"
 
 
 def _as_text(flag: Flag, value: Any, source: str) -> str:
-    """A value as it would be in a variable."""
+    """Convert a value to the text of a variable."""
     if flag.read is None:
         if not isinstance(value, bool):
             raise ConfigError(f"{source} must be true or false, not {value!r}")
@@ -331,10 +330,10 @@ def _as_text(flag: Flag, value: Any, source: str) -> str:
 
 
 def argv_of(config: Config) -> tuple[str, ...]:
-    """Write flags that make this configuration; those for what is as by default are left out.
+    """Make the flags for this configuration, without those for defaults.
 
     Raises:
-        ConfigError: a field has a value that no flag sets.
+        ConfigError: no flag sets the value of a field.
     """
     default = Config()
     words: list[str] = []
@@ -346,7 +345,7 @@ def argv_of(config: Config) -> tuple[str, ...]:
 
 
 def _argv_of_field(field: str, value: Any) -> tuple[str, ...]:
-    """Find words that set a field to a value, by reading them again."""
+    """Find the words that set a field to a value, by parsing candidates."""
     own = [flag for flag in FLAGS if flag.field == field and not flag.sets]
     for flag, texts in ((each, texts) for each in own for texts in _ways(each, value)):
         found = _Settings()
@@ -359,7 +358,7 @@ def _argv_of_field(field: str, value: Any) -> tuple[str, ...]:
 
 
 def _ways(flag: Flag, value: Any) -> Iterator[list[str]]:
-    """Texts that may mean a value."""
+    """Candidate texts for a value."""
     if flag.read is None:
         yield from (["true"], ["false"])
         return
@@ -387,7 +386,7 @@ def _escaped(value: Any) -> str:
 
 
 def _bias(value: Any) -> str:
-    """Write a pair of a token and its bias."""
+    """Format a pair of a token and its bias."""
     match value:
         case (int(token), float(bias)):
             return f"{token}{bias:+}"

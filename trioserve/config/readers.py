@@ -1,7 +1,7 @@
-"""How the text after a flag, in a variable or in a file becomes the value of a field.
+"""Readers: convert the text of a flag, a variable or a file to the value of a field.
 
-A reader makes the value, and raises ValueError with a sentence that quotes the text. What begins
-with ``parse_`` takes a value apart that holds more than one thing, such as ``KEY=TYPE:VALUE``.
+A reader returns the value, or raises ValueError with a sentence that quotes the text. Functions
+named ``parse_`` split a value with several parts, such as ``KEY=TYPE:VALUE``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trioserve.types import SAMPLER_LETTERS
 
 Reader = Callable[[str], Any]
 
-#: What a variable says to switch something on or off.
+#: Values of a variable that switch something on or off.
 TRUE_WORDS = frozenset({"on", "enabled", "true", "1"})
 FALSE_WORDS = frozenset({"off", "disabled", "false", "0"})
 
@@ -74,7 +74,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def csv_row(text: str) -> tuple[str, ...]:
-    """Read a line of CSV, because patterns and texts may hold a comma, in quotes."""
+    """Read a line of CSV: patterns and texts in quotes may contain commas."""
     try:
         return tuple(next(csv.reader([text], strict=True), ()))
     except csv.Error as error:
@@ -169,13 +169,13 @@ _HOST = re.compile(
 #: ``HOST:PORT``
 _RPC = re.compile(r"(?P<host>[A-Za-z0-9](?:[\w.-]*\w)?):(?P<port>[0-9]{1,5})", re.ASCII)
 
-#: Bytes that llama.cpp has for a key of the metadata, and for a text, each with a null at its end.
+#: Bytes of a metadata key, and of a text value, in llama.cpp, including the null at its end.
 _OVERRIDE_SIZE = 128
 
 
 @attrs.frozen
 class Override:
-    """A value that replaces one in the metadata of the model file."""
+    """A value that overrides one in the metadata of the model file."""
 
     key: str
     kind: str  # "int", "float", "bool" or "str"
@@ -186,7 +186,7 @@ def parse_override(text: str, field: str = "override_kv") -> Override:
     """Read ``KEY=TYPE:VALUE``.
 
     Raises:
-        ConfigError: it is not that, or does not fit in the room that llama.cpp has for it.
+        ConfigError: it has another form, or exceeds the size that llama.cpp allows.
     """
     key, _, rest = text.partition("=")
     kind, colon, value = rest.partition(":")
@@ -212,7 +212,7 @@ def parse_rpc(text: str, field: str = "rpc") -> tuple[str, int]:
     """Read ``HOST:PORT``, where HOST is a name or an IPv4 address: llama.cpp knows no others.
 
     Raises:
-        ConfigError: it is not that.
+        ConfigError: it has another form.
     """
     found = _RPC.fullmatch(text)
     if found is None or not 0 < int(found["port"]) < 2**16:
@@ -222,10 +222,10 @@ def parse_rpc(text: str, field: str = "rpc") -> tuple[str, int]:
 
 
 def parse_placement(text: str, field: str = "override_tensor") -> tuple[str, str]:
-    """Read ``PATTERN=BUFFER``: a regular expression for names of tensors, and where they go.
+    """Read ``PATTERN=BUFFER``: a regular expression for tensor names, and their buffer.
 
     Raises:
-        ConfigError: it is not that.
+        ConfigError: it has another form.
     """
     pattern, _, buffer = text.partition("=")
     if not pattern or not buffer:
@@ -234,7 +234,7 @@ def parse_placement(text: str, field: str = "override_tensor") -> tuple[str, str
 
 
 def parse_adapter(text: str, field: str = "lora") -> tuple[str, float]:
-    """Read ``PATH`` or ``PATH:SCALE``; the scale is 1 if there is none. A path may hold a colon.
+    """Read ``PATH`` or ``PATH:SCALE``; the default scale is 1. A path may contain a colon.
 
     Raises:
         ConfigError: there is no path, or the scale is not finite.
@@ -265,7 +265,7 @@ def parse_json(text: str, field: str) -> Any:
 
 @attrs.frozen
 class AllowedHost:
-    """A host that files may be fetched from, or several."""
+    """An entry of the hosts from which files may be fetched."""
 
     host: str  # ".example.org": all names below it; "": any
     port: int | None  # None: the usual ones
@@ -277,7 +277,7 @@ def parse_host(text: str, field: str = "media_urls") -> AllowedHost:
     """Read ``HOST[:PORT][=RANGE]``, which is in a field of the configuration.
 
     Raises:
-        ConfigError: it is not that.
+        ConfigError: it has another form.
     """
     found = _HOST.fullmatch(text.strip().lower())
     if found is None:
@@ -296,12 +296,12 @@ def parse_host(text: str, field: str = "media_urls") -> AllowedHost:
 
 
 def read_mcp_servers(path: str | None, text: str | None) -> dict[str, Any]:
-    """Read descriptions of MCP servers: a JSON object with ``mcpServers``, or an empty one.
+    """Read the configuration of MCP servers: a JSON object with ``mcpServers``, or an empty one.
 
-    Of two servers with the same name, the one in the text counts, and not that in the file.
+    If both define a server of the same name, the text takes precedence over the file.
 
     Raises:
-        ConfigError: the file cannot be read, or one of them is no JSON object.
+        ConfigError: the file cannot be read, or one of them is not a JSON object.
     """
     texts = []
     if path is not None:

@@ -1,8 +1,8 @@
-"""The flags and variables of llama-server that trioserve does not act on.
+"""The flags and variables of llama-server that trioserve does not implement.
 
-There are two kinds. Some cannot matter here, because trioserve works as they ask anyway: these are
-accepted, and a note says why they change nothing. All others are refused, so that no flag is
-silently ignored. The names are those of the llama.cpp in llama-cpp-python 0.3.36.
+There are two kinds. Some request what trioserve does anyway: these are accepted, with a note why
+they have no effect. All others are rejected, so that no flag is silently ignored. The names are
+those of the llama.cpp in llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ _FLAGS = """
 
 @attrs.frozen
 class UnsupportedFlag:
-    """A flag of llama-server that trioserve does not act on, and why."""
+    """A flag of llama-server that trioserve does not implement, with the reason."""
 
     names: tuple[str, ...]
     negative: tuple[str, ...]
     variable: str | None
-    accepted: frozenset[str]  # of its names, those that change nothing; the others are refused
+    accepted: frozenset[str]  # names that have no effect; the others are rejected
     why: str
 
     @property
@@ -122,23 +122,23 @@ def table() -> tuple[UnsupportedFlag, ...]:
 
 @cache
 def flags() -> Mapping[str, UnsupportedFlag]:
-    """All of them, by each of their names."""
+    """All flags by each of their names."""
     return {name: one for one in table() for name in (*one.names, *one.negative)}
 
 
 @cache
 def variables() -> Mapping[str, UnsupportedFlag]:
-    """Those that have a variable, by it."""
+    """The flags with a variable, by its name."""
     return {one.variable: one for one in table() if one.variable is not None}
 
 
 def note(flag: str, source: str, kind: str) -> str:
-    """Return the note for a flag that is accepted and changes nothing.
+    """The note for an accepted flag without effect.
 
-    `source` is what was written, such as a variable, and `kind` what that is.
+    `source` is the text from the user, such as a variable, and `kind` its kind.
 
     Raises:
-        ConfigError: trioserve does not have it.
+        ConfigError: the flag is not supported.
     """
     found = flags()[flag]
     if flag in found.accepted:

@@ -1,4 +1,4 @@
-"""The commands of ``trioserve``: what the first word asks for, if it is no flag.
+"""The commands of ``trioserve``: the first argument, if it is not a flag.
 
 Each is a function of ``(argv, environ)`` in a module here, which returns the exit code; the module
 is imported only when its command is given. ``serve`` has none: it is what ``trioserve`` does
@@ -24,7 +24,7 @@ SERVE = "serve"
 
 @attrs.frozen
 class Command:
-    """A command: what may follow its name, and what it does, in a line and in a few."""
+    """A command: its usage, a line of help, and details."""
 
     usage: str
     help: str
@@ -94,10 +94,10 @@ COMMANDS: Mapping[str, Command] = {
 
 
 def check(name: str) -> None:
-    """Check that there is such a command.
+    """Check that a command exists.
 
     Raises:
-        ConfigError: there is not.
+        ConfigError: it does not.
     """
     if name in COMMANDS:
         return
@@ -111,8 +111,8 @@ def run(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command other than `SERVE`, and return its exit code.
 
     Args:
-        name: of the command.
-        argv: what follows it.
+        name: the command.
+        argv: its arguments.
         environ: the environment variables.
     """
     if "--help" in argv or "-h" in argv:
@@ -123,7 +123,7 @@ def run(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
         module, _, function = (COMMANDS[name].function or f"{name}.run").partition(".")
         code: int = getattr(import_module(f"{__name__}.{module}"), function)(argv, environ)
         sys.stdout.flush()
-    except BrokenPipeError:  # who reads this has enough: that is how pipes end
+    except BrokenPipeError:  # the reader of the pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except TrioServeError as error:
@@ -138,21 +138,21 @@ def _sentence(command: Command) -> str:
 
 
 def hush(config: Config) -> None:
-    """Log nothing, unless the flags ask for a level: what a command has to say, it prints."""
+    """Disable the log, unless the flags set a level: commands print their output."""
     level = "off" if config.log_level == Config().log_level else config.log_level
     logs.configure(attrs.evolve(config, log_level=level, log_file=None))
 
 
 def take(argv: Sequence[str], *switches: str) -> tuple[list[str], set[str]]:
-    """Take switches of a command out of its words; returns the other words, and those found."""
+    """Remove switches from the arguments; returns the other arguments, and the switches found."""
     return [word for word in argv if word not in switches], {*switches} & {*argv}
 
 
-# -- what people read
+# -- output
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> str:
-    """Put rows below each other; the columns whose numbers are in `right` end at the same place."""
+    """Format rows as a table; the columns with numbers in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(
@@ -187,7 +187,7 @@ def count_text(number: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Format a length of time in its largest unit, such as ``4 minutes``."""
+    """Format a duration in its largest unit, such as ``4 minutes``."""
     for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= size:
             number = round(seconds / size)

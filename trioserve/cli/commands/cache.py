@@ -40,7 +40,7 @@ def pull(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         for config in configs:
             trio.run(_pull, config)
     except KeyboardInterrupt:
-        print("trioserve: interrupted; the next pull goes on from here", file=sys.stderr)
+        print("trioserve: interrupted; the next pull continues from here", file=sys.stderr)
         return 128 + signal.SIGINT
     return 0
 
@@ -76,7 +76,7 @@ def list_models(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
-        ConfigError: something follows the name of the command.
+        ConfigError: there are arguments.
     """
     if argv:
         raise ConfigError(f"list takes no flags and no names, such as {argv[0]!r}")
@@ -85,7 +85,7 @@ def list_models(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def list_text() -> str:
-    """A line for each model: its name, its size, and when it was downloaded."""
+    """A line for each model: its name, its size, and the time of its download."""
     from trioserve.models.hub import cached_models
 
     rows = [("NAME", "SIZE", "DOWNLOADED")]
@@ -99,7 +99,7 @@ def rm(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
-        TrioServeError: a model is not there, or cannot be deleted.
+        TrioServeError: a model does not exist, or cannot be deleted.
     """
     from trioserve.models.hub import HubReference, remove
 

@@ -1,6 +1,6 @@
-"""``trioserve doctor``: what would keep a server with these flags from working well.
+"""``trioserve doctor``: finds problems of a server with these flags.
 
-Each check looks at one thing, says what it has found, and, where that is not fine, what to do.
+Each check covers one thing, and reports its state and, if needed, a remedy.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from trioserve.models.hub.cache import default_cache_dir
 if sys.platform != "win32":
     import resource
 
-#: Descriptors that a server should be able to have; each connection takes one.
+#: Descriptors that a server needs at least; each connection takes one.
 _ENOUGH_DESCRIPTORS = 1024
 
-#: Threads and processes that a server should be able to start beside those for computing.
+#: Threads and processes that a server needs at least, in addition to those for computing.
 _ENOUGH_THREADS = 64
 
-#: What tells that there is a GPU, and how llama.cpp is built for it.
+#: Signs of a GPU, and the build setting of llama.cpp for it.
 _GPUS = (
     (Path("/dev/nvidiactl"), "an NVIDIA", "GGML_CUDA"),
     (Path("/dev/kfd"), "an AMD", "GGML_HIP"),
@@ -52,7 +52,7 @@ _PIDS = (Path("/sys/fs/cgroup/pids.max"), Path("/sys/fs/cgroup/pids/pids.max"))
 
 
 class Level(Enum):
-    """How bad it is: fine, works but could be better, does not work."""
+    """The severity: works, could be better, does not work."""
 
     OK = "ok"
     WARNING = "warning"
@@ -61,7 +61,7 @@ class Level(Enum):
 
 @attrs.frozen
 class Finding:
-    """What a check has found: a thing, a sentence about it, and what to do."""
+    """The result of a check: a thing, a sentence about it, and a remedy."""
 
     level: Level
     about: str
@@ -73,7 +73,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
-        ConfigError: a flag or a variable is wrong.
+        ConfigError: a flag or a variable is invalid.
     """
     config = parse(argv, environ).config
     hush(config)
@@ -110,7 +110,7 @@ def _devices(*_others: object) -> Iterator[Finding]:
     try:
         found = devices.devices()
     except TrioServeError:
-        return  # said above
+        return  # reported above
     for one in found:
         free, total = devices.memory_of(one)
         memory = "" if one.is_cpu else f", {bytes_text(free)} of {bytes_text(total)} free"
@@ -146,7 +146,7 @@ def _cores(config: Config, *_others: object) -> Iterator[Finding]:
 
 
 def _model(config: Config, *_others: object) -> Iterator[Finding]:
-    """Whether the model can be loaded, and fits into the memory."""
+    """Whether the model can be loaded and fits into memory."""
     from trioserve.llama import machine
     from trioserve.llama.estimate import measure
 
@@ -175,7 +175,7 @@ def _model(config: Config, *_others: object) -> Iterator[Finding]:
 
 
 def _free_for_model(in_ram: int | None, config: Config) -> int | None:
-    """Return the bytes for a model: those of the RAM, of the GPUs and of other machines."""
+    """The bytes available to a model: in RAM, on GPUs and on other machines."""
     from trioserve.llama import devices
 
     gpus = [devices.memory_of(one)[0] for one in devices.devices() if not one.is_cpu]
@@ -185,7 +185,7 @@ def _free_for_model(in_ram: int | None, config: Config) -> int | None:
 
 @cache
 def _peers(config: Config) -> list[Peer | ModelLoadError]:
-    """Ask the machines that `--rpc` names, once."""
+    """Connect to the machines in `--rpc`, once."""
     found: list[Peer | ModelLoadError] = []
     for named in config.rpc:
         try:
@@ -213,7 +213,7 @@ def _rpc(config: Config, *_others: object) -> Iterator[Finding]:
 
 
 def _models(config: Config, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Which models there are to choose from."""
+    """The models in the catalog."""
     try:
         with _collected(logging.getLogger("trioserve.models.catalog")) as warnings:
             catalog = Catalog.of(config, argv, environ)
@@ -228,7 +228,7 @@ def _models(config: Config, argv: Sequence[str], environ: Mapping[str, str]) -> 
 
 @contextmanager
 def _collected(logger: logging.Logger) -> Iterator[list[logging.LogRecord]]:
-    """Collect the warnings of a logger, in place of writing them."""
+    """Collect the warnings of a logger instead of writing them."""
     handler = BufferingHandler(capacity=10_000)
     before = logger.level, logger.propagate
     logger.setLevel(logging.WARNING)
@@ -300,7 +300,7 @@ def _model_size(config: Config) -> int:
     try:
         return resolve(on_disk(config).model).stat().st_size
     except (TrioServeError, OSError):
-        return 0  # the check of the model reports it
+        return 0  # the model's check reports it
 
 
 def _max_threads() -> int | None:
@@ -308,12 +308,12 @@ def _max_threads() -> int | None:
         try:
             return int(path.read_text())
         except (OSError, ValueError):
-            continue  # there is no such limit
+            continue  # no such limit
     return None
 
 
 def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Folders that the server writes to: whether it may, and how much room there is."""
+    """Folders that the server writes to: permissions and free space."""
     for flag, name in (
         ("the cache of models", str(default_cache_dir(environ))),
         ("--slot-save-path", config.slot_save_path),
@@ -331,7 +331,7 @@ def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -
             )  # fmt: skip
 
 
-#: In this order.
+#: In the order of the report.
 CHECKS: tuple[_Check, ...] = (
     _versions, _devices, _cores, _rpc, _model, _models, _port, _limits, _folders,
 )  # fmt: skip

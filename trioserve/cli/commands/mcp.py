@@ -28,9 +28,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
-        ConfigError: a flag or a variable is wrong, or the package `mcp` is not there.
-        ModelLoadError: the file of the model is not there, or none of a model.
-        TrioServeError: models cannot be served here, or the client has sent what no client sends.
+        ConfigError: a flag or a variable is invalid, or the package `mcp` is not installed.
+        ModelLoadError: the model's file does not exist, or is not a model.
+        TrioServeError: models cannot be served here, or the client has sent invalid data.
     """
     try:
         from trioserve.mcp_server.models import models_of_server
@@ -69,7 +69,7 @@ def _own(
         catalog = Catalog.of(config, words, environ)
     else:
         if is_local(config):
-            with gguf.read(resolve(config.model)):  # not to be told when it is asked something
+            with gguf.read(resolve(config.model)):  # report a bad file now, not at the first call
                 pass
         catalog = OneModel(config, words, environ, load_on_startup=False)
     return models_of_catalog(

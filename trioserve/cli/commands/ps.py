@@ -22,8 +22,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
-        ConfigError: a flag or a variable is wrong.
-        UnavailableError: no server answers, or not as one.
+        ConfigError: a flag or a variable is invalid.
+        UnavailableError: no server answers, or the answer is invalid.
     """
     words, switches = take(argv, "--all")
     url, flags = take_url(words)
@@ -35,10 +35,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _get(address: Address, path: str, api_key: str | None) -> tuple[int, Any]:
-    """Ask the server; returns the status and what the body holds, None if that is no JSON.
+    """Send a request; returns the status and the JSON body, or None if the body is not JSON.
 
     Raises:
-        UnavailableError: it does not answer.
+        UnavailableError: the server does not answer.
     """
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
@@ -59,10 +59,10 @@ def _get(address: Address, path: str, api_key: str | None) -> tuple[int, Any]:
 
 
 def _models(address: Address, api_key: str | None) -> Iterator[tuple[str, str, str, str]]:
-    """Ask the server for its models, and for when those in memory are to sleep; yields rows.
+    """Get the server's models and the times at which loaded ones sleep; yields table rows.
 
     Raises:
-        UnavailableError: it does not answer, or not in this way.
+        UnavailableError: the server does not answer, or the answer is invalid.
     """
     status, listed = _get(address, "/models", api_key)
     _, running = _get(address, "/api/ps", api_key)
@@ -70,7 +70,7 @@ def _models(address: Address, api_key: str | None) -> Iterator[tuple[str, str, s
         if status != http.HTTPStatus.OK:
             raise UnavailableError(f"{address} says: {listed['error']['message']}")
         found = [dict(one) for one in listed["data"]]
-        # A server of one model gives it no status, and does not tell that one that sleeps runs.
+        # A server with one model gives it no status, and does not list a sleeping one as running.
         tells = bool(running) and "models" in running
         sleeps = {one["name"]: str(one["expires_at"]) for one in (running or {}).get("models", ())}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -91,7 +91,7 @@ def _models(address: Address, api_key: str | None) -> Iterator[tuple[str, str, s
 
 
 def _sleeps(moment: str) -> str:
-    """Say in how long a moment is, in the form of RFC 3339; empty if there is none."""
+    """Format the time until a moment in the form of RFC 3339; empty without one."""
     try:
         seconds = (datetime.fromisoformat(moment) - datetime.now(UTC)).total_seconds()
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""``trioserve rpc``: what is needed to have a model computed by several machines."""
+"""``trioserve rpc``: the tools to run a model on several machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PORT = 50052  # as llama.cpp's own server
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises what is wrong as our error."""
+    """Raises parse errors as `ConfigError`."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"rpc: {message}; see trioserve rpc --help")
@@ -26,7 +26,7 @@ def run(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
-        ConfigError: a flag is wrong, the library cannot be built, or the address not be used.
+        ConfigError: a flag is invalid, the library cannot be built, or the address is unusable.
     """
     options = _parser().parse_args(list(argv))
     hush(Config())
@@ -62,7 +62,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     if options.threads < 0:
         raise ConfigError("rpc: --threads must not be negative")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while ggml serves, Python would not notice it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python does not handle signals while ggml serves
     serve(
         options.host,
         options.port,
@@ -71,4 +71,4 @@ def _serve(options: argparse.Namespace) -> int:
         cache=options.cache,
         allow_public=options.rpc_allow_public,
     )
-    return 1  # ggml has said why
+    return 1  # ggml has logged the reason

@@ -1,4 +1,4 @@
-"""``trioserve show``: what is in a model file, and how much memory it will need here."""
+"""``trioserve show``: the contents of a model file, and the memory that it needs here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
-        TrioServeError: there is no such model, or its file cannot be read.
+        TrioServeError: the model does not exist, or its file cannot be read.
     """
     words, switches = take(argv, "--json", "--template")
     name = words.pop(0) if words and not words[0].startswith("-") else None
@@ -47,7 +47,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _config(name: str | None, flags: Sequence[str], environ: Mapping[str, str]) -> Config:
-    """Make the configuration of a server of the model with this name, or of this file."""
+    """Make the configuration of a server of a model, by its name or file."""
     if name is None or Path(name).is_file():
         model = () if name is None else ("--model", name)
         return on_disk(parse([*flags, *model], environ).config)
@@ -61,7 +61,7 @@ def _config(name: str | None, flags: Sequence[str], environ: Mapping[str, str]) 
 
 
 def _memory(config: Config) -> dict[str, int | None]:
-    """Estimate the memory that a server of the model needs, and measure what is free."""
+    """Estimate the memory that a server of the model needs, and measure the free memory."""
     from trioserve.llama.estimate import measure
     from trioserve.llama.machine import free_memory
 
@@ -102,7 +102,7 @@ def _memory_text(memory: Mapping[str, int | None]) -> str:
 
 
 def on_disk(config: Config) -> Config:
-    """Put the paths of files in the place of names of the hub; nothing is downloaded.
+    """Replace names of the hub with the paths of cached files; downloads nothing.
 
     Raises:
         UnknownModelError: a model is not in the cache.
