@@ -223,7 +223,7 @@ async def test_recordings_take_turns_and_few_may_wait(nursery: trio.Nursery) -> 
 async def test_what_whisper_cannot_do_is_refused(params: dict[str, Any], param: str) -> None:
     async with whisper() as transcriber:
         with pytest.raises(UnsupportedFieldError) as caught:
-            await transcribe(transcriber, **params)
+            transcriber.check(TranscriptionParams(**params))
     assert caught.value.param == param
 
 
