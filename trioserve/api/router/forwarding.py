@@ -51,7 +51,7 @@ from trioserve.router.forward import (
 )
 from trioserve.router.states import QueueStatus, Status
 
-#: Writes the place of a request in the queue; None: not known yet.
+#: Writes the status of a waiting request as a ping; None: not known yet.
 Say: TypeAlias = Callable[[QueueStatus | None], bytes]
 
 
@@ -109,7 +109,7 @@ class Place:
         self._waiting = waiting
 
     def comment(self) -> bytes:
-        """Write where the request stands, for a stream that is silent meanwhile."""
+        """Write the status of the wait, for a stream that is silent meanwhile."""
         return self._wanted.say(self._waiting)
 
     async def beat(self) -> bytes:
@@ -136,7 +136,7 @@ async def place_at(
 
 
 def comment_on(waiting: QueueStatus | None) -> bytes:
-    """Write where a request stands, as a comment in a stream."""
+    """Write the status of a waiting request, as a comment in a stream."""
     if waiting is None:
         return b":\n\n"
     if waiting.status in (Status.LOADING, Status.DOWNLOADING):
@@ -328,7 +328,7 @@ async def _parts(
 async def _answer_late(
     place: Place, wanted: ForwardedRequest, current: Request, passed: PassedStream
 ) -> AsyncGenerator[bytes, None]:
-    """Send the place in the queue until the child is available, then forward its answer."""
+    """Send the status of the wait until the child is available, then forward its answer."""
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
     said = b""
     try:

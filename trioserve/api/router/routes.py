@@ -65,7 +65,7 @@ def describe_download(name: str, progress: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
-    """Describe the state of a model. Unknown or false entries are left out."""
+    """Describe the state of a model. Omits unknown values, and the failure if there is none."""
     written: dict[str, Any] = {
         "value": state.value.value,
         "args": list(state.args or entry.args),
