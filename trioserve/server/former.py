@@ -1,4 +1,4 @@
-"""Deprecated attributes of `Server`, under the names that they had."""
+"""Deprecated attributes of `Server`, under their former names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trioserve.server.stream import read_all
 
 __all__ = ["ManyOutputs", "former_attribute"]
 
-#: Attributes of `Server` that are attributes of its `lifecycle` now.
+#: Attributes of `Server` that have moved to its `lifecycle`.
 _MOVED = frozenset(
     {
         "check_live", "check_ready", "draining", "idle_since", "idle_until", "known_model",
@@ -22,10 +22,10 @@ _OUTPUTS = {"completions": "stream_all", "chats": "stream_chats"}
 
 
 def former_attribute(server: Any, name: str) -> Any:
-    """Find an attribute that `Server` had, and warn.
+    """Find a former attribute of `Server`, and warn.
 
     Raises:
-        AttributeError: it had none of this name.
+        AttributeError: `Server` never had this attribute.
     """
     if name in _OUTPUTS:
         return ManyOutputs(getattr(server, _OUTPUTS[name]), name)
@@ -37,7 +37,7 @@ def former_attribute(server: Any, name: str) -> Any:
 
 
 class ManyOutputs:
-    """What `Server.completions` and `Server.chats` were."""
+    """The former `Server.completions` and `Server.chats`."""
 
     def __init__(
         self, open_streams: Callable[..., AbstractAsyncContextManager[list[Any]]], name: str

@@ -1,4 +1,4 @@
-"""`LoadedModel`: what is known of a model once it is loaded, and the scales of its adapters."""
+"""`LoadedModel`: the properties of a loaded model, and the default scales of its adapters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from trioserve.types import (
 
 @attrs.frozen(kw_only=True)
 class VocabFacts:
-    """What is known of a vocabulary that is not in memory. It has no texts of tokens."""
+    """The properties of a vocabulary that is not in memory, without the texts of tokens."""
 
     n_tokens: int
     max_token_bytes: int
@@ -48,7 +48,7 @@ class VocabFacts:
 
     @classmethod
     def of(cls, vocab: Vocab) -> Self:
-        """Note what is small."""
+        """Copy the small properties."""
         return cls(
             n_tokens=vocab.n_tokens,
             max_token_bytes=vocab.max_token_bytes,
@@ -76,7 +76,7 @@ class VocabFacts:
 
 @attrs.frozen(kw_only=True)
 class LoadedModel:
-    """A model, and what the configuration says of requests to it.
+    """A model, and the configuration for requests to it.
 
     While the server sleeps, `vocab` is a `VocabFacts`.
     """
@@ -87,22 +87,22 @@ class LoadedModel:
     n_ctx_seq: int  # tokens that the context of one request holds
     template: ChatTemplate
     template_variables: dict[str, Any]
-    #: Control tokens that structure a message, so that the parser has to see them.
+    #: Control tokens that structure a message. The parser needs their names in the output.
     preserved_tokens: frozenset[TokenId]
-    #: Whether `Prompt.divergence_points` are of use.
+    #: Whether `Prompt.divergence_points` are useful.
     keeps_checkpoints: bool
     #: The parameters of a request that sets none.
     defaults: GenerationParams
-    #: What it takes beside text.
+    #: The supported inputs in addition to text.
     modalities: Modalities = attrs.field(factory=Modalities)
-    #: Whether Whisper transcribes recordings, and not the model.
+    #: Whether Whisper transcribes recordings instead of the model.
     has_whisper: bool = False
-    #: How a model for embeddings pools them, "rank" for one that ranks; None: it makes text.
+    #: The pooling of an embedding model, "rank" for a reranker; None: it generates text.
     pooling: str | None = None
 
     @classmethod
     def introduce(cls, engine: EngineLoop, config: Config) -> Self:
-        """Get to know a model. It takes a while: the template is compiled and tried out.
+        """Read the properties of a model. It is slow: it compiles the template and tries it out.
 
         Raises:
             ModelLoadError: the chat template cannot be used.
@@ -139,11 +139,11 @@ class LoadedModel:
         )
 
     def asleep(self) -> Self:
-        """Make what stays of it while the server sleeps."""
+        """Make a copy for the time in which the server sleeps."""
         return attrs.evolve(self, vocab=VocabFacts.of(self.vocab))
 
     def check_generates(self) -> None:
-        """Refuse to make text. Raises NotSupportedError if the model makes none."""
+        """Check that the model generates text. Raises NotSupportedError."""
         if self.pooling is not None:
             raise NotSupportedError(
                 "This server computes embeddings and generates no text. "
@@ -152,11 +152,11 @@ class LoadedModel:
 
     @property
     def transcribes(self) -> bool:
-        """Whether there is something that turns recordings into text."""
+        """Whether the server can transcribe recordings."""
         return self.has_whisper or (self.pooling is None and self.modalities.audio)
 
     def check_transcribes(self) -> None:
-        """Refuse to transcribe recordings. Raises NotSupportedError if nothing here does."""
+        """Check that the server can transcribe recordings. Raises NotSupportedError."""
         if not self.transcribes:
             raise NotSupportedError(
                 "The current model does not support audio input. Start the server with a model "
@@ -164,7 +164,7 @@ class LoadedModel:
             )
 
     def check_embeds(self) -> None:
-        """Refuse to make embeddings. Raises NotSupportedError if the model makes none."""
+        """Check that the model computes embeddings. Raises NotSupportedError."""
         if self.pooling is None:
             raise NotSupportedError(
                 "This server does not support embeddings. Start it with `--embeddings`"
@@ -173,7 +173,7 @@ class LoadedModel:
             raise NotSupportedError("This server ranks documents and computes no embeddings.")
 
     def check_ranks(self) -> None:
-        """Refuse to rank documents. Raises NotSupportedError if the model does not."""
+        """Check that the model ranks documents. Raises NotSupportedError."""
         if self.pooling != "rank":
             raise NotSupportedError(
                 "This server does not support reranking. Start it with `--reranking`"
@@ -201,10 +201,10 @@ def _default_grammar(config: Config) -> Grammar | None:
 
 
 class AdapterScales:
-    """The adapters of a server, and the scales of requests that name none. On the event loop.
+    """The adapters of a server, and their default scales. Used on the event loop.
 
     Args:
-        infos: the adapters that were loaded; their ids are their places.
+        infos: the loaded adapters, in the order of their ids.
     """
 
     def __init__(self, infos: Sequence[AdapterInfo]) -> None:
@@ -213,28 +213,28 @@ class AdapterScales:
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """The scale of each adapter, for requests that name none."""
+        """The default scale of each adapter."""
         return tuple(self._scales)
 
     @property
     def current(self) -> Adapters:
-        """The adapters of requests that name none."""
+        """The adapters with their default scales."""
         return _in_use(enumerate(self._scales))
 
     def set(self, scales: Mapping[int, float]) -> None:
-        """Change them for requests from now on; an adapter that is not named gets 0.
+        """Change the default scales for later requests; an adapter that is not named gets 0.
 
         Raises:
-            InvalidRequestError: there is no such adapter; nothing has changed.
+            InvalidRequestError: an adapter does not exist; nothing has changed.
         """
         self._check(scales)
         self._scales = [scales.get(id_, 0.0) for id_ in range(len(self.infos))]
 
     def choose(self, given: Sequence[tuple[int, float]]) -> Adapters:
-        """Say what a request gets that asks for these; for none, the ones that all get.
+        """The adapters for a request with these ids and scales; the default ones if it has none.
 
         Raises:
-            InvalidRequestError: there is no such adapter.
+            InvalidRequestError: an adapter does not exist.
         """
         if not given:
             return self.current

@@ -1,1 +1,1 @@
-"""What requests do with an engine: continue prompts, answer chats, embed texts, save slots."""
+"""Requests to an engine: completions, chats, embeddings and saved slots."""

@@ -1,1 +1,1 @@
-"""What bounds requests: places in the queue, memory, requests a minute, threads, shared caches."""
+"""Limits of requests: queue, memory, rates and shared caches."""

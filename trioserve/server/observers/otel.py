@@ -257,8 +257,8 @@ def _add_content(span: Span, request: RequestInfo, end: RequestEnd) -> None:
 async def exporting(*, content: bool = False) -> AsyncIterator[OpenTelemetry]:
     """Provide an observer whose spans and values are exported during a block.
 
-    Uses the providers that the program has set up for OpenTelemetry. At the end of the block, the
-    rest is sent within `FAREWELL` seconds or lost.
+    Uses the providers that the program has set up for OpenTelemetry, or creates them. At the end of
+    the block, created ones send the rest within `FAREWELL` seconds or lose it.
 
     Raises:
         ConfigError: a variable has an unsupported value.

@@ -173,7 +173,8 @@ def _needs_no_space(character: str) -> bool:
 _LONGEST = 30.0
 _LONGEST_TIMED = 10.0
 
-#: The most tokens for each second of sound, plus some. More are repetition: speech is slower.
+#: The most tokens for each second of sound, and for a window in addition. Speech needs fewer: more
+#: tokens are repetition.
 _TOKENS_PER_SECOND = 32
 _TOKENS_BESIDE = 64
 
