@@ -116,7 +116,7 @@ def test_a_socket_is_removed_again(diagnose, tmp_path: Path) -> None:
 def test_a_server_that_is_open_to_all(diagnose) -> None:
     report = diagnose("--host", "0.0.0.0")
     assert report.code == 0
-    assert "whoever reaches this machine" in report.about("address")[1]
+    assert "any client that reaches this machine" in report.about("address")[1]
     assert len(diagnose("--host", "0.0.0.0", "--api-key", "x").about("address")) == 1
 
 

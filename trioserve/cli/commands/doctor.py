@@ -256,7 +256,7 @@ def _port(config: Config, *_others: object) -> Iterator[Finding]:
         yield Finding(Level.OK, "address", f"{where} is free")
     if not config.api_keys and not _is_private(config.host):
         yield Finding(
-            Level.WARNING, "address", "whoever reaches this machine can use the server",
+            Level.WARNING, "address", "any client that reaches this machine can use the server",
             "set --api-key, or leave --host out",
         )  # fmt: skip
 

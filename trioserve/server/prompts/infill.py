@@ -70,7 +70,7 @@ class InfillPrompts:
         self._tokenizer = tokenizer
 
     async def prompt_for(self, gap: Gap, max_tokens: int) -> tuple[TokenId, ...]:
-        """Make a prompt. See `Server.infill_prompt`."""
+        """Make a prompt. See `Server.infill`."""
         check_infill(self._model)
         vocab, fim, n_ctx = self._model.vocab, self._model.vocab.fim, self._model.n_ctx_seq
         # Do not tokenize text that is certain to be cut off.

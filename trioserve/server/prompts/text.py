@@ -1,6 +1,6 @@
 """Converts text and chats to the token ids of a prompt, and tokens to text.
 
-Chats are rendered, and their prompts get hints where checkpoints are useful. `PromptLog` writes
+Chats are rendered, and their prompts get divergence points. `PromptLog` writes
 prompts to files.
 """
 
@@ -374,9 +374,9 @@ class ChatPrompts:
         with self.media.memory.hold() as hold:
             marked = await self.mark(await self.parse(messages), hold)
             text = await self.render(marked.messages, chat)
-            return len(await self._without_hints(text, marked, hold, fits=False, aside=True))
+            return len(await self._tokenized(text, marked, hold, fits=False, aside=True))
 
-    async def _without_hints(
+    async def _tokenized(
         self,
         text: str,
         marked: MarkedMessages,
@@ -403,7 +403,7 @@ class ChatPrompts:
     async def prompt_of(
         self, text: str, marked: MarkedMessages, chat: ChatParams, hold: MemoryReservation
     ) -> Prompt:
-        """Make a prompt of a rendered chat, with hints where a checkpoint is useful.
+        """Make a prompt of a rendered chat, with the points at which others will diverge.
 
         Args:
             text: the rendered chat.
@@ -411,30 +411,30 @@ class ChatPrompts:
             chat: its parameters.
             hold: reserves memory for media; it outlives the prompt.
         """
-        prompt = await self._without_hints(text, marked, hold, fits=True)
+        prompt = await self._tokenized(text, marked, hold, fits=True)
         if not self._model.keeps_checkpoints:
             return prompt
-        find = partial(self._hints, text, prompt, marked, chat)
-        hints = await self._workers.offload(find)
-        return Prompt(prompt.tokens, media=prompt.media, divergence_points=hints)
+        find = partial(self._divergence_points, text, prompt, marked, chat)
+        points = await self._workers.offload(find)
+        return Prompt(prompt.tokens, media=prompt.media, divergence_points=points)
 
-    def _hints(
+    def _divergence_points(
         self, text: str, prompt: Prompt, marked: MarkedMessages, chat: ChatParams, stop: Stop
     ) -> tuple[int, ...]:
         messages = marked.messages
         n_given = len(messages) - (chat.continue_final_message is not None)
-        partings = find_divergence_points(
+        places = find_divergence_points(
             self._model.template,
             text,
             messages[:n_given],
             tools=chat.tools,
             kwargs={**self._model.template_variables, **chat.template_kwargs},
         )
-        return hints_of(
+        return divergence_points_of(
             self._model.vocab,
             marked.pieces(text),
             prompt,
-            partings,
+            places,
             stop,
             add_special=self._adds_special(text),
         )
@@ -460,11 +460,11 @@ def n_chars(value: Any) -> int:
 _HEADER = 6
 
 
-def hints_of(
+def divergence_points_of(
     vocab: Vocab,
     pieces: Sequence[str],
     prompt: Prompt,
-    partings: Iterable[int],
+    places: Iterable[int],
     stop: Stop,
     *,
     add_special: bool,
@@ -472,14 +472,14 @@ def hints_of(
     """Count the cells of a prompt before some characters of its text.
 
     A character after the header of a message counts as the start of the header, because the last
-    token of the header may merge with the text that follows. The last media are also a hint:
+    token of the header may merge with the text that follows. The end of the last media is also one:
     another question about them may follow.
 
     Args:
         vocab: converts text to tokens.
         pieces: the text; every second piece stands for media.
         prompt: the tokenized text.
-        partings: the characters, as offsets in all pieces together.
+        places: the characters, as offsets in all pieces together.
         stop: returns True when the caller has given up.
         add_special: whether the prompt begins with a special token that the text does not have.
 
@@ -487,12 +487,12 @@ def hints_of(
         AbandonedError: `stop` returned True.
     """
     if len(pieces) == 1:
-        return _hints_of(vocab, pieces[0], prompt.tokens, partings, stop, add_special=add_special)
-    hints = {n_before + last.n_cells for n_before, last in prompt.spans[-1:]}
+        return _points_in(vocab, pieces[0], prompt.tokens, places, stop, add_special=add_special)
+    points = {n_before + last.n_cells for n_before, last in prompt.spans[-1:]}
     n_chars = n_tokens = 0
     for place, piece in enumerate(pieces):
         begin, n_chars = n_chars, n_chars + len(piece)
-        inside = [parting - begin for parting in partings if begin < parting <= n_chars]
+        inside = [place - begin for place in places if begin < place <= n_chars]
         if place % 2 or not piece:
             continue
         special = add_special and place == 0
@@ -501,10 +501,10 @@ def hints_of(
         if start is None:
             continue  # a projector changed the text; the checkpoint is optional
         n_tokens = start + len(tokens)
-        found = _hints_of(vocab, piece, tokens, inside, stop, add_special=special)
+        found = _points_in(vocab, piece, tokens, inside, stop, add_special=special)
         n_media = sum(chunk.n_cells for n_before, chunk in prompt.media if n_before <= start)
-        hints.update(n_media + start + hint for hint in found)
-    return tuple(sorted(hints))
+        points.update(n_media + start + point for point in found)
+    return tuple(sorted(points))
 
 
 def _find(tokens: Sequence[TokenId], within: Sequence[TokenId], start: int) -> int | None:
@@ -516,39 +516,39 @@ def _find(tokens: Sequence[TokenId], within: Sequence[TokenId], start: int) -> i
     return None
 
 
-def _hints_of(
+def _points_in(
     vocab: Vocab,
     text: str,
     tokens: Sequence[TokenId],
-    partings: Iterable[int],
+    places: Iterable[int],
     stop: Stop,
     *,
     add_special: bool,
 ) -> tuple[int, ...]:
     """Count the tokens of a text before some of its characters."""
-    hints = set()
-    for parting in partings:
-        n_before = _count(vocab, text, tokens, parting, stop, add_special=add_special)
+    points = set()
+    for place in places:
+        n_before = _count(vocab, text, tokens, place, stop, add_special=add_special)
         header = tokens[max(0, n_before - _HEADER) : n_before]
         after_control = [i for i, token in enumerate(header, 1) if not vocab.pieces[token]]
-        hints.add(n_before - (len(header) - after_control[-1] if after_control else 0))
-    return tuple(sorted(hints))
+        points.add(n_before - (len(header) - after_control[-1] if after_control else 0))
+    return tuple(sorted(points))
 
 
 def _count(
     vocab: Vocab,
     text: str,
     tokens: Sequence[TokenId],
-    parting: int,
+    place: int,
     stop: Stop,
     *,
     add_special: bool,
 ) -> int:
     """Count the tokens before a character; tokenizes the shorter side if that is enough."""
-    if parting * 2 > len(text):
-        tail = vocab.tokenize(text[parting:], stop=lambda _: stop())
+    if place * 2 > len(text):
+        tail = vocab.tokenize(text[place:], stop=lambda _: stop())
         n_before = len(tokens) - len(tail)
         if tuple(tokens[n_before:]) == tail:
             return n_before
-    head = vocab.tokenize(text[:parting], add_special=add_special, stop=lambda _: stop())
+    head = vocab.tokenize(text[:place], add_special=add_special, stop=lambda _: stop())
     return shared_length(list(head), list(tokens))

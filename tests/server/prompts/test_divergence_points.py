@@ -10,7 +10,7 @@ from tests.support.scripted_server import serve
 from tests.support.scripts import NamedVocab
 from trioserve.chat.template.builtin import CHATML
 from trioserve.server import Server
-from trioserve.server.prompts.text import hints_of
+from trioserve.server.prompts.text import divergence_points_of
 from trioserve.testing import ScriptedBackend
 from trioserve.testing.vocab import byte_vocab
 from trioserve.types import MediaChunk, Prompt
@@ -86,7 +86,9 @@ async def test_a_model_that_can_be_cut_gets_no_hints(monkeypatch: pytest.MonkeyP
 def test_each_byte_is_a_token(text: str) -> None:
     places = range(len(text) + 1)
     prompt = Prompt(byte_vocab.tokenize(text))
-    found = hints_of(byte_vocab, [text], prompt, places, lambda: False, add_special=False)
+    found = divergence_points_of(
+        byte_vocab, [text], prompt, places, lambda: False, add_special=False
+    )
     assert found == tuple(places)
 
 
@@ -96,8 +98,8 @@ def test_a_header_does_not_count() -> None:
     named.tokenize = vocab.tokenize
     text = "system Zuser\nHi there"
     prompt = Prompt(vocab.tokenize(text))
-    parting = text.index("Hi")
-    places = hints_of(named, [text], prompt, [parting], lambda: False, add_special=False)
+    start = text.index("Hi")
+    places = divergence_points_of(named, [text], prompt, [start], lambda: False, add_special=False)
     assert places == (text.index("Z") + 1,)
 
 
@@ -109,7 +111,9 @@ def test_cells_of_media_count() -> None:
     tokens = byte_vocab.tokenize("A(|)BBB()()CC")
     prompt = Prompt(tokens, media=[(2, tile), (3, tile), (8, tile), (10, tile)])
     text = "".join(pieces)
-    partings = [text.index("BBB") + 1, text.index("BBB") + 3, text.index("CC") + 1]
-    found = hints_of(byte_vocab, pieces, prompt, partings, lambda: False, add_special=False)
+    inside = [text.index("BBB") + 1, text.index("BBB") + 3, text.index("CC") + 1]
+    found = divergence_points_of(
+        byte_vocab, pieces, prompt, inside, lambda: False, add_special=False
+    )
     assert found == (5 + 20, 7 + 20, 10 + 40, 12 + 40)
     assert [prompt.keys[n - 1] for n in found] == [66, 66, tile.keys[-1], 67]
