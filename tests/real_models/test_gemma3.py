@@ -77,9 +77,19 @@ def test_tokens_are_llama_cpps(bench: Bench, loop: PlainLoop) -> None:
         assert list(tokenize(bench, prompt)) == loop.tokenize(prompt)
 
 
+def agrees(tokens: list[int], expected: Said) -> bool:
+    """Whether an output is the expected one, or leaves it where two tokens are nearly equal.
+
+    The engine cuts a long prompt into other batches, which round differently.
+    """
+    n = shared_length(expected.tokens, tokens)
+    return n == len(expected.tokens) or expected.margins[n] < NEAR_TIE
+
+
 def test_the_text_is_llama_cpps(bench: Bench, said: dict[str, Said]) -> None:
     for prompt, expected in said.items():
-        assert bench.alone(tokenize(bench, prompt), N).tokens == expected.tokens, prompt
+        tokens = list(bench.alone(tokenize(bench, prompt), N).tokens)
+        assert agrees(tokens, expected), prompt
 
 
 def test_it_is_the_same_in_company(bench: Bench, said: dict[str, Said]) -> None:
@@ -87,8 +97,7 @@ def test_it_is_the_same_in_company(bench: Bench, said: dict[str, Said]) -> None:
         bench.submit(i, tokenize(bench, prompt), N)
     bench.run()
     for i, expected in enumerate(said.values()):
-        n = shared_length(expected.tokens, bench.tokens[i])
-        assert n == len(expected.tokens) or expected.margins[n] < NEAR_TIE
+        assert agrees(bench.tokens[i], expected)
 
 
 def test_it_knows_simple_things(bench: Bench, said: dict[str, Said]) -> None:
