@@ -1,4 +1,4 @@
-"""Records of steps: what was in the batch, while somebody watches."""
+"""Records of steps: what was in the batch, recorded while there are subscribers."""
 
 from __future__ import annotations
 

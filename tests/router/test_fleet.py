@@ -333,7 +333,7 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_for_all_who_wait() -> N
         state = fleet.state("a")
         assert (state.value, state.failed, state.exit_code) == (Status.UNLOADED, True, 1)
         assert state.message == "The file is cut short."
-        assert not launcher.running, "nobody wants it any more"
+        assert not launcher.running, "no request waits for it"
 
 
 async def test_a_process_that_says_nothing_has_the_end_of_its_log_told() -> None:

@@ -108,7 +108,7 @@ def test_a_model_that_fails_to_load_refuses_those_who_waited() -> None:
     schedule.decide()
     schedule.gone("a", ERROR)
     assert lease.error is ERROR
-    assert schedule.decide() == Plan(), "nobody wants it any more"
+    assert schedule.decide() == Plan(), "no request waits for it"
 
 
 def test_a_request_for_a_model_that_is_being_stopped_gets_the_next_start() -> None:

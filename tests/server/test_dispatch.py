@@ -39,7 +39,7 @@ PROBS = TokenProbs(TokenProb(1, b"a", -1.0), (TokenProb(1, b"a", -1.0), TokenPro
 
 
 class Engine:
-    """Keeps what it is told, and gives the events that it is given."""
+    """Records the commands, and returns the events that the test sets."""
 
     def __init__(self) -> None:
         self.failure: EngineError | None = None

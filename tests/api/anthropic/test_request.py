@@ -327,7 +327,7 @@ FIELDS: Wrong = [
     (
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         "tools[0].type",
-        "is 'web_search_20250305': this server has no tools of its own.",
+        "is 'web_search_20250305': this server has no such built-in tool.",
     ),
     ({"tools": [WEATHER | {"defer_loading": True}]}, "tools[0].defer_loading", UNSUPPORTED),
     ({"tool_choice": "any"}, "tool_choice", "must be an object."),

@@ -64,7 +64,7 @@ def test_what_cannot_be_cut_is_shared_by_checkpoints_in_ram(
     ("n_kept", "n_shared", "n_prompt", "lengths", "n_in_ram"),
     [
         (40, 32, 34, [40, 32, 0], 0),  # a copy
-        (32, 32, 34, [32, 0, 0], 0),  # it goes on where that ended
+        (32, 32, 34, [32, 0, 0], 0),  # it continues from there
         (32, 32, 32, [31, 0, 0], 0),  # but for the last cell
         (40, 31, 33, [31, 0, 0], 0),  # too short for a copy
         (62, 31, 33, [31, 0, 0], 0),

@@ -60,7 +60,7 @@ async def test_slot_files_do_not_wait_for_an_engine_that_has_stopped(tmp_path: P
 
 
 class Waiting:
-    """An engine in a step that ends when a test says so."""
+    """An engine in a step that the test ends."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()

@@ -26,7 +26,7 @@ from trioserve.types import CancelReason, FinishReason
 
 
 class Recorder:
-    """Keeps what it is told."""
+    """Records the events."""
 
     def __init__(self) -> None:
         self.running: list[RequestInfo] = []

@@ -24,7 +24,7 @@ from trioserve.types import FinishReason, StepRecord
 
 
 class Listener:
-    """Keeps what it is told."""
+    """Records the events."""
 
     def __init__(self) -> None:
         self.batches: list[TelemetryBatch] = []

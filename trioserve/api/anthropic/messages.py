@@ -459,7 +459,7 @@ def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind is not None and kind != "custom":
         raise UnsupportedFieldError.at(
-            f"{path}.type", f"is {kind!r}: this server has no tools of its own."
+            f"{path}.type", f"is {kind!r}: this server has no such built-in tool."
         )
     refuse_unsupported(tool, _UNSUPPORTED_IN_TOOLS, f"{path}.")
     description = "" if tool.get("description") is None else tool["description"]

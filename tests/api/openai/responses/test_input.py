@@ -291,7 +291,7 @@ FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     (
         {"tools": [{"type": "web_search"}]},
         "tools[0].type",
-        "is 'web_search'; this server has no tools of its own, and takes those of type "
+        "is 'web_search'; this server has no such built-in tool, and takes those of type "
         '"function".',
     ),
     ({"tools": [{"type": "function"}]}, "tools[0].name", None),

@@ -110,7 +110,7 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...]:
         if tool.get("type") != "function":
             raise UnsupportedFieldError.at(
                 f"tools[{i}].type",
-                f"is {tool.get('type')!r:.80}; this server has no tools of its own, and takes "
+                f"is {tool.get('type')!r:.80}; this server has no such built-in tool, and takes "
                 'those of type "function".',
             )
     return objects(value)
