@@ -20,7 +20,7 @@ import trio
 
 from tests.support import tiny
 from tests.support.waiting import patiently, until
-from trioserve.alongside import alongside
+from trioserve.concurrency import alongside
 from trioserve.errors import ModelLoadError
 from trioserve.router.launch import Forks, LaunchedProcess, Launcher, Spawner, open_launcher
 

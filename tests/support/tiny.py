@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from trioserve.alongside import alongside
+from trioserve.concurrency import alongside
 from trioserve.router.launch import Forks, Launcher, Spawner, adopting_orphans
 
 #: Both ways: a Python for each process, or forks of one that waits.

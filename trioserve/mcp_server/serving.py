@@ -15,7 +15,7 @@ from mcp.server.session import ServerSession
 from msgspec import UNSET, UnsetType
 
 from trioserve._version import __version__
-from trioserve.alongside import alongside
+from trioserve.concurrency import alongside
 from trioserve.errors import TrioServeError
 from trioserve.mcp_server.models import ChatResult, Listed, ModelSource, chat
 from trioserve.tools.tool import about, read_arguments, schema_of

@@ -19,7 +19,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.alongside import alongside
+from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.errors import (
     ConfigError,
     InvalidRequestError,
@@ -34,7 +34,6 @@ from trioserve.router.forward import ChildAnswer, ChildConnection, NotTakenError
 from trioserve.router.launch import Launcher, open_launcher, socket_folder
 from trioserve.router.schedule import Lease, Schedule
 from trioserve.router.states import Events, FleetEvent, ModelState, QueueStatus, Record, Status
-from trioserve.server.concurrency import EnteredOnce
 
 __all__ = ["Child", "Fleet"]
 

@@ -29,7 +29,7 @@ import trio
 from filelock import FileLock, Timeout
 
 import trioserve
-from trioserve.alongside import alongside
+from trioserve.concurrency import alongside
 from trioserve.errors import ModelLoadError
 from trioserve.router import zygote
 from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE

@@ -26,6 +26,7 @@ from trioserve.chat.deltas import (
     ToolCallStart,
 )
 from trioserve.chat.messages import Audio, text_part
+from trioserve.concurrency import EnteredOnce
 from trioserve.errors import (
     InvalidMediaError,
     UnavailableError,
@@ -34,7 +35,6 @@ from trioserve.errors import (
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.client import ServerClient, ServerEvents, read_json, receive_all
 from trioserve.router.fleet import Fleet, send_to_model
-from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.generation.embeddings import Array
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import Messages

@@ -9,10 +9,9 @@ from functools import partial
 import trio
 
 from trioserve import llama
-from trioserve.alongside import alongside
+from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError
-from trioserve.server.concurrency import EnteredOnce
 from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.server import Server

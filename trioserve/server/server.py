@@ -8,12 +8,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import TYPE_CHECKING, Any
 
 from trioserve import llama
-from trioserve.alongside import alongside
 from trioserve.chat.messages import Audio
 from trioserve.chat.params import ChatParams
+from trioserve.concurrency import EnteredOnce, alongside, deadline_scope
 from trioserve.config import Config
 from trioserve.errors import ConfigError, ServerClosingError
-from trioserve.server.concurrency import EnteredOnce, deadline_scope
 from trioserve.server.context import RequestContext, refuse, take, take_context, take_params
 from trioserve.server.former import former_attribute
 from trioserve.server.generation.embeddings import Embeddings, Ranking

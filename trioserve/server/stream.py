@@ -13,8 +13,8 @@ import trio
 
 from trioserve.chat.deltas import Delta, Message, MessageBuilder
 from trioserve.chat.parse.parser import MessageParser
+from trioserve.concurrency import all_of
 from trioserve.errors import RequestEndedError
-from trioserve.server.concurrency import all_of
 from trioserve.server.dispatch import UNREAD_BYTES, Dispatcher, Mailbox, size_of
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.types import (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trioserve.alongside import alongside
+from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.engine import Engine
 from trioserve.engine.backend import Backend

@@ -13,9 +13,9 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.alongside import alongside
 from trioserve.api import metrics
 from trioserve.api.sessions import Send, Sessions, StreamFormat, StreamSession
+from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import QueueFullError, ServerClosingError, StreamStoppedError
 from trioserve.server.observers.metrics import prometheus_text

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.scripted_server import assert_at_rest, serve
 from tests.support.waiting import patiently
-from trioserve.alongside import alongside
+from trioserve.concurrency import alongside
 from trioserve.errors import MemoryFullError, PayloadTooLargeError
 from trioserve.server.limits import memory
 from trioserve.server.limits.memory import BYTES_PER_TOKEN, MemoryBudget, weight_of

@@ -14,7 +14,7 @@ from tests.support.scripts import HI
 from tests.support.waiting import patiently, until
 from trioserve.errors import AbandonedError, ContextLengthExceededError, TemplateError
 from trioserve.server import Server
-from trioserve.server.concurrency import SMALL
+from trioserve.server.workers import SMALL
 from trioserve.testing import ScriptedBackend
 from trioserve.testing.vocab import ByteVocab
 from trioserve.types import TokenId

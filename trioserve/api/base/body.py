@@ -23,8 +23,8 @@ from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDeco
 from trioserve.api.base import limits
 from trioserve.api.base.connection import current_request
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
-from trioserve.server.concurrency import offload
 from trioserve.server.limits.memory import weight_of
+from trioserve.server.workers import offload
 
 # -- JSON that is long
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import trio
 from quart import current_app
 
-from trioserve.alongside import alongside
 from trioserve.api.base.app_state import AppState, Responses, app_state_of
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
+from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import (
     ModelLoadingError,

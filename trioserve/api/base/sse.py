@@ -14,8 +14,8 @@ import attrs
 import trio
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.alongside import alongside
 from trioserve.api.base.connection import PING, KeepAlive, Request
+from trioserve.concurrency import alongside
 from trioserve.errors import TrioServeError
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.limits.admission import Queue

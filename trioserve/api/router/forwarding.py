@@ -20,7 +20,6 @@ from quart import request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
-from trioserve.alongside import alongside
 from trioserve.api.base import errors, limits, sse, vendors
 from trioserve.api.base.app_state import is_unknown
 from trioserve.api.base.body import read_whole
@@ -31,6 +30,7 @@ from trioserve.api.base.readers import seconds
 from trioserve.api.router import proxy
 from trioserve.api.router.proxy import PassedStream
 from trioserve.api.router.service import current_router
+from trioserve.concurrency import alongside
 from trioserve.errors import (
     DeadlineExceededError,
     InvalidRequestError,

@@ -11,9 +11,9 @@ import trio
 from quart import current_app
 from trio_util import AsyncValue
 
-from trioserve.alongside import alongside
 from trioserve.api.base.app_state import AppState, app_state_of
 from trioserve.api.router.metrics import RouterMetrics
+from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import (

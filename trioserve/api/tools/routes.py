@@ -15,7 +15,6 @@ import trio
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.alongside import alongside
 from trioserve.api.base import errors, sse
 from trioserve.api.base.app_state import AppState, current_app_state
 from trioserve.api.base.body import read_body_as
@@ -23,9 +22,10 @@ from trioserve.api.base.connection import KeepAlive, current_request
 from trioserve.api.base.fields import RequestBody
 from trioserve.api.base.http import uncounted_context
 from trioserve.api.openapi import takes
+from trioserve.concurrency import alongside
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
-from trioserve.server.concurrency import offload
 from trioserve.server.observers.observer import ToolRecord, observed_tool
+from trioserve.server.workers import offload
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
 blueprint = Blueprint("tools", __name__)

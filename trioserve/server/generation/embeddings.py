@@ -9,16 +9,17 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from trioserve.concurrency import deadline_scope
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine
 from trioserve.errors import AbandonedError, InputTooLongError, InvalidRequestError
-from trioserve.server.concurrency import Stop, Workers, deadline_scope
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.prompts.media import MediaPrompts, MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike, tokens_of
 from trioserve.server.stream import Stream
+from trioserve.server.workers import Stop, Workers
 from trioserve.types import Embedded, EmbeddingTask, Prompt, Timings, TokenId
 
 Array = NDArray[np.float32]

@@ -16,11 +16,11 @@ from trioserve.chat.messages import documents_in
 from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.chat.parse.parser import MessageParser, message_parser, thinking_of
 from trioserve.chat.template.continuation import continued_prompt_tail
+from trioserve.concurrency import deadline_scope, until_idle
 from trioserve.config import Config
 from trioserve.engine import Engine
 from trioserve.engine.backend import Vocab
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-from trioserve.server.concurrency import Workers, deadline_scope, until_idle
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.memory import MemoryReservation
@@ -35,6 +35,7 @@ from trioserve.server.prompts.text import (
     n_chars,
 )
 from trioserve.server.stream import ChatStream, Completion, Stream
+from trioserve.server.workers import Workers
 from trioserve.types import (
     Adapters,
     Constraint,

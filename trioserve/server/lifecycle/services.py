@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager
 import structlog
 import trio
 
-from trioserve.alongside import alongside
+from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import EngineLoop
-from trioserve.server.concurrency import Workers
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.generation.embeddings import Embedder
 from trioserve.server.generation.requests import Requests, ServerResources
@@ -28,6 +27,7 @@ from trioserve.server.prompts.text import ChatPrompts, Tokenizer
 from trioserve.server.transcription.model import ModelTranscriber
 from trioserve.server.transcription.transcript import Transcriber, Transcriptions
 from trioserve.server.transcription.whisper import WhisperSettings, WhisperTranscriber
+from trioserve.server.workers import Workers
 
 _log = structlog.stdlib.get_logger("trioserve.server")
 

@@ -19,7 +19,7 @@ import structlog
 import trio
 from trio_util import AsyncValue
 
-from trioserve.alongside import alongside
+from trioserve.concurrency import alongside, deadline_scope
 from trioserve.errors import (
     EngineError,
     QueueFullError,
@@ -27,7 +27,6 @@ from trioserve.errors import (
     ServerSleepingError,
     TrioServeError,
 )
-from trioserve.server.concurrency import deadline_scope
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import ServerResources
 from trioserve.server.lifecycle.engine import Driver, Loader, running_engine

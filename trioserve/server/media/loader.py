@@ -18,7 +18,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.alongside import alongside
+from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import (
     InvalidMediaError,

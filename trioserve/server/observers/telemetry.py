@@ -11,7 +11,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.alongside import alongside
+from trioserve.concurrency import alongside
 from trioserve.engine.loop import EngineLoop
 from trioserve.errors import InvalidRequestError
 from trioserve.renamed import warn_of_new_name

@@ -25,9 +25,9 @@ from trioserve.errors import (
     PayloadTooLargeError,
     UnsupportedFieldError,
 )
-from trioserve.server.concurrency import Stop, Workers
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation
 from trioserve.server.media.loader import MediaLoader, Wanted
+from trioserve.server.workers import Stop, Workers
 from trioserve.types import (
     DecodedMedia,
     DocumentSource,

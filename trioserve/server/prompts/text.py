@@ -34,11 +34,11 @@ from trioserve.errors import (
     InvalidRequestError,
     ServerClosingError,
 )
-from trioserve.server.concurrency import SMALL, Stop, Workers
 from trioserve.server.limits.admission import Admission
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.model import LoadedModel
 from trioserve.server.prompts.media import MediaPrompts, MixedPrompt, check_kinds
+from trioserve.server.workers import SMALL, Stop, Workers
 from trioserve.types import Prompt, TokenId
 from trioserve.types.task import shared_length
 

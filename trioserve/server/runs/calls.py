@@ -12,8 +12,8 @@ import structlog
 import trio
 
 from trioserve.chat.deltas import Message, ToolCall
+from trioserve.concurrency import all_of
 from trioserve.errors import TrioServeError
-from trioserve.server.concurrency import all_of
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import ServerResources
 from trioserve.server.observers.observer import ToolRecord, observed_tool

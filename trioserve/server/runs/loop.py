@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from trioserve.alongside import alongside
 from trioserve.chat.deltas import ToolCall
 from trioserve.chat.messages import Messages
 from trioserve.chat.params import ChatParams, ToolChoice, choose
+from trioserve.concurrency import alongside, deadline_scope
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-from trioserve.server.concurrency import deadline_scope
 from trioserve.server.context import RequestContext
 from trioserve.server.limits.admission import let_finish
 from trioserve.server.model import LoadedModel

@@ -10,9 +10,8 @@ from typing import Protocol, TypeAlias
 import attrs
 import trio
 
-from trioserve.alongside import alongside
+from trioserve.concurrency import alongside, deadline_scope
 from trioserve.errors import ServerClosingError, TrioServeError
-from trioserve.server.concurrency import deadline_scope
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.admission import let_finish

@@ -14,6 +14,7 @@ import attrs
 import trio
 
 import trioserve.media
+from trioserve.concurrency import deadline_scope
 from trioserve.errors import (
     InvalidRequestError,
     QueueFullError,
@@ -21,7 +22,6 @@ from trioserve.errors import (
     TranscriberError,
     UnsupportedFieldError,
 )
-from trioserve.server.concurrency import deadline_scope
 from trioserve.server.context import RequestContext
 from trioserve.server.transcription.transcript import (
     Segment,

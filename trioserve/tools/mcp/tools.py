@@ -17,7 +17,7 @@ import trio
 from jsonschema import SchemaError
 from jsonschema.validators import validator_for
 
-from trioserve.alongside import alongside
+from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import ToolError
 from trioserve.tools.mcp.entries import Entry, read_entries

@@ -1,0 +1,275 @@
+"""`alongside`, `Bell`, `Feed` and `Gate`."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trioserve.concurrency import Bell, Feed, Gate, Phase, alongside
+from trioserve.errors import EngineError, ServerClosingError
+
+
+async def fail_at_its_end() -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        raise KeyError("function")
+
+
+async def fail_at_once() -> None:
+    await trio.lowlevel.checkpoint()
+    raise KeyError("function")
+
+
+async def test_an_exception_of_the_block_comes_out_as_it_is() -> None:
+    with pytest.raises(ValueError, match="block"):
+        async with alongside(trio.sleep_forever):
+            raise ValueError("block")
+
+
+async def test_when_both_fail_both_come_out() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with alongside(fail_at_its_end):
+            raise ValueError("block")
+    assert [repr(one) for one in caught.value.exceptions] == [
+        "ValueError('block')",
+        "KeyError('function')",
+    ]
+
+
+async def test_a_function_that_fails_cancels_the_block() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with alongside(fail_at_once):
+            await trio.sleep_forever()
+    assert [repr(one) for one in caught.value.exceptions] == ["KeyError('function')"]
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+async def test_both_cancelled_from_outside_is_cancelled_once(is_nested: bool) -> None:
+    with trio.CancelScope() as scope:
+        async with alongside(trio.sleep_forever):
+            scope.cancel()
+            if is_nested:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(trio.sleep_forever)
+                    nursery.start_soon(trio.sleep_forever)
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize("does_function_fail", [False, True])
+async def test_an_exception_of_the_block_is_freed_without_the_collector(
+    does_function_fail: bool,
+) -> None:
+    class BlockError(Exception):
+        pass
+
+    def make() -> BlockError:
+        error = BlockError()
+        made.append(weakref.ref(error))
+        return error
+
+    made: list[weakref.ref[BlockError]] = []
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            async with alongside(fail_at_its_end if does_function_fail else trio.sleep_forever):
+                raise make()
+        except Exception:
+            assert made[0]() is not None
+        assert made[0]() is None
+    finally:
+        gc.enable()
+
+
+async def test_what_a_failed_function_does_to_the_block_is_its_context() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with alongside(fail_at_once):
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled:
+                raise ValueError("block") from None
+    assert [repr(one) for one in caught.value.exceptions] == ["KeyError('function')"]
+    assert repr(caught.value.__context__) == "ValueError('block')"
+
+
+async def test_a_block_that_fails_while_all_is_cancelled_is_heard() -> None:
+    with pytest.raises(ValueError, match="block"), trio.CancelScope() as scope:
+        async with alongside(trio.sleep_forever):
+            scope.cancel()
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled:
+                raise ValueError("block") from None
+
+
+async def test_a_function_that_fails_while_all_is_cancelled_is_heard() -> None:
+    with trio.CancelScope() as scope, pytest.RaisesGroup(KeyError, trio.Cancelled):
+        async with alongside(fail_at_its_end):
+            scope.cancel()
+            await trio.sleep_forever()
+
+
+# -- Bell
+
+
+async def test_a_bell_wakes_all_that_wait_and_keeps_one_early_ring() -> None:
+    bell, woken = Bell(), list[int]()
+
+    async def wait(number: int) -> None:
+        await bell.wait()
+        woken.append(number)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, 1)
+        nursery.start_soon(wait, 2)
+        await wait_all_tasks_blocked()
+        bell.ring()
+        bell.ring()
+        await wait_all_tasks_blocked()
+        assert sorted(woken) == [1, 2]
+        bell.ring()
+        await bell.wait()
+        nursery.start_soon(wait, 3)
+        await wait_all_tasks_blocked()
+        assert sorted(woken) == [1, 2]
+        bell.ring()
+
+
+async def test_a_cancelled_wait_leaves_the_ring_to_the_next() -> None:
+    bell = Bell()
+    bell.ring()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await bell.wait()
+    with trio.fail_after(1):
+        await bell.wait()
+
+
+# -- Feed
+
+
+async def test_a_feed_gives_its_items_and_then_its_error() -> None:
+    feed = Feed[int]()
+    feed.put(1)
+    feed.end(EngineError("broken"))
+    feed.put(2)
+    feed.end()
+    assert await anext(feed) == 1
+    with pytest.raises(EngineError, match="broken"):
+        feed.check()
+    with pytest.raises(EngineError, match="broken"):
+        await anext(feed)
+
+
+async def test_a_feed_that_ends_now_drops_what_is_unread() -> None:
+    feed = Feed[int]()
+    feed.put(1)
+    feed.end(now=True)
+    assert [item async for item in feed] == []
+
+
+async def test_a_writer_waits_for_room_until_the_reader_took_an_item() -> None:
+    feed, steps = Feed[int](1), list[str]()
+
+    async def write() -> None:
+        for number in range(3):
+            await feed.room()
+            feed.put(number)
+            steps.append(f"put {number}")
+        feed.end()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write)
+        await wait_all_tasks_blocked()
+        assert steps == ["put 0"]
+        assert [item async for item in feed] == [0, 1, 2]
+
+
+async def test_the_end_wakes_writers_that_wait_for_room(autojump_clock: MockClock) -> None:
+    feed = Feed[int](1)
+    feed.put(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed.room)
+        await wait_all_tasks_blocked()
+        feed.end()
+        nursery.cancel_scope.deadline = trio.current_time() + 1
+    assert not nursery.cancel_scope.cancelled_caught
+
+
+async def test_a_feed_has_one_reader_and_a_cancelled_one_takes_nothing() -> None:
+    feed = Feed[int]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(anext, feed)
+        await wait_all_tasks_blocked()
+        with pytest.raises(trio.BusyResourceError):
+            await anext(feed)
+        nursery.cancel_scope.cancel()
+    feed.put(1)
+    assert await anext(feed) == 1
+
+
+# -- Gate
+
+
+async def test_a_gate_counts_and_drains() -> None:
+    gate, order = Gate(), list[str]()
+
+    async def work() -> None:
+        with gate.open():
+            await let_go.wait()
+            order.append("worked")
+
+    let_go = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        await wait_all_tasks_blocked()
+        gate.refuse()
+        with pytest.raises(ServerClosingError), gate.open():
+            pytest.fail("admitted")
+        with gate.open(begun=True):
+            assert gate.n_open.value == 2
+        let_go.set()
+        await gate.drained()
+        order.append("drained")
+    assert order == ["worked", "drained"]
+
+
+async def test_the_end_of_a_gate_cancels_what_is_open_with_its_error() -> None:
+    gate = Gate()
+
+    async def work() -> None:
+        with pytest.raises(EngineError, match="broken"), gate.open():
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        nursery.start_soon(work)
+        await wait_all_tasks_blocked()
+        gate.end(EngineError("broken"))
+        await gate.drained()
+    with pytest.raises(EngineError), gate.open(begun=True):
+        pytest.fail("admitted")
+    assert gate.phase.value is Phase.CLOSED
+
+
+async def test_work_that_ends_itself_is_not_cancelled() -> None:
+    gate, told = Gate(), list[str]()
+    with gate.open(lambda error: told.append(error.message)):
+        gate.end(ServerClosingError("closed now"))
+        await trio.lowlevel.checkpoint()
+    assert told == ["closed now"]
+
+
+async def test_a_scope_around_the_gate_is_not_taken_for_its_end() -> None:
+    gate = Gate()
+    with trio.CancelScope() as scope, gate.open():
+        scope.cancel()
+        await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert gate.n_open.value == 0

@@ -1,0 +1,331 @@
+"""Structured concurrency that Trio and trio-util do not provide."""
+
+from __future__ import annotations
+
+import enum
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+import trio
+from trio_util import AsyncValue
+
+from trioserve.errors import DeadlineExceededError, ServerClosingError, TrioServeError
+
+_T = TypeVar("_T")
+
+
+@asynccontextmanager
+async def alongside(*functions: Callable[[], Awaitable[object]]) -> AsyncIterator[trio.Nursery]:
+    """Run async functions while a block runs, then cancel them. The block may start more.
+
+    An exception in the block propagates unchanged, not in the exception group of a nursery.
+    If a function fails, the block is cancelled and the group propagates, with the exception of
+    the block as its context. If a function fails while it is cancelled, the group contains both.
+    """
+    failure: BaseException | None = None
+    has_failed_first = False
+    try:
+        async with trio.open_nursery() as nursery:
+            for function in functions:
+                nursery.start_soon(function)
+            try:
+                yield nursery
+            except BaseException as error:
+                failure, has_failed_first = error, nursery.cancel_scope.cancel_called
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        is_cancelled = _is_cancelled(group)
+        # If both were cancelled from outside, one `Cancelled` says it, as it would without us.
+        if failure is None or (has_failed_first and not is_cancelled):
+            group.__context__, failure = failure, group
+        elif not is_cancelled:
+            failure = BaseExceptionGroup(group.message, [failure, *group.exceptions])
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # this frame is in its traceback
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether an exception is `Cancelled`, or a group that contains nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)[1] is None
+    return isinstance(error, trio.Cancelled)
+
+
+class deadline_scope:  # noqa: N801 - used as the functions of Trio that make scopes
+    """Cancel a block at a deadline (`trio.current_time`); infinity: never.
+
+    Raises:
+        DeadlineExceededError: the deadline has passed, in the block or before it.
+    """
+
+    def __init__(self, deadline: float) -> None:
+        self._scope = trio.CancelScope(deadline=deadline)
+
+    def __enter__(self) -> None:
+        if self._scope.deadline <= trio.current_time():
+            raise DeadlineExceededError
+        self._scope.__enter__()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._scope.__exit__(exc_type, exc, traceback)
+        if self._scope.cancelled_caught:
+            raise DeadlineExceededError
+
+
+class Bell:
+    """Wakes the tasks that wait. Rings before a task waits count as one."""
+
+    def __init__(self) -> None:
+        self._rung = trio.Event()
+
+    def ring(self) -> None:
+        """Wake the waiting tasks, or else the next one that waits."""
+        self._rung.set()
+
+    async def wait(self) -> None:
+        """Wait for a ring. When cancelled, the ring is kept for the next call."""
+        rung = self._rung
+        await rung.wait()
+        if self._rung is rung:  # otherwise another task got here first
+            self._rung = trio.Event()
+
+
+class Feed(Generic[_T]):
+    """A queue with an end, for one reader.
+
+    `put` and `end` are synchronous and never wait. A writer that must not run ahead of the reader
+    awaits `room` before it puts.
+
+    Args:
+        size: number of unread items above which `room` waits.
+    """
+
+    def __init__(self, size: float = math.inf) -> None:
+        self._items: deque[_T] = deque()
+        self._size = size
+        #: Whether `end` was called. Unread items may remain.
+        self.is_over = False
+        self._error: Exception | None = None
+        self._reader = trio.lowlevel.ParkingLot()
+        self._writers = trio.lowlevel.ParkingLot()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: _T) -> None:
+        """Add an item, and wake the reader. After the end, the item is dropped."""
+        if not self.is_over:
+            self._items.append(item)
+            self._reader.unpark()
+
+    def end(self, error: Exception | None = None, *, now: bool = False) -> None:
+        """End the queue, with an error for the reader or without. Only the first end counts.
+
+        The reader first gets the unread items; with `now`, these are dropped.
+        """
+        if self.is_over:
+            return
+        self.is_over, self._error = True, error
+        if now:
+            self._items.clear()
+        self._reader.unpark()
+        self._writers.unpark_all()
+
+    async def room(self) -> None:
+        """Wait until fewer than `size` items are unread, or the queue has ended. A checkpoint."""
+        if len(self._items) < self._size or self.is_over:
+            await trio.lowlevel.checkpoint()
+        while len(self._items) >= self._size and not self.is_over:
+            await self._writers.park()
+
+    def check(self) -> None:
+        """Raise the error of `end` if it is the next thing to read."""
+        if self._error is not None and not self._items:
+            raise self._error
+
+    def __aiter__(self) -> AsyncIterator[_T]:
+        return self
+
+    async def __anext__(self) -> _T:
+        """Wait for the next item and take it. A checkpoint; cancelling it loses no item.
+
+        Raises:
+            StopAsyncIteration: the queue has ended without an error.
+            Exception: the error of `end`.
+            BusyResourceError: another task reads this queue.
+        """
+        if self._items or self.is_over:
+            await trio.lowlevel.checkpoint()
+        while not self._items:
+            self.check()
+            if self.is_over:
+                raise StopAsyncIteration
+            if self._reader:
+                raise trio.BusyResourceError("another task reads this queue")
+            await self._reader.park()
+        item = self._items.popleft()
+        self._writers.unpark_all()
+        return item
+
+
+class Phase(enum.Enum):
+    """The phases of a `Gate`, in their order."""
+
+    OPEN = "open"
+    DRAINING = "draining"  # refuses new work, and lets the rest finish
+    CLOSED = "closed"  # has ended all work
+
+
+class Gate:
+    """Admits work, counts it, and ends it. Everything that drains and closes has one.
+
+    Args:
+        error: what `refuse` and `end` raise unless they are given another error.
+    """
+
+    def __init__(self, error: Callable[[], TrioServeError] = ServerClosingError) -> None:
+        self._default = error
+        self._error: TrioServeError | None = None
+        self._ends: dict[object, Callable[[TrioServeError], object]] = {}
+        #: The phase, to read and to wait for. Only the gate sets it.
+        self.phase = AsyncValue(Phase.OPEN)
+        #: How many blocks are open.
+        self.n_open = AsyncValue(0)
+
+    def check(self, *, begun: bool = False) -> None:
+        """Check that new work is admitted.
+
+        Args:
+            begun: whether it continues work that was admitted earlier, which draining lets finish.
+
+        Raises:
+            TrioServeError: the error of `refuse` or `end`.
+        """
+        phase = self.phase.value
+        if phase is Phase.OPEN or (begun and phase is Phase.DRAINING):
+            return
+        assert self._error is not None
+        raise self._error.again()
+
+    @contextmanager
+    def open(
+        self, on_end: Callable[[TrioServeError], object] | None = None, *, begun: bool = False
+    ) -> Iterator[None]:
+        """Admit a block of work, and count it. `end` cancels the block, which then raises.
+
+        Args:
+            on_end: called by `end` with the error, in place of cancelling the block.
+            begun: as for `check`.
+
+        Raises:
+            TrioServeError: the error of `refuse` or `end`, before the block or in place of what
+                it was cancelled in.
+        """
+        self.check(begun=begun)
+        scope = trio.CancelScope()
+        key = object()
+        self._ends[key] = on_end or (lambda error: scope.cancel(reason=error.message))
+        self.n_open.value += 1
+        try:
+            if on_end is not None:
+                yield
+            else:
+                with scope:
+                    yield
+        finally:
+            del self._ends[key]
+            self.n_open.value -= 1
+        if scope.cancelled_caught:
+            assert self._error is not None
+            raise self._error.again()
+
+    def refuse(self, error: TrioServeError | None = None) -> None:
+        """Admit no new work."""
+        if self.phase.value is Phase.OPEN:
+            self._error = error or self._default()
+            self.phase.value = Phase.DRAINING
+
+    def end(self, error: TrioServeError | None = None) -> None:
+        """Admit no work, and end what is open. Synchronous: await `drained` for the end of it."""
+        self._error = error or self._error or self._default()
+        self.phase.value = Phase.CLOSED
+        for end in list(self._ends.values()):
+            end(self._error)
+
+    async def drained(self) -> None:
+        """Wait until nothing is open."""
+        await self.n_open.wait_value(0)
+
+
+class EnteredOnce(ABC):
+    """An object with an ``async with`` block that is entered once. `_live` makes the block."""
+
+    _life: AbstractAsyncContextManager[None] | None = None
+
+    @abstractmethod
+    def _live(self) -> AbstractAsyncContextManager[None]:
+        """Make the block that is entered."""
+
+    async def __aenter__(self) -> Self:
+        if self._life is not None:
+            raise RuntimeError(f"a {type(self).__name__} can be entered only once")
+        self._life = self._live()
+        await self._life.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._life is not None
+        return await self._life.__aexit__(exc_type, exc, traceback)
+
+
+async def all_of(calls: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
+    """Run calls concurrently, and return their results.
+
+    Raises:
+        TrioServeError: one of them failed; the others are cancelled.
+    """
+    if len(calls) == 1:
+        return [await calls[0]()]
+    results: dict[int, _T] = {}
+    failures: list[TrioServeError] = []
+
+    async def make(index: int, call: Callable[[], Awaitable[_T]]) -> None:
+        try:
+            results[index] = await call()
+        except TrioServeError as error:
+            failures.append(error)  # raised below, outside of the nursery's exception group
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for index, call in enumerate(calls):
+            nursery.start_soon(make, index, call)
+    if failures:
+        raise failures[0]
+    return [results[index] for index in range(len(calls))]
+
+
+async def until_idle(limiter: trio.CapacityLimiter) -> None:
+    """Wait until all tokens of a limiter are free, including those of abandoned threads."""
+    places = [object() for _ in range(int(limiter.total_tokens))]
+    for place in places:
+        await limiter.acquire_on_behalf_of(place)
+    for place in places:
+        limiter.release_on_behalf_of(place)
