@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks.busy import Beside
 from benchmarks.cancel import Cancel
 from benchmarks.chats import Chats
+from benchmarks.everyday import Editor, Embeddings, Turns
 from benchmarks.scenarios import (
     Connections,
     LongPrompt,
@@ -32,6 +33,9 @@ SCENARIOS: Mapping[str, Callable[[Settings, Sequence[int]], Sequence[Scenario]]]
     ],
     "structured": lambda settings, clients: [Structured(settings)],
     "busy": lambda settings, clients: [Beside(settings)],
+    "turns": lambda settings, clients: [Turns(settings, count) for count in clients],
+    "editor": lambda settings, clients: [Editor(settings, count) for count in clients],
+    "embeddings": lambda settings, clients: [Embeddings(settings, count) for count in clients],
     "idle": lambda settings, clients: [Connections(settings)],
     "waiting": lambda settings, clients: [Connections(settings, waiting=True)],
 }

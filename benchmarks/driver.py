@@ -9,14 +9,16 @@ from __future__ import annotations
 import errno
 import heapq
 import itertools
+import math
 import resource
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from benchmarks.http1 import ProtocolError, ResponseReader
-from benchmarks.plan import UNFINISHED, Address, Outcome, Plan, Request, Run
+from benchmarks.plan import CANCELLED, UNFINISHED, Address, Outcome, Plan, Request, Run
 
 RECV_SIZE = 64 * 1024
 MAX_CLIENTS = 4096
@@ -58,7 +60,14 @@ class _Client:
             self.finish()
             return
         self.sent = time.perf_counter()
+        if self.request.cancel_after < math.inf:
+            when = self.sent + self.request.cancel_after
+            self.driver.call_at(when, partial(self._cancel, self.request))
         self._send()
+
+    def _cancel(self, request: Request) -> None:
+        if self.request is request:
+            self._complete(time.perf_counter(), CANCELLED)
 
     def finish(self) -> None:
         """Mark the plan as worked through. A connection that is held stays open."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import attrs
 
 #: The error of a background request that was running when the run ended.
 UNFINISHED = "unfinished"
+
+#: The error of a request that was given up as planned.
+CANCELLED = "cancelled"
 
 
 @attrs.frozen
@@ -27,12 +31,16 @@ class Address:
 
 @attrs.frozen
 class Request:
-    """One HTTP request. `body` is JSON, or empty for none."""
+    """One HTTP request. `body` is JSON, or empty for none.
+
+    The client closes the connection `cancel_after` seconds after it turned to the request.
+    """
 
     method: str
     path: str
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
+    cancel_after: float = math.inf
 
     def encode(self, address: Address, *, keep_alive: bool = True) -> bytes:
         """Return the bytes of the request."""

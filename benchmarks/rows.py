@@ -9,6 +9,7 @@ import attrs
 from benchmarks.busy import Beside
 from benchmarks.cancel import PHASES, Cancel
 from benchmarks.chats import Chats
+from benchmarks.everyday import Editor, Embeddings, Turns
 from benchmarks.scenarios import (
     Connections,
     LongPrompt,
@@ -125,6 +126,12 @@ class Sizes:
     busy_tokens: int = 256
     connections: int = 1000
     connection_tokens: int = 320
+    short_words: int = 19
+    long_output: int = 400
+    dialog_turns: int = 5
+    burst_words: int = 300
+    edits: int = 10
+    texts: int = 64
 
 
 #: So small that every row runs in a few seconds: whether all works, not how well.
@@ -143,6 +150,11 @@ QUICK = Sizes(
     busy_tokens=32,
     connections=100,
     connection_tokens=100,
+    long_output=32,
+    dialog_turns=2,
+    burst_words=60,
+    edits=3,
+    texts=16,
 )
 
 
@@ -228,11 +240,53 @@ def rows(sizes: Sizes) -> list[Row]:
             for waiting in (False, True)
         ]
 
+    def short(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
+        settings = attrs.evolve(settings, shape=attrs.evolve(settings.shape, api="completion"))
+        longer = attrs.evolve(settings, shape=settings.with_tokens(sizes.long_output))
+        n = sizes.short_words
+        return [
+            (Streams(settings, 1, 2 * sizes.requests, n), [faster, sooner]),
+            (Streams(settings, 8, sizes.requests, n), [faster, sooner]),
+            (Streams(settings, 8, 1, n), [faster]),
+            (Streams(longer, 8, 1, n), [faster]),
+        ]
+
+    def turns(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
+        checks = [
+            Check(text="wall", metric="wall s", bound=0.95, ratio=True),
+            Check(text="TTFT p50 of later turns", metric="later ttft p50", bound=1.0, ratio=True),
+        ]
+        return [(Turns(settings, count, sizes.dialog_turns), checks) for count in (1, 4, 8)]
+
+    def burst(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
+        checks = [sooner, Check(text="wall", metric="wall s", bound=1.0, ratio=True)]
+        settings = attrs.evolve(settings, shape=settings.with_tokens(32))
+        return [(Streams(settings, 4, 1, sizes.burst_words), checks)]
+
+    def editor(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
+        checks = [sooner, Check(text="wall", metric="wall s", bound=0.95, ratio=True)]
+        return [(Editor(settings, count, sizes.edits), checks) for count in (1, 8)]
+
+    def embeddings(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
+        text = "texts per second"
+        check = Check(text=text, metric="texts/s", bound=1.05, least=True, ratio=True)
+        return [(Embeddings(settings, count, sizes.texts), [check]) for count in (1, 8)]
+
     # Idle connections must still be there when they are counted.
     stay = "--keep-alive-timeout 600"
     return [
         Row(key="single", scenarios=single, every_model=True),
         Row(key="streams", scenarios=many, every_model=True),
+        Row(key="short", scenarios=short, every_model=True),
+        Row(key="turns", scenarios=turns, every_model=True),
+        Row(key="burst", scenarios=burst, every_model=True),
+        Row(key="editor", scenarios=editor, every_model=True),
+        Row(
+            key="embeddings",
+            scenarios=embeddings,
+            every_model=True,
+            both_args="--embeddings --pooling mean",
+        ),
         Row(key="queue", scenarios=queue, every_model=True),
         Row(key="structured", scenarios=schema, every_model=True),
         Row(key="busy", scenarios=beside, every_model=True),

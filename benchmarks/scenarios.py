@@ -93,14 +93,22 @@ class Streams:
     settings: Settings
     clients: int
     requests: int
+    prompt_words: int = 32
 
-    metrics = (*STREAM_METRICS, Metric("server cpu/token", "ms", digits=2))
+    metrics = (
+        *STREAM_METRICS,
+        Metric("wall s", "s", digits=2),
+        Metric("server cpu/token", "ms", digits=2),
+    )
 
     @property
     def name(self) -> str:
         """Such as "8 streams"."""
         plural = "s" if self.clients > 1 else ""
-        return f"{self.clients} stream{plural}, {self.settings.shape.max_tokens} tokens"
+        name = f"{self.clients} stream{plural}, {self.settings.shape.max_tokens} tokens"
+        if self.prompt_words == 32:
+            return name
+        return f"{name}, {self.requests} each after {self.prompt_words} words"
 
     def measure(self, target: Target, seed: str) -> Sample:
         """Run once."""
@@ -108,6 +116,7 @@ class Streams:
         sample = Load(
             clients=self.clients,
             requests=self.requests,
+            prompt_words=self.prompt_words,
             shape=self.settings.shape,
             timeout=self.settings.timeout,
             max_time=self.settings.max_time,

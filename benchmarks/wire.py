@@ -49,28 +49,30 @@ class Shape:
 
     def request(self, prompt: str, *, system: str = "") -> Request:
         """Make a streamed request that continues the prompt."""
-        common: dict[str, object] = {"stream": True, "temperature": self.temperature}
-        if self.ignore_eos:
-            common["ignore_eos"] = True
-        if not self.cache_prompt:
-            common["cache_prompt"] = False
-        common.update(self.more)
         if self.api == "chat":
             messages = [{"role": "system", "content": system}] if system else []
-            path = "/v1/chat/completions"
-            body = {
-                "model": self.model,
-                "messages": [*messages, {"role": "user", "content": prompt}],
-                "max_tokens": self.max_tokens,
-                "stream_options": {"include_usage": True},
-                **common,
-            }
-        else:
-            path = "/completion"
-            text = f"{system} {prompt}" if system else prompt
-            body = {"prompt": text, "n_predict": self.max_tokens, **common}
+            return self.chat([*messages, {"role": "user", "content": prompt}])
+        text = f"{system} {prompt}" if system else prompt
+        return self._post("/completion", {"prompt": text, "n_predict": self.max_tokens})
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> Request:
+        """Make a streamed request that answers a chat."""
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "max_tokens": self.max_tokens,
+            "stream_options": {"include_usage": True},
+        }
+        return self._post("/v1/chat/completions", body)
+
+    def _post(self, path: str, fields: Mapping[str, object]) -> Request:
+        body = {**fields, "stream": True, "temperature": self.temperature}
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        if not self.cache_prompt:
+            body["cache_prompt"] = False
         headers = (("Authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
-        return Request("POST", path, json.dumps(body).encode(), headers)
+        return Request("POST", path, json.dumps({**body, **self.more}).encode(), headers)
 
 
 @attrs.frozen(kw_only=True)
@@ -176,7 +178,7 @@ def understand(outcome: Outcome) -> Stream:
 
 
 def answer_of(outcome: Outcome) -> tuple[str, list[int]]:
-    """Return the text of an answer of ``/completion``, and its tokens if they were asked for."""
+    """Return the text of an answer, and the tokens of ``/completion`` if they were asked for."""
     text: list[str] = []
     tokens: list[int] = []
     for data in payloads(outcome.body):
@@ -186,6 +188,8 @@ def answer_of(outcome: Outcome) -> tuple[str, list[int]]:
             continue
         if isinstance(event, dict) and not event.get("stop"):
             text.append(event.get("content") or "")
+            for choice in event.get("choices") or ():
+                text.append((choice.get("delta") or {}).get("content") or "")
             tokens += event.get("tokens") or ()
     return "".join(text), tokens
 
