@@ -36,10 +36,13 @@ class SlowLoader:
         self, config: Config, *, progress: Callable[[float], bool] | None = None
     ) -> Backend:
         self.has_begun.set()
-        while not self.may_finish.wait(0.005):
-            if progress is not None and not progress(0.5):
-                self.gave_up = True
-                raise ModelLoadError("Loading was given up.")
+        assert progress is not None
+        try:
+            while not self.may_finish.wait(0.005):
+                progress(0.5)
+        except trio.Cancelled:
+            self.gave_up = True
+            raise
         return self.backend
 
 

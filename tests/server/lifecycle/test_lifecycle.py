@@ -204,18 +204,28 @@ async def test_a_model_that_cannot_be_loaded() -> None:
             raise AssertionError("unreachable")
 
 
-async def test_loading_can_be_cancelled() -> None:
-    loading, backend = threading.Event(), ScriptedBackend()
+@pytest.mark.parametrize("too_late", [False, True])
+async def test_loading_can_be_cancelled(too_late: bool) -> None:
+    loading, cancelled = threading.Event(), threading.Event()
+    backend = ScriptedBackend()
 
     def load(config: Config, *, progress: Callable[[float], bool]) -> Backend:
+        progress(0.5)
         loading.set()
-        while progress(0.5):
-            pass
-        return backend  # too late to give up: it must be freed
+        if too_late:
+            cancelled.wait()
+            return backend  # it must be freed
+        try:
+            while progress(0.5):
+                pass
+        finally:
+            backend.close()
+        raise AssertionError("unreachable")
 
     async def cancel_when_loading(scope: trio.CancelScope) -> None:
         await trio.to_thread.run_sync(loading.wait)
         scope.cancel()
+        cancelled.set()
 
     async with trio.open_nursery() as nursery:
         server = Server(load=load)

@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 import attrs
@@ -31,7 +32,7 @@ from trioserve.engine import (
     load_strategy,
 )
 from trioserve.engine.loop import EngineLoop
-from trioserve.errors import EngineError, ModelLoadError, ServerClosingError, UnavailableError
+from trioserve.errors import EngineError, ServerClosingError, UnavailableError
 from trioserve.models.fetch import fetch
 from trioserve.server.dispatch import Dispatcher, open_bridge
 from trioserve.server.limits.admission import Admission
@@ -60,8 +61,8 @@ def ngram_drafters(config: Config) -> list[Drafter]:
 class Loader(Protocol):
     """Loads a model, like `trioserve.llama.load`. Runs in a worker thread, and may block it.
 
-    It calls `progress` with the fraction loaded (0.0 to 1.0), and raises `ModelLoadError` when
-    that returns False.
+    It calls `progress` with the fraction loaded (0.0 to 1.0). When the load is cancelled, that
+    raises `trio.Cancelled`; the loader frees what it has loaded.
     """
 
     def __call__(
@@ -159,52 +160,24 @@ async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
 async def load_backend(
     load: Loader, config: Config, on_progress: Callable[[float], None]
 ) -> AnyBackend:
-    """Load a model in a worker thread.
-
-    When cancelled, the loader stops at its next `progress` call, and a loaded backend is freed.
+    """Load a model in a worker thread. When cancelled, the next `progress` call ends the loading.
 
     Raises:
         ModelLoadError: the loader failed.
     """
-    given_up = threading.Event()
-    loaded: list[AnyBackend] = []
-    failures: list[ModelLoadError] = []
 
     def progress(share: float) -> bool:
         on_progress(share)
-        return not given_up.is_set()
+        trio.from_thread.check_cancelled()
+        return True
 
-    def work() -> None:
-        try:
-            loaded.append(load(config, progress=progress))
-        except ModelLoadError as error:
-            failures.append(error)  # raised by the caller, outside of the nursery's exception group
-
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_set_when_cancelled, given_up)
-            await trio.to_thread.run_sync(work)
-            nursery.cancel_scope.cancel()
-    except BaseException:
-        for backend in loaded:
-            await _close(backend)
-        raise
-    if failures:
-        raise failures[0]
-    return loaded[0]
+    return await trio.to_thread.run_sync(partial(load, config, progress=progress))
 
 
 async def _close(backend: AnyBackend) -> None:
     """Free a backend that has no engine, even when cancelled."""
     with trio.CancelScope(shield=True):
         await trio.to_thread.run_sync(backend.close, limiter=trio.CapacityLimiter(1))
-
-
-async def _set_when_cancelled(event: threading.Event) -> None:
-    try:
-        await trio.sleep_forever()
-    finally:
-        event.set()
 
 
 _log = structlog.stdlib.get_logger("trioserve.server")
