@@ -12,6 +12,7 @@ from trioserve import llama
 from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError
+from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.server import Server
@@ -53,8 +54,8 @@ class Models(EnteredOnce, Mapping[str, Server]):
         if max_loaded < 0:
             raise ConfigError(f"max_loaded must be at least 0, not {max_loaded}")
         self._places = trio.CapacityLimiter(max_loaded or max(1, len(models)))
-        self._servers = {
-            name: Server(
+        self._cores = {
+            name: ServerCore(
                 Config(model=config) if isinstance(config, str) else config,
                 load=load,
                 drive=drive,
@@ -63,6 +64,7 @@ class Models(EnteredOnce, Mapping[str, Server]):
             )
             for name, config in models.items()
         }
+        self._servers = {name: Server._of(core) for name, core in self._cores.items()}
 
     def __getitem__(self, name: str) -> Server:
         return self._servers[name]
@@ -76,8 +78,8 @@ class Models(EnteredOnce, Mapping[str, Server]):
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for server in self.values():
-                await stack.enter_async_context(server)
+            for core in self._cores.values():
+                await stack.enter_async_context(core)
             yield
 
     @asynccontextmanager
@@ -99,7 +101,7 @@ class Models(EnteredOnce, Mapping[str, Server]):
         A freed place may go to a server that has waited for longer.
         """
         while True:
-            others = [server for other, server in self.items() if other != name]
+            others = [core for other, core in self._cores.items() if other != name]
             loaded = [one for one in others if one.state.value in _IN_MEMORY]
             since = [(one.lifecycle.idle_since, one) for one in loaded]
             idle = [(at, one) for at, one in since if at is not None]
@@ -108,10 +110,10 @@ class Models(EnteredOnce, Mapping[str, Server]):
                 await _first_to_sleep(oldest)
 
 
-async def _first_to_sleep(servers: list[Server]) -> None:
+async def _first_to_sleep(servers: list[ServerCore]) -> None:
     """Wait until one of some servers was idle and has fallen asleep."""
 
-    async def sleep(server: Server) -> None:
+    async def sleep(server: ServerCore) -> None:
         await server.sleep()
         nursery.cancel_scope.cancel()
 

@@ -14,7 +14,7 @@ import attrs
 from trioserve._version import __version__
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.sse import LazyList
-from trioserve.server import Server
+from trioserve.server.core import ServerCore
 from trioserve.types import (
     Finished,
     FinishReason,
@@ -268,7 +268,7 @@ class OutputWriter:
     """
 
     def __init__(
-        self, server: Server, request: GenerationRequest, params: GenerationParams
+        self, server: ServerCore, request: GenerationRequest, params: GenerationParams
     ) -> None:
         self.model = server.model.info.name
         self._server, self._request, self._params = server, request, params

@@ -20,7 +20,8 @@ from trioserve.errors import (
     UnavailableError,
 )
 from trioserve.models.fetch import fetch
-from trioserve.server import RequestContext, Server
+from trioserve.server.context import ANYONE, RequestContext
+from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.engine import Loader
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer
@@ -48,7 +49,7 @@ class Service(AppState):
         #: Finds the files of the models, and downloads missing ones.
         self.fetch: Callable[[Config], Awaitable[Config]] = fetch
         self._load = load
-        self._server: Server | None = None
+        self._server: ServerCore | None = None
 
     @property
     def memory(self) -> MemoryBudget:
@@ -56,7 +57,7 @@ class Service(AppState):
         return self._own_memory if self._server is None else self._server.memory
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ServerCore:
         """The server, for requests.
 
         Raises:
@@ -112,10 +113,10 @@ class Service(AppState):
     def _forget(self) -> None:
         self._server = None
 
-    def _make_server(self, config: Config) -> Server:
-        return Server(config) if self._load is None else Server(config, load=self._load)
+    def _make_server(self, config: Config) -> ServerCore:
+        return ServerCore(config) if self._load is None else ServerCore(config, load=self._load)
 
-    async def _until_failure(self, server: Server) -> None:
+    async def _until_failure(self, server: ServerCore) -> None:
         """Wait until the engine has failed and clients have the error, then raise the failure."""
         failure = await server.lifecycle.wait_failure()
         if self.config.on_engine_failure == "stay":
@@ -147,7 +148,7 @@ def current_service() -> Service:
     return service
 
 
-def current_server(model: str | None = None) -> Server:
+def current_server(model: str | None = None) -> ServerCore:
     """The server of a model, for the current request. It may sleep. Raises as `Service.server`.
 
     Args:
@@ -156,7 +157,9 @@ def current_server(model: str | None = None) -> Server:
     return current_service().server
 
 
-async def awake_server(model: str | None = None, context: RequestContext | None = None) -> Server:
+async def awake_server(
+    model: str | None = None, context: RequestContext | None = None
+) -> ServerCore:
     """The server of a model, awake until the current request has been answered.
 
     Raises:
@@ -167,14 +170,14 @@ async def awake_server(model: str | None = None, context: RequestContext | None 
     return server
 
 
-async def keep_awake(server: Server, context: RequestContext | None = None) -> None:
+async def keep_awake(server: ServerCore, context: RequestContext | None = None) -> None:
     """Keep a server awake until the current request has been answered; see `Server.awake`."""
-    await current_request().resources.enter_async_context(server.awake(context))
+    await current_request().resources.enter_async_context(server.awake(context or ANYONE))
 
 
 async def read_for_model(
-    parse: Callable[[dict[str, Any]], _T], check: Callable[[Server], object]
-) -> tuple[_T, Server]:
+    parse: Callable[[dict[str, Any]], _T], check: Callable[[ServerCore], object]
+) -> tuple[_T, ServerCore]:
     """Read a body that is for a model of a certain kind, and find the server of that model.
 
     Args:
@@ -188,7 +191,7 @@ async def read_for_model(
         TrioServeError: from `check`; there is no server; requests hold too much memory.
     """
 
-    def parse_checked(body: dict[str, Any]) -> tuple[_T, Server]:
+    def parse_checked(body: dict[str, Any]) -> tuple[_T, ServerCore]:
         name = body.get("model")
         server = current_server(name if isinstance(name, str) else None)
         check(server)

@@ -24,7 +24,7 @@ from trioserve.api.ollama.events import CONTENT_TYPE, rfc3339
 from trioserve.api.openapi import takes
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import NotSupportedError, UnknownModelError
-from trioserve.server import Server
+from trioserve.server.core import ServerCore
 from trioserve.server.prompts.infill import missing_tokens
 from trioserve.types import GenerationParams, Modalities
 
@@ -321,7 +321,7 @@ async def delete() -> Response:
     )
 
 
-def described(server: Server) -> Described:
+def described(server: ServerCore) -> Described:
     """Describe the model of a server for Ollama's clients."""
     info = server.model.info
     return Described(
@@ -350,7 +350,7 @@ def parameters_of(defaults: GenerationParams, n_ctx: int) -> dict[str, Any]:
     }
 
 
-def check_name(server: Server, name: str) -> None:
+def check_name(server: ServerCore, name: str) -> None:
     """Refuse a name that the model does not have. The tag "latest" says nothing.
 
     Raises:
@@ -364,7 +364,7 @@ def check_name(server: Server, name: str) -> None:
         )
 
 
-def _capabilities(server: Server) -> list[str]:
+def _capabilities(server: ServerCore) -> list[str]:
     """Say what the model can do, in Ollama's words."""
     if (pooling := server.model.pooling) is not None:
         return ["embedding"] if pooling != "rank" else []

@@ -55,7 +55,7 @@ from trioserve.chat.messages import (
 )
 from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError
-from trioserve.server import Server
+from trioserve.server.core import ServerCore
 from trioserve.types import Grammar
 
 # -- ``options``
@@ -371,7 +371,7 @@ class OllamaRequest(GenerationRequest):
         """The fields of `GenerationParams` and `SamplingParams` that the request sets."""
         return super().given_params() | self.options.params
 
-    def check(self, server: Server) -> None:
+    def check(self, server: ServerCore) -> None:
         """Refuse what the model or the server's configuration does not support.
 
         Raises:

@@ -39,7 +39,8 @@ from trioserve.api.openapi import takes
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import InvalidRequestError
-from trioserve.server import RequestContext, Server
+from trioserve.server import RequestContext
+from trioserve.server.core import ServerCore
 from trioserve.server.generation.text import best_of
 from trioserve.server.prompts.text import AnyPrompt
 from trioserve.server.stream import ChatCompletion, Completion, read_all
@@ -123,7 +124,7 @@ async def chat_completions() -> Response:
 
 
 async def _stream_chat(
-    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
+    server: ServerCore, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> Response:
     streams = await open_streams(
         server.stream_chats(
@@ -136,7 +137,7 @@ async def _stream_chat(
 
 
 async def _run_chat(
-    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
+    server: ServerCore, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> Response:
     """Answer a chat whose tools the server runs."""
     run = await open_run(server, request, params, context)
@@ -156,7 +157,7 @@ async def _run_chat(
 
 
 def whole_chat(
-    server: Server,
+    server: ServerCore,
     request: ChatRequest,
     params: GenerationParams,
     answers: Sequence[ChatCompletion],
@@ -170,7 +171,7 @@ def whole_chat(
 def _whole(
     kind: str,
     choices: list[dict[str, Any]],
-    server: Server,
+    server: ServerCore,
     request: ChatRequest | CompletionRequest,
     params: GenerationParams,
     outputs: Sequence[ChatCompletion | Completion],
@@ -276,14 +277,14 @@ async def completions() -> Response:
 
 
 async def _prompts(
-    server: Server, request: CompletionRequest, params: GenerationParams
+    server: ServerCore, request: CompletionRequest, params: GenerationParams
 ) -> Sequence[AnyPrompt]:
     if not request.suffix:
         return request.prompts
     return [await gap_prompt(server, each, request.suffix, params) for each in request.prompts]
 
 
-def _echo(server: Server, request: CompletionRequest, index: int, prompt: Prompt) -> str:
+def _echo(server: ServerCore, request: CompletionRequest, index: int, prompt: Prompt) -> str:
     """Write a prompt before its output: text as it came, tokens by their names."""
     if not request.echo:
         return ""
@@ -292,7 +293,7 @@ def _echo(server: Server, request: CompletionRequest, index: int, prompt: Prompt
 
 
 def whole_completion(
-    server: Server,
+    server: ServerCore,
     request: CompletionRequest,
     params: GenerationParams,
     outputs: Sequence[Completion],

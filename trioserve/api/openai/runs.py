@@ -19,7 +19,8 @@ from trioserve.api.base.http import json_response
 from trioserve.api.base.service import current_responses
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, NotFoundError
-from trioserve.server import RequestContext, Server
+from trioserve.server import RequestContext
+from trioserve.server.core import ServerCore
 from trioserve.server.dispatch import Mailbox, size_of
 from trioserve.server.runs.events import RunAnswer, RunEvent, StepChunk, StepStarted
 from trioserve.server.runs.params import RunParams
@@ -29,7 +30,7 @@ from trioserve.types import GenerationParams
 
 
 async def open_run(
-    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
+    server: ServerCore, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> AgentRun:
     """Start the run that a request asks for. It ends no later than the current request.
 
@@ -64,7 +65,7 @@ async def open_run(
 
 
 async def respond_run(
-    server: Server,
+    server: ServerCore,
     request: ChatRequest,
     run: AgentRun,
     writer: sse.EventWriter[RunEvent],

@@ -26,7 +26,7 @@ from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings
 
 if TYPE_CHECKING:
-    from trioserve.server.server import Server
+    from trioserve.server.core import ServerCore
 
 #: A high estimate of the characters in a token. Longer text is cut before it is tokenized.
 _MAX_CHARS = 16
@@ -35,7 +35,7 @@ _MAX_CHARS = 16
 _NOTE = 24
 
 
-async def fit(text: str, n_tokens: int, server: Server) -> str:
+async def fit(text: str, n_tokens: int, server: ServerCore) -> str:
     """Cut a text to a number of tokens and append a note, or return it unchanged if it fits."""
     head = _as_unicode(text[: max(0, n_tokens) * _MAX_CHARS])
     if 4 * len(text) <= n_tokens:  # a token has at least a byte
@@ -76,7 +76,7 @@ class AgentLoop:
     """
 
     def __init__(
-        self, server: Server, question: Question, tools: RunTools, calls: Calls, run: AgentRun
+        self, server: ServerCore, question: Question, tools: RunTools, calls: Calls, run: AgentRun
     ) -> None:
         self._server = server
         self._asked = question
@@ -120,8 +120,8 @@ class AgentLoop:
         """
         messages = Messages((*self._asked.messages, *self._added))
         chat, context = self._chat(step), self._context(step)
-        answering = self._server.stream_chat(messages, self._asked.params, chat, context=context)
-        async with answering as stream:
+        answering = self._server.stream_chats(messages, self._asked.params, chat, context=context)
+        async with answering as (stream,):
             self._feed.put(StepStarted(self._feed.new_id(), step))
             if step == 1:
                 self._run.began.set()
@@ -230,7 +230,9 @@ def check_chat(chat: ChatParams, config: Config, model: LoadedModel) -> None:
 
 
 @asynccontextmanager
-async def open_run(server: Server, question: Question, tools: RunTools) -> AsyncIterator[AgentRun]:
+async def open_run(
+    server: ServerCore, question: Question, tools: RunTools
+) -> AsyncIterator[AgentRun]:
     """Execute a run during a block.
 
     Raises:

@@ -24,7 +24,8 @@ from trioserve.api.openai.responses.events import (
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.api.openai.runs import open_run, respond_run
 from trioserve.api.openapi import takes
-from trioserve.server import RequestContext, Server
+from trioserve.server import RequestContext
+from trioserve.server.core import ServerCore
 from trioserve.server.runs.events import RunEvent
 from trioserve.types import GenerationParams
 
@@ -54,7 +55,7 @@ async def responses() -> Response:
 
 
 async def _run(
-    server: Server,
+    server: ServerCore,
     request: ResponsesRequest,
     chat: ChatRequest,
     params: GenerationParams,
