@@ -229,7 +229,7 @@ async def measure_server(n_slots: int, device: Device, n_steps: int) -> Cost:
 
     async def read(slot: int) -> None:
         nonlocal n_events, n_tokens
-        async with server.stream(prompt_of(slot), params) as stream:
+        async with server.stream_complete(prompt_of(slot), params) as stream:
             async for event in stream:
                 if isinstance(event, Chunk):
                     n_events += 1
@@ -237,7 +237,7 @@ async def measure_server(n_slots: int, device: Device, n_steps: int) -> Cost:
 
     config = Config(parallel=n_slots, max_queue=n_slots)
     async with Server(config, load=scripted(backend)) as server:
-        server.observers.clear()  # no line in a log for each request
+        server._core.observers.clear()  # no line in a log for each request
         before = time.thread_time()
         async with trio.open_nursery() as nursery:
             for slot in range(n_slots):

@@ -27,7 +27,7 @@ async def main() -> None:
         async with trio.open_nursery() as nursery:
             for name, server in models.items():
                 nursery.start_soon(ask, name, server)
-        print("In memory:", [name for name, server in models.items() if not server.sleeping])
+        print("In memory:", [name for name, server in models.items() if not server._core.sleeping])
 
 
 if __name__ == "__main__":

@@ -28,13 +28,13 @@ def serve(backend: ScriptedBackend | None = None) -> Server:
 def opened(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, RequestContext]]:
     """Note the tasks and contexts that come to be opened."""
     seen: list[tuple[Any, RequestContext]] = []
-    original = server.lifecycle.services.requests.open
+    original = server._core.lifecycle.services.requests.open
 
     def note(task: Any, context: RequestContext, operation: str) -> Any:
         seen.append((task, context))
         return original(task, context, operation)
 
-    monkeypatch.setattr(server.lifecycle.services.requests, "open", note)
+    monkeypatch.setattr(server._core.lifecycle.services.requests, "open", note)
     return seen
 
 
@@ -86,29 +86,29 @@ async def test_no_work_is_begun_without_time(autojump_clock: MockClock) -> None:
 
 async def test_a_bias_may_name_text() -> None:
     async with serve() as server:
-        params = await server.params({"logit_bias": {"ab": 2.0, 7: -1.0}})
+        params = await server._core.params({"logit_bias": {"ab": 2.0, 7: -1.0}})
         assert params.sampling.logit_bias == ((ord("a"), 2.0), (ord("b"), 2.0), (7, -1.0))
         with pytest.raises(InvalidRequestError, match="the vocabulary ends at"):
-            await server.params({"logit_bias": ((10**6, 1.0),)})
+            await server._core.params({"logit_bias": ((10**6, 1.0),)})
 
 
 async def test_several_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve(ScriptedBackend(n_slots=3)) as server:
         seen = opened(server, monkeypatch)
-        params = await server.params({"seed": 5, "n_probs": 1})
-        outputs = await read_all(server.stream_all(["a", "b"], params, n=2))
+        params = await server._core.params({"seed": 5, "n_probs": 1})
+        outputs = await read_all(server._core.stream_all(["a", "b"], params, n=2))
         assert [each.text for each in outputs] == ["A", "A", "B", "B"]
         assert [task.params.sampling.seed for task, _ in seen] == [5, 6, 5, 6]
         assert len(best_of(outputs, 2, 1)) == 2
-        chats = await read_all(server.stream_chats(HI, params, context=RequestContext(), n=3))
+        chats = await read_all(server._core.stream_chats(HI, params, context=RequestContext(), n=3))
         assert len({each.message.content for each in chats}) == 1
         with pytest.raises(InvalidRequestError, match="number of slots"):
-            await read_all(server.stream_all(["a"], params, context=RequestContext(), n=4))
+            await read_all(server._core.stream_all(["a"], params, context=RequestContext(), n=4))
 
 
 async def test_the_old_ways_to_several_outputs_work_for_one_release_more() -> None:
     async with serve(ScriptedBackend(n_slots=3)) as server:
-        params, context = await server.params({}), RequestContext()
+        params, context = await server._core.params({}), RequestContext()
         with pytest.warns(DeprecationWarning, match="stream_all"):
             completions = server.completions
         outputs = await completions.complete(["a"], params, context, n=2)

@@ -154,7 +154,7 @@ async def busy(**config: Any) -> AsyncIterator[Busy]:
 
     async def take_slot(server: Server, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
         with trio.CancelScope() as scope:
-            async with server.stream("endless") as stream:
+            async with server.stream_complete("endless") as stream:
                 await anext(stream)
                 task_status.started(scope)
                 async for _ in stream:  # an unread stream loses its slot when its mailbox is full

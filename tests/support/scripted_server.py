@@ -30,7 +30,7 @@ async def assert_at_rest(server: Server) -> None:
     status = await server.status()
     assert [slot.state for slot in status.slots] == ["idle"] * server.model.n_slots
     assert status.waiting == ()
-    assert len(server.lifecycle.services.dispatcher) == 0
+    assert len(server._core.lifecycle.services.dispatcher) == 0
 
 
 @attrs.define(eq=False)

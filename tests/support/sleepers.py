@@ -22,7 +22,7 @@ def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(server: Server, state: ServerState) -> None:
-    await server.state.wait_value(state)
+    await server._core.state.wait_value(state)
 
 
 def n_loads(loader: ScriptedLoader) -> int:

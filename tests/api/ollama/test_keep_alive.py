@@ -26,7 +26,7 @@ def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def until_asleep(server: Server) -> None:
     with patiently():
-        await server.state.wait_value(ServerState.SLEEPING)
+        await server._core.state.wait_value(ServerState.SLEEPING)
 
 
 async def expiry(client: httpx.AsyncClient) -> str | None:
@@ -84,13 +84,13 @@ async def test_a_request_that_is_refused_does_not_wake_the_model() -> None:
                 body = ASK | {"prompt": "a", "input": "a", "keep_alive": keep_alive}
                 answer = await client.post(path, json=body)
                 assert answer.status_code in (400, 501)
-                assert server.sleeping
+                assert server._core.sleeping
             answer = await client.post("/api/chat", json=ASK | {"keep_alive": keep_alive})
             assert "'keep_alive'" in answer.json()["error"]
         for fields in ({"options": {"num_ctx": 10**6}}, {"think": "high"}, {"format": 5}):
             answer = await client.post("/api/chat", json=ASK | fields)
             assert answer.status_code == 400
-            assert server.sleeping
+            assert server._core.sleeping
 
 
 async def test_embeddings_wake_the_model_and_free_it() -> None:

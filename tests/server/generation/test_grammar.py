@@ -70,10 +70,10 @@ async def test_an_output_follows_its_grammar() -> None:
 async def test_a_grammar_that_cannot_be_used(grammar: Grammar) -> None:
     async with serve(ScriptedBackend(digits)) as server:
         with pytest.raises(InvalidRequestError) as caught:
-            async with server.stream("x", grammar=grammar):
+            async with server.stream_complete("x", grammar=grammar):
                 pytest.fail("it was submitted")
         assert caught.value.param == grammar.param
-        assert len(server.lifecycle.services.dispatcher) == 0
+        assert len(server._core.lifecycle.services.dispatcher) == 0
 
 
 async def test_compiling_does_not_hold_up_the_event_loop(gate: Gate) -> None:
@@ -102,7 +102,7 @@ async def test_cancelling_while_it_compiles(gate: Gate) -> None:
             nursery.start_soon(lambda: server.complete("x", grammar=DIGITS))
             await gate.wait()
             nursery.cancel_scope.cancel()
-        assert len(server.lifecycle.services.dispatcher) == 0
+        assert len(server._core.lifecycle.services.dispatcher) == 0
         assert (await server.complete("y")).text == "123"
         gate.opened.set()
         assert (await server.complete("x", grammar=DIGITS)).text == "123"
@@ -130,7 +130,7 @@ async def test_compiling_takes_bounded_time(
             nursery.start_soon(request)
             await gate.wait()
             mock_clock.jump(11)
-        assert len(server.lifecycle.services.dispatcher) == 0
+        assert len(server._core.lifecycle.services.dispatcher) == 0
         gate.opened.set()
 
 
@@ -140,8 +140,8 @@ async def test_a_full_queue_is_known_before_compiling() -> None:
     backend.on_compile = compiled.append
     async with (
         serve(backend, max_queue=1) as server,
-        server.stream("a") as first,
-        server.stream("b"),
+        server.stream_complete("a") as first,
+        server.stream_complete("b"),
     ):
         await anext(first)
         with pytest.raises(QueueFullError):

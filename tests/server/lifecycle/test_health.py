@@ -57,7 +57,7 @@ async def test_a_server_whose_engine_has_failed_is_neither_ready_nor_live() -> N
     backend = ScriptedBackend()
     backend.on_decode = explode
     async with serve(backend) as server:
-        health = server.lifecycle.services.health
+        health = server._core.lifecycle.services.health
         health.check_ready()
         health.check_live()
         with pytest.raises(EngineError):
@@ -81,7 +81,7 @@ async def test_commands_behind_one_that_breaks_the_engine_are_not_lost() -> None
 
     backend = ScriptedBackend()
     async with Server(Config(), load=scripted(backend), drive=by_hand) as server:
-        loop = server.lifecycle.services.loop
+        loop = server._core.lifecycle.services.loop
 
         def break_it() -> None:
             raise RuntimeError(SECRET)
@@ -120,7 +120,7 @@ async def test_a_thread_that_dies_ends_what_waits_for_it() -> None:
                     await server.complete("a")
             await server.status()
             with pytest.raises(UnavailableError):
-                server.lifecycle.services.health.check_live()
+                server._core.lifecycle.services.health.check_live()
     assert backend.closed
 
 
@@ -233,7 +233,7 @@ async def test_a_look_does_not_wait_for_a_long_step(mock_clock: MockClock) -> No
 
 
 async def test_time_between_two_steps_is_no_long_step(autojump_clock: MockClock) -> None:
-    async with serve(watchdog_timeout=1) as server, server.stream("hello") as stream:
+    async with serve(watchdog_timeout=1) as server, server.stream_complete("hello") as stream:
         await trio.sleep(100)
-        server.lifecycle.services.health.check_live()
+        server._core.lifecycle.services.health.check_live()
         assert await read(stream) == "HELLO"

@@ -36,7 +36,7 @@ async def test_drain_lets_running_requests_finish(autojump_clock: MockClock) -> 
         texts: list[str] = []
 
         async def follow() -> None:
-            async with server.stream("finish me") as stream:
+            async with server.stream_complete("finish me") as stream:
                 await trio.sleep(3)
                 texts.append(await read(stream))
 
@@ -51,7 +51,7 @@ async def test_drain_lets_running_requests_finish(autojump_clock: MockClock) -> 
 
 async def test_slot_files_do_not_wait_for_an_engine_that_has_stopped(tmp_path: Path) -> None:
     async with serve(slot_save_path=str(tmp_path)) as server:
-        slots = server.slots
+        slots = server._core.slots
     with pytest.RaisesGroup(ServerClosingError):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(slots.save, 0, "file", "")
@@ -102,7 +102,7 @@ async def test_an_end_that_takes_long_says_why(mock_clock: MockClock) -> None:
 
     async def live() -> None:
         async with serve() as server:
-            limiter = server.lifecycle.services.workers._threads
+            limiter = server._core.lifecycle.services.workers._threads
             limiter.acquire_on_behalf_of_nowait(limiter)
             taken.append(limiter)
             is_closing.set()
@@ -142,7 +142,7 @@ async def test_drain_ends_what_takes_too_long(autojump_clock: MockClock) -> None
 
         async def follow() -> None:
             with pytest.raises(ServerClosingError, match="5 seconds"):
-                async with server.stream("a") as stream:
+                async with server.stream_complete("a") as stream:
                     await anext(stream)
                     await trio.sleep(6)
                     await read(stream)
@@ -159,7 +159,7 @@ async def test_leaving_the_server_ends_what_runs(autojump_clock: MockClock) -> N
 
     async def follow(server: Server) -> None:
         with pytest.raises(ServerClosingError):
-            async with server.stream("a") as stream:
+            async with server.stream_complete("a") as stream:
                 await anext(stream)
                 await trio.sleep(1)
                 await read(stream)
@@ -232,7 +232,7 @@ async def test_loading_can_be_cancelled(too_late: bool) -> None:
         nursery.start_soon(cancel_when_loading, nursery.cancel_scope)
         async with server:
             raise AssertionError("unreachable")
-    assert server.lifecycle.load_progress == 0.5
+    assert server._core.lifecycle.load_progress == 0.5
     assert backend.closed
 
 

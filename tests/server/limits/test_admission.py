@@ -32,7 +32,7 @@ async def fill(server: Server, stack: AsyncExitStack, client: str, prompt: str =
     """Send requests until one is refused; returns how many were let in."""
     for n in range(1000):
         try:
-            await stack.enter_async_context(server.stream(prompt, client=client))
+            await stack.enter_async_context(server.stream_complete(prompt, client=client))
         except QueueFullError:
             return n
     raise AssertionError("the queue has no bound")
@@ -50,14 +50,14 @@ async def test_a_key_fills_its_share_of_the_queue(
             assert await fill(server, stack, "one") == 1 + n_waiting  # one of them runs
             n_left = min(max_queue - n_waiting, n_waiting)
             assert await fill(server, stack, "two") == n_left
-        dispatcher = server.lifecycle.services.dispatcher
+        dispatcher = server._core.lifecycle.services.dispatcher
         assert dispatcher.queued.n_requests == dispatcher.queued.n_tokens == 0
         assert not dispatcher._queued_of
 
 
 async def test_a_key_fills_its_share_of_the_tokens() -> None:
     async with server_of(max_queue_tokens=100) as server, AsyncExitStack() as stack:
-        await stack.enter_async_context(server.stream("runs", client="one"))
+        await stack.enter_async_context(server.stream_complete("runs", client="one"))
         assert await fill(server, stack, "one", "ten tokens") == 5
         with pytest.raises(QueueFullError, match=r"60 prompt tokens with this API key .* 50"):
             await server.complete("ten tokens", client="one")
@@ -66,16 +66,16 @@ async def test_a_key_fills_its_share_of_the_tokens() -> None:
 
 async def test_each_prompt_of_a_request_takes_a_place() -> None:
     async with server_of(max_queue=20) as server:
-        context, params = RequestContext("one"), await server.params({})
-        async with server.stream_all(["x"] * 11, params, context=context):
-            async with server.stream("y", client="two"):
+        context, params = RequestContext("one"), await server._core.params({})
+        async with server._core.stream_all(["x"] * 11, params, context=context):
+            async with server.stream_complete("y", client="two"):
                 pass
             with pytest.raises(QueueFullError, match="10 requests with this API key"):
                 await server.complete("z", client="one")
         with pytest.raises(QueueFullError, match="with this API key"):
-            async with server.stream_all(["x"] * 12, params, context=context):
+            async with server._core.stream_all(["x"] * 12, params, context=context):
                 pass
-        assert len(server.lifecycle.services.dispatcher) == 0
+        assert len(server._core.lifecycle.services.dispatcher) == 0
 
 
 async def test_without_keys_there_is_one_bound() -> None:

@@ -73,10 +73,10 @@ async def test_cancelling_anywhere_leaves_nothing() -> None:
             n += 1
             await CancelAtStep(n).run(run_all)
             assert tool.n_running == writing.n_running == 0
-            assert len(server.lifecycle.services.dispatcher) == 0
+            assert len(server._core.lifecycle.services.dispatcher) == 0
         await trio.testing.wait_all_tasks_blocked()
         await assert_at_rest(server)
-        await server.lifecycle.runs.wait_none()
+        await server._core.lifecycle.runs.wait_none()
     assert n > 50
 
 
@@ -173,7 +173,7 @@ async def test_the_reasoning_of_the_running_step_can_be_ended() -> None:
         assert run.stream is None
         await until(run, StepChunk)
         assert run.stream is not None
-        assert await server.end_reasoning(run.stream)
+        assert await server._core.end_reasoning(run.stream)
 
 
 async def test_who_watches_is_told_of_each_step() -> None:
@@ -207,7 +207,7 @@ async def test_a_run_is_finished_while_the_server_drains() -> None:
                 await server.run(HI, [FakeTool()])
             may_end.set()
             assert (await run.read()).steps == 3
-        assert server.lifecycle.draining
+        assert server._core.lifecycle.draining
 
 
 async def test_a_run_ends_when_the_drain_runs_out_of_time(
@@ -299,7 +299,7 @@ async def test_observers_are_told_how_each_call_ended() -> None:
     ]
     noting = Noting()
     async with serve(backend) as server:
-        server.observers.append(noting)
+        server._core.observers.append(noting)
         async with server.stream_run(HI, tools, approve="none") as run:
             async for event in run:
                 if isinstance(event, ToolStarted) and event.call.tool.name == "slow":

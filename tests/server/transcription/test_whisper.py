@@ -261,7 +261,7 @@ async def test_whisper_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_server_that_drains_waits_for_it_but_not_for_ever() -> None:
     config = Config(transcription_model="tiny")
     async with Server(config, load=scripted(ScriptedBackend())) as server:
-        parts = server.lifecycle.services
+        parts = server._core.lifecycle.services
         source = MediaSource(kind="audio", data=wav_file(1.0), param="file")
         params = TranscriptionParams(prompt="hang")
         async with parts.transcriptions.stream(source, params, RequestContext()) as stream:
@@ -305,13 +305,13 @@ async def test_recordings_are_counted_and_logged() -> None:
             with pytest.raises(InvalidRequestError):
                 await server.transcribe(b"no sound")  # refused, so nothing has begun
             source = MediaSource(kind="audio", data=wav)
-            opened = server.transcriptions.stream(
+            opened = server._core.transcriptions.stream(
                 source, TranscriptionParams(prompt="hang"), RequestContext()
             )
             async with opened as stream:
                 await anext(stream)
-            assert server.metrics is not None
-            written = server.metrics.render(await server.status()).decode()
+            assert server._core.metrics is not None
+            written = server._core.metrics.render(await server.status()).decode()
     label = 'model_name="scripted"'
     for end in ("finished", "failed", "cancelled"):
         assert f'trioserve:recordings_total{{end="{end}",{label}}} 1.0' in written
