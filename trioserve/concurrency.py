@@ -280,8 +280,11 @@ class EnteredOnce(ABC):
         """Make the block that is entered."""
 
     async def __aenter__(self) -> Self:
+        name = type(self).__name__
+        if not trio.lowlevel.in_trio_run():
+            raise RuntimeError(f"a {name} needs Trio: use `trio.run`")
         if self._life is not None:
-            raise RuntimeError(f"a {type(self).__name__} can be entered only once")
+            raise RuntimeError(f"a {name} can be entered only once")
         self._life = self._live()
         await self._life.__aenter__()
         return self

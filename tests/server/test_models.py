@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.cancellation import CancelAtStep
-from tests.support.scripted_server import read
+from tests.support.scripted_server import complete_within, read
 from trioserve.config import Config
 from trioserve.errors import (
     ConfigError,
@@ -110,7 +110,7 @@ async def test_one_in_use_is_waited_for(mock_clock: MockClock) -> None:
 
     async def ask_in_vain(server: Server) -> None:
         with pytest.raises(DeadlineExceededError):
-            await server.complete("hi", timeout=3)
+            await complete_within(server, "hi", 3)
 
     async with (
         library.models("ab", max_loaded=1) as models,

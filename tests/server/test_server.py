@@ -18,7 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trioserve
 from tests.support.cancellation import CancelAtStep
-from tests.support.scripted_server import assert_at_rest, read, serve
+from tests.support.scripted_server import assert_at_rest, completing, read, serve
 from trioserve.config import Config
 from trioserve.errors import (
     ContextLengthExceededError,
@@ -31,7 +31,7 @@ from trioserve.errors import (
     StalledReaderError,
     TemplateError,
 )
-from trioserve.server import Server
+from trioserve.server import RequestContext, Server
 from trioserve.server.stream import ChatChunk, _merge
 from trioserve.testing import ScriptedBackend, scripted, stepping
 from trioserve.testing.backend import ScriptedSampler
@@ -255,7 +255,9 @@ async def test_readers_that_stop_make_way_for_others(autojump_clock: MockClock) 
     async with serve(backend, unread_tokens=50, stall_timeout=30) as server:
         async with AsyncExitStack() as stack:
             prompts = [chr(ord("a") + i) for i in range(26)]
-            stalled = [await stack.enter_async_context(server.stream_complete(each)) for each in prompts]
+            stalled = [
+                await stack.enter_async_context(server.stream_complete(each)) for each in prompts
+            ]
             start = trio.current_time()
             assert (await server.complete("1", max_tokens=40)).text == "1" * 40
             assert trio.current_time() - start < 5
@@ -401,7 +403,7 @@ async def test_a_deadline_is_reported_as_one(stage: str, autojump_clock: MockClo
                 await wait_all_tasks_blocked()
             began = trio.current_time()
             with capture_logs() as logs, pytest.raises(DeadlineExceededError):
-                async with server.stream_complete("a", timeout=3) as stream:
+                async with completing(server, "a", 3) as stream:
                     if stage == "unread":
                         await trio.sleep(5)
                     async for _ in stream:
@@ -479,7 +481,10 @@ async def test_the_log_tells_the_story() -> None:
         with capture_logs() as logs:
             await server.complete("hello")
             with trio.CancelScope() as scope:
-                async with server.stream_complete("hello", on_cancel=CancelReason.DISCONNECT):
+                core = server._core
+                context = RequestContext(on_cancel=CancelReason.DISCONNECT)
+                params = await core.params({})
+                async with core.stream_all(["hello"], params, context=context):
                     scope.cancel()
                     await trio.sleep_forever()
     started, ended, _, cancelled = logs
@@ -493,8 +498,8 @@ async def test_the_log_tells_the_story() -> None:
 
 async def test_text_goes_both_ways() -> None:
     async with serve() as server:
-        assert server.detokenize(await server.tokenize("häßlich")) == "häßlich"
-        assert server.detokenize([0xC3]) == "\ufffd"
+        assert await server.detokenize(await server.tokenize("häßlich")) == "häßlich"
+        assert await server.detokenize([0xC3]) == "\ufffd"
         with pytest.raises((TemplateError, InvalidRequestError)):
             await server.render([{"role": "user"}])
 

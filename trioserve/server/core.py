@@ -221,24 +221,30 @@ class ServerCore(EnteredOnce):
     # -- parameters, tokens and rendered chats
 
     async def params(
-        self, fields: Mapping[str, Any], base: GenerationParams | None = None, *, n: int = 1
+        self,
+        fields: Mapping[str, Any],
+        base: GenerationParams | None = None,
+        *,
+        n: int = 1,
+        context: RequestContext = ANYONE,
     ) -> GenerationParams:
         """Make parameters from fields of `GenerationParams` and `SamplingParams`, by name.
 
         Unset fields are as in `base`, or as in the server's configuration. `logit_bias` may name
-        text in place of a token id. `n` is the number of outputs of each prompt.
+        text in place of a token id. `n` is the number of outputs of each prompt. A model that was
+        never loaded is loaded, until the deadline of the context.
 
         Raises:
             InvalidRequestError: a field is unknown, has the wrong type or is out of range.
             NotSupportedError: the server generates no text.
         """
-        model = await self.lifecycle.known_model()
+        model = await self.lifecycle.known_model(context)
         if model.pooling is not None:
             model.check_generates()
         check_copies(n, model.n_slots)
         fields = dict(fields)
         if fields.get("logit_bias") is not None:
-            async with self.lifecycle.use(ANYONE) as services:
+            async with self.lifecycle.use(context) as services:
                 biases = await services.tokenizer.biases_of(fields["logit_bias"])
             fields["logit_bias"] = biases
         return take_params(fields, base or model.defaults)

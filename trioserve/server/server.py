@@ -130,7 +130,7 @@ class Server(EnteredOnce):
         """
         given: dict[str, Any] = {**fields}
         context = take_context(given)
-        params = await self._core.params(given)
+        params = await self._core.params(given, context=context)
         async with self._core.stream_all([prompt], params, context=context) as (stream,):
             yield stream
 
@@ -159,7 +159,7 @@ class Server(EnteredOnce):
         """
         given: dict[str, Any] = {**fields}
         context, chat = take_context(given), take(ChatParams, given)
-        params = await self._core.params(given)
+        params = await self._core.params(given, context=context)
         opened = self._core.stream_chats(messages, params, chat, context=context)
         async with opened as (stream,):
             yield stream
@@ -208,7 +208,7 @@ class Server(EnteredOnce):
         """
         given: dict[str, Any] = {**fields, "tools": client_tools}
         context, run, chat = take_context(given), take(RunParams, given), take(ChatParams, given)
-        params = await self._core.params(given)
+        params = await self._core.params(given, context=context)
         opened = self._core.stream_run(messages, tools, params, chat, run, context=context)
         async with opened as events:
             yield events

@@ -28,6 +28,7 @@ from tests.support.gguf_models import (
 )
 from tests.support.plain_loop import EXACT
 from tests.support.scripted_embedder import ScriptedEmbedder
+from tests.support.scripted_server import within
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import (
@@ -373,7 +374,7 @@ async def test_a_deadline_ends_it(mock_clock: trio.testing.MockClock) -> None:
 
         async def ask() -> None:
             with pytest.raises(DeadlineExceededError):
-                await server.embed([(1,) * 16] * 10_000, timeout=5)
+                await server._core.embed([(1,) * 16] * 10_000, context=within(5))
 
         nursery.start_soon(ask)
         while not backend.batches:
@@ -392,7 +393,7 @@ async def test_the_queue_is_bounded_and_draining_refuses() -> None:
             with pytest.raises(QueueFullError):
                 await server.embed([(1, 2)])
             nursery.cancel_scope.cancel()
-        await server.drain(1)
+        await server.drain()
         with pytest.raises(ServerClosingError):
             await server.embed([(1, 2)])
 

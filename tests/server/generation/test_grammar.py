@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.support.scripted_server import serve
+from tests.support.scripted_server import serve, within
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import (
@@ -110,11 +111,11 @@ async def test_cancelling_while_it_compiles(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "error"), [({}, InvalidRequestError), ({"timeout": 3.0}, DeadlineExceededError)]
+    ("seconds", "error"), [(math.inf, InvalidRequestError), (3, DeadlineExceededError)]
 )
 async def test_compiling_takes_bounded_time(
     gate: Gate,
-    settings: dict[str, float],
+    seconds: float,
     error: type[Exception],
     mock_clock: MockClock,
 ) -> None:
@@ -125,7 +126,10 @@ async def test_compiling_takes_bounded_time(
 
             async def request() -> None:
                 with pytest.raises(error):
-                    await server.complete("x", grammar=DIGITS, **settings)
+                    params = await server._core.params({"grammar": DIGITS})
+                    opened = server._core.stream_all(["x"], params, context=within(seconds))
+                    async with opened:
+                        raise AssertionError("unreachable")
 
             nursery.start_soon(request)
             await gate.wait()
@@ -172,7 +176,7 @@ async def test_draining_refuses_what_has_just_been_compiled(gate: Gate) -> None:
 
         nursery.start_soon(request)
         await gate.wait()
-        await server.drain(1)
+        await server._core.drain(1)
         gate.opened.set()
 
 

@@ -10,7 +10,6 @@ import pytest
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_server import ScriptedLoader
 from tests.support.sleepers import n_loads, no_collection
-from trioserve.chat.params import ChatParams
 from trioserve.config import Config
 from trioserve.errors import (
     InvalidRequestError,
@@ -35,7 +34,11 @@ async def test_what_is_known_while_it_sleeps() -> None:
         assert server.model.vocab.n_tokens == before.vocab.n_tokens
         assert (await server._core.params({"temperature": 0.5})).sampling.temperature == 0.5
         server._core.lifecycle.check_ready()
-        for look in (lambda: server._core.queue, lambda: server.detokenize([1]), lambda: server._core.slots):
+        for look in (
+            lambda: server._core.queue,
+            lambda: server._core.detokenize([1]),
+            lambda: server._core.slots,
+        ):
             with pytest.raises(ServerSleepingError):
                 look()
         for call in (server.model.vocab.tokenize, server.model.vocab.detokenize):
@@ -64,7 +67,7 @@ async def test_what_needs_the_vocabulary_wakes_it() -> None:
         for call in (
             lambda: server.tokenize("hi"),
             lambda: server.render(chat),
-            lambda: server.count_tokens(chat, ChatParams()),
+            lambda: server.count_tokens(chat),
             lambda: server._core.params({"logit_bias": (("h", 1.0),)}),
         ):
             await server.sleep()

@@ -66,7 +66,7 @@ async def test_a_server_whose_engine_has_failed_is_neither_ready_nor_live() -> N
             with pytest.raises(UnavailableError, match=r"^The inference engine failed\.$"):
                 check()
         assert len((await server.status()).slots) == 2, "what was last known"
-        await server.drain(10)
+        await server.drain()
 
 
 async def test_commands_behind_one_that_breaks_the_engine_are_not_lost() -> None:
@@ -178,7 +178,7 @@ async def _settle(server: Server) -> None:
 async def test_a_step_that_takes_too_long(mock_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with blocked(watchdog_timeout=120) as at:
-            health = at.server.lifecycle.services.health
+            health = at.server._core.lifecycle.services.health
             mock_clock.jump(15)  # the watchdog looks
             await wait_all_tasks_blocked()
             mock_clock.jump(119)
@@ -212,7 +212,7 @@ async def test_without_a_watchdog_no_step_takes_too_long(mock_clock: MockClock) 
     async with blocked(watchdog_timeout=0) as at:
         mock_clock.jump(100_000)
         await wait_all_tasks_blocked()
-        at.server.lifecycle.services.health.check_live()
+        at.server._core.lifecycle.services.health.check_live()
         await at.until_freed()
 
 

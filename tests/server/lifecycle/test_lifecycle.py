@@ -43,7 +43,7 @@ async def test_drain_lets_running_requests_finish(autojump_clock: MockClock) -> 
         nursery.start_soon(follow)
         await wait_all_tasks_blocked()
         with trio.fail_after(4):
-            await server.drain(10)
+            await server.drain()
         assert texts == ["FINISH ME"]
         with pytest.raises(ServerClosingError):
             await server.complete("too late")
@@ -149,7 +149,7 @@ async def test_drain_ends_what_takes_too_long(autojump_clock: MockClock) -> None
 
         nursery.start_soon(follow)
         await wait_all_tasks_blocked()
-        await server.drain(5)
+        await server._core.drain(5)
         await wait_all_tasks_blocked()
 
 
@@ -252,6 +252,7 @@ async def test_an_unknown_strategy_is_a_config_error() -> None:
             pass
 
 
-def test_other_machines_need_a_process_of_their_own() -> None:
+async def test_other_machines_need_a_process_of_their_own() -> None:
     with pytest.raises(ConfigError, match="use the command, or ChildModels"):
-        Server(Config(rpc=("10.0.0.1:50052",)))
+        async with Server(Config(rpc=("10.0.0.1:50052",))):
+            raise AssertionError("unreachable")

@@ -110,11 +110,11 @@ async def test_a_program_keeps_it_awake(mock_clock: MockClock) -> None:
         async with server.loaded():
             mock_clock.jump(100)
             await wait_all_tasks_blocked()
-            assert server.detokenize([104, 105]) == "hi"
+            assert await server.detokenize([104, 105]) == "hi"
         mock_clock.jump(2)
         await until(server, ServerState.SLEEPING)
-        async with server.loaded(timeout=5):
-            assert server.detokenize([104, 105]) == "hi"
+        async with server.loaded(keep_alive=5):
+            assert await server.detokenize([104, 105]) == "hi"
         with pytest.raises(InvalidRequestError, match="'temperature' is not a parameter"):
             async with server.loaded(temperature=1):
                 raise AssertionError("unreachable")
@@ -198,7 +198,8 @@ async def test_it_sleeps_right_after_a_request(mock_clock: MockClock) -> None:
 @pytest.mark.parametrize("seconds", [-1, -0.5, math.inf])
 async def test_it_stays_awake_for_ever(mock_clock: MockClock, seconds: float) -> None:
     async with ScriptedLoader().serve(sleep_idle_seconds=1) as server:
-        await server._core.wake(keep_alive=seconds)
+        async with server.loaded(keep_alive=seconds):
+            pass
         mock_clock.jump(10**9)
         await wait_all_tasks_blocked()
         assert not server._core.sleeping
@@ -211,7 +212,7 @@ async def test_drain_while_it_sleeps() -> None:
     loader = ScriptedLoader()
     async with loader.serve() as server:
         await server.sleep()
-        await server.drain(10)
+        await server.drain()
         assert server._core.lifecycle.draining
         for call in (lambda: server.complete("a"), server._core.wake):
             with pytest.raises(ServerClosingError):
@@ -234,7 +235,7 @@ async def test_drain_while_it_wakes(mock_clock: MockClock) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             await wait_all_tasks_blocked()
-            await server.drain(10)
+            await server.drain()
         loader.may_go_on.set()
         await until(server, ServerState.READY)
         await ask()
@@ -268,7 +269,9 @@ async def test_the_failure_of_a_later_engine_is_seen() -> None:
         loader.backends[1].on_decode = fail
         with pytest.raises(EngineError):
             await server.complete("a")
-        assert isinstance((await server._core.lifecycle.wait_failure()).__cause__, ZeroDivisionError)
+        assert isinstance(
+            (await server._core.lifecycle.wait_failure()).__cause__, ZeroDivisionError
+        )
         # Another engine is another chance.
         await server.sleep()
         assert (await server.complete("a")).text == "A"

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.cancellation import CancelAtStep
-from tests.support.scripted_server import ScriptedLoader, assert_at_rest
+from tests.support.scripted_server import ScriptedLoader, assert_at_rest, complete_within
 from tests.support.sleepers import cancel_when_blocked, falling_awake, n_loads, no_collection
 from trioserve.errors import (
     DeadlineExceededError,
@@ -44,7 +44,7 @@ async def test_a_deadline_holds_while_it_wakes(mock_clock: MockClock) -> None:
 
         async def ask() -> None:
             with pytest.raises(DeadlineExceededError):
-                await server.complete("a", timeout=5)
+                await complete_within(server, "a", 5)
             loader.may_go_on.set()
 
         nursery.start_soon(ask)

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from trioserve.config import Config
-from trioserve.server import Server
+from trioserve.server import RequestContext, Server
 from trioserve.server.observers import observer
 from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import (
@@ -52,7 +52,8 @@ async def test_each_way_to_end_is_told_once() -> None:
         async with server.stream_complete("a"):
             pass  # left before its end
         with trio.CancelScope() as scope:
-            async with server.stream_complete("a", on_cancel=CancelReason.DISCONNECT):
+            core, context = server._core, RequestContext(on_cancel=CancelReason.DISCONNECT)
+            async with core.stream_all(["a"], await core.params({}), context=context):
                 scope.cancel()
                 await trio.sleep_forever()
         with pytest.raises(ZeroDivisionError):

@@ -12,7 +12,7 @@ from tests.server.observers.test_otel import PARENT, TRACEPARENT, Traced
 from tests.support.scripted_server import serve
 from tests.support.scripts import HI
 from tests.support.tool_calls import FakeTool, calls, saying
-from trioserve import RequestContext, ToolCallContext
+from trioserve import ToolCallContext
 
 EVERY = calls(("good", {}), ("bad", {}), ("not there", {}), ("denied", {}))
 
@@ -68,7 +68,7 @@ async def test_each_call_has_a_span() -> None:
     backend, _ = saying([EVERY, "Done."])
     async with serve(backend) as server:
         server._core.observers.append(traced.observer)
-        await server.run(HI, tools(), context=RequestContext(traceparent=TRACEPARENT))
+        await server.run(HI, tools(), traceparent=TRACEPARENT)
     spans = {span.name: span for span in traced.spans if "execute_tool" in span.name}
     names = ("execute_tool good", "execute_tool bad", "execute_tool", "execute_tool denied")
     assert spans.keys() == set(names)

@@ -132,7 +132,8 @@ async def test_how_requests_end() -> None:
     """A failure is an error; that a client goes away is none."""
     traced, backend = Traced(), ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
     async with server_with(traced, backend) as server:
-        async with server.stream_complete("a", on_cancel=CancelReason.DISCONNECT):
+        core, context = server._core, RequestContext(on_cancel=CancelReason.DISCONNECT)
+        async with core.stream_all(["a"], await core.params({}), context=context):
             pass
         backend.fail_next = DecodeError("bad luck")
         with pytest.raises(DecodeError):

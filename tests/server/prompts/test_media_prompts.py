@@ -13,8 +13,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.media_files import av_file, image_file, wav_file
 from tests.support.projectors import WordProjector
-from tests.support.scripted_server import assert_at_rest, serve
+from tests.support.scripted_server import assert_at_rest, serve, within
 from trioserve.chat.messages import Audio, Image, Video
+from trioserve.chat.params import ChatParams
 from trioserve.errors import (
     ContextLengthExceededError,
     DeadlineExceededError,
@@ -82,7 +83,9 @@ async def test_a_program_gives_bytes_and_paths(tmp_path: Path) -> None:
         prompt = MixedPrompt(["a", Image(PNG), "b"])
         assert (await server.complete(prompt)).text == "A(IMAGE 8X4)B"
         outputs = await read_all(
-            server._core.stream_all([prompt, "c"], await server._core.params({}), context=RequestContext(), n=2)
+            server._core.stream_all(
+                [prompt, "c"], await server._core.params({}), context=RequestContext(), n=2
+            )
         )
         assert [output.text for output in outputs] == [*["A(IMAGE 8X4)B"] * 2, "C", "C"]
         assert server._core.memory.n_held == 0
@@ -151,7 +154,7 @@ async def test_the_next_turn_about_an_image_computes_what_is_new(
     async with serve_seeing(projector, log_prompts_dir=str(tmp_path), **backend) as server:
         first = [user("What is in the picture?", Image(PNG), "Be brief.")]
         one, two = await read_all(
-            server._core.stream_chats(first, await server._core.params({}), context=RequestContext(), n=2)
+            server._core.stream_chats(first, await server._core.params({}), ChatParams(), n=2)
         )
         assert one.message == two.message
         assert len(one.prompt) == len(one.prompt.tokens) + 40
@@ -163,7 +166,7 @@ async def test_the_next_turn_about_an_image_computes_what_is_new(
         other = await server.chat([user("What is in the picture?", Image(PNG), "Say more.")])
         assert other.finished.timings.prompt_n < 60
         assert len(projector.encoded) == 1
-        assert server.detokenize(one.prompt).count("[image]") == 1
+        assert (await server.detokenize(one.prompt)).count("[image]") == 1
     assert all(path.read_text().count("[image]") == 1 for path in tmp_path.iterdir())
 
 
@@ -187,7 +190,9 @@ async def test_the_deadline_holds_while_loading(autojump_clock: trio.testing.Moc
     async with serve_seeing(ScriptedProjector()) as server:
         loader = SlowLoader(server)
         with pytest.raises(DeadlineExceededError):
-            await server.chat([user(Image(PNG))], timeout=3)
+            params, chat = await server._core.params({}), [user(Image(PNG))]
+            async with server._core.stream_chats(chat, params, ChatParams(), context=within(3)):
+                raise AssertionError("unreachable")
         assert (loader.n_loading, server._core.memory.n_held) == (0, 0)
 
 

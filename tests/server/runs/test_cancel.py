@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from tests.support.cancellation import CancelAtStep
-from tests.support.scripted_server import ScriptedLoader, assert_at_rest, serve
+from tests.support.scripted_server import ScriptedLoader, assert_at_rest, running, serve
 from tests.support.scripts import HI, endless
 from tests.support.tool_calls import FakeTool, calls, forever, saying
 from trioserve import (
@@ -142,7 +142,7 @@ async def test_one_deadline_for_all(mock_clock: trio.testing.MockClock) -> None:
     backend, _ = saying([A_CALL])
     tool = FakeTool(work=forever)
     async with serve(backend) as server:
-        async with server.stream_run(HI, [tool], timeout=5) as run:
+        async with running(server, [tool], 5) as run:
             await until(run, ToolStarted)
             mock_clock.jump(6)
             with pytest.raises(DeadlineExceededError):
@@ -150,12 +150,13 @@ async def test_one_deadline_for_all(mock_clock: trio.testing.MockClock) -> None:
         assert tool.n_running == 0
         await assert_at_rest(server)
         with pytest.raises(DeadlineExceededError):
-            await server.run(HI, [tool], timeout=0)
+            async with running(server, [tool], 0):
+                raise AssertionError("unreachable")
 
 
 async def test_the_deadline_of_the_model(mock_clock: trio.testing.MockClock) -> None:
     async with serve(endless()) as server:
-        async with server.stream_run(HI, [], timeout=5) as run:
+        async with running(server, [], 5) as run:
             await until(run, StepChunk)
             mock_clock.jump(6)
             with pytest.raises(DeadlineExceededError):
@@ -201,7 +202,7 @@ async def test_a_run_is_finished_while_the_server_drains() -> None:
         tools = [FakeTool(work=wait)]
         async with trio.open_nursery() as nursery, server.stream_run(HI, tools) as run:
             await until(run, ToolStarted)
-            nursery.start_soon(server.drain, 600)
+            nursery.start_soon(server.drain)
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(ServerClosingError):
                 await server.run(HI, [FakeTool()])
@@ -218,7 +219,7 @@ async def test_a_run_ends_when_the_drain_runs_out_of_time(
     async with serve(backend) as server:
         async with server.stream_run(HI, [tool]) as run, trio.open_nursery() as nursery:
             await until(run, ToolStarted)
-            nursery.start_soon(server.drain, 5)
+            nursery.start_soon(server._core.drain, 5)
             await trio.testing.wait_all_tasks_blocked()
             mock_clock.jump(6)
             with pytest.raises(ServerClosingError, match="5 seconds after"):

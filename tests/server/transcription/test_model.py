@@ -238,7 +238,7 @@ async def test_a_program_gives_paths_and_bytes(tmp_path: Path) -> None:
     script = Heard("One.", "Two.", "Three.")
     async with hearing(script) as server:
         texts = [
-            (await server.transcribe(given, language="en", timeout=30)).text
+            (await server.transcribe(given, language="en")).text
             for given in (path, SHORT.data, Audio(str(path)))
         ]
         with pytest.raises(InvalidRequestError) as caught:
@@ -258,7 +258,7 @@ async def test_what_has_begun_is_finished_while_the_server_drains() -> None:
     async with hearing(Heard("One,", "two.")) as server, trio.open_nursery() as nursery:
         async with opened(server, LONG) as stream:
             first = await anext(stream)
-            nursery.start_soon(server.drain, 30)
+            nursery.start_soon(server.drain)
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(ServerClosingError):
                 await transcript_of(server, SHORT)

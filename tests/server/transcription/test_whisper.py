@@ -266,7 +266,7 @@ async def test_a_server_that_drains_waits_for_it_but_not_for_ever() -> None:
         params = TranscriptionParams(prompt="hang")
         async with parts.transcriptions.stream(source, params, RequestContext()) as stream:
             await anext(stream)
-            await server.drain(0.1)
+            await server._core.drain(0.1)
             with trio.move_on_after(0) as waiting:
                 await parts.requests.wait_none()
             assert waiting.cancelled_caught

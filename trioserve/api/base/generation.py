@@ -64,8 +64,8 @@ async def admit(request: GenerationRequest) -> tuple[ServerCore, GenerationParam
             )
         given["n_probs"] = limit
     # First, so that an invalid request neither counts nor wakes the model.
-    params = await server.params(given, n=request.n_copies)
     context = current_context(request.timeout, request.keep_alive)
+    params = await server.params(given, n=request.n_copies, context=context)
     await keep_awake(server, context)
     return server, params, context
 
