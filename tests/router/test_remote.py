@@ -43,6 +43,7 @@ from trioserve.errors import (
 from trioserve.router.client import ServerAnswer, ServerEvents
 from trioserve.router.fleet import Fleet
 from trioserve.router.remote import ChildModels, RemoteServer, RemoteStream
+from trioserve.server import Server
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.stream import ChatChunk
 from trioserve.server.transcription.transcript import Word
@@ -193,7 +194,7 @@ async def test_recordings(tmp_path: Path) -> None:
     path = tmp_path / "call.wav"
     path.write_bytes(wav_file(1.0))
     async with remote(tmp_path, make) as (server, service, _):
-        own = await service.server.transcribe(path, language="de", timed=True)
+        own = await Server._of(service.server).transcribe(path, language="de", timed=True)
         for recording in (path, str(path), path.read_bytes(), Audio(path)):
             found = await server.transcribe(recording, language="de", timeout=30)
             assert (found.text, found.segments, found.duration) == (

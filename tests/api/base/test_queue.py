@@ -20,7 +20,8 @@ from tests.support.scripts import CHAT, ENDLESS, HI
 from tests.support.waiting import patiently, until
 from trioserve.api.base import sse
 from trioserve.api.base.sse import PING, Pings, comment_on
-from trioserve.server import RequestContext, Server
+from trioserve.server import RequestContext
+from trioserve.server.core import ServerCore
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.limits.admission import FRESH, Queue
 from trioserve.testing import ScriptedBackend
@@ -39,7 +40,7 @@ ROUTES = [
 ]
 
 
-async def until_queued(server: Server, n: int = 1) -> list[WaitingStatus]:
+async def until_queued(server: ServerCore, n: int = 1) -> list[WaitingStatus]:
     """Wait until so many tasks are in the queue, and give their places."""
     with patiently():
         while len(waiting := (await server.status()).waiting) != n:
@@ -302,12 +303,12 @@ async def test_a_deadline_in_a_stream_is_an_event(path: str) -> None:
         assert logs[-1]["cancelled"] == "deadline"
 
 
-def pass_deadline(server: Server) -> None:
+def pass_deadline(server: ServerCore) -> None:
     """Make the time pass that the one request has, without waiting for it."""
-    ((deadline, task_id),) = server._core.lifecycle.services.dispatcher._deadlines
+    ((deadline, task_id),) = server.lifecycle.services.dispatcher._deadlines
     assert deadline > trio.current_time() + 900
-    server._core.lifecycle.services.dispatcher._deadlines[0] = (trio.current_time(), task_id)
-    server._core.lifecycle.services.dispatcher._new_deadline.set()
+    server.lifecycle.services.dispatcher._deadlines[0] = (trio.current_time(), task_id)
+    server.lifecycle.services.dispatcher._new_deadline.set()
 
 
 async def test_the_header_is_for_requests_without_the_field() -> None:

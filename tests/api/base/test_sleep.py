@@ -50,7 +50,7 @@ async def test_what_looks_at_it_does_not_wake_it() -> None:
         assert [slot["is_processing"] for slot in (await client.get("/slots")).json()] == [
             False
         ] * 2
-        assert server._core.sleeping
+        assert server.sleeping
     assert loader.n_begun == 1
 
 
@@ -84,7 +84,7 @@ async def test_what_needs_the_model_wakes_it(tmp_path: Path) -> None:
             method = "GET" if body is None else "POST"
             answer = await client.request(method, path, json=body)
             assert answer.status_code == 200, answer.text
-            assert not server._core.sleeping
+            assert not server.sleeping
             assert len(loader.backends) == n, path
             assert (await client.get("/props")).json()["is_sleeping"] is False
             await server.sleep()
@@ -102,11 +102,11 @@ async def test_embeddings_wake_it() -> None:
         assert refused.status_code == 501
         refused = await client.post("/rerank", json={"query": "a", "documents": ["b"]})
         assert refused.status_code == 501
-        assert server._core.sleeping
+        assert server.sleeping
         for path in ("/v1/embeddings", "/embeddings"):
             answer = await client.post(path, json={"input": "a", "keep_alive": 0})
             assert answer.status_code == 200, answer.text
-            await server._core.state.wait_value(ServerState.SLEEPING)
+            await server.state.wait_value(ServerState.SLEEPING)
     assert len(loads) == 3
 
 
@@ -123,7 +123,7 @@ async def test_what_is_wrong_does_not_wake_it() -> None:
         ):
             answer = await client.post(path, json=body)
             assert answer.status_code in (400, 501), answer.text
-            assert server._core.sleeping
+            assert server.sleeping
 
 
 async def test_a_request_says_how_long_it_stays_awake() -> None:
@@ -136,7 +136,7 @@ async def test_a_request_says_how_long_it_stays_awake() -> None:
             assert answer.status_code == 200
             assert '"content":"A"' in answer.text
             with patiently():
-                await server._core.state.wait_value(ServerState.SLEEPING)
+                await server.state.wait_value(ServerState.SLEEPING)
             assert len(loader.backends) == n
 
 
