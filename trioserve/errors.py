@@ -447,7 +447,7 @@ class ModelProcessError(UnavailableError):
 
 
 class ServerSleepingError(UnavailableError):
-    """The model is not in memory, and what was called does not load it. `Server.awake` does."""
+    """The model is not in memory, and what was called does not load it."""
 
     def __init__(self, message: str = "The server sleeps: its model is not in memory") -> None:
         super().__init__(message)
