@@ -100,9 +100,10 @@ class Stream:
             await self._take()
         if self.is_paced and _pace(self._unread[-1]):
             await self._wait_until_due()
-        event = self._unread.pop()
-        if isinstance(event, Failed):
+        event = self._unread[-1]
+        if isinstance(event, Failed):  # it stays unread, to be raised again
             raise event.error.again()
+        self._unread.pop()
         if isinstance(event, Finished):
             self.finished = event
         elif isinstance(event, Chunk):

@@ -106,7 +106,7 @@ class Telemetry:
         try:
             async with alongside(feed.run):
                 yield
-                await feed.finish()
+                await feed.deliver()
         finally:
             self._feeds.remove(feed)
             self._watch()
@@ -143,30 +143,24 @@ class _Feed:
         self._thread = trio.CapacityLimiter(1)  # a blocking callback delays no other
         self._n_lost = 0
         self.next_index = 1  # of the next step
-        self._end = trio.Event()
-        self._ended = trio.Event()
+        self._one = trio.Lock()  # calls do not overlap
 
     def put(self, event: Event) -> None:
         self._n_lost += len(self._others) == MAX_KEPT
         self._others.append(event)
 
     async def run(self) -> None:
-        while not self._end.is_set():
-            with trio.move_on_after(self._interval):
-                await self._end.wait()
-            await self._deliver()
-        await self._deliver()  # the events during that call
-        self._ended.set()
+        while True:
+            await trio.sleep(self._interval)
+            await self.deliver()
 
-    async def finish(self) -> None:
-        """Call the function a last time, after the current call."""
-        self._end.set()
-        await self._ended.wait()
+    async def deliver(self) -> None:
+        """Call the function, after the current call, if there are events."""
+        async with self._one:
+            if (batch := self._take()).events:
+                await self._call(batch)
 
-    async def _deliver(self) -> None:
-        batch = self._take()
-        if not batch.events:
-            return
+    async def _call(self, batch: TelemetryBatch) -> None:
         try:
             if is_async(self._callback):
                 await self._callback(batch)  # type: ignore[misc]
