@@ -64,7 +64,7 @@ class Telemetry:
 
     def __init__(self, observers: list[Observer]) -> None:
         self._observers = observers
-        self._feeds: list[_Feed] = []
+        self._subscriptions: list[_Subscription] = []
         self._loop: EngineLoop | None = None
         self._n_records = 0  # of earlier engines
 
@@ -99,25 +99,25 @@ class Telemetry:
         """
         if not interval > 0:
             raise InvalidRequestError("'interval' must be more than 0.", param="interval")
-        feed = _Feed(callback, interval)
-        self._feeds.append(feed)
+        subscription = _Subscription(callback, interval)
+        self._subscriptions.append(subscription)
         self._watch()
-        feed.next_index = self._next_index
+        subscription.next_index = self._next_index
         try:
-            async with alongside(feed.run):
+            async with alongside(subscription.run):
                 yield
-                await feed.deliver()
+                await subscription.deliver()
         finally:
-            self._feeds.remove(feed)
+            self._subscriptions.remove(subscription)
             self._watch()
 
     def _watch(self) -> None:
         """Request events from the engine and the server only while there are subscriptions."""
         if self._loop is not None:
-            self._loop.watchers = tuple(feed.steps for feed in self._feeds)
+            self._loop.watchers = tuple(one.steps for one in self._subscriptions)
         if self in self._observers:
             self._observers.remove(self)
-        if self._feeds:
+        if self._subscriptions:
             self._observers.append(self)
 
     def on_event(self, event: Event) -> None:
@@ -127,11 +127,11 @@ class Telemetry:
         if isinstance(event, RequestRecord):
             request = attrs.evolve(event.request, task=None, prompt_text=None)
             event = RequestRecord(request, event.end)
-        for feed in self._feeds:
-            feed.put(event)
+        for one in self._subscriptions:
+            one.put(event)
 
 
-class _Feed:
+class _Subscription:
     """The undelivered events of one callback."""
 
     def __init__(self, callback: Callback, interval: float) -> None:

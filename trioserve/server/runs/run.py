@@ -31,9 +31,7 @@ class Decision:
 @attrs.define(eq=False)
 class _Call:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    is_waiting: bool = False
-    decided: trio.Event = attrs.field(factory=trio.Event)
-    decision: Decision | None = None
+    asked: Feed[Decision] | None = None  # open while the call waits for a decision
     is_over: bool = False
 
 
@@ -55,14 +53,14 @@ class Decisions:
 
     async def wait(self, call_id: str, timeout: float) -> Decision:
         """Wait for a decision about a call; refuse it after `timeout` seconds."""
-        call = self._calls[call_id]
-        call.is_waiting = True
+        self._calls[call_id].asked = asked = Feed[Decision]()
         try:
             with trio.move_on_after(timeout):
-                await call.decided.wait()
+                await asked.wait()
         finally:
-            call.is_waiting = False
-        return call.decision or Decision(False, f"no decision was made within {timeout:g} seconds")
+            asked.end()
+        refusal = Decision(False, f"no decision was made within {timeout:g} seconds")
+        return await anext(asked, refusal)
 
     def decide(self, call_id: str, *, approved: bool, reason: str = "") -> None:
         """Decide about a call that waits for approval.
@@ -72,12 +70,12 @@ class Decisions:
             ToolCallDecidedError: the call does not wait for a decision.
         """
         call = self._find(call_id)
-        if not call.is_waiting or call.decision is not None:
+        if call.asked is None or call.asked.is_over:
             raise ToolCallDecidedError(
                 f"The call {call_id!r} does not wait for approval.", param="call_id"
             )
-        call.decision = Decision(approved, reason)
-        call.decided.set()
+        call.asked.put(Decision(approved, reason))
+        call.asked.end()
 
     def stop(self, call_id: str) -> None:
         """Cancel a call. Raises as `decide` if it has ended."""
