@@ -153,6 +153,7 @@ async def test_a_reader_that_is_ended_gets_the_error(
     for reason in (CancelReason.CALLER, CancelReason.DEADLINE):
         dispatcher.end(mailbox, RequestEndedError("over"), reason)
     assert mailbox.cancel_reason is CancelReason.CALLER
+    mailbox.put(Progress(1, 1, 0, 0, 0.0))  # dropped, as the tokens are
     async with running(dispatcher):
         await engine.say(Chunk(1, "y", (2,)))
     with pytest.raises(RequestEndedError):

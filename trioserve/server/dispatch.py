@@ -201,7 +201,7 @@ class Mailbox(Feed[Event]):
             self.end()
 
     def _join_tokens(self) -> None:
-        if self._tokens:
+        if self._items and self._items[-1] is _TOKENS:
             self._items[-1] = Chunk(self.task_id, "".join(self._texts), tuple(self._tokens))
             self._texts, self._tokens = [], []
 
