@@ -99,7 +99,7 @@ class ServerCore(EnteredOnce):
             try:
                 yield
             finally:
-                self.lifecycle.runs.end_all("The server was closed.")
+                self.lifecycle.runs.end(ServerClosingError("The server was closed."))
             await self.lifecycle.close()
 
     # -- completions and chats
