@@ -85,8 +85,7 @@ async def test_chat_takes_the_output_apart() -> None:
     assert reply.message.reasoning_content == "hm"
     assert stream.message == reply.message
     assert isinstance(events[0], ChatChunk)
-    assert isinstance(events[-1], Finished)
-    assert events[-1] is stream.finished
+    assert stream.finished is not None
 
 
 async def test_chunks_that_pile_up_come_as_one() -> None:

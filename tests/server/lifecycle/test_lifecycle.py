@@ -24,6 +24,7 @@ from trioserve.errors import (
     ServerClosingError,
 )
 from trioserve.server import Server
+from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.engine import in_thread
 from trioserve.testing import ScriptedBackend, scripted
 
@@ -228,11 +229,11 @@ async def test_loading_can_be_cancelled(too_late: bool) -> None:
         cancelled.set()
 
     async with trio.open_nursery() as nursery:
-        server = Server(load=load)
+        server = ServerCore(load=load)
         nursery.start_soon(cancel_when_loading, nursery.cancel_scope)
         async with server:
             raise AssertionError("unreachable")
-    assert server._core.lifecycle.load_progress == 0.5
+    assert server.lifecycle.load_progress == 0.5
     assert backend.closed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
@@ -138,9 +138,8 @@ class EventSource(Generic[_E]):
     next: Callable[[], Awaitable[tuple[int, _E]]]
 
     @classmethod
-    def of(cls, stream: AsyncIterator[_E]) -> EventSource[_E]:
-        """Make the source of a single stream."""
-        take = stream.__anext__
+    def of(cls, take: Callable[[], Awaitable[_E]]) -> EventSource[_E]:
+        """Make the source of a single stream, whose next event a function takes."""
 
         async def next_event() -> tuple[int, _E]:
             return 0, await take()
@@ -153,7 +152,7 @@ async def open_source(
 ) -> EventSource[Event]:
     """Make the source of several streams, which `resources` keeps running."""
     if len(streams) == 1:
-        return EventSource.of(streams[0])
+        return EventSource.of(streams[0].next_event)
     return await resources.enter_async_context(_merged(streams))
 
 
@@ -166,7 +165,9 @@ async def _merged(
 
     async def pump(index: int, stream: Stream | ChatStream) -> None:
         try:
-            async for event in stream:
+            event: Event | None = None
+            while not isinstance(event, Finished):
+                event = await stream.next_event()
                 await into.send((index, event))
         except TrioServeError as error:
             await into.send((index, error))

@@ -85,7 +85,11 @@ async def respond_run(
     running = Running(streams, current.api_key, request.reasoning_control, run)
     current.resources.enter_context(current_responses().running(id_, running))
     return await sse.respond(
-        current, sse.EventSource.of(run), writer, pings_of(server, request, mailboxes), on_error
+        current,
+        sse.EventSource.of(run.__anext__),
+        writer,
+        pings_of(server, request, mailboxes),
+        on_error,
     )
 
 

@@ -253,7 +253,6 @@ class Embedder:
 
 async def _embedded(stream: Stream) -> Embedded:
     """Wait for the only event of an embedding task."""
-    async for event in stream:
-        if isinstance(event, Embedded):
-            return event
-    raise AssertionError("a stream ends with its last event")
+    event = await stream.next_event()
+    assert isinstance(event, Embedded)
+    return event

@@ -22,8 +22,8 @@ from trioserve.server.runs.calls import Calls, assistant_message, tool_message
 from trioserve.server.runs.events import EndReason, RunAnswer, RunEnded, StepChunk, StepStarted
 from trioserve.server.runs.params import RunParams, RunTools
 from trioserve.server.runs.run import AgentRun
-from trioserve.server.stream import ChatChunk, ChatStream
-from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings
+from trioserve.server.stream import ChatStream
+from trioserve.types import FinishReason, GenerationParams, Timings
 
 if TYPE_CHECKING:
     from trioserve.server.core import ServerCore
@@ -127,15 +127,11 @@ class AgentLoop:
                 let_finish()
             with self._run.watched(stream):
                 async for event in stream:
-                    await self._tell(step, event)
+                    await self._feed.room()
+                    self._feed.put(StepChunk(self._feed.new_id(), step, event))
         assert stream.finished is not None
         self._timings = _sum(self._timings, stream.finished.timings)
         return stream
-
-    async def _tell(self, step: int, event: ChatChunk | Progress | Finished) -> None:
-        if not isinstance(event, Finished):
-            await self._feed.room()
-            self._feed.put(StepChunk(self._feed.new_id(), step, event))
 
     def _chat(self, step: int) -> ChatParams:
         """The chat's parameters. A required call applies to the first answer only."""

@@ -30,7 +30,6 @@ from trioserve.server.transcription.transcript import (
 from trioserve.server.workers import Stop, Workers
 from trioserve.types import (
     DecodedAudio,
-    Finished,
     GenerationParams,
     MediaSource,
     Progress,
@@ -338,7 +337,7 @@ class _Heard:
         self._logprobs: list[float] = []
         joiner.next_window()
 
-    def take(self, event: Progress | ChatChunk | Finished) -> Text:
+    def take(self, event: Progress | ChatChunk) -> Text:
         """Handle an event; returns the text to send for it."""
         if not isinstance(event, ChatChunk):
             return Text(text="")
