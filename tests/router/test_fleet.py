@@ -224,20 +224,21 @@ async def test_a_model_is_started_when_its_memory_is_there() -> None:
 
 async def test_load_and_unload() -> None:
     launcher = ScriptedLauncher()
-    async with fleet_of(launcher) as fleet, fleet.subscribe() as events:
-        await fleet.load(A)
-        with pytest.raises(InvalidRequestError, match="running already"):
+    async with fleet_of(launcher) as fleet:
+        with fleet.subscribe() as events:
             await fleet.load(A)
-        await wait_all_tasks_blocked()
-        assert status_of(fleet, "a") is Status.LOADED
-        await fleet.unload(A)
-        await wait_all_tasks_blocked()
-        assert status_of(fleet, "a") is Status.UNLOADED
-        state = fleet.state("a")
-        assert (state.failed, state.exit_code) == (False, 0)
-        with pytest.raises(InvalidRequestError, match="is not running"):
+            with pytest.raises(InvalidRequestError, match="running already"):
+                await fleet.load(A)
+            await wait_all_tasks_blocked()
+            assert status_of(fleet, "a") is Status.LOADED
             await fleet.unload(A)
-        told = [events.receive_nowait() for _ in range(3)]
+            await wait_all_tasks_blocked()
+            assert status_of(fleet, "a") is Status.UNLOADED
+            state = fleet.state("a")
+            assert (state.failed, state.exit_code) == (False, 0)
+            with pytest.raises(InvalidRequestError, match="is not running"):
+                await fleet.unload(A)
+            told = [await anext(events) for _ in range(3)]
     assert [one.model for one in told] == ["a"] * 3
     assert {one.event for one in told} == {"status_change"}
     assert [one.data for one in told] == [
@@ -283,20 +284,18 @@ async def test_a_reload_stops_what_has_changed_or_is_gone() -> None:
     async with (
         Fleet(catalog, launcher=launcher) as fleet,  # type: ignore[arg-type]
         requests_of(fleet) as requests,
-        fleet.subscribe() as events,
     ):
-        for name in "abc":
-            (await requests.begin(name)).end()
-        await wait_all_tasks_blocked()
-        catalog.next = {"b": entry("b", stop_timeout=3.0), "c": C}
-        await fleet.reload()
-        assert launcher.running == ["c"]
-        assert status_of(fleet, "a") is Status.UNLOADED
-        async with fleet.use(catalog.entries["b"]) as child:
-            assert child.pid == launcher.last("b").pid
-        told = []
-        while events.statistics().current_buffer_used:
-            told.append(events.receive_nowait())
+        with fleet.subscribe() as events:
+            for name in "abc":
+                (await requests.begin(name)).end()
+            await wait_all_tasks_blocked()
+            catalog.next = {"b": entry("b", stop_timeout=3.0), "c": C}
+            await fleet.reload()
+            assert launcher.running == ["c"]
+            assert status_of(fleet, "a") is Status.UNLOADED
+            async with fleet.use(catalog.entries["b"]) as child:
+                assert child.pid == launcher.last("b").pid
+            told = [await anext(events) for _ in range(len(events))]
     assert FleetEvent(model="*", event="models_reload") in told
 
 

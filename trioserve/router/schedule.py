@@ -20,15 +20,49 @@ from enum import Enum
 import attrs
 
 from trioserve.errors import ModelLoadError, TrioServeError
+from trioserve.router.states import Status
 
 #: Requests that models which run may take while the first in the queue waits for a place.
 PATIENCE = 32
 
 
-class _Phase(Enum):
+class Phase(Enum):
+    """The phases of a process: it loads, is ready, and leaves in one of three ways."""
+
     LOADING = 1
     READY = 2
-    STOPPING = 3
+    STOPPING = 3  # finishes its requests
+    ABORTED = 4  # was stopped before it was ready
+    DIED = 5  # ended by itself after it was ready
+
+
+@attrs.define(eq=False)
+class Instance:
+    """A model's process, from before its start until it has ended: what decides about its place."""
+
+    name: str
+    need: int  # bytes
+    phase: Phase = Phase.LOADING
+    status: Status = Status.LOADING  # what it last reported
+    closing: bool = False  # accepts no more requests, because the queue has waited for long
+    n_users: int = 0
+    last_use: int = 0
+    waiting: list[Lease] = attrs.field(factory=list)  # while it loads
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it takes no more requests, and its place becomes free."""
+        return self.phase not in (Phase.LOADING, Phase.READY)
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether its model was loaded once, though it may sleep or be leaving."""
+        return self.phase not in (Phase.LOADING, Phase.ABORTED)
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether its end was decided here."""
+        return self.phase in (Phase.STOPPING, Phase.ABORTED)
 
 
 @attrs.define(eq=False)
@@ -41,26 +75,12 @@ class Lease:
     model: str
     changed: Callable[[], None]
     error: TrioServeError | None = None
-    _run: _Instance | None = None
+    _run: Instance | None = None
 
     @property
     def granted(self) -> bool:
         """Whether the model is ready for the request."""
         return self._run is not None
-
-
-@attrs.define(eq=False)
-class _Instance:
-    """A place that is taken: a process, from before its start until it has ended."""
-
-    name: str
-    need: int
-    last_used: int
-    phase: _Phase = _Phase.LOADING
-    sleeping: bool = False
-    closing: bool = False  # accepts no more requests, because the queue has waited for long
-    n_users: int = 0
-    waiting: list[Lease] = attrs.field(factory=list)  # while it loads
 
 
 @attrs.define(eq=False)
@@ -89,12 +109,20 @@ class Schedule:
     Args:
         max_models: how many may run at the same time; 0: any number.
         max_memory: bytes that they may need together; 0: any number.
+        place: makes the record of a process from the name of its model and the bytes it needs.
     """
 
-    def __init__(self, *, max_models: int = 0, max_memory: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        max_models: int = 0,
+        max_memory: int = 0,
+        place: Callable[[str, int], Instance] = Instance,
+    ) -> None:
         self.max_models = max_models
         self.max_memory = max_memory
-        self._runs: dict[str, _Instance] = {}
+        self._place = place
+        self._runs: dict[str, Instance] = {}
         self._queue: list[PendingLoad] = []
         self._needs: dict[str, int] = {}
         self._asked: set[str] = set()  # whose need is being estimated
@@ -107,7 +135,7 @@ class Schedule:
         """A request asks for a model. It must `leave`, whatever becomes of it."""
         lease = Lease(name, changed)
         run = self._runs.get(name)
-        if run is not None and run.phase is _Phase.LOADING:
+        if run is not None and run.phase is Phase.LOADING:
             run.waiting.append(lease)
         elif run is not None and self.is_free(name):
             self._grant(run, lease)
@@ -120,7 +148,7 @@ class Schedule:
     def is_free(self, name: str) -> bool:
         """Whether a request that joins would be granted its model at once."""
         run = self._runs.get(name)
-        return run is not None and run.phase is _Phase.READY and not run.closing
+        return run is not None and run.phase is Phase.READY and not run.closing
 
     def leave(self, lease: Lease) -> None:
         """The request has ended, or does not wait any longer."""
@@ -148,7 +176,7 @@ class Schedule:
 
     def want(self, name: str) -> None:
         """Start a model as soon as there is a place, even if no request waits for it."""
-        if name not in self._runs or self._runs[name].phase is _Phase.STOPPING:
+        if name not in self._runs or self._runs[name].is_leaving:
             self._pend(name).wanted = True
 
     def unload(self, name: str, error: TrioServeError) -> bool:
@@ -164,9 +192,9 @@ class Schedule:
     def stop(self, name: str) -> bool:
         """Like `unload`, but requests that wait stay in line for the next start."""
         run = self._runs.get(name)
-        if run is None or run.phase is _Phase.STOPPING:
+        if run is None or run.is_leaving:
             return False
-        run.phase = _Phase.STOPPING
+        run.phase = Phase.STOPPING if run.phase is Phase.READY else Phase.ABORTED
         if run.waiting:
             pending = self._pend(name)
             pending.leases[:0] = run.waiting
@@ -192,10 +220,10 @@ class Schedule:
     def ready(self, name: str) -> None:
         """The model of a process is loaded: those that wait may use it."""
         run = self._runs[name]
-        run.sleeping = False
-        if run.phase is not _Phase.LOADING:
+        run.status = Status.LOADED
+        if run.phase is not Phase.LOADING:
             return  # it woke up, or is being stopped
-        run.phase = _Phase.READY
+        run.phase = Phase.READY
         self._use(run)
         for lease in run.waiting:
             self._grant(run, lease)
@@ -203,16 +231,18 @@ class Schedule:
 
     def asleep(self, name: str) -> None:
         """A model has freed its memory until the next request. It is the first to be stopped."""
-        self._runs[name].sleeping = True
+        self._runs[name].status = Status.SLEEPING
 
     def dying(self, name: str) -> None:
         """A process has died, though it is not `gone` yet: it accepts no more requests."""
-        if self._runs[name].phase is _Phase.READY:
-            self._runs[name].phase = _Phase.STOPPING
+        if self._runs[name].phase is Phase.READY:
+            self._runs[name].phase = Phase.DIED
 
     def gone(self, name: str, error: TrioServeError) -> None:
         """A process has ended. Those that waited for it to load are refused."""
-        self._refuse_all(self._runs.pop(name).waiting, error)
+        run = self._runs.pop(name)
+        run.status = Status.UNLOADED
+        self._refuse_all(run.waiting, error)
 
     def estimated(self, name: str, need: int) -> None:
         """The memory that a model needs is known."""
@@ -244,7 +274,16 @@ class Schedule:
     def is_loading(self, name: str) -> bool:
         """Whether a model has a place and is not ready."""
         run = self._runs.get(name)
-        return run is not None and run.phase is _Phase.LOADING
+        return run is not None and run.phase is Phase.LOADING
+
+    def has_place(self, name: str) -> bool:
+        """Whether a model has a process, which may be leaving."""
+        return name in self._runs
+
+    def may_serve(self, name: str) -> bool:
+        """Whether a model has a place that is not to be given up."""
+        run = self._runs.get(name)
+        return run is not None and not run.was_stopped
 
     def is_queued(self, name: str) -> bool:
         """Whether a model waits for a place."""
@@ -274,14 +313,14 @@ class Schedule:
         short: PendingLoad | None = None  # the first that needs more than can be freed now
         for pending in self._unheld():
             run = self._runs.get(pending.name)
-            if pending.need is None or (run is not None and run.phase is not _Phase.STOPPING):
+            if pending.need is None or (run is not None and not run.is_leaving):
                 break
             victims = self._victims(pending, planned, self._idle())
             if victims is None:
                 short = pending
                 break
             for victim in victims:
-                victim.phase = _Phase.STOPPING
+                victim.phase = Phase.STOPPING
                 stop.append(victim.name)
             if planned or run is not None or not self._has_room(self._runs.values(), pending):
                 planned.append(pending)
@@ -293,16 +332,16 @@ class Schedule:
 
     def _start(self, pending: PendingLoad) -> None:
         self._queue.remove(pending)
-        run = _Instance(pending.name, pending.need or 0, self._n_uses, waiting=pending.leases)
-        self._runs[pending.name] = run
+        run = self._runs[pending.name] = self._place(pending.name, pending.need or 0)
+        run.last_use, run.waiting = self._n_uses, pending.leases
 
     def _victims(
-        self, pending: PendingLoad, planned: list[PendingLoad], candidates: Iterable[_Instance]
-    ) -> list[_Instance] | None:
+        self, pending: PendingLoad, planned: list[PendingLoad], candidates: Iterable[Instance]
+    ) -> list[Instance] | None:
         """The first of the candidates whose places are enough for a load; None: all are not."""
-        staying: list[_Instance | PendingLoad] = [*planned]
-        staying += [run for run in self._runs.values() if run.phase is not _Phase.STOPPING]
-        chosen: list[_Instance] = []
+        staying: list[Instance | PendingLoad] = [*planned]
+        staying += [run for run in self._runs.values() if not run.is_leaving]
+        chosen: list[Instance] = []
         for run in candidates:
             if self._has_room(staying, pending):
                 break
@@ -316,7 +355,7 @@ class Schedule:
                 chosen.remove(run)
         return chosen
 
-    def _has_room(self, others: Iterable[_Instance | PendingLoad], pending: PendingLoad) -> bool:
+    def _has_room(self, others: Iterable[Instance | PendingLoad], pending: PendingLoad) -> bool:
         """Whether a load fits beside others."""
         needs = [one.need or 0 for one in (*others, pending)]
         too_many = 0 < self.max_models < len(needs)
@@ -325,17 +364,20 @@ class Schedule:
     def _is_too_large(self, need: int) -> bool:
         return 0 < self.max_memory < need
 
-    def _idle(self) -> list[_Instance]:
+    def _idle(self) -> list[Instance]:
         """The models that may be stopped, in this order."""
         return [run for run in self._by_use() if not run.n_users]
 
-    def _by_use(self) -> list[_Instance]:
-        runs = [run for run in self._runs.values() if run.phase is _Phase.READY]
-        return sorted(runs, key=lambda run: (not run.closing, not run.sleeping, run.last_used))
+    def _by_use(self) -> list[Instance]:
+        runs = [run for run in self._runs.values() if run.phase is Phase.READY]
+        return sorted(
+            runs,
+            key=lambda run: (not run.closing, run.status is not Status.SLEEPING, run.last_use),
+        )
 
     def _close_for(self, pending: PendingLoad | None) -> None:
         """Close models to new requests if a load was overtaken too often; open the others."""
-        closing: list[_Instance] = []
+        closing: list[Instance] = []
         if pending is not None and pending is self._first() and pending.n_overtaken >= PATIENCE:
             closing = self._victims(pending, [], self._by_use()) or []
         for run in self._by_use():
@@ -374,15 +416,15 @@ class Schedule:
         if not pending.leases and not pending.wanted:
             self._queue.remove(pending)
 
-    def _grant(self, run: _Instance, lease: Lease) -> None:
+    def _grant(self, run: Instance, lease: Lease) -> None:
         lease._run = run
         run.n_users += 1
         self._use(run)
         lease.changed()
 
-    def _use(self, run: _Instance) -> None:
+    def _use(self, run: Instance) -> None:
         self._n_uses += 1
-        run.last_used = self._n_uses
+        run.last_use = self._n_uses
 
     def _refuse_all(self, leases: list[Lease], error: TrioServeError) -> None:
         for lease in leases:

@@ -188,11 +188,11 @@ async def test_a_model_is_pulled(started: list[str], stream: bool, fails: bool) 
         async def tell() -> None:
             while not router.fleet.subscribers:
                 await trio.sleep(0.01)
-            (channel,) = router.fleet.subscribers
-            await channel.send(event("download_finished", "another"))
-            await channel.send(event("download_progress", **PROGRESS))
+            (feed,) = router.fleet.subscribers
+            feed.put(event("download_finished", "another"))
+            feed.put(event("download_progress", **PROGRESS))
             end = event("download_failed", message="No.") if fails else event("download_finished")
-            await channel.send(end)
+            feed.put(end)
 
         nursery.start_soon(tell)
         body = {"model": "a/b", "stream": stream}

@@ -165,14 +165,14 @@ async def test_events() -> None:
     request = b"GET /models/sse HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with routed(TWO) as router, chunks_of(router.url, request) as next_chunk:
         assert await next_chunk() == ":\n\n"
-        (into,) = router.fleet.subscribers
-        await into.send(FleetEvent(model="one", event="status_change", data={"status": "loading"}))
+        (feed,) = router.fleet.subscribers
+        feed.put(FleetEvent(model="one", event="status_change", data={"status": "loading"}))
         assert json.loads((await next_chunk()).removeprefix("data: ")) == {
             "model": "one",
             "event": "status_change",
             "data": {"status": "loading"},
         }
-        await into.send(FleetEvent(model="*", event="models_reload"))
+        feed.put(FleetEvent(model="*", event="models_reload"))
         assert json.loads((await next_chunk()).removeprefix("data: ")) == {
             "model": "*",
             "event": "models_reload",

@@ -7,7 +7,6 @@ import math
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-import trio
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
@@ -19,6 +18,7 @@ from trioserve.api.base.http import json_response
 from trioserve.api.openapi import takes
 from trioserve.api.router import forwarding, metrics as router_metrics, proxy
 from trioserve.api.router.service import RouterService, current_fleet, current_router
+from trioserve.concurrency import Feed
 from trioserve.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -233,13 +233,13 @@ async def unload() -> Response:
 async def events() -> Response:
     """Stream the events of the models from now on."""
     resources = current_request().resources
-    received = await resources.enter_async_context(current_fleet().subscribe())
+    received = resources.enter_context(current_fleet().subscribe())
     interval = current_router().config.sse_ping_interval
     current_request().keep_alive = KeepAlive(interval if interval > 0 else math.inf)
     return Response(_write(received), headers=sse.HEADERS, content_type="text/event-stream")
 
 
-async def _write(received: trio.MemoryReceiveChannel[FleetEvent]) -> AsyncGenerator[bytes, None]:
+async def _write(received: Feed[FleetEvent]) -> AsyncGenerator[bytes, None]:
     yield PING  # or a client would not know that it is heard
     async for each in received:
         written: dict[str, Any] = {"model": each.model, "event": each.event}
