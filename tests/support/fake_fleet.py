@@ -21,7 +21,7 @@ from trioserve.concurrency import Feed
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ModelNotLoadedError, TrioServeError
 from trioserve.models.catalog import ModelEntry, Source
-from trioserve.models.catalog.catalog import find_named
+from trioserve.models.catalog.catalog import find_exact, find_named
 from trioserve.router.fleet import Fleet
 from trioserve.router.forward import Kept
 from trioserve.router.states import FleetEvent, ModelState, QueueStatus, Status
@@ -39,6 +39,9 @@ class FakeCatalog:
 
     def find(self, name: str | None) -> ModelEntry:
         return find_named(self.entries, name, ("case", "part"))
+
+    def exact(self, name: str) -> ModelEntry:
+        return find_exact(self.entries, name)
 
 
 @attrs.frozen

@@ -17,6 +17,7 @@ from tests.support.media_models import write_projector
 from trioserve.api.router import service
 from trioserve.models.catalog import Source
 from trioserve.router.states import FleetEvent, ModelState, Status
+from trioserve.testing import ScriptedBackend
 from trioserve.types import Modalities
 
 TWO = {"one": None, "two": None}
@@ -159,6 +160,25 @@ async def test_models_that_cannot_be_loaded() -> None:
         ):
             answer = await router.client.post(path, json=body)
             assert (answer.status_code, answer.json()["error"]["param"]) == (status, "model")
+
+
+async def test_what_deletes_or_unloads_takes_whole_names() -> None:
+    async with routed({"one-Q8": ScriptedBackend(), "two": ScriptedBackend()}) as router:
+        entries = router.fleet.catalog.entries
+        router.fleet.catalog.entries = {
+            name: attrs.evolve(one, source=Source.CACHE) for name, one in entries.items()
+        }
+        for name in ("one", "ONE-Q8", "", "q8"):
+            answer = await router.client.delete("/models", params={"model": name})
+            assert answer.status_code == 404
+            answer = await router.client.post("/models/unload", json={"model": name})
+            assert answer.status_code == 400
+            body = {"model": name, "keep_alive": 0}
+            assert (await router.client.post("/api/generate", json=body)).status_code == 404
+        assert router.fleet.calls == [] and router.fleet.users == []
+        answer = await router.client.post("/models/unload", json={"model": "one-Q8"})
+        assert answer.status_code == 200
+        assert router.fleet.calls == [("unload", "one-Q8")]
 
 
 async def test_events() -> None:

@@ -174,7 +174,7 @@ async def _pulling(name: str, events: Feed[FleetEvent]) -> AsyncGenerator[bytes,
 async def delete() -> Response:
     """Delete a model that was downloaded."""
     request = await read_body_as(OllamaDeleteRequest.parse)
-    await current_router().downloads.remove(current_fleet().catalog.find(request.model))
+    await current_router().downloads.remove(current_fleet().catalog.exact(request.model))
     return Response()
 
 

@@ -237,9 +237,12 @@ async def forward_to_model(wanted: ForwardedRequest) -> Response:
     """Answer a request that was read as the child of its model does. Raises as `forward`."""
     router, resources = current_router(), current_request().resources
     fleet = router.fleet
-    entry = fleet.catalog.find(wanted.model)
-    if wanted.if_unloaded is not None and fleet.state(entry.name).value is Status.UNLOADED:
-        return json_response(wanted.if_unloaded)
+    if wanted.if_unloaded is None:
+        entry = fleet.catalog.find(wanted.model)
+    else:  # it asks for the model's memory
+        entry = fleet.catalog.exact(wanted.model or "")
+        if fleet.state(entry.name).value is Status.UNLOADED:
+            return json_response(wanted.if_unloaded)
     resources.enter_context(counted(router.n_forwarded))
     try:
         response = await _respond(fleet, entry, wanted)

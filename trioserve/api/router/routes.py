@@ -194,10 +194,7 @@ async def download() -> Response:
 async def delete() -> Response:
     """Delete a model that was downloaded."""
     router = current_router()
-    name = request.args.get("model", "")
-    if name not in router.fleet.catalog.entries:
-        raise NotFoundError(f"There is no model {name!r}.", param="model")
-    await router.downloads.remove(router.fleet.catalog.entries[name])
+    await router.downloads.remove(_known(request.args.get("model", ""), exact=True))
     return json_response({"success": True})
 
 
@@ -225,7 +222,7 @@ async def unload() -> Response:
     """Begin to unload a model, or cancel its download."""
     router, name = current_router(), await _name_in_body()
     if not router.downloads.cancel(name):
-        await router.fleet.unload(router.fleet.catalog.find(name))
+        await router.fleet.unload(router.fleet.catalog.exact(name))
     return json_response({"success": True})
 
 
@@ -255,9 +252,10 @@ async def _name_in_body() -> str:
     return name
 
 
-def _known(name: str) -> ModelEntry:
+def _known(name: str, *, exact: bool = False) -> ModelEntry:
     """Find a model. Raises NotFoundError if no model has that name."""
+    catalog = current_fleet().catalog
     try:
-        return current_fleet().catalog.find(name)
+        return catalog.exact(name) if exact else catalog.find(name)
     except UnknownModelError as error:
         raise NotFoundError(error.message, param="model") from None

@@ -116,6 +116,18 @@ def find_named(
     raise UnknownModelError(f"There is no model {name!r}. {_listed(visible)}", param="model")
 
 
+def find_exact(entries: Mapping[str, ModelEntry], name: str) -> ModelEntry:
+    """Find the model of exactly this name or alias.
+
+    Raises:
+        UnknownModelError: there is no such model.
+    """
+    if (found := _exact(entries, name)) is None:
+        listed = _listed([one for one in entries.values() if not one.hidden])
+        raise UnknownModelError(f"There is no model {name!r}. {listed}", param="model")
+    return found
+
+
 def _unnamed(entries: Mapping[str, ModelEntry], default: str | None) -> ModelEntry:
     if default is not None and (found := _exact(entries, default)) is not None:
         return found
@@ -266,6 +278,14 @@ class Catalog:
             AmbiguousModelError: the name may mean several.
         """
         return find_named(self._entries, name, self._match, self._default)
+
+    def exact(self, name: str) -> ModelEntry:
+        """Find the model of exactly this name or alias: for what deletes or unloads it.
+
+        Raises:
+            UnknownModelError: there is no such model.
+        """
+        return find_exact(self._entries, name)
 
     def reload(self) -> CatalogChanges:
         """Look again at everything; returns what is different. Blocks.
