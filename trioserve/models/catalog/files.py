@@ -104,6 +104,10 @@ _FILE_TYPES: Mapping[float | None, str] = {
 }  # fmt: skip
 
 
+#: Longer lists of languages are not shown.
+_MAX_LANGUAGES = 1000
+
+
 @attrs.frozen(kw_only=True)
 class GgufSummary:
     """What the files of a model say. Where they do not, texts are empty and numbers 0.
@@ -160,9 +164,7 @@ def describe(path: Path) -> GgufSummary:
             template=header.text("tokenizer.chat_template"),
             licence=header.text("general.license"),
             licence_link=header.text("general.license.link"),
-            languages=tuple(
-                one.decode(errors="replace") for one in header.texts("general.languages") or ()
-            ),
+            languages=_languages(header),
         )
     rest = 0
     for part in files[1:]:
@@ -184,6 +186,12 @@ def modalities_in(projector: Path | None) -> Modalities:
             vision=header.flag("clip.has_vision_encoder"),
             audio=header.flag("clip.has_audio_encoder"),
         )
+
+
+def _languages(header: Header) -> tuple[str, ...]:
+    key = "general.languages"
+    found = header.texts(key) if header.count(key) <= _MAX_LANGUAGES else None
+    return tuple(one.decode(errors="replace") for one in found or ())
 
 
 def _n_params(header: Header) -> int:
