@@ -219,6 +219,41 @@ async def test_a_model_is_started_when_its_memory_is_there() -> None:
         )
 
 
+async def test_a_model_whose_estimate_fails_is_not_tried_again_by_each_request(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    launcher = ScriptedLauncher(needs={})
+    async with fleet_of(launcher, max_memory=10) as fleet, requests_of(fleet) as requests:
+        for _ in range(MAX_DEATHS):
+            launcher.n_estimates = 0
+            failed = await requests.begin("a")
+            assert isinstance(failed.error, TrioServeError) and launcher.n_estimates == 1
+        refused = await requests.begin("a")
+        assert isinstance(refused.error, ModelFailedError) and launcher.n_estimates == 1
+        assert "The file is none." in refused.error.message
+        launcher.needs = {"a": 5}
+        await trio.sleep(WINDOW)
+        assert (await requests.begin("a")).child is not None
+
+
+async def test_an_unforeseen_error_fails_the_process_that_it_is_of_alone() -> None:
+    class Launcher(ScriptedLauncher):
+        async def launch(self, argv: Sequence[str]) -> ScriptedProcess:
+            if "/models/a.gguf" in argv:
+                raise OSError(5, "Input/output error")
+            return await super().launch(argv)
+
+    launcher = Launcher(needs={"b": 1})
+    for max_memory in (0, 10):
+        async with (
+            fleet_of(launcher, max_memory=max_memory) as fleet,
+            requests_of(fleet) as requests,
+        ):
+            failed, other = await requests.begin("a"), await requests.begin("b")
+            assert failed.error is not None and failed.error.status in (500, 503)
+            assert other.child is not None and other.error is None
+
+
 # -- what others ask for
 
 
@@ -345,6 +380,28 @@ async def test_a_process_that_says_nothing_has_the_end_of_its_log_told() -> None
         assert waiting.error is not None
         assert "was ended by SIGABRT: GGML_ASSERT" in waiting.error.message
         assert fleet.state("a").log_tail == ("listening url=x", "GGML_ASSERT")
+
+
+GDB = """\
+/build/ggml.c:42: GGML_ASSERT(n_dims <= 4) failed
+[New LWP 4242]
+#0  0x00007f0b in wait4 () from /lib/libc.so.6
+[Inferior 1 (process 4241) detached]
+"""
+
+
+async def test_a_debugger_does_not_hide_why_llama_cpp_has_aborted() -> None:
+    launcher = ScriptedLauncher(ready=False)
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        waiting = await requests.begin("a")
+        launcher.last("a").write('{"level": "error", "event": "a metadata key is odd"}\n' + GDB)
+        launcher.last("a").end(-6)
+        await wait_all_tasks_blocked()
+        assert waiting.error is not None
+        assert waiting.error.message == (
+            "The process of the model 'a' was ended by SIGABRT: /build/ggml.c:42: "
+            "GGML_ASSERT(n_dims <= 4) failed. Its file is /models/a.gguf."
+        )
 
 
 async def test_what_cannot_be_started_is_an_error() -> None:

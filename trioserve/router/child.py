@@ -161,9 +161,9 @@ class Child(Instance):
         if self.message is not None:
             return self.message
         how = "did not start" if self.exit_code is None else _how(self.exit_code)
-        about = f": {self._complaint}" if self._complaint else "."
+        about = f": {self._complaint}" if self._complaint else ""
         file = "" if self.entry.path is None else f" Its file is {self.entry.path}."
-        return f"The process of the model {self.name!r} {how}{about}{file}"
+        return f"The process of the model {self.name!r} {how}{about.rstrip('.')}.{file}"
 
     def state(self) -> ModelState:
         """The model as far as its process shows it, now or when it ended."""

@@ -234,8 +234,9 @@ def find(reference: HubReference, cache_dir: Path | None = None) -> HubModel | N
 def remove(reference: HubReference, cache_dir: Path | None = None) -> HubModel:
     """Delete a model from the cache; returns its description.
 
-    A quantization has to be the whole one in the model's name, though in any case. Blobs that another commit shares are kept. Unfinished downloads of the repository are deleted,
-    too; if there is nothing else, the returned model has no files.
+    A quantization has to be the whole one in the model's name, though in any case. Blobs that
+    another commit shares are kept. Unfinished downloads of the repository are deleted, too; if
+    there is nothing else, the returned model has no files.
 
     Raises:
         HubNotFoundError: it is not in the cache, or the reference names none of several.
