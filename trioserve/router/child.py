@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from trioserve.concurrency import alongside
+from trioserve.config.readers import unicode_name
 from trioserve.errors import ModelLoadError, ModelProcessError
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.forward import Kept, Outgoing, exchange
@@ -162,7 +163,8 @@ class Child(Instance):
             return self.message
         how = "did not start" if self.exit_code is None else _how(self.exit_code)
         about = f": {self._complaint}" if self._complaint else ""
-        file = "" if self.entry.path is None else f" Its file is {self.entry.path}."
+        path = self.entry.path
+        file = "" if path is None else f" Its file is {unicode_name(str(path))}."
         return f"The process of the model {self.name!r} {how}{about.rstrip('.')}.{file}"
 
     def state(self) -> ModelState:

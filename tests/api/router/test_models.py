@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import anthropic
@@ -179,6 +180,17 @@ async def test_what_deletes_or_unloads_takes_whole_names() -> None:
         answer = await router.client.post("/models/unload", json={"model": "one-Q8"})
         assert answer.status_code == 200
         assert router.fleet.calls == [("unload", "one-Q8")]
+
+
+async def test_a_path_that_is_no_unicode() -> None:
+    async with routed(TWO) as router:
+        path = Path(os.fsdecode(b"/bad\xff.gguf"))
+        args = ("--model", str(path))
+        router.fleet.catalog.entries = {"one": entry("one", path=path, args=args)}
+        for route in ("/models", "/models/one", "/api/tags"):
+            answer = await router.client.get(route)
+            assert answer.status_code == 200
+        assert (await router.client.get("/models/one")).json()["path"] == "/bad?.gguf"
 
 
 async def test_events() -> None:

@@ -358,7 +358,7 @@ class OneModel(Catalog):
     def _read(self) -> dict[str, ModelEntry]:
         named, alias = self._config.model_named, next(iter(self._config.aliases), None)
         found = _bundled() if named is None else None
-        name = alias or (self._config.hf_repo or Path(named or BUNDLED).name)
+        name = alias or readers.unicode_name(self._config.hf_repo or Path(named or BUNDLED).name)
         builder = _Builder(self._shared, Preset(), self._cache_dir)
         entry = builder.entry(
             name, found, Preset(self._shared.single, load_on_startup=self._load_on_startup)

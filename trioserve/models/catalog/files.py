@@ -10,6 +10,7 @@ from pathlib import Path
 
 import attrs
 
+from trioserve.config.readers import unicode_name
 from trioserve.errors import ConfigError
 from trioserve.models import gguf
 from trioserve.models.gguf import PART, Header, parts_of, total_size
@@ -66,7 +67,9 @@ def _models_of_folder(folder: Path) -> Iterator[ModelFiles]:
     models = list(_models(files))
     mmproj = next(filter(_is_projector, files), None)
     for one in models:
-        name = folder.name if len(models) == 1 else f"{folder.name}/{one.name}"
+        name = unicode_name(folder.name)
+        if len(models) > 1:
+            name = f"{name}/{one.name}"
         yield attrs.evolve(one, name=name, mmproj=mmproj)
 
 
@@ -76,13 +79,13 @@ def _models(files: Iterable[Path]) -> Iterator[ModelFiles]:
             continue
         part = PART.fullmatch(path.stem)
         if part is None:
-            yield ModelFiles(path.stem, (path,))
+            yield ModelFiles(unicode_name(path.stem), (path,))
         elif int(part["number"]) == 1:
             parts = parts_of(path)
             if missing := [each.name for each in parts if not each.is_file()]:
                 _log.warning("%s is left out, for %s is missing", path, ", ".join(missing))
             else:
-                yield ModelFiles(part["stem"], parts)
+                yield ModelFiles(unicode_name(part["stem"]), parts)
 
 
 def _is_gguf(path: Path) -> bool:
