@@ -181,7 +181,9 @@ async def read_request() -> ForwardedRequest:
     return ForwardedRequest(
         body=body,
         model=model,
-        autoload=_flag("autoload", default=config.models_autoload),
+        # A GET changes nothing: a page of another site can have a browser send one.
+        autoload=_flag("autoload", default=config.models_autoload)
+        and request.method not in ("GET", "HEAD"),
         deadline=_deadline(fields),
         ping_interval=interval,
         tells_place=streams and fields.get("queue_comments") is True,
