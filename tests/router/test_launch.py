@@ -257,10 +257,9 @@ async def test_orphans_are_adopted_only_while_a_process_is_forked() -> None:
         assert ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0) == 0
         return bool(value.value)
 
-    async with tiny.forks() as launcher:
-        async with started(launcher, "forked") as (process, info):
-            assert info["argv"] == ["forked"] and parent_of(process.pid) == os.getpid()
-            assert not is_subreaper()
+    async with tiny.forks() as launcher, started(launcher, "forked") as (process, info):
+        assert info["argv"] == ["forked"] and parent_of(process.pid) == os.getpid()
+        assert not is_subreaper()
 
 
 @pytest.mark.parametrize("way", tiny.WAYS)

@@ -192,39 +192,34 @@ class Fleet(EnteredOnce):
             ModelFailedError: its processes have died too often.
             ServerClosingError: the fleet is closing.
         """
-        model = self._usable(entry, autoload)
+        self._check(entry, autoload)
         bell = Bell()
-        child = None
-
-        def changed() -> None:
-            nonlocal child
-            child = model.child  # now: it may have died before this task runs again
-            bell.ring()
-
-        lease = self._schedule.join(entry.name, changed)
+        lease = self._schedule.join(entry.name, bell.ring)
         try:
             if not lease.granted:
                 self._turn()
                 await self._until_granted(lease, bell, on_wait)
-            assert child is not None
+            child = lease.process
+            assert isinstance(child, Child)
             child.used_at = time.time()
-            yield child
-        finally:
-            if child is not None:
+            try:
+                yield child
+            finally:
                 child.used_at = time.time()
+        finally:
             self._schedule.leave(lease)
             self._turn()
 
-    def _usable(self, entry: ModelEntry, autoload: bool) -> _Model:
-        """The model of an entry, if it may be used. Raises as `use`."""
+    def _check(self, entry: ModelEntry, autoload: bool) -> None:
+        """Check that a model may be used. Raises as `use`."""
         self._gate.check()
         model = self._model(entry)
-        if not self._schedule.may_serve(entry.name):
-            if not autoload:
-                raise ModelNotLoadedError(f"The model {entry.name!r} is not loaded.", param="model")
-            if (error := model.deaths.error(entry.name, trio.current_time())) is not None:
-                raise error
-        return model
+        if self._schedule.may_serve(entry.name):
+            return
+        if not autoload:
+            raise ModelNotLoadedError(f"The model {entry.name!r} is not loaded.", param="model")
+        if (error := model.deaths.error(entry.name, trio.current_time())) is not None:
+            raise error
 
     def is_ready(self, entry: ModelEntry) -> bool:
         """Whether a request that comes now would not have to wait for the model."""

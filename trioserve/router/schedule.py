@@ -69,18 +69,19 @@ class Instance:
 class Lease:
     """A request's place in line for a model; once `granted`, its right to use it.
 
-    `changed` is called when it is granted or refused. When refused, `error` says why.
+    `changed` is called when it is granted or refused. When refused, `error` says why. `process` is
+    the one that it is granted, also when that dies at once.
     """
 
     model: str
     changed: Callable[[], None]
     error: TrioServeError | None = None
-    _run: Instance | None = None
+    process: Instance | None = None
 
     @property
     def granted(self) -> bool:
         """Whether the model is ready for the request."""
-        return self._run is not None
+        return self.process is not None
 
 
 @attrs.define(eq=False)
@@ -152,10 +153,10 @@ class Schedule:
 
     def leave(self, lease: Lease) -> None:
         """The request has ended, or does not wait any longer."""
-        if lease._run is not None:
-            lease._run.n_users -= 1
-            self._use(lease._run)
-            lease._run = None
+        if lease.process is not None:
+            lease.process.n_users -= 1
+            self._use(lease.process)
+            lease.process = None
             return
         run, pending = self._runs.get(lease.model), self._find(lease.model)
         if run is not None and lease in run.waiting:
@@ -417,7 +418,7 @@ class Schedule:
             self._queue.remove(pending)
 
     def _grant(self, run: Instance, lease: Lease) -> None:
-        lease._run = run
+        lease.process = run
         run.n_users += 1
         self._use(run)
         lease.changed()

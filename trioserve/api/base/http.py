@@ -91,7 +91,7 @@ def _read_timeout(value: str) -> float:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Make a response of JSON. Paths may have characters that are no Unicode: these are replaced."""
+    """Make a response of JSON. What is no Unicode in it, such as in paths, is replaced."""
     body = sse.encode(value).encode(errors="replace")
     return Response(body, status=status, content_type="application/json")
 
