@@ -43,8 +43,8 @@ _LAST_WORDS = 1.0
 #: What every line of our log has, which the router's own line has instead.
 _OF_EACH_LINE = frozenset({"timestamp", "level", "logger", "event"})
 
-#: The beginning of the line with which llama.cpp aborts: a place in its sources. Debuggers that it
-#: starts then write more lines.
+#: The beginning of the line that llama.cpp writes before it aborts: a place in its sources. A
+#: debugger that it starts then writes more lines.
 _ABORT = re.compile(r"\S+\.\w+:\d+: |GGML_ASSERT")
 
 
