@@ -463,7 +463,7 @@ class Fleet(EnteredOnce):
         return attrs.evolve(
             ModelState() if child is None else child.state(),
             n_requests=self._schedule.n_users(name),
-            n_waiting=sum(1 for _ in self._schedule.waiting(name)),
+            n_waiting=self._schedule.n_waiting(name),
             memory=self._schedule.need_of(name),
         )
 

@@ -14,6 +14,7 @@ returns what to do. Its rules:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
@@ -47,7 +48,6 @@ class Instance:
     closing: bool = False  # accepts no more requests, because the queue has waited for long
     n_users: int = 0
     last_use: int = 0
-    waiting: list[Lease] = attrs.field(factory=list)  # while it loads
 
     @property
     def is_leaving(self) -> bool:
@@ -86,13 +86,12 @@ class Lease:
 
 @attrs.define(eq=False)
 class PendingLoad:
-    """An entry of the queue: a model to start, and the requests that wait for it."""
+    """An entry of the queue: a model to start."""
 
     name: str
     need: int | None  # bytes; None: not known yet
     wanted: bool = False  # even if no request waits
     n_overtaken: int = 0
-    leases: list[Lease] = attrs.field(factory=list)
 
 
 @attrs.frozen
@@ -125,6 +124,7 @@ class Schedule:
         self._place = place
         self._runs: dict[str, Instance] = {}
         self._queue: list[PendingLoad] = []
+        self._lines: defaultdict[str, list[Lease]] = defaultdict(list)  # of requests, by model
         self._needs: dict[str, int] = {}
         self._asked: set[str] = set()  # whose need is being estimated
         self._held: set[str] = set()
@@ -135,15 +135,14 @@ class Schedule:
     def join(self, name: str, changed: Callable[[], None]) -> Lease:
         """A request asks for a model. It must `leave`, whatever becomes of it."""
         lease = Lease(name, changed)
-        run = self._runs.get(name)
-        if run is not None and run.phase is Phase.LOADING:
-            run.waiting.append(lease)
-        elif run is not None and self.is_free(name):
-            self._grant(run, lease)
+        if self.is_free(name):
+            self._grant(self._runs[name], lease)
             if (first := self._first()) is not None:
                 first.n_overtaken += 1
-        else:
-            self._pend(name).leases.append(lease)
+            return lease
+        self._lines[name].append(lease)
+        if not self.is_loading(name):
+            self._pend(name)
         return lease
 
     def is_free(self, name: str) -> bool:
@@ -158,19 +157,17 @@ class Schedule:
             self._use(lease.process)
             lease.process = None
             return
-        run, pending = self._runs.get(lease.model), self._find(lease.model)
-        if run is not None and lease in run.waiting:
-            run.waiting.remove(lease)
-        elif pending is not None and lease in pending.leases:
-            pending.leases.remove(lease)
-            self._drop_if_empty(pending)
+        line, pending = self._lines[lease.model], self._find(lease.model)
+        if lease in line:
+            line.remove(lease)
+        if pending is not None and not line and not pending.wanted:
+            self._queue.remove(pending)
 
     def position(self, lease: Lease) -> int:
         """How many waiting requests are before this one."""
-        run = self._runs.get(lease.model)
-        if run is not None and lease in run.waiting:
-            return run.waiting.index(lease)
-        line = [one for pending in self._queue for one in pending.leases]
+        queue = [pending.name for pending in self._queue]
+        names = [lease.model] if self.is_loading(lease.model) else queue
+        line = [one for name in names for one in self._lines[name]]
         return line.index(lease) if lease in line else 0
 
     # -- what others ask for
@@ -186,8 +183,6 @@ class Schedule:
         Returns whether its process is now to be stopped.
         """
         self.refuse(name, error)
-        if (run := self._runs.get(name)) is not None:
-            self._refuse_all(run.waiting, error)
         return self.stop(name)
 
     def stop(self, name: str) -> bool:
@@ -196,17 +191,15 @@ class Schedule:
         if run is None or run.is_leaving:
             return False
         run.phase = Phase.STOPPING if run.phase is Phase.READY else Phase.ABORTED
-        if run.waiting:
-            pending = self._pend(name)
-            pending.leases[:0] = run.waiting
-            run.waiting.clear()
+        if self._lines[name]:
+            self._pend(name)
         return True
 
     def refuse(self, name: str, error: TrioServeError) -> None:
-        """Take a model out of the queue, and refuse those that wait for it there."""
-        if (pending := self._find(name)) is not None:
-            self._queue.remove(pending)
-            self._refuse_all(pending.leases, error)
+        """Take a model out of the queue, and refuse those that wait for it."""
+        for lease in self._take_line(name):
+            lease.error = error
+            lease.changed()
 
     def hold(self, name: str) -> None:
         """Do not start a model before `release`; others may overtake it."""
@@ -226,9 +219,8 @@ class Schedule:
             return  # it woke up, or is being stopped
         run.phase = Phase.READY
         self._use(run)
-        for lease in run.waiting:
+        for lease in self._take_line(name):
             self._grant(run, lease)
-        run.waiting.clear()
 
     def asleep(self, name: str) -> None:
         """A model has freed its memory until the next request. It is the first to be stopped."""
@@ -243,7 +235,8 @@ class Schedule:
         """A process has ended. Those that waited for it to load are refused."""
         run = self._runs.pop(name)
         run.status = Status.UNLOADED
-        self._refuse_all(run.waiting, error)
+        if run.phase is Phase.LOADING:
+            self.refuse(name, error)
 
     def estimated(self, name: str, need: int) -> None:
         """The memory that a model needs is known."""
@@ -293,16 +286,15 @@ class Schedule:
     @property
     def has_waiting(self) -> bool:
         """Whether any request waits."""
-        return next(self.waiting(), None) is not None
+        return any(self._lines.values())
 
-    def waiting(self, name: str | None = None) -> Iterator[Lease]:
-        """The requests that wait, for one model or for all."""
-        for run in self._runs.values():
-            if name in (None, run.name):
-                yield from run.waiting
-        for pending in self._queue:
-            if name in (None, pending.name):
-                yield from pending.leases
+    def waiting(self) -> list[Lease]:
+        """The requests that wait."""
+        return [lease for line in self._lines.values() for lease in line]
+
+    def n_waiting(self, name: str) -> int:
+        """How many requests wait for a model."""
+        return len(self._lines[name])
 
     def decide(self) -> Plan:
         """Return what to do, and count it as begun: models are marked as loading or stopping."""
@@ -326,15 +318,12 @@ class Schedule:
             if planned or run is not None or not self._has_room(self._runs.values(), pending):
                 planned.append(pending)
             else:
-                self._start(pending)
+                self._queue.remove(pending)
+                run = self._runs[pending.name] = self._place(pending.name, pending.need or 0)
+                run.last_use = self._n_uses
                 start.append(pending.name)
         self._close_for(short)
         return Plan(tuple(start), tuple(stop), tuple(self._to_estimate()))
-
-    def _start(self, pending: PendingLoad) -> None:
-        self._queue.remove(pending)
-        run = self._runs[pending.name] = self._place(pending.name, pending.need or 0)
-        run.last_use, run.waiting = self._n_uses, pending.leases
 
     def _victims(
         self, pending: PendingLoad, planned: list[PendingLoad], candidates: Iterable[Instance]
@@ -383,11 +372,8 @@ class Schedule:
             closing = self._victims(pending, [], self._by_use()) or []
         for run in self._by_use():
             run.closing = run in closing
-            own = None if run.closing else self._find(run.name)
-            if own is not None:
-                self._queue.remove(own)
-                for lease in own.leases:
-                    self._grant(run, lease)
+            for lease in () if run.closing else self._take_line(run.name):
+                self._grant(run, lease)
 
     def _to_estimate(self) -> Iterator[str]:
         for pending in self._queue:
@@ -413,9 +399,11 @@ class Schedule:
     def _first(self) -> PendingLoad | None:
         return next(iter(self._unheld()), None)
 
-    def _drop_if_empty(self, pending: PendingLoad) -> None:
-        if not pending.leases and not pending.wanted:
+    def _take_line(self, name: str) -> list[Lease]:
+        """Take those that wait for a model out of its line, and the model out of the queue."""
+        if (pending := self._find(name)) is not None:
             self._queue.remove(pending)
+        return self._lines.pop(name, [])
 
     def _grant(self, run: Instance, lease: Lease) -> None:
         lease.process = run
@@ -426,12 +414,6 @@ class Schedule:
     def _use(self, run: Instance) -> None:
         self._n_uses += 1
         run.last_use = self._n_uses
-
-    def _refuse_all(self, leases: list[Lease], error: TrioServeError) -> None:
-        for lease in leases:
-            lease.error = error
-            lease.changed()
-        leases.clear()
 
 
 def _too_large(pending: PendingLoad, limit: int) -> ModelLoadError:
