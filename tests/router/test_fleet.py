@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.support.cancellation import CancelAtStep
 from tests.support.scripted_children import (
     ScriptedCatalog,
     ScriptedLauncher,
@@ -597,6 +598,52 @@ async def test_an_error_in_the_block_comes_out_as_it_is() -> None:
         async with fleet_of(launcher) as fleet, fleet.use(A):
             raise ZeroDivisionError
     assert not launcher.running
+
+
+@pytest.mark.parametrize("max_memory", [0, 10])
+async def test_a_request_that_is_cancelled_anywhere_leaves_nothing(max_memory: int) -> None:
+    launcher = ScriptedLauncher(needs={"a": 5})
+    n_cancelled = 0
+    async with fleet_of(launcher, max_memory=max_memory) as fleet:
+
+        async def use() -> None:
+            async with fleet.use(A, on_wait=lambda status: None) as child:
+                await trio.lowlevel.checkpoint()
+                assert child.n_users == 1
+
+        for n in range(1, 50):
+            canceller = CancelAtStep(n)
+            await canceller.run(use)
+            await wait_all_tasks_blocked()
+            state = fleet.state("a")
+            assert (state.n_requests, state.n_waiting) == (0, 0)
+            if not canceller.scope.cancelled_caught:
+                break
+            n_cancelled += 1
+            if fleet.state("a").pid is not None:
+                await fleet.unload(A)
+                await wait_all_tasks_blocked()
+    assert n_cancelled > 1
+
+
+@pytest.mark.parametrize("was_ready", [False, True])
+async def test_a_fleet_that_is_cancelled_anywhere_leaves_no_process(was_ready: bool) -> None:
+    n_cancelled = 0
+    for n in range(1, 100):
+        launcher = ScriptedLauncher(ready=was_ready)
+        canceller = CancelAtStep(n)
+
+        async def use(launcher: ScriptedLauncher = launcher) -> None:
+            async with fleet_of(launcher) as fleet:
+                await fleet.load(A)
+                await wait_all_tasks_blocked()
+
+        await canceller.run(use)
+        assert not launcher.running and all(one.closed for one in launcher.started)
+        if not canceller.scope.cancelled_caught:
+            break
+        n_cancelled += 1
+    assert n_cancelled > 3
 
 
 async def test_a_fleet_that_is_cancelled_refuses_what_comes() -> None:
