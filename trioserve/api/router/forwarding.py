@@ -30,9 +30,8 @@ from trioserve.api.base.readers import seconds
 from trioserve.api.router import proxy
 from trioserve.api.router.proxy import PassedStream
 from trioserve.api.router.service import current_router
-from trioserve.concurrency import alongside
+from trioserve.concurrency import alongside, deadline_scope
 from trioserve.errors import (
-    DeadlineExceededError,
     InvalidRequestError,
     ModelNotLoadedError,
     ModelProcessError,
@@ -86,12 +85,9 @@ class Place:
         Raises:
             DeadlineExceededError: the request has no time left.
         """
-        if self.decided:
-            return
-        with trio.move_on_at(min(self._wanted.deadline, trio.current_time() + patience)):
-            await self._decided.wait()
-        if not self.decided and trio.current_time() >= self._wanted.deadline:
-            raise DeadlineExceededError("The deadline passed before the model was ready.")
+        if not self.decided:
+            with deadline_scope(self._wanted.deadline), trio.move_on_after(patience):
+                await self._decided.wait()
 
     async def keep(self, fleet: Fleet, entry: ModelEntry) -> None:
         """Take a connection, and keep it until cancelled."""
