@@ -424,10 +424,10 @@ async def test_what_was_computed_with_an_adapter_is_used_with_it_alone(tmp_path:
     )
     async with Server(config) as server:
         with_it = await server.complete(PROMPT, max_tokens=4, temperature=0.0, id_slot=0)
-        await server.slots.save(0, "with", "")
-        await server.slots.erase(0, "")
+        await server._core.slots.save(0, "with", "")
+        await server._core.slots.erase(0, "")
         server._core.adapters.set({})
-        await server.slots.restore(0, "with", "")
+        await server._core.slots.restore(0, "with", "")
         without = await server.complete(PROMPT, max_tokens=4, temperature=0.0)
         assert without.finished.timings.cache_n == 0
         again = await server.complete(PROMPT, max_tokens=4, temperature=0.0, lora=((0, 1.0),))
