@@ -98,6 +98,14 @@ from .server.generation.embeddings import (
     Embeddings as Embeddings,
     Ranking as Ranking,
 )
+from .server.keywords import (
+    ChatFields as ChatFields,
+    CompletionFields as CompletionFields,
+    ContextFields as ContextFields,
+    RenderFields as RenderFields,
+    RunFields as RunFields,
+    TranscriptionFields as TranscriptionFields,
+)
 from .server.observers.observer import (
     RequestRecord as RequestRecord,
 )
@@ -107,6 +115,10 @@ from .server.observers.telemetry import (
 )
 from .server.prompts.media import (
     MixedPrompt as MixedPrompt,
+)
+from .server.protocol import (
+    AnyServer as AnyServer,
+    AnyStream as AnyStream,
 )
 from .server.runs.events import (
     ApprovalGiven as ApprovalGiven,
