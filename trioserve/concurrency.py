@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -17,6 +18,9 @@ from trio_util import AsyncValue
 from trioserve.errors import DeadlineExceededError, ServerClosingError, TrioServeError
 
 _T = TypeVar("_T")
+
+#: Seconds that a pause of the process costs a peer at most: see `patience`.
+TURN = 1.0
 
 
 @asynccontextmanager
@@ -83,6 +87,26 @@ class deadline_scope:  # noqa: N801 - used as the functions of Trio that make sc
         self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
             raise DeadlineExceededError
+
+
+@asynccontextmanager
+async def patience(seconds: float) -> AsyncIterator[trio.CancelScope]:
+    """Cancel a block after some time, as `trio.move_on_after` does, but not because of a pause.
+
+    The time is counted in turns of at most `TURN` seconds. So if the whole process stands still (by
+    SIGSTOP, or in a virtual machine that is suspended), a peer that the block waits for loses one
+    turn, and has the rest of the time after that.
+    """
+    with trio.CancelScope() as scope:
+        async with alongside(partial(_cancel_in_turns, scope, seconds)):
+            yield scope
+
+
+async def _cancel_in_turns(scope: trio.CancelScope, seconds: float) -> None:
+    while seconds > 0:
+        await trio.sleep(min(seconds, TURN))
+        seconds -= TURN
+    scope.cancel()
 
 
 class Bell:

@@ -161,8 +161,6 @@ class Mailbox:
         self.n_bytes = 0  # approximate bytes of the unread events
         self.ended = False  # the engine sent the last event, or got a request to drop the task
         self.cancel_reason: CancelReason | None = None
-        #: Called when the reader is stalled, to wake it where Trio cannot.
-        self.on_stalled: Callable[[], None] | None = None
         self._events: list[Event] = []
         # Single tokens since the last event; the reader gets them as one chunk.
         self._texts: list[str] = []
@@ -466,5 +464,3 @@ class Dispatcher:
             f"{mailbox.n_unread} tokens were left unread for {self._stall_timeout:g} seconds."
         )
         self.end(mailbox, error, CancelReason.STALLED)
-        if mailbox.on_stalled is not None:
-            mailbox.on_stalled()

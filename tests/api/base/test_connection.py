@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import json
-import math
 import os
 import socket
 import time
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 from structlog.testing import capture_logs
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from tests.support.clients import client_of
 from tests.support.http_server import connected, post, serving_script, slots_in_use
@@ -205,157 +203,6 @@ async def test_nothing_is_left_open_after_many_requests() -> None:
         await until_in_use(service, 0)
 
 
-def test_abort_of_another_server_does_nothing_and_says_so() -> None:
-    async def send(message: object) -> None: ...
-
-    with capture_logs() as logs:
-        assert connection.abort(send) is False
-    assert "cannot close" in logs[0]["event"]
-
-
-def nothing() -> None:
-    pass
-
-
-def test_abort_closes_a_socket_that_takes_no_options() -> None:
-    class Socket:
-        is_closed = False
-
-        def fileno(self) -> int:
-            return 3
-
-        def setsockopt(self, *_args: object) -> None:
-            raise OSError(errno.EINVAL, "Invalid argument")
-
-        def close(self) -> None:
-            self.is_closed = True
-
-    class Step:
-        """An object between an ASGI `send` and the socket."""
-
-        def __init__(self, **fields: object) -> None:
-            vars(self).update(fields)
-
-        async def pass_on(self) -> None: ...
-
-    sock = Socket()
-    server = Step(stream=Step(socket=sock))
-    http_stream = Step(send=Step(send=server.pass_on).pass_on)
-    assert connection.abort(http_stream.pass_on)
-    assert sock.is_closed
-
-
-async def test_a_send_that_takes_too_long_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = trio.Event()
-    told: list[bool] = []
-    monkeypatch.setattr(connection, "abort", lambda send: closed.set())
-
-    async def send(message: Any) -> None:
-        with trio.CancelScope(shield=True):  # as Hypercorn does
-            await closed.wait()
-
-    sender = connection.Sender(send, 0.01, lambda: told.append(closed.is_set()))
-    with patiently():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(sender.watch)
-            nursery.start_soon(sender, {})
-    assert told == [False]  # before the connection is closed
-
-
-async def test_a_send_in_progress_is_given_some_time_when_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection, "GRACE", 0.01)
-    for blocks in (False, True):
-        closed = trio.Event()
-        monkeypatch.setattr(connection, "abort", lambda send, closed=closed: closed.set())
-
-        async def send(message: Any, blocks: bool = blocks, closed: trio.Event = closed) -> None:
-            with trio.CancelScope(shield=True):
-                if blocks:
-                    await closed.wait()
-                else:
-                    await trio.lowlevel.checkpoint()
-
-        sender = connection.Sender(send, 1000, nothing)
-        with patiently():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(sender.watch)
-                nursery.start_soon(sender, {})
-                await wait_all_tasks_blocked()
-                nursery.cancel_scope.cancel()
-        assert closed.is_set() is blocks
-
-
-async def test_a_send_that_was_cancelled_is_over(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
-    aborted: list[object] = []
-    monkeypatch.setattr(connection, "abort", aborted.append)
-
-    async def send(message: Any) -> None:
-        await trio.sleep_forever()
-
-    sender = connection.Sender(send, math.inf, nothing)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(sender.watch)
-        nursery.start_soon(sender, {})
-        await wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-    assert aborted == []
-    assert trio.current_time() < connection.GRACE
-
-
-async def test_a_send_that_ends_just_when_a_turn_is_over(
-    monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
-) -> None:
-    aborted: list[object] = []
-    monkeypatch.setattr(connection, "abort", aborted.append)
-    may_end = trio.Event()
-
-    async def send(message: Any) -> None:
-        with trio.CancelScope(shield=True):
-            await may_end.wait()
-            mock_clock.jump(connection.GRACE / 10)  # Trio sees this before `watch` is woken
-
-    sender = connection.Sender(send, math.inf, nothing)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(sender.watch)
-        nursery.start_soon(sender, {})
-        await wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-        with trio.CancelScope(shield=True):
-            await wait_all_tasks_blocked()
-            mock_clock.jump(connection.GRACE / 10)
-            may_end.set()
-            for _ in range(20):
-                await wait_all_tasks_blocked()
-                mock_clock.jump(connection.GRACE / 10)
-    assert aborted == []
-
-
-async def test_a_machine_that_stands_still_cuts_nobody_off(
-    monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
-) -> None:
-    aborted: list[object] = []
-    monkeypatch.setattr(connection, "abort", aborted.append)
-
-    async def send(message: Any) -> None:
-        nursery.cancel_scope.cancel()  # Hypercorn tells of the disconnect before it is done
-        for _ in range(10):
-            await trio.lowlevel.cancel_shielded_checkpoint()
-        mock_clock.jump(3600)
-        for _ in range(10):
-            await trio.lowlevel.cancel_shielded_checkpoint()
-
-    sender = connection.Sender(send, math.inf, nothing)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(sender.watch)
-        await wait_all_tasks_blocked()
-        await sender.close({})
-    assert aborted == []
-
-
 async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockClock) -> None:
     sent: list[tuple[float, bytes]] = []
 
@@ -366,7 +213,7 @@ async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockCl
     async def beat() -> bytes:
         return b"beat"
 
-    sender = connection.Sender(send, math.inf, nothing)
+    sender = connection.Sender(send)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
         nursery.start_soon(sender.keep_alive, connection.KeepAlive(10, beat))
@@ -399,7 +246,7 @@ async def test_a_beat_is_not_sent_when_something_else_was(autojump_clock: MockCl
         await trio.sleep(5)
         return b"beat"
 
-    sender = connection.Sender(send, math.inf, nothing)
+    sender = connection.Sender(send)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
         nursery.start_soon(sender.keep_alive, connection.KeepAlive(10, slow_beat))

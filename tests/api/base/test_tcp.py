@@ -125,7 +125,7 @@ async def test_an_answer_that_comes_while_the_connection_is_being_closed() -> No
     for _ in range(30):  # Trio runs tasks in any order
         ours, theirs = (trio.SocketStream(each) for each in trio.socket.socketpair())
         async with ours, theirs, trio.open_nursery() as nursery:
-            connection = TCPConnection(Mock(), Mock(), Mock(), Mock(), ours)
+            connection = TCPConnection(Mock(app=None), Mock(), Mock(), Mock(), ours)
             connection.protocol = Mock(handle=AsyncMock())
             nursery.start_soon(connection.protocol_send, RawData(b"an answer"))
             nursery.start_soon(connection._close)
@@ -146,7 +146,7 @@ async def test_what_the_system_does_not_take_at_once_is_sent_in_parts() -> None:
     long = bytes(range(256)) * 2**14
     received = b""
     async with ours, theirs, trio.open_nursery() as nursery:
-        connection = TCPConnection(Mock(), Mock(), Mock(), Mock(), ours)
+        connection = TCPConnection(Mock(app=None), Mock(), Mock(), Mock(), ours)
         nursery.start_soon(connection.protocol_send, RawData(long))
         await wait_all_tasks_blocked()
         nursery.start_soon(connection.protocol_send, RawData(b"the end"))
@@ -158,7 +158,7 @@ async def test_what_the_system_does_not_take_at_once_is_sent_in_parts() -> None:
 async def test_a_response_that_ends_after_its_client_has_gone_keeps_nothing_open() -> None:
     ours, theirs = (trio.SocketStream(each) for each in trio.socket.socketpair())
     async with ours, theirs:
-        connection = TCPConnection(Mock(), Mock(read_timeout=None), Mock(), Mock(), ours)
+        connection = TCPConnection(Mock(app=None), Mock(read_timeout=None), Mock(), Mock(), ours)
         connection.protocol = Mock(handle=AsyncMock())
         connection.idle_task = Mock(restart=AsyncMock(), stop=AsyncMock())
         await theirs.aclose()
