@@ -1,4 +1,4 @@
-"""`alongside`, `Bell`, `Feed` and `Gate`."""
+"""`alongside`, `patience`, `Bell`, `Feed` and `Gate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.concurrency import Bell, Feed, Gate, Phase, alongside
+from trioserve.concurrency import TURN, Bell, Feed, Gate, Phase, alongside, patience
 from trioserve.errors import EngineError, ServerClosingError
 
 
@@ -273,3 +273,41 @@ async def test_a_scope_around_the_gate_is_not_taken_for_its_end() -> None:
         await trio.sleep_forever()
     assert scope.cancelled_caught
     assert gate.n_open.value == 0
+
+
+# -- patience
+
+
+async def test_patience_ends(autojump_clock: MockClock) -> None:
+    async with patience(3.5) as scope:
+        await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert trio.current_time() == 3.5
+
+
+async def test_a_block_that_ends_in_time_is_not_cancelled(autojump_clock: MockClock) -> None:
+    with pytest.raises(ValueError, match="block"):
+        async with patience(3.5) as scope:
+            await trio.sleep(3)
+            raise ValueError("block")
+    assert not scope.cancelled_caught
+    assert trio.current_time() == 3
+
+
+async def test_a_pause_of_the_process_costs_one_turn(mock_clock: MockClock) -> None:
+    ended = trio.Event()
+
+    async def wait() -> None:
+        async with patience(3 * TURN):
+            await trio.sleep_forever()
+        ended.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        for _ in range(2):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(3600)
+        await wait_all_tasks_blocked()
+        assert not ended.is_set()
+        mock_clock.jump(TURN)
+        await ended.wait()
