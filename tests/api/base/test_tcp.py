@@ -31,6 +31,13 @@ from trioserve.config import Config
 from trioserve.errors import UnavailableError
 from trioserve.testing import ScriptedBackend, scripted
 
+
+def connection_on(stream: trio.SocketStream, stall_timeout: float = 10) -> TCPConnection:
+    """A connection of an app, without its protocol."""
+    app = Mock(app=Mock(extensions={NAME: Mock(config=Config(stall_timeout=stall_timeout))}))
+    return TCPConnection(app, Mock(read_timeout=None), Mock(), Mock(), stream)
+
+
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -137,7 +144,7 @@ async def test_an_answer_that_comes_while_the_connection_is_being_closed() -> No
     for _ in range(30):  # Trio runs tasks in any order
         ours, theirs = (trio.SocketStream(each) for each in trio.socket.socketpair())
         async with ours, theirs, trio.open_nursery() as nursery:
-            connection = TCPConnection(Mock(app=None), Mock(), Mock(), Mock(), ours)
+            connection = connection_on(ours)
             connection.protocol = Mock(handle=AsyncMock())
             nursery.start_soon(connection.protocol_send, RawData(b"an answer"))
             nursery.start_soon(connection._close)
@@ -158,7 +165,7 @@ async def test_what_the_system_does_not_take_at_once_is_sent_in_parts() -> None:
     long = bytes(range(256)) * 2**14
     received = b""
     async with ours, theirs, trio.open_nursery() as nursery:
-        connection = TCPConnection(Mock(app=None), Mock(), Mock(), Mock(), ours)
+        connection = connection_on(ours)
         nursery.start_soon(connection.protocol_send, RawData(long))
         await wait_all_tasks_blocked()
         nursery.start_soon(connection.protocol_send, RawData(b"the end"))
@@ -170,7 +177,7 @@ async def test_what_the_system_does_not_take_at_once_is_sent_in_parts() -> None:
 async def test_a_response_that_ends_after_its_client_has_gone_keeps_nothing_open() -> None:
     ours, theirs = (trio.SocketStream(each) for each in trio.socket.socketpair())
     async with ours, theirs:
-        connection = TCPConnection(Mock(app=None), Mock(read_timeout=None), Mock(), Mock(), ours)
+        connection = connection_on(ours)
         connection.protocol = Mock(handle=AsyncMock())
         connection.idle_task = Mock(restart=AsyncMock(), stop=AsyncMock())
         await theirs.aclose()
@@ -187,7 +194,6 @@ async def unread(
     stall_timeout: float = 10,
 ) -> AsyncIterator[tuple[TCPConnection, list[object], trio.SocketStream]]:
     """A connection, the events that its protocol gets, and the client's end of it."""
-    app = Mock(app=Mock(extensions={NAME: Mock(config=Config(stall_timeout=stall_timeout))}))
     events: list[object] = []
 
     async def handle(event: object) -> None:
@@ -196,7 +202,7 @@ async def unread(
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     theirs = await trio.testing.open_stream_to_socket_listener(listener)
     async with listener, await listener.accept() as ours, theirs:
-        connection = TCPConnection(app, Mock(), Mock(), Mock(), ours)
+        connection = connection_on(ours, stall_timeout)
         connection.protocol = Mock(handle=handle)
         yield connection, events, theirs
 

@@ -77,8 +77,16 @@ _MAX_REFUSED = 32
 
 def install() -> None:
     """Have Hypercorn's Trio server use `TCPConnection`, also when its command started it."""
-    hypercorn.trio.run.TCPServer = TCPConnection  # type: ignore[attr-defined]
-    hypercorn.protocol.H11Protocol = HTTP1  # type: ignore[attr-defined]
+    hypercorn.trio.run.TCPServer = _server_of  # type: ignore[assignment, attr-defined]
+    hypercorn.protocol.H11Protocol = _protocol_of  # type: ignore[assignment, misc]
+
+
+def _server_of(app: Any, *args: Any) -> TCPServer:
+    return (TCPServer if _state_in(app) is None else TCPConnection)(app, *args)
+
+
+def _protocol_of(app: Any, *args: Any) -> H11Protocol:
+    return (H11Protocol if _state_in(app) is None else HTTP1)(app, *args)
 
 
 @dataclass(frozen=True)
@@ -96,16 +104,15 @@ class HTTP1(H11Protocol):
     _in_chunks = False  # whether the body of the response that is being sent is
     _unsent = b""  # the head of one whose body has a length: it goes with the first part
     _n_chunks = _n_chunk_bytes = 0  # of the body that is being received
-    _is_full = False  # too much waits behind the request that is being answered: drop what follows
+    _is_paused = False  # something waits behind the request that is being answered
+    _is_full = False  # too much waits: drop what follows
     _is_closed = False
 
     def __init__(self, app: AppWrapper, *args: Any) -> None:
-        super().__init__(app, *args)
+        super().__init__(self._answer, *args)
+        self._app = app
         self._parsing = trio.Lock()
         self._scope = trio.CancelScope()  # of the request that is being answered
-        self._is_ours = _state_in(app) is not None
-        if self._is_ours:
-            self._app, self.app = app, self._answer
 
     async def _answer(self, *args: Any) -> None:
         """Have the app answer a request, within the scope that cancels it."""
@@ -117,39 +124,39 @@ class HTTP1(H11Protocol):
 
     async def handle(self, event: Event) -> None:
         """Handle data from the client, or the end of the connection, which cancels the request."""
-        if isinstance(event, Closed):
-            self._is_closed = True
-            if self.stream is not None:
-                has_stalled = isinstance(event, Reset)
-                reason = CancelReason.STALLED if has_stalled else CancelReason.DISCONNECT
-                self._scope.cancel(reason=reason.value)
-            await super().handle(event)
-        elif not self._is_ours:
-            await super().handle(event)
-        elif isinstance(event, RawData) and not self._is_full and not self._is_closed:
-            self.connection.receive_data(event.data)
-            await self._handle_events()
+        if isinstance(event, RawData):
+            if not (self._is_full or self._is_closed):
+                self.connection.receive_data(event.data)
+                await self._handle_events()
+            return
+        self._is_closed = True
+        if self.stream is not None:
+            has_stalled = isinstance(event, Reset)
+            reason = CancelReason.STALLED if has_stalled else CancelReason.DISCONNECT
+            self._scope.cancel(reason=reason.value)
+        await super().handle(event)
 
     async def _handle_events(self) -> None:
         """Handle what has arrived, to the end of the request that is being answered.
 
-        A refused request ends the connection.
+        What waits behind it does not stop the reader: it has to notice when the client leaves.
         """
-        if not self._is_ours:
-            await super()._handle_events()
-            return
         async with self._parsing:
             try:
                 await self._parse()
-            except (h11.RemoteProtocolError, TrioServeError) as error:
-                self._is_closed = True
-                self._scope.cancel(reason=CancelReason.DISCONNECT.value)
-                if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-                    if isinstance(error, TrioServeError):
-                        await self._respond(error)
-                    else:
-                        await self._send_error_response(error.error_status_hint)
-                await self.send(Closed())
+            except (h11.RemoteProtocolError, InvalidRequestError) as error:
+                await self._refuse(error)
+
+    async def _refuse(self, error: h11.RemoteProtocolError | InvalidRequestError) -> None:
+        """End the connection because of what the client has sent."""
+        self._is_closed = True
+        self._scope.cancel(reason=CancelReason.DISCONNECT.value)
+        if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            if isinstance(error, h11.RemoteProtocolError):
+                await self._send_error_response(error.error_status_hint)
+            else:
+                await self._respond(error)
+        await self.send(Closed())
 
     async def _parse(self) -> None:
         """Parse what has arrived. Raises RemoteProtocolError or InvalidRequestError."""
@@ -173,16 +180,15 @@ class HTTP1(H11Protocol):
                 await self.send(Updated(idle=False))
                 await self._check_protocol(event)
                 await self._create_stream(event)
-            elif isinstance(event, h11.EndOfMessage):
-                if self.stream is not None:
-                    await self.stream.handle(EndBody(stream_id=STREAM_ID))
+            elif isinstance(event, h11.EndOfMessage) and self.stream is not None:
+                await self.stream.handle(EndBody(stream_id=STREAM_ID))
             elif event is h11.PAUSED:
                 queued, _ = self.connection.trailing_data
-                self._is_full = (
-                    len(queued) > _MAX_QUEUED_BYTES or queued.count(b" HTTP/1.1\r\n") > _MAX_QUEUED
-                )
+                n_queued = queued.count(b" HTTP/1.1\r\n")
+                self._is_paused = True
+                self._is_full = n_queued > _MAX_QUEUED or len(queued) > _MAX_QUEUED_BYTES
                 return
-            elif not isinstance(event, h11.Data):  # nothing more has arrived
+            elif event is h11.NEED_DATA or isinstance(event, h11.ConnectionClosed):
                 return
 
     def _check_chunk(self, part: h11.Data) -> None:
@@ -211,8 +217,9 @@ class HTTP1(H11Protocol):
             await self.send(Closed())
             return
         await super()._maybe_recycle()
-        if self._is_ours and self.connection.our_state is h11.IDLE:
-            self.task_group.spawn(self._handle_events)  # what has arrived meanwhile
+        if self._is_paused and self.connection.our_state is h11.IDLE:
+            self._is_paused = False
+            self.task_group.spawn(self._handle_events)
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
         try:
@@ -232,9 +239,6 @@ class HTTP1(H11Protocol):
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Refuse a request by its head. Raises InvalidRequestError."""
-        if not self._is_ours:
-            await super()._check_protocol(event)
-            return
         if event.http_version not in (b"1.0", b"1.1"):
             raise InvalidRequestError("This server speaks HTTP/1.1 only.")
         names = {name for name, _ in event.headers}
@@ -244,16 +248,17 @@ class HTTP1(H11Protocol):
             raise InvalidRequestError("The target of the request is neither a path nor a URL.")
 
     async def _create_stream(self, request: h11.Request) -> None:
-        if self._is_ours:
-            self._scope = trio.CancelScope()
-            self._n_chunks = self._n_chunk_bytes = 0
-            request = h11.Request(
+        self._scope = trio.CancelScope()
+        self._n_chunks = self._n_chunk_bytes = 0
+        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        await super()._create_stream(
+            h11.Request(
                 method=request.method,
                 target=request.target,
-                headers=[(name, value) for name, value in request.headers if name != b"upgrade"],
+                headers=headers,
                 http_version=request.http_version,
             )
-        await super()._create_stream(request)
+        )
 
     async def _respond(self, error: TrioServeError) -> None:
         body = sse.encode(errors.body(error)).encode()
@@ -272,14 +277,19 @@ class TCPConnection(TCPServer):
 
     _client_has_gone = False
 
+    def __init__(self, app: AppWrapper, *args: Any) -> None:
+        super().__init__(app, *args)
+        state = _state_in(app)
+        assert state is not None
+        self._state = state
+        #: Seconds that a client may take to read a part of a response. The watch over unread tokens
+        #: comes first; this one is for what that does not count.
+        self._send_timeout = 2 * state.config.stall_timeout
+
     async def run(self) -> None:
         """Serve the client until either side closes the connection."""
-        state = _state_in(self.app)
         try:
-            if state is None:
-                await super().run()
-            else:
-                await self._serve(state)
+            await self._serve()
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client went away
         except* Exception as group:
@@ -287,9 +297,10 @@ class TCPConnection(TCPServer):
         finally:
             await self._close()
 
-    async def _serve(self, state: AppState) -> None:
+    async def _serve(self) -> None:
+        state = self._state
         if state.n_connections >= (state.config.max_connections or max_connections()):
-            await self._refuse(state)
+            await self._refuse()
             return
         state.n_connections += 1
         try:
@@ -328,15 +339,6 @@ class TCPConnection(TCPServer):
                 self._reset()
                 await self.protocol.handle(Reset())
 
-    @property
-    def _send_timeout(self) -> float:
-        """Seconds that a client may take to read a part of a response.
-
-        The watch over unread tokens comes first. This one is for what that does not count.
-        """
-        state = _state_in(self.app)
-        return math.inf if state is None else 2 * state.config.stall_timeout
-
     def _reset(self) -> None:
         """Close the socket, and drop what the kernel has buffered for the client."""
         stream: Any = self.stream
@@ -364,8 +366,9 @@ class TCPConnection(TCPServer):
         self._client_has_gone = True
         await self.idle_task.stop()  # or the descriptor would stay open until it ends by itself
 
-    async def _refuse(self, state: AppState) -> None:
+    async def _refuse(self) -> None:
         """Respond that there are too many connections, without reading a request."""
+        state = self._state
         stream: Any = self.stream  # Hypercorn's annotation knows TLS only
         is_plain, waits = hasattr(stream, "send_eof"), state.n_refused < _MAX_REFUSED
         if not waits and not is_plain:
