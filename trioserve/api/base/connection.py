@@ -202,7 +202,7 @@ class Connection(TrioASGIHTTPConnection):
         assert isinstance(request, Request)
         assert isinstance(send, Sender)
         async with request.resources:
-            response = await self.app.handle_request(request)
+            response: Any = await self.app.handle_request(request)
             self._answered = True
             request.body.clear()
             headers = encode_headers(response.headers)

@@ -78,7 +78,7 @@ _MAX_REFUSED = 32
 def install() -> None:
     """Have Hypercorn's Trio server use `TCPConnection`, also when its command started it."""
     hypercorn.trio.run.TCPServer = _server_of  # type: ignore[assignment, attr-defined]
-    hypercorn.protocol.H11Protocol = _protocol_of  # type: ignore[assignment, misc]
+    hypercorn.protocol.H11Protocol = _protocol_of  # type: ignore[assignment, attr-defined]
 
 
 def _server_of(app: Any, *args: Any) -> TCPServer:
@@ -109,7 +109,7 @@ class HTTP1(H11Protocol):
     _is_closed = False
 
     def __init__(self, app: AppWrapper, *args: Any) -> None:
-        super().__init__(self._answer, *args)
+        super().__init__(self._answer, *args)  # type: ignore[arg-type]
         self._app = app
         self._parsing = trio.Lock()
         self._scope = trio.CancelScope()  # of the request that is being answered

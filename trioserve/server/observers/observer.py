@@ -226,8 +226,8 @@ def _end(
         )
     cancelled = stream.mailbox.cancel_reason
     if cancelled is None and (error is None or _is_cancellation(error)):
-        reason = None if error is None else getattr(first_error(error), "reason", None)
-        cancelled = _REASONS.get(reason, on_cancel)
+        told = None if error is None else getattr(first_error(error), "reason", None)
+        cancelled = _REASONS.get(told, on_cancel)
     return RequestEnd(
         n_output=stream.n_tokens,
         total_s=total_s,
