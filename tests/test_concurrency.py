@@ -1,15 +1,16 @@
-"""`alongside`, `patience`, `Bell`, `Feed` and `Gate`."""
+"""`alongside`, `Patience`, `Bell`, `Feed` and `Gate`."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.concurrency import TURN, Bell, Feed, Gate, Phase, alongside, patience
+from trioserve.concurrency import TURN, Bell, Feed, Gate, Patience, Phase, alongside
 from trioserve.errors import EngineError, ServerClosingError
 
 
@@ -278,29 +279,22 @@ async def test_a_scope_around_the_gate_is_not_taken_for_its_end() -> None:
 # -- patience
 
 
-async def test_patience_ends(autojump_clock: MockClock) -> None:
-    async with patience(3.5) as scope:
-        await trio.sleep_forever()
-    assert scope.cancelled_caught
-    assert trio.current_time() == 3.5
-
-
-async def test_a_block_that_ends_in_time_is_not_cancelled(autojump_clock: MockClock) -> None:
-    with pytest.raises(ValueError, match="block"):
-        async with patience(3.5) as scope:
-            await trio.sleep(3)
-            raise ValueError("block")
-    assert not scope.cancelled_caught
-    assert trio.current_time() == 3
+async def test_patience_is_for_all_waits_together(autojump_clock: MockClock) -> None:
+    patience = Patience(3.5)
+    await patience.wait(partial(trio.sleep, TURN / 2))  # not a whole turn
+    assert await patience.wait(trio.lowlevel.checkpoint) is None
+    with pytest.raises(trio.TooSlowError):
+        await patience.wait(trio.sleep_forever)
+    assert trio.current_time() == TURN / 2 + 3.5
+    with pytest.raises(trio.TooSlowError):
+        await patience.wait(trio.lowlevel.checkpoint)
 
 
 async def test_a_pause_of_the_process_costs_one_turn(mock_clock: MockClock) -> None:
-    ended = trio.Event()
+    answered = trio.Event()
 
     async def wait() -> None:
-        async with patience(3 * TURN):
-            await trio.sleep_forever()
-        ended.set()
+        await Patience(3 * TURN).wait(answered.wait)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
@@ -308,6 +302,12 @@ async def test_a_pause_of_the_process_costs_one_turn(mock_clock: MockClock) -> N
             await wait_all_tasks_blocked()
             mock_clock.jump(3600)
         await wait_all_tasks_blocked()
-        assert not ended.is_set()
-        mock_clock.jump(TURN)
-        await ended.wait()
+        answered.set()
+    with pytest.raises(ExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            answered = trio.Event()
+            nursery.start_soon(wait)
+            for _ in range(3):
+                await wait_all_tasks_blocked()
+                mock_clock.jump(3600)
+    assert caught.group_contains(trio.TooSlowError)

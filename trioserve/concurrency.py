@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -19,7 +18,7 @@ from trioserve.errors import DeadlineExceededError, ServerClosingError, TrioServ
 
 _T = TypeVar("_T")
 
-#: Seconds that a pause of the process costs a peer at most: see `patience`.
+#: Seconds that a pause of the process costs a peer at most: see `Patience`.
 TURN = 1.0
 
 
@@ -89,24 +88,28 @@ class deadline_scope:  # noqa: N801 - used as the functions of Trio that make sc
             raise DeadlineExceededError
 
 
-@asynccontextmanager
-async def patience(seconds: float) -> AsyncIterator[trio.CancelScope]:
-    """Cancel a block after some time, as `trio.move_on_after` does, but not because of a pause.
+class Patience:
+    """Waits for a peer, for a number of seconds in all.
 
-    The time is counted in turns of at most `TURN` seconds. So if the whole process stands still (by
-    SIGSTOP, or in a virtual machine that is suspended), a peer that the block waits for loses one
-    turn, and has the rest of the time after that.
+    They are counted in turns of at most `TURN` seconds in which the peer does nothing. So if the
+    whole process stands still (by SIGSTOP, or in a virtual machine that is suspended), the peer
+    loses one turn, and has the rest of the time after that.
     """
-    with trio.CancelScope() as scope:
-        async with alongside(partial(_cancel_in_turns, scope, seconds)):
-            yield scope
 
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
 
-async def _cancel_in_turns(scope: trio.CancelScope, seconds: float) -> None:
-    while seconds > 0:
-        await trio.sleep(min(seconds, TURN))
-        seconds -= TURN
-    scope.cancel()
+    async def wait(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Return what a call returns. It is made anew for each turn, so cancelling loses nothing.
+
+        Raises:
+            TooSlowError: the time is over.
+        """
+        while self._left > 0:
+            with trio.move_on_after(min(self._left, TURN)):
+                return await call()
+            self._left -= TURN
+        raise trio.TooSlowError
 
 
 class Bell:

@@ -16,6 +16,7 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn, TypeVar, cast
 
 import attrs
+import trio
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
@@ -23,7 +24,7 @@ from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDeco
 from trioserve.api.base import limits
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.connection import Request, current_request
-from trioserve.concurrency import patience
+from trioserve.concurrency import Patience
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
 from trioserve.server.limits.memory import weight_of
 from trioserve.server.workers import offload
@@ -436,11 +437,14 @@ async def _read(parse: Callable[[bytes], _T], *, keep: bool = False) -> _T:
 
 async def _received(current: Request) -> bytes:
     """The whole body of a request. Raises RequestTimeout if it does not arrive in time."""
-    if current.received.is_set():
+
+    async def receive() -> bytes:
         return bytes(await current.body)
-    async with patience(current_app_state().config.timeout):
-        return bytes(await current.body)
-    raise RequestTimeout
+
+    try:
+        return await Patience(current_app_state().config.timeout).wait(receive)
+    except trio.TooSlowError:
+        raise RequestTimeout from None
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

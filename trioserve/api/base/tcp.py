@@ -30,6 +30,7 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -45,7 +46,7 @@ from hypercorn.trio.tcp_server import TCPServer
 
 from trioserve.api.base import errors, sse
 from trioserve.api.base.app_state import NAME, AppState
-from trioserve.concurrency import patience
+from trioserve.concurrency import Patience
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError, first_error
 from trioserve.types import CancelReason
 
@@ -282,9 +283,11 @@ class TCPConnection(TCPServer):
         state = _state_in(app)
         assert state is not None
         self._state = state
-        #: Seconds that a client may take to read a part of a response. The watch over unread tokens
-        #: comes first; this one is for what that does not count.
+        # The watch over unread tokens comes first. This one is for what that does not count.
         self._send_timeout = 2 * state.config.stall_timeout
+        stream: Any = self.stream  # Hypercorn's annotation knows TLS only
+        self._transport = getattr(stream, "transport_stream", stream)
+        self._transport.send_all = self._send_all
 
     async def run(self) -> None:
         """Serve the client until either side closes the connection."""
@@ -320,29 +323,33 @@ class TCPConnection(TCPServer):
                 self._reset()
             await super().protocol_send(event)
 
+    async def _send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send data as it is. Raises OSError, or TooSlowError if the client does not read it."""
+        patience, rest = Patience(self._send_timeout), memoryview(data)
+        while rest:
+            rest = rest[await patience.wait(partial(self._transport.socket.send, rest)) :]
+
     async def _send(self, data: bytes) -> None:
         """Send what the kernel does not take at once, and cut off a client that does not read.
 
         When cancelled, the connection ends, because a part of the data may be on its way.
         """
         try:
-            async with self.send_lock, patience(self._send_timeout) as scope:
+            async with self.send_lock:
                 await self.stream.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-            await self.protocol.handle(Closed())  # busy: `send_eof` is at work
+        except trio.TooSlowError:
+            _log.warning("client stopped reading", seconds=self._send_timeout)
+            self._reset()
+            await self.protocol.handle(Reset())
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            await self.protocol.handle(Closed())
         except trio.Cancelled:
             self._reset()
             raise
-        else:
-            if scope.cancelled_caught:
-                _log.warning("client stopped reading", seconds=self._send_timeout)
-                self._reset()
-                await self.protocol.handle(Reset())
 
     def _reset(self) -> None:
         """Close the socket, and drop what the kernel has buffered for the client."""
-        stream: Any = self.stream
-        sock = getattr(stream, "transport_stream", stream).socket  # under TLS, or not
+        sock = self._transport.socket
         with contextlib.suppress(OSError):  # some systems refuse that where the client has left
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
