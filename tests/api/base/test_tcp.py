@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import httpx
 import pytest
 import trio
 import trio.testing
+import trustme
 from hypercorn.events import RawData, Updated
 from quart_trio.wrappers import TrioResponse
 from structlog.testing import capture_logs
@@ -32,7 +34,7 @@ from trioserve.errors import UnavailableError
 from trioserve.testing import ScriptedBackend, scripted
 
 
-def connection_on(stream: trio.SocketStream, stall_timeout: float = 10) -> TCPConnection:
+def connection_on(stream: trio.abc.Stream, stall_timeout: float = 10) -> TCPConnection:
     """A connection of an app, without its protocol."""
     app = Mock(app=Mock(extensions={NAME: Mock(config=Config(stall_timeout=stall_timeout))}))
     return TCPConnection(app, Mock(read_timeout=None), Mock(), Mock(), stream)
@@ -191,8 +193,8 @@ async def test_a_response_that_ends_after_its_client_has_gone_keeps_nothing_open
 
 @asynccontextmanager
 async def unread(
-    stall_timeout: float = 10,
-) -> AsyncIterator[tuple[TCPConnection, list[object], trio.SocketStream]]:
+    *, stall_timeout: float = 10, is_secure: bool = False
+) -> AsyncIterator[tuple[TCPConnection, list[object], trio.abc.Stream]]:
     """A connection, the events that its protocol gets, and the client's end of it."""
     events: list[object] = []
 
@@ -202,14 +204,36 @@ async def unread(
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     theirs = await trio.testing.open_stream_to_socket_listener(listener)
     async with listener, await listener.accept() as ours, theirs:
-        connection = connection_on(ours, stall_timeout)
+        ends = await encrypted(ours, theirs) if is_secure else (ours, theirs)
+        connection = connection_on(ends[0], stall_timeout)
         connection.protocol = Mock(handle=handle)
-        yield connection, events, theirs
+        yield connection, events, ends[1]
 
 
-async def test_a_client_that_stops_reading_gets_a_reset(autojump_clock: MockClock) -> None:
+async def encrypted(
+    server: trio.SocketStream, client: trio.SocketStream
+) -> tuple[trio.SSLStream[trio.SocketStream], trio.SSLStream[trio.SocketStream]]:
+    authority = trustme.CA()
+    known, trusting = (
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),
+        ssl.create_default_context(),
+    )
+    authority.issue_cert("localhost").configure_cert(known)
+    authority.configure_trust(trusting)
+    ours = trio.SSLStream(server, known, server_side=True)
+    theirs = trio.SSLStream(client, trusting, server_hostname="localhost")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ours.do_handshake)
+        nursery.start_soon(theirs.do_handshake)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+async def test_a_client_that_stops_reading_gets_a_reset(
+    is_secure: bool, autojump_clock: MockClock
+) -> None:
     with capture_logs() as logs:
-        async with unread() as (connection, events, theirs):
+        async with unread(is_secure=is_secure) as (connection, events, theirs):
             await connection.protocol_send(RawData(bytes(2**24)))
             assert trio.current_time() == 20
             assert [type(event) for event in events] == [Reset]
@@ -231,8 +255,9 @@ async def test_a_pause_of_the_server_cuts_off_no_client(mock_clock: MockClock) -
     assert events == []
 
 
-async def test_a_send_ends_at_once_when_its_request_is_cancelled() -> None:
-    async with unread(stall_timeout=1e6) as (connection, _, theirs):
+@pytest.mark.parametrize("is_secure", [False, True])
+async def test_a_send_ends_at_once_when_its_request_is_cancelled(is_secure: bool) -> None:
+    async with unread(stall_timeout=1e6, is_secure=is_secure) as (connection, _, theirs):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.protocol_send, RawData(bytes(2**24)))
             await wait_all_tasks_blocked()
