@@ -8,19 +8,24 @@ import os
 import socket
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import trio
+from quart_trio.wrappers.request import TrioBody
 from structlog.testing import capture_logs
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
+from werkzeug.exceptions import RequestTimeout
 
 from tests.support.clients import client_of
 from tests.support.http_server import connected, post, serving_script, slots_in_use
 from tests.support.scripts import endless
 from tests.support.waiting import patiently, until
-from trioserve.api.base import connection
+from trioserve.api.base import body as body_module, connection
 from trioserve.api.base.service import Service
-from trioserve.testing import ScriptedBackend
+from trioserve.app import create_app
+from trioserve.config import Config
+from trioserve.testing import ScriptedBackend, scripted
 
 
 def body(**fields: Any) -> bytes:
@@ -201,6 +206,66 @@ async def test_nothing_is_left_open_after_many_requests() -> None:
                     nursery.start_soon(one, i % 6)
         await until(lambda: open_descriptors() <= before)
         await until_in_use(service, 0)
+
+
+async def test_a_disconnect_in_the_last_message_cancels_nothing() -> None:
+    messages: list[Any] = [{"type": "http.request", "body": b"{}", "more_body": False}]
+    is_last, is_sent = trio.Event(), trio.Event()
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await is_last.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body" and not message["more_body"]:
+            is_last.set()  # Hypercorn reports a disconnect, and then ends the response
+            await wait_all_tasks_blocked()
+            is_sent.set()
+
+    app = create_app(Config(), load=scripted(ScriptedBackend()))
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/tokenize",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-length", b"2")],
+    }
+    async with trio.open_nursery() as nursery:
+        app.nursery = nursery
+        await nursery.start(app.extensions["trioserve"].run)
+        await app(scope, receive, send)  # type: ignore[arg-type]
+        assert is_sent.is_set()
+        await app.extensions["trioserve"].stop()
+
+
+async def test_a_pause_of_the_server_costs_an_upload_one_second(
+    monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    state = Mock(config=Config(timeout=3))
+    monkeypatch.setattr("trioserve.api.base.body.current_app_state", lambda: state)
+    bodies: list[bytes] = []
+
+    async def read(arriving: TrioBody) -> None:
+        bodies.append(await body_module._received(Mock(body=arriving)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, arriving := TrioBody(None, None))
+        for _ in range(2):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(3600)
+        arriving.set_result(b"{}")
+    assert bodies == [b"{}"]
+    with pytest.raises(ExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, TrioBody(None, None))
+            for _ in range(3):
+                await wait_all_tasks_blocked()
+                mock_clock.jump(3600)
+    assert caught.group_contains(RequestTimeout)
 
 
 async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockClock) -> None:
