@@ -78,10 +78,11 @@ TWO_LENGTHS = (
 )
 
 
-async def test_a_request_that_can_be_read_in_two_ways_is_refused() -> None:
+async def test_a_request_that_can_be_read_in_two_ways_or_not_at_all_is_refused() -> None:
     async with unharmed() as (url, _):
         for data in (
             TWO_LENGTHS,
+            b"GET /health HTTP/1.1\r\nno colon\r\n\r\n" + HEALTH,
             b"GET ?a HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET health HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET http://[/health HTTP/1.1\r\nHost: localhost\r\n\r\n",

@@ -6,7 +6,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -154,13 +154,6 @@ async def open_source(
     """Make the source of several streams, which `resources` keeps running."""
     if len(streams) == 1:
         return EventSource.of(streams[0])
-    return await resources.enter_async_context(_merged(streams))
-
-
-@asynccontextmanager
-async def _merged(
-    streams: Sequence[Stream | ChatStream],
-) -> AsyncGenerator[EventSource[Event], None]:
     # Room for one: if the client does not read, tokens must stay in the mailboxes, as these are
     # watched.
     events: Feed[tuple[int, Event]] = Feed(size=1)
@@ -173,8 +166,9 @@ async def _merged(
         except TrioServeError as error:
             events.end(error)
 
-    async with alongside(*(partial(pump, index, each) for index, each in enumerate(streams))):
-        yield EventSource(len(streams), events.__anext__)
+    pumps = [partial(pump, index, stream) for index, stream in enumerate(streams)]
+    await resources.enter_async_context(alongside(*pumps))
+    return EventSource(len(streams), events.__anext__)
 
 
 #: Turns an error that ends a response which had begun into bytes.

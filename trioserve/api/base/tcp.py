@@ -145,18 +145,18 @@ class HTTP1(H11Protocol):
         async with self._parsing:
             try:
                 await self._parse()
-            except (h11.RemoteProtocolError, InvalidRequestError) as error:
-                await self._refuse(error)
+            except h11.RemoteProtocolError as error:
+                refused = InvalidRequestError(f"The request is malformed: {error}.")
+                await self._refuse(refused, error.error_status_hint)
+            except InvalidRequestError as error:
+                await self._refuse(error, error.status)
 
-    async def _refuse(self, error: h11.RemoteProtocolError | InvalidRequestError) -> None:
+    async def _refuse(self, error: TrioServeError, status: int) -> None:
         """End the connection because of what the client has sent."""
         self._is_closed = True
         self._scope.cancel(reason=CancelReason.DISCONNECT.value)
         if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-            if isinstance(error, h11.RemoteProtocolError):
-                await self._send_error_response(error.error_status_hint)
-            else:
-                await self._respond(error)
+            await self.send(RawData(data=_last_response(error, status)))
         await self.send(Closed())
 
     async def _parse(self) -> None:
@@ -223,12 +223,9 @@ class HTTP1(H11Protocol):
             self.task_group.spawn(self._handle_events)
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
-        try:
-            data = self.connection.send(event)
-        except h11.LocalProtocolError:
-            if self.connection.their_state is not h11.ERROR and not self._is_closed:
-                raise
+        if self._is_closed:
             return
+        data = self.connection.send(event)
         if isinstance(event, h11.Response):
             self._in_chunks = b"\r\ntransfer-encoding: chunked\r\n" in data.lower()
             if not self._in_chunks:
@@ -261,16 +258,18 @@ class HTTP1(H11Protocol):
             )
         )
 
-    async def _respond(self, error: TrioServeError) -> None:
-        body = sse.encode(errors.body(error)).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"connection", b"close"),
-        ]
-        response = h11.Response(status_code=error.status, headers=headers)
-        for part in (response, h11.Data(data=body), h11.EndOfMessage()):
-            await self._send_h11_event(part)
+
+def _last_response(error: TrioServeError, status: int, *headers: str) -> bytes:
+    """Write a response that ends a connection."""
+    body = sse.encode(errors.body(error)).encode()
+    head = [
+        f"HTTP/1.1 {status} ",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+        *headers,
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
 
 
 class TCPConnection(TCPServer):
@@ -381,15 +380,11 @@ class TCPConnection(TCPServer):
         if not waits and not is_plain:
             return  # TLS would wait for the client
         error = UnavailableError("The server has as many connections as it takes.")
-        body = sse.encode(errors.body(error)).encode()
-        head = (
-            f"HTTP/1.1 {error.status} \r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
+        response = _last_response(error, error.status, "Retry-After: 1")
         state.n_refused += 1
         try:
             with trio.move_on_after(_CLOSE_TIMEOUT):
-                await stream.send_all(head.encode() + body)
+                await stream.send_all(response)
                 if is_plain:
                     await stream.send_eof()
                 if waits:  # with unread bytes, the close would be a reset
