@@ -62,7 +62,7 @@ _CLOSE_TIMEOUT = 2.0
 
 #: Requests, and bytes of them, that may wait behind the one that is being answered.
 _MAX_QUEUED = 16
-_MAX_QUEUED_BYTES = 256 * 1024
+_MAX_QUEUED_BYTES = 64 * 1024
 
 #: A body may have this many chunks of any size, and more if they have this many bytes on average.
 _MANY_CHUNKS = 4096
@@ -185,9 +185,10 @@ class HTTP1(H11Protocol):
                 await self.stream.handle(EndBody(stream_id=STREAM_ID))
             elif event is h11.PAUSED:
                 queued, _ = self.connection.trailing_data
-                n_queued = queued.count(b" HTTP/1.1\r\n")
+                too_many = queued.count(b" HTTP/1.1\r\n") > _MAX_QUEUED
                 self._is_paused = True
-                self._is_full = n_queued > _MAX_QUEUED or len(queued) > _MAX_QUEUED_BYTES
+                if self.connection.our_state is not h11.DONE:  # the response has not ended
+                    self._is_full = too_many or len(queued) > _MAX_QUEUED_BYTES
                 return
             elif event is h11.NEED_DATA or isinstance(event, h11.ConnectionClosed):
                 return
