@@ -100,7 +100,8 @@ class Patience:
         self._left = seconds
 
     async def wait(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Return what a call returns. It is made anew for each turn, so cancelling loses nothing.
+        """Call a function, and return its result. When cancelled, the function must lose nothing:
+        each turn calls it again.
 
         Raises:
             TooSlowError: the time is over.

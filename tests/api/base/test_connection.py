@@ -47,7 +47,7 @@ async def read_all(stream: trio.SocketStream) -> bytes:
 
 
 async def until_broken(stream: trio.SocketStream) -> None:
-    """Wait until the other side has closed a connection that nobody reads here."""
+    """Send until the other side has closed a connection. Reads nothing."""
     with patiently():
         try:
             while True:
@@ -138,7 +138,7 @@ async def test_a_client_that_sends_too_much_still_reads_why(chunked: bool) -> No
         answer = await client.post("/completion", content=content)
         assert answer.status_code == 413
         assert "100000 bytes" in answer.json()["error"]["message"]
-        # And the server goes on.
+        # The server still answers.
         assert (await client.get("/health")).status_code == 200
 
 
