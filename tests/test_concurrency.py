@@ -1,15 +1,16 @@
-"""`alongside`, `Bell`, `Feed` and `Gate`."""
+"""`alongside`, `Patience`, `Bell`, `Feed` and `Gate`."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.concurrency import Bell, Feed, Gate, Phase, alongside
+from trioserve.concurrency import TURN, Bell, Feed, Gate, Patience, Phase, alongside
 from trioserve.errors import EngineError, ServerClosingError
 
 
@@ -307,3 +308,40 @@ async def test_a_scope_around_the_gate_is_not_taken_for_its_end() -> None:
         await trio.sleep_forever()
     assert scope.cancelled_caught
     assert gate.n_open.value == 0
+
+
+# -- patience
+
+
+async def test_patience_is_for_all_waits_together(autojump_clock: MockClock) -> None:
+    patience = Patience(3.5)
+    await patience.wait(partial(trio.sleep, TURN / 2))  # not a whole turn
+    assert await patience.wait(trio.lowlevel.checkpoint) is None
+    with pytest.raises(trio.TooSlowError):
+        await patience.wait(trio.sleep_forever)
+    assert trio.current_time() == TURN / 2 + 3.5
+    with pytest.raises(trio.TooSlowError):
+        await patience.wait(trio.lowlevel.checkpoint)
+
+
+async def test_a_pause_of_the_process_costs_one_turn(mock_clock: MockClock) -> None:
+    answered = trio.Event()
+
+    async def wait() -> None:
+        await Patience(3 * TURN).wait(answered.wait)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        for _ in range(2):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(3600)
+        await wait_all_tasks_blocked()
+        answered.set()
+    with pytest.raises(ExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            answered = trio.Event()
+            nursery.start_soon(wait)
+            for _ in range(3):
+                await wait_all_tasks_blocked()
+                mock_clock.jump(3600)
+    assert caught.group_contains(trio.TooSlowError)

@@ -18,6 +18,9 @@ from trioserve.errors import DeadlineExceededError, ServerClosingError, TrioServ
 
 _T = TypeVar("_T")
 
+#: Seconds that a pause of the process costs a peer at most: see `Patience`.
+TURN = 1.0
+
 
 @asynccontextmanager
 async def alongside(*functions: Callable[[], Awaitable[object]]) -> AsyncIterator[trio.Nursery]:
@@ -83,6 +86,31 @@ class deadline_scope:  # noqa: N801 - used as the functions of Trio that make sc
         self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
             raise DeadlineExceededError
+
+
+class Patience:
+    """Waits for a peer, for a number of seconds in all.
+
+    They are counted in turns of at most `TURN` seconds in which the peer does nothing. So if the
+    whole process stands still (by SIGSTOP, or in a virtual machine that is suspended), the peer
+    loses one turn, and has the rest of the time after that.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    async def wait(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Call a function, and return its result. When cancelled, the function must lose nothing:
+        each turn calls it again.
+
+        Raises:
+            TooSlowError: the time is over.
+        """
+        while self._left > 0:
+            with trio.move_on_after(min(self._left, TURN)):
+                return await call()
+            self._left -= TURN
+        raise trio.TooSlowError
 
 
 class Bell:

@@ -16,12 +16,15 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn, TypeVar, cast
 
 import attrs
-from werkzeug.exceptions import RequestEntityTooLarge
+import trio
+from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
 from trioserve.api.base import limits
-from trioserve.api.base.connection import current_request
+from trioserve.api.base.app_state import current_app_state
+from trioserve.api.base.connection import Request, current_request
+from trioserve.concurrency import Patience
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
 from trioserve.server.limits.memory import weight_of
 from trioserve.server.workers import offload
@@ -417,8 +420,9 @@ async def look_into(look: Callable[[bytes], _T]) -> _T:
 
 async def _read(parse: Callable[[bytes], _T], *, keep: bool = False) -> _T:
     current = current_request()
-    data = await current.get_data(cache=keep)
-    assert isinstance(data, bytes)
+    data = await _received(current)
+    if not keep:
+        current.body.clear()
     if current.overload is not None:
         raise current.overload
     weigh = weight_of_form if is_form(current.headers.get("Content-Type", "")) else weight_of
@@ -429,6 +433,18 @@ async def _read(parse: Callable[[bytes], _T], *, keep: bool = False) -> _T:
     finally:
         if keep:  # what was made of it is gone
             current.held.shrink_to(len(data))
+
+
+async def _received(current: Request) -> bytes:
+    """The whole body of a request. Raises RequestTimeout if it does not arrive in time."""
+
+    async def receive() -> bytes:
+        return bytes(await current.body)
+
+    try:
+        return await Patience(current_app_state().config.timeout).wait(receive)
+    except trio.TooSlowError:
+        raise RequestTimeout from None
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

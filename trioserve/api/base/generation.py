@@ -127,11 +127,7 @@ async def open_streams(streams: AbstractAsyncContextManager[list[_S]]) -> list[_
     Raises:
         TrioServeError: one of them cannot run.
     """
-    request = current_request()
-    opened = await request.resources.enter_async_context(streams)
-    for stream in opened:
-        request.sends(stream.mailbox)
-    return opened
+    return await current_request().resources.enter_async_context(streams)
 
 
 def pings_of(

@@ -79,7 +79,6 @@ async def respond_run(
 
     def follow(stream: ChatStream) -> None:
         streams[:], mailboxes[:] = [stream], [stream.mailbox]
-        current.sends(stream.mailbox)
 
     run.watch(follow)
     running = Running(streams, current.api_key, request.reasoning_control, run)
