@@ -218,7 +218,8 @@ async def test_a_feed_has_one_reader_and_a_cancelled_one_takes_nothing() -> None
 
 
 async def test_a_gate_counts_and_drains() -> None:
-    gate, order = Gate(), list[str]()
+    has_begun = False
+    gate, order = Gate(lambda: has_begun), list[str]()
 
     async def work() -> None:
         with gate.open():
@@ -232,7 +233,8 @@ async def test_a_gate_counts_and_drains() -> None:
         gate.refuse()
         with pytest.raises(ServerClosingError), gate.open():
             pytest.fail("admitted")
-        with gate.open(begun=True):
+        has_begun = True
+        with gate.open():
             assert gate.n_open.value == 2
         let_go.set()
         await gate.drained()
@@ -253,7 +255,7 @@ async def test_the_end_of_a_gate_cancels_what_is_open_with_its_error() -> None:
         await wait_all_tasks_blocked()
         gate.end(EngineError("broken"))
         await gate.drained()
-    with pytest.raises(EngineError), gate.open(begun=True):
+    with pytest.raises(EngineError), gate.open():
         pytest.fail("admitted")
     assert gate.phase.value is Phase.CLOSED
 

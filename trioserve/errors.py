@@ -75,10 +75,6 @@ class StreamStoppedError(RequestEndedError):
     code = "stream_stopped"
 
 
-class AbandonedError(RequestEndedError):
-    """Work was given up because no request waits for it any longer."""
-
-
 class EngineError(TrioServeError):
     """The engine could not continue this request, or any. The client does not learn why."""
 

@@ -64,7 +64,7 @@ class VocabFacts:
         add_special: bool = False,
         parse_special: bool = True,
         is_fragment: bool = False,
-        stop: Callable[[int], bool] = lambda _n: False,
+        check: Callable[[int], object] = lambda _n: None,
     ) -> tuple[TokenId, ...]:
         """Raise ServerSleepingError."""
         raise ServerSleepingError

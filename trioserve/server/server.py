@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from typing import TYPE_CHECKING, Any
 
 from trioserve import llama
@@ -111,8 +116,7 @@ class Server(EnteredOnce):
             try:
                 yield
             finally:
-                self.lifecycle.runs.end_all("The server was closed.")
-            await self.lifecycle.close()
+                self.lifecycle.close()
 
     # -- completions
 
@@ -156,11 +160,12 @@ class Server(EnteredOnce):
         The outputs of one prompt are adjacent, in the order of their seeds.
         """
         context = take_context(fields)
-        params = await self.params(fields, params, n=n)
-        async with (
-            self.lifecycle.use(context) as services,
-            services.text.stream(prompts, params, context, n) as streams,
-        ):
+        async with AsyncExitStack() as stack:
+            with deadline_scope(context.deadline):
+                params = await self.params(fields, params, n=n)
+                services = await stack.enter_async_context(self.lifecycle.use(context))
+                opened = services.text.stream(prompts, params, context, n)
+                streams = await stack.enter_async_context(opened)
             yield streams
 
     async def complete(
@@ -211,11 +216,12 @@ class Server(EnteredOnce):
     ) -> AsyncIterator[list[ChatStream]]:
         """Answer a chat `n` times, concurrently. Otherwise like `stream_chat`."""
         chat, context = take(ChatParams, fields, chat), take_context(fields)
-        params = await self.params(fields, params, n=n)
-        async with (
-            self.lifecycle.use(context) as services,
-            services.text.stream_chats(messages, params, chat, context, n) as streams,
-        ):
+        async with AsyncExitStack() as stack:
+            with deadline_scope(context.deadline):
+                params = await self.params(fields, params, n=n)
+                services = await stack.enter_async_context(self.lifecycle.use(context))
+                opened = services.text.stream_chats(messages, params, chat, context, n)
+                streams = await stack.enter_async_context(opened)
             yield streams
 
     async def chat(
@@ -284,13 +290,13 @@ class Server(EnteredOnce):
         """
         run, context = take(RunParams, fields, run), take_context(fields)
         chat = take(ChatParams, fields, chat)
-        params = await self.params(fields, params)
-        check_chat(chat, self.config, self.model)
-        chosen = RunTools.of(tools_of(tools, self.tools), chat.tools or ())
-        self.tools.check(run.place)
         with self.memory.hold(context.client) as hold:
-            async with self.lifecycle.use(context) as services:
-                with deadline_scope(context.deadline):
+            with deadline_scope(context.deadline):
+                params = await self.params(fields, params)
+                check_chat(chat, self.config, self.model)
+                chosen = RunTools.of(tools_of(tools, self.tools), chat.tools or ())
+                self.tools.check(run.place)
+                async with self.lifecycle.use(context) as services:
                     loaded = await services.prompts.load(messages, hold)
             question = Question(loaded, params, chat, context, run)
             async with open_run(self, question, chosen) as opened:

@@ -16,7 +16,7 @@ from trioserve.chat.messages import documents_in
 from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.chat.parse.parser import MessageParser, message_parser, thinking_of
 from trioserve.chat.template.continuation import continued_prompt_tail
-from trioserve.concurrency import deadline_scope, until_idle
+from trioserve.concurrency import until_idle
 from trioserve.config import Config
 from trioserve.engine import Engine
 from trioserve.engine.backend import Vocab
@@ -162,8 +162,7 @@ class TextGenerator:
         """See `Server.stream_all`."""
         async with AsyncExitStack() as stack:
             hold = stack.enter_context(self._resources.memory.hold(context.client))
-            with deadline_scope(context.deadline):
-                made = [await self._prompt_of(prompt, context, hold) for prompt in prompts]
+            made = [await self._prompt_of(prompt, context, hold) for prompt in prompts]
             tasks = [task for each in made for task in await self._tasks(each, params, context, n)]
             yield [
                 stack.enter_context(self._requests.open(task, context, "text_completion"))
@@ -205,7 +204,7 @@ class TextGenerator:
         constraint = None
         if params.grammar is not None:
             self._requests.check_room(context, len(prompt))  # reject before more work
-            constraint = await self._compile(params.grammar, root.owner, context.deadline)
+            constraint = await self._compile(params.grammar, root.owner)
         tasks = [
             Task(
                 next(self._resources.task_ids),
@@ -226,14 +225,13 @@ class TextGenerator:
                 await self._prompt_log.write(task.id, prompt)
         return tasks
 
-    async def _compile(self, grammar: Grammar, owner: str, deadline: float) -> Constraint:
+    async def _compile(self, grammar: Grammar, owner: str) -> Constraint:
         """Compile a grammar in a thread. When cancelled, the thread is abandoned.
 
         Raises:
             InvalidRequestError: the grammar is invalid, or compiling it takes too long.
-            DeadlineExceededError: the deadline of the request passes.
         """
-        with deadline_scope(deadline), trio.move_on_after(_COMPILE_TIMEOUT):
+        with trio.move_on_after(_COMPILE_TIMEOUT):
             return await trio.to_thread.run_sync(
                 self._engine.compile,
                 grammar,
@@ -261,8 +259,7 @@ class TextGenerator:
         choice = self._choice(chat)
         async with AsyncExitStack() as stack:
             hold = stack.enter_context(self._resources.memory.hold(context.client))
-            with deadline_scope(context.deadline):
-                text, prompt, tail = await self._rendered(messages, chat, choice, context, hold)
+            text, prompt, tail = await self._rendered(messages, chat, choice, context, hold)
             chat = self._with_defaults(chat, choice)
             thinking = thinking_of(
                 self._model.template.format, tail, may_begin=chat.continue_final_message is None
@@ -363,7 +360,7 @@ class TextGenerator:
             answer=answer,
             owner=self._sharing.owner(context.client),
         )
-        return await self._workers.offload(lambda _: make(), n_chars(chat.tools))
+        return await self._workers.offload(make, n_chars(chat.tools))
 
     def _after_thinking(
         self, grammar: Grammar, thinking: Thinking | None, chat: ChatParams

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-
 import structlog
 import trio
 
@@ -45,7 +42,6 @@ class EngineServices:
         model: the loaded model.
         loop: the engine.
         dispatcher: dispatches its events.
-        in_use: keeps the engine running during a block.
     """
 
     def __init__(
@@ -54,7 +50,6 @@ class EngineServices:
         model: LoadedModel,
         loop: EngineLoop,
         dispatcher: Dispatcher,
-        in_use: Callable[[], AbstractContextManager[None]],
     ) -> None:
         config = resources.config
         self.model = model
@@ -63,9 +58,9 @@ class EngineServices:
         self.admission = Admission(config, dispatcher, model.n_slots)
         self.health = Health(loop, dispatcher, self.admission, config.watchdog_timeout)
         self.queue = Queue(self.health.status)
-        self.requests = Requests(resources, loop, dispatcher, self.admission, in_use)
-        self.workers = Workers(self.admission)
-        self.tokenizer = Tokenizer(model.vocab, self.admission, self.workers, model.n_ctx_seq)
+        self.requests = Requests(resources, loop, dispatcher, self.admission)
+        self.workers = Workers()
+        self.tokenizer = Tokenizer(model.vocab, resources.gate, self.workers, model.n_ctx_seq)
         self.adapters = AdapterScales(loop.adapters)
         self._loader = MediaLoader.of(config)
         self.media = MediaPrompts(
@@ -136,15 +131,13 @@ class EngineServices:
         return self._transcriptions
 
     async def close(self) -> None:
-        """End all requests, and wait until no thread uses the vocabulary."""
-        self.admission.closed = True
-        self.requests.end_all("The server was closed.")
+        """End all work of the event loop's threads and processes with the model."""
         with trio.CancelScope(shield=True):
             async with alongside(_log_delay):
                 await self._loader.aclose()
                 if self._transcriptions is not None:
                     await self._transcriptions.aclose()
-                await self.workers.wait_idle()
+                await self.workers.aclose()
                 if self.model.pooling is None:
                     await self.text.wait_idle()
 

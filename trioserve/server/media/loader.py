@@ -18,11 +18,10 @@ import attrs
 import structlog
 import trio
 
-from trioserve.concurrency import alongside
+from trioserve.concurrency import Gate, alongside
 from trioserve.config import Config
 from trioserve.errors import (
     InvalidMediaError,
-    ServerClosingError,
     TrioServeError,
     UnavailableError,
     UnsupportedFieldError,
@@ -54,8 +53,7 @@ class Decoders:
         self._limits = limits
         self._places = trio.CapacityLimiter(_N_PROCESSES)
         self._idle: list[Decoder] = []
-        self._busy: set[Decoder] = set()
-        self._is_closed = False
+        self._gate = Gate()
 
     async def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
         """Decode a file. When cancelled, ends the process and waits for its end.
@@ -65,31 +63,22 @@ class Decoders:
             ServerClosingError: the server was closed.
             UnavailableError: no process is available.
         """
-        async with self._places:
-            if self._is_closed:
-                raise ServerClosingError
-            decoder = await self._take()
-            self._busy.add(decoder)
-            try:
-                return await self._decode(decoder, data, order)
-            finally:
-                self._busy.remove(decoder)
-                if decoder.is_usable:
-                    self._idle.append(decoder)
+        with self._gate.open():
+            async with self._places:
+                decoder = await self._take()
+                try:
+                    return await self._decode(decoder, data, order)
+                finally:
+                    if decoder.is_usable:
+                        self._idle.append(decoder)
 
     async def aclose(self) -> None:
         """End the processes, and wait until they have ended. No further files can be decoded."""
-        self._is_closed = True
-        for decoder in self._busy:
-            decoder.kill()
+        self._gate.end()
         with trio.CancelScope(shield=True):
-            places = [object() for _ in range(_N_PROCESSES)]
-            for place in places:
-                await self._places.acquire_on_behalf_of(place)
+            await self._gate.drained()
             while self._idle:
                 await trio.to_thread.run_sync(self._idle.pop().close)
-        for place in places:
-            self._places.release_on_behalf_of(place)
 
     async def _take(self) -> Decoder:
         """Take an idle process, or one that has not started yet."""
@@ -128,8 +117,6 @@ class Decoders:
         return media
 
     def _refusal(self, error: DecoderError, has_timed_out: bool) -> TrioServeError:
-        if self._is_closed:
-            return ServerClosingError()
         if has_timed_out:
             return InvalidMediaError(f"takes more than {self._limits.timeout:g} seconds to decode")
         if error.by_signal:

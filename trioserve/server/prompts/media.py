@@ -18,6 +18,7 @@ from trioserve.chat.messages import (
     media_part,
     pages_of,
 )
+from trioserve.concurrency import check_cancelled
 from trioserve.engine.backend import Projector
 from trioserve.errors import (
     ContextLengthExceededError,
@@ -27,7 +28,7 @@ from trioserve.errors import (
 )
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation
 from trioserve.server.media.loader import MediaLoader, Wanted
-from trioserve.server.workers import Stop, Workers
+from trioserve.server.workers import Workers
 from trioserve.types import (
     DecodedMedia,
     DocumentSource,
@@ -227,8 +228,8 @@ class MediaPrompts:
         loaded = iter(await self._loader.load(files, self._wanted(projector), hold))
         given = [part if isinstance(part, str) else part.decoded or next(loaded) for part in parts]
 
-        def prepare(stop: Stop) -> Prompt:
-            def enough(n_cells: int) -> bool:
+        def prepare() -> Prompt:
+            def check(n_cells: int) -> None:
                 if fits and n_cells > self._n_ctx:
                     raise ContextLengthExceededError(n_cells, self._n_ctx, at_least=True)
                 if n_cells * projector.bytes_per_cell > self.memory.limit:
@@ -236,9 +237,9 @@ class MediaPrompts:
                         f"The media of the request take more than {self.memory.limit} bytes of "
                         "memory, which --max-request-memory allows."
                     )
-                return stop()
+                check_cancelled()
 
-            return projector.prepare(given, add_special=add_special, stop=enough)
+            return projector.prepare(given, add_special=add_special, check=check)
 
         try:
             async with self._preparing:

@@ -239,7 +239,7 @@ async def open_run(server: Server, question: Question, tools: RunTools) -> Async
     run = AgentRun()
     calls = Calls(run, tools, question.run, question.context, server.resources)
     loop = AgentLoop(server, question, tools, calls, run)
-    with server.lifecycle.runs.hold(run):
+    with server.lifecycle.gate.open(run.cancel):
         async with alongside(partial(_do, loop, run)):
             await run.began.wait()
             run.feed.check_begun()

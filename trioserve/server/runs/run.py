@@ -8,11 +8,9 @@ from contextlib import contextmanager
 
 import attrs
 import trio
-from trio_util import AsyncValue
 
 from trioserve.errors import (
     RequestEndedError,
-    ServerClosingError,
     ToolCallDecidedError,
     TrioServeError,
     UnknownToolCallError,
@@ -276,31 +274,3 @@ class AgentRun:
             yield
         finally:
             self.stream = None
-
-
-class Runs:
-    """The active runs."""
-
-    def __init__(self) -> None:
-        self._runs: set[AgentRun] = set()
-        self._n_open = AsyncValue(0)
-
-    @contextmanager
-    def hold(self, run: AgentRun) -> Iterator[None]:
-        """Register a run during a block."""
-        self._runs.add(run)
-        self._n_open.value = len(self._runs)
-        try:
-            yield
-        finally:
-            self._runs.remove(run)
-            self._n_open.value = len(self._runs)
-
-    async def wait_none(self) -> None:
-        """Wait until no run is active."""
-        await self._n_open.wait_value(0)
-
-    def end_all(self, message: str) -> None:
-        """End all runs; their readers get a ServerClosingError."""
-        for run in self._runs:
-            run.cancel(ServerClosingError(message))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -15,19 +15,20 @@ from numpy.typing import NDArray
 from trioserve.chat.deltas import ContentDelta
 from trioserve.chat.messages import Messages, media_part
 from trioserve.chat.params import ChatParams
+from trioserve.concurrency import deadline_scope
 from trioserve.errors import MemoryFullError, TooManyRequestsError, UnsupportedFieldError
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.text import TextGenerator
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.server.transcription.transcript import (
     Segment,
+    Send,
     Summary,
     Text,
-    TranscriptEvent,
     TranscriptionParams,
     TranscriptUsage,
 )
-from trioserve.server.workers import Stop, Workers
+from trioserve.server.workers import Workers
 from trioserve.types import (
     DecodedAudio,
     Finished,
@@ -238,8 +239,8 @@ class ModelTranscriber:
             )
 
     async def transcribe(
-        self, audio: DecodedAudio, params: TranscriptionParams, context: RequestContext
-    ) -> AsyncGenerator[TranscriptEvent, None]:
+        self, audio: DecodedAudio, params: TranscriptionParams, context: RequestContext, send: Send
+    ) -> None:
         """See `Transcriber.transcribe`.
 
         Raises:
@@ -249,23 +250,23 @@ class ModelTranscriber:
             TrioServeError: as `Server.stream_chat`.
         """
         longest = _LONGEST_TIMED if params.timed else _LONGEST
-        windows = await self._workers.offload(lambda _: windows_of(audio, longest))
+        windows = await self._workers.offload(partial(windows_of, audio, longest))
         joiner, usage = Joiner(), TranscriptUsage()
         for i, window in enumerate(windows):
             n_left = None if params.max_tokens is None else params.max_tokens - usage.n_output
             if n_left == 0:
                 break
-            sound = await self._workers.offload(partial(_cut_out, window, audio))
+            sound = await self._workers.offload(partial(window.cut_from, audio))
             heard = _Heard(window, joiner, params.temperature)
             async with AsyncExitStack() as stack:
                 stream = await self._ask(
                     stack, sound, params, context, n_left, may_be_refused=i == 0
                 )
                 async for event in stream:
-                    yield heard.take(event)
+                    await send(heard.take(event))
             usage = _add(usage, stream)
-            yield heard.segment
-        yield Summary(language=params.language, usage=usage)
+            await send(heard.segment)
+        await send(Summary(language=params.language, usage=usage))
 
     async def aclose(self) -> None:
         """Do nothing: only requests run."""
@@ -283,18 +284,17 @@ class ModelTranscriber:
         """Open the stream of a window's text; `stack` closes it."""
         messages = self._messages(sound, params)
         generation = self._generation(sound, params, n_left)
-        while True:
-            try:
-                (stream,) = await stack.enter_async_context(
-                    self._text.stream_chats(messages, generation, _PLAIN, context, 1)
-                )
-            except (TooManyRequestsError, MemoryFullError) as error:
-                if may_be_refused:
-                    raise
-                again = trio.current_time() + min(error.retry_after, _PATIENCE)
-                await trio.sleep_until(min(again, context.deadline))
-            else:
-                return stream
+        with deadline_scope(context.deadline):
+            while True:
+                try:
+                    opened = self._text.stream_chats(messages, generation, _PLAIN, context, 1)
+                    (stream,) = await stack.enter_async_context(opened)
+                except (TooManyRequestsError, MemoryFullError) as error:
+                    if may_be_refused:
+                        raise
+                    await trio.sleep(min(error.retry_after, _PATIENCE))
+                else:
+                    return stream
 
     def _messages(self, sound: DecodedAudio, params: TranscriptionParams) -> Messages:
         by_system = self._by_system and not params.translate
@@ -320,10 +320,6 @@ class ModelTranscriber:
             max_tokens=min(limit for limit in limits if limit >= 0),
             n_probs=1 if params.logprobs or params.timed else 0,
         )
-
-
-def _cut_out(window: Window, audio: DecodedAudio, _stop: Stop) -> DecodedAudio:
-    return window.cut_from(audio)
 
 
 class _Heard:
