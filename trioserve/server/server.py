@@ -99,7 +99,7 @@ class Server(EnteredOnce):
         #: The configured tools, while the server runs. They work without the model.
         self.tools = ToolRegistry()
         #: Loads the model, puts it to sleep and wakes it.
-        self.lifecycle = ModelLifecycle(self.resources, load, drive, room, asleep=asleep)
+        self.lifecycle = ModelLifecycle(self.resources, load, drive, room, asleep)
         #: The state of the model, as a value to wait for. Do not change it.
         self.state = self.lifecycle.state
 

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioserve.concurrency import check_cancelled, deadline_scope
-from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine
 from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server.context import RequestContext
@@ -108,31 +107,14 @@ _NUMBERS_A_CHARACTER = 16
 _DROPPED = 4
 
 
+@attrs.define(eq=False, slots=False)
 class Embedder:
-    """Computes embeddings and scores with an engine.
+    """Computes embeddings and scores with an engine."""
 
-    Args:
-        config: the default norm of embeddings.
-        engine: runs the model.
-        requests: opens requests.
-        workers: threads that tokenize.
-        media: makes prompts of texts with media.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        engine: EmbeddingEngine,
-        requests: Requests,
-        workers: Workers,
-        media: MediaPrompts,
-    ) -> None:
-        self._config = config
-        self._engine = engine
-        self._requests = requests
-        self._workers = workers
-        self._media = media
-        self.pooling = engine.pooling
+    _engine: EmbeddingEngine  # runs the model
+    _requests: Requests  # opens requests
+    _workers: Workers  # threads that tokenize
+    _media: MediaPrompts  # makes prompts of texts with media
 
     async def embed(
         self,
@@ -145,13 +127,13 @@ class Embedder:
         """See `Server.embed`."""
         inputs = [inputs] if isinstance(inputs, str) else inputs
         self._requests.resources.gate.check()
-        pooled = self.pooling != "none"
+        pooled = self._engine.pooling != "none"
         if not pooled and not (normalize in (None, -1) and dimensions is None):
             raise InvalidRequestError(
                 "Embeddings of single tokens are neither cut nor normalized.",
                 param="dimensions" if dimensions is not None else "embd_normalize",
             )
-        default = self._config.embd_normalize
+        default = self._requests.resources.config.embd_normalize
         shape = Shape(normalize=default if normalize is None else normalize, dimensions=dimensions)
         shape.check(self._engine.width)
         with self._requests.resources.memory.hold(context.client) as hold:

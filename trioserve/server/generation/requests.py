@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from functools import partial
 from typing import TypeVar
 
+import attrs
 import trio
 
 from trioserve.concurrency import Gate
@@ -75,27 +76,14 @@ def _import_exporting() -> Callable[..., AbstractAsyncContextManager[Observer]]:
     return exporting
 
 
+@attrs.define(eq=False, slots=False)
 class Requests:
-    """Opens and closes requests, on the event loop.
+    """Opens and closes requests, on the event loop."""
 
-    Args:
-        resources: the server's resources.
-        loop: the engine, for text or embeddings.
-        dispatcher: has a mailbox for each request.
-        admission: accepts or rejects requests.
-    """
-
-    def __init__(
-        self,
-        resources: ServerResources,
-        loop: EngineLoop,
-        dispatcher: Dispatcher,
-        admission: Admission,
-    ) -> None:
-        self.admission = admission
-        self.resources = resources
-        self._loop = loop
-        self._dispatcher = dispatcher
+    resources: ServerResources  # the server's resources
+    _loop: EngineLoop  # the engine, for text or embeddings
+    _dispatcher: Dispatcher  # has a mailbox for each request
+    admission: Admission  # accepts or rejects requests
 
     def check_room(self, context: RequestContext, n_prompt: int = 0) -> None:
         """Check that a request can be accepted, before work on its prompt starts.

@@ -17,7 +17,6 @@ from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.chat.parse.parser import MessageParser, message_parser, thinking_of
 from trioserve.chat.template.continuation import continued_prompt_tail
 from trioserve.concurrency import until_idle
-from trioserve.config import Config
 from trioserve.engine import Engine
 from trioserve.engine.backend import Vocab
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
@@ -107,46 +106,27 @@ def control_tokens(vocab: Vocab) -> frozenset[TokenId]:
     return frozenset(token for token, (piece, name) in enumerate(pairs) if name and not piece)
 
 
+@attrs.define(eq=False, slots=False)
 class TextGenerator:
-    """Generates completions and chat answers with an engine.
+    """Generates completions and chat answers with an engine."""
 
-    Args:
-        config: the defaults of requests.
-        model: has the template.
-        engine: generates text.
-        requests: opens a request for each output.
-        tokenizer: turns prompts into tokens.
-        workers: threads for long texts.
-        prompts: renders chats.
-        adapters: the LoRA adapters.
-    """
+    _model: LoadedModel  # has the template
+    _engine: Engine  # generates text
+    _requests: Requests  # opens a request for each output
+    _tokenizer: Tokenizer  # turns prompts into tokens
+    _workers: Workers  # threads for long texts
+    _prompts: ChatPrompts  # renders chats
+    _adapters: AdapterScales  # the LoRA adapters
 
-    def __init__(
-        self,
-        config: Config,
-        model: LoadedModel,
-        engine: Engine,
-        requests: Requests,
-        tokenizer: Tokenizer,
-        workers: Workers,
-        prompts: ChatPrompts,
-        adapters: AdapterScales,
-    ) -> None:
-        self._config = config
-        self._model = model
-        self._engine = engine
-        self._requests = requests
-        self._tokenizer = tokenizer
-        self._workers = workers
-        self._prompts = prompts
-        self._adapters = adapters
-        self._resources = requests.resources
-        self._sharing = requests.resources.cache_sharing
+    def __attrs_post_init__(self) -> None:
+        self._resources = self._requests.resources
+        self._config = self._resources.config
+        self._sharing = self._resources.cache_sharing
         self._prompt_log: PromptLog | None = None
-        if config.log_prompts_dir:
-            self._prompt_log = PromptLog(config.log_prompts_dir, model.vocab)
+        if self._config.log_prompts_dir:
+            self._prompt_log = PromptLog(self._config.log_prompts_dir, self._model.vocab)
         #: Control tokens whose names appear in every output.
-        self._shown = control_tokens(model.vocab) if config.special else frozenset()
+        self._shown = control_tokens(self._model.vocab) if self._config.special else frozenset()
         self._compiler = trio.CapacityLimiter(4)  # a slow grammar does not block the others
 
     # -- prompts

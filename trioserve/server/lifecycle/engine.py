@@ -186,29 +186,18 @@ _log = structlog.stdlib.get_logger("trioserve.server")
 _ANSWER_TIMEOUT = 5.0
 
 
+@attrs.define(eq=False, slots=False)
 class Health:
-    """Monitors an engine from the event loop.
+    """Monitors an engine from the event loop."""
 
-    Args:
-        loop: the engine.
-        dispatcher: submits calls to the engine, and reports its failure.
-        admission: has the average wait of requests.
-        watchdog_timeout: seconds that a step may take; 0: no limit.
-    """
+    _loop: EngineLoop  # the engine
+    _dispatcher: Dispatcher  # submits calls to the engine, and reports its failure
+    _admission: Admission  # has the average wait of requests
+    _timeout: float  # seconds that a step may take; 0: no limit
 
-    def __init__(
-        self,
-        loop: EngineLoop,
-        dispatcher: Dispatcher,
-        admission: Admission,
-        watchdog_timeout: float,
-    ) -> None:
-        self._loop = loop
-        self._dispatcher = dispatcher
-        self._admission = admission
-        self._timeout = watchdog_timeout
+    def __attrs_post_init__(self) -> None:
         self._stuck = False  # the current step exceeds the watchdog timeout
-        self._last = loop.status()  # the engine does not run yet, so any thread may read it
+        self._last = self._loop.status()  # the engine does not run yet, so any thread may read it
 
     async def run(self) -> None:
         """Request the engine's status regularly. It answers after the running step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import structlog
 import trio
 
@@ -32,29 +33,21 @@ _log = structlog.stdlib.get_logger("trioserve.server")
 _DELAY = 10.0
 
 
+@attrs.define(eq=False, slots=False)
 class EngineServices:
     """The parts of a server that exist while its model is loaded, for one engine.
 
     A server generates either text or embeddings.
-
-    Args:
-        resources: the server's resources.
-        model: the loaded model.
-        loop: the engine.
-        dispatcher: dispatches its events.
     """
 
-    def __init__(
-        self,
-        resources: ServerResources,
-        model: LoadedModel,
-        loop: EngineLoop,
-        dispatcher: Dispatcher,
-    ) -> None:
+    _resources: ServerResources
+    model: LoadedModel
+    loop: EngineLoop
+    dispatcher: Dispatcher
+
+    def __attrs_post_init__(self) -> None:
+        resources, model, loop, dispatcher = self._resources, self.model, self.loop, self.dispatcher
         config = resources.config
-        self.model = model
-        self.loop = loop
-        self.dispatcher = dispatcher
         self.admission = Admission(config, dispatcher, model.n_slots)
         self.health = Health(loop, dispatcher, self.admission, config.watchdog_timeout)
         self.queue = Queue(self.health.status)
@@ -63,15 +56,8 @@ class EngineServices:
         self.tokenizer = Tokenizer(model.vocab, resources.gate, self.workers, model.n_ctx_seq)
         self.adapters = AdapterScales(loop.adapters)
         self._loader = MediaLoader.of(config)
-        self.media = MediaPrompts(
-            model.modalities,
-            loop.projector,
-            self._loader,
-            self.workers,
-            resources.memory,
-            n_ctx=model.n_ctx_seq,
-            video_fps=config.video_fps,
-        )
+        memory, fps = resources.memory, config.video_fps
+        self.media = MediaPrompts(model, loop.projector, self._loader, self.workers, memory, fps)
         self.prompts = ChatPrompts(model, self.tokenizer, self.workers, self.media)
         self.infill = InfillPrompts(config, model, self.tokenizer)
         self._slots: SlotFiles | None = None
@@ -80,7 +66,6 @@ class EngineServices:
         if isinstance(loop, Engine):
             #: Generates text, if the model does.
             self.text = TextGenerator(
-                config,
                 model,
                 loop,
                 self.requests,
@@ -91,11 +76,10 @@ class EngineServices:
             )
             self._slots = SlotFiles(loop, dispatcher, self.adapters, config.slot_save_path)
         elif isinstance(loop, EmbeddingEngine):
-            self._embedder = Embedder(config, loop, self.requests, self.workers, self.media)
+            self._embedder = Embedder(loop, self.requests, self.workers, self.media)
         if model.transcribes:
-            self._transcriptions = Transcriptions(
-                self._transcriber(config), self._loader, self.requests
-            )
+            transcriber = self._transcriber(config)
+            self._transcriptions = Transcriptions(transcriber, self._loader, self.requests)
 
     def _transcriber(self, config: Config) -> Transcriber:
         if config.transcription_model is not None:

@@ -91,37 +91,24 @@ class Closed:
 ModelState: TypeAlias = Asleep | Loading | Ready | Ending | Closed
 
 
+@attrs.define(eq=False, slots=False)
 class ModelLifecycle:
     """Loads the model when a request needs it, and frees it after an idle time.
 
     Requests wait while the model is not loaded, and continue in the order of arrival. If loading
     fails, all waiting requests get the error, and the next request tries again. A model in use is
     never freed.
-
-    Args:
-        resources: the server's resources.
-        load: loads the model.
-        drive: runs the engine.
-        room: a context manager around the model's time in memory, which makes room for it.
-        asleep: whether to start without loading the model.
     """
 
-    def __init__(
-        self,
-        resources: ServerResources,
-        load: Loader,
-        drive: Driver,
-        room: Callable[[], AbstractAsyncContextManager[None]],
-        *,
-        asleep: bool,
-    ) -> None:
-        self._resources = resources
-        self._load = load
-        self._drive = drive
-        self._room = room
-        self._begun = asleep  # the first load has finished, or is not needed
+    _resources: ServerResources
+    _load: Loader
+    _drive: Driver
+    _room: Callable[[], AbstractAsyncContextManager[None]]  # around the model's time in memory
+    _begun: bool  # the first load has finished, or is not needed
+
+    def __attrs_post_init__(self) -> None:
         #: Admits requests and runs with tools.
-        self.gate = resources.gate
+        self.gate = self._resources.gate
         self._model_state: AsyncValue[ModelState] = AsyncValue(Asleep())
         #: The state's name, for programs.
         self.state = AsyncValue(ServerState.SLEEPING)

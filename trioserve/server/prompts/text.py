@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import attrs
 import structlog
 import trio
 
@@ -132,25 +133,19 @@ def tokens_of(
     return Prompt(tokens)
 
 
+@attrs.define(eq=False, slots=False)
 class Tokenizer:
     """Tokenizes short texts on the event loop, and long ones in a thread.
 
     A text that must fit into the context is rejected before it is tokenized if it is far too long:
     a token has at most `Vocab.max_token_bytes`. Otherwise it is rejected as soon as there are too
     many tokens.
-
-    Args:
-        vocab: the model's vocabulary.
-        gate: admits the server's requests.
-        workers: the threads.
-        n_ctx: tokens in the context of a request.
     """
 
-    def __init__(self, vocab: Vocab, gate: Gate, workers: Workers, n_ctx: int) -> None:
-        self._vocab = vocab
-        self._gate = gate
-        self._workers = workers
-        self._n_ctx = n_ctx
+    _vocab: Vocab  # the model's vocabulary
+    _gate: Gate  # admits the server's requests
+    _workers: Workers  # the threads
+    _n_ctx: int  # tokens in the context of a request
 
     @property
     def max_chars(self) -> int:
@@ -269,25 +264,18 @@ _QUICK = Limits(seconds=0.004, hurried=True)
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
 
+@attrs.define(eq=False, slots=False)
 class ChatPrompts:
-    """Renders chats with the model's template, and tokenizes them.
+    """Renders chats with the model's template, and tokenizes them."""
 
-    Args:
-        model: has the template.
-        tokenizer: converts text to tokens.
-        workers: threads for long work.
-        media: makes prompts with media.
-    """
+    _model: LoadedModel  # has the template
+    _tokenizer: Tokenizer  # converts text to tokens
+    _workers: Workers  # threads for long work
+    media: MediaPrompts  # makes prompts with media
 
-    def __init__(
-        self, model: LoadedModel, tokenizer: Tokenizer, workers: Workers, media: MediaPrompts
-    ) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
-        self._workers = workers
-        self.media = media
-        self._quick = model.template.with_limits(_QUICK)
-        self._slow = model.template.with_limits(Limits(check=check_cancelled))
+    def __attrs_post_init__(self) -> None:
+        self._quick = self._model.template.with_limits(_QUICK)
+        self._slow = self._model.template.with_limits(Limits(check=check_cancelled))
         self._is_slow = False  # whether the last render was slow
 
     async def parse(self, messages: Messages) -> ParsedMessages:

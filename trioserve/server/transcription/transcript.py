@@ -178,24 +178,13 @@ class TranscriptStream:
         )
 
 
+@attrs.define(eq=False, slots=False)
 class Transcriptions:
-    """Decodes and transcribes recordings.
+    """Decodes and transcribes recordings."""
 
-    Args:
-        transcriber: transcribes the sound.
-        loader: decodes the files.
-        requests: counts open requests.
-    """
-
-    def __init__(
-        self,
-        transcriber: Transcriber,
-        loader: MediaLoader,
-        requests: Requests,
-    ) -> None:
-        self._transcriber = transcriber
-        self._loader = loader
-        self._requests = requests
+    _transcriber: Transcriber  # transcribes the sound
+    _loader: MediaLoader  # decodes the files
+    _requests: Requests  # counts open requests
 
     @asynccontextmanager
     async def stream(
