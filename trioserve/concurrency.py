@@ -68,15 +68,19 @@ class deadline_scope:  # noqa: N801 - used as the functions of Trio that make sc
     """Cancel a block at a deadline (`trio.current_time`); infinity: never.
 
     Raises:
-        DeadlineExceededError: the deadline has passed, in the block or before it.
+        DeadlineExceededError: the deadline has passed, in the block or before it; `message` is its
+            message.
     """
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(
+        self, deadline: float, message: str = "The request's deadline has passed."
+    ) -> None:
         self._scope = trio.CancelScope(deadline=deadline)
+        self._message = message
 
     def __enter__(self) -> None:
         if self._scope.deadline <= trio.current_time():
-            raise DeadlineExceededError
+            raise DeadlineExceededError(self._message)
         self._scope.__enter__()
 
     def __exit__(
@@ -87,7 +91,7 @@ class deadline_scope:  # noqa: N801 - used as the functions of Trio that make sc
     ) -> None:
         self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
-            raise DeadlineExceededError
+            raise DeadlineExceededError(self._message)
 
 
 class Bell:
@@ -258,6 +262,14 @@ class Gate:
     async def drained(self) -> None:
         """Wait until nothing is open."""
         await self.n_open.wait_value(0)
+
+    async def drain(self, timeout: float, error: TrioServeError | None = None) -> None:
+        """Admit no new work, and `end` what is still open after `timeout` seconds."""
+        self.refuse()
+        with trio.move_on_after(timeout) as scope:
+            await self.drained()
+        if scope.cancelled_caught:
+            self.end(error)
 
 
 class EnteredOnce(ABC):

@@ -456,6 +456,13 @@ class ServerClosingError(UnavailableError):
         super().__init__(message)
 
 
+def raised_alone(error: Exception) -> Exception:
+    """The exception in groups that hold no other; a group of several, or an exception, itself."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        (error,) = error.exceptions
+    return error
+
+
 def first_error(error: BaseException) -> BaseException:
     """The first exception in a group, and in the groups in it; of another exception, itself."""
     while isinstance(error, BaseExceptionGroup):

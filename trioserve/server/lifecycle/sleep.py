@@ -318,11 +318,8 @@ class ModelLifecycle:
         """See `Server.drain`."""
         self.gate.refuse()
         self._fail(ServerClosingError())
-        with trio.move_on_after(timeout) as scope:
-            await self.gate.drained()
-        if scope.cancelled_caught:
-            message = f"The server shut down, {timeout:g} seconds after draining started."
-            self.gate.end(ServerClosingError(message))
+        message = f"The server shut down, {timeout:g} seconds after draining started."
+        await self.gate.drain(timeout, ServerClosingError(message))
 
     def check_ready(self) -> None:
         """Check that the server accepts requests. A sleeping server does.

@@ -14,7 +14,7 @@ from trioserve.chat.messages import Messages
 from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.concurrency import alongside, deadline_scope
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError, raised_alone
 from trioserve.server.context import RequestContext
 from trioserve.server.limits.admission import let_finish
 from trioserve.server.model import LoadedModel
@@ -246,19 +246,12 @@ async def open_run(server: Server, question: Question, tools: RunTools) -> Async
             yield run
 
 
-def _alone(error: Exception) -> Exception:
-    """Unwrap an exception from groups with a single member."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        (error,) = error.exceptions
-    return error
-
-
 async def _do(loop: AgentLoop, run: AgentRun) -> None:
     with run.scope:
         try:
             answer = await loop.run()
         except Exception as error:
-            run.feed.end(_alone(error))
+            run.feed.end(raised_alone(error))
         else:
             run.feed.put(RunEnded(run.feed.new_id(), answer))
             run.feed.end()
