@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.concurrency import Bell, Feed, Gate, Phase, alongside
-from trioserve.errors import EngineError, ServerClosingError
+from trioserve.concurrency import (
+    Bell,
+    Feed,
+    Gate,
+    Phase,
+    alongside,
+    check_cancelled,
+    deadline_scope,
+)
+from trioserve.errors import DeadlineExceededError, EngineError, ServerClosingError
 
 
 async def fail_at_its_end() -> None:
@@ -275,3 +284,67 @@ async def test_a_scope_around_the_gate_is_not_taken_for_its_end() -> None:
         await trio.sleep_forever()
     assert scope.cancelled_caught
     assert gate.n_open.value == 0
+
+
+async def test_draining_a_gate_ends_what_takes_too_long(autojump_clock: MockClock) -> None:
+    gate = Gate()
+
+    async def work(seconds: float) -> None:
+        with gate.open():
+            await trio.sleep(seconds)
+
+    async def be_ended() -> None:
+        with pytest.raises(ServerClosingError, match="too late"):
+            await work(100)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work, 2)
+        await wait_all_tasks_blocked()
+        await gate.drain(5, ServerClosingError("too late"))
+        assert (trio.current_time(), gate.phase.value) == (2, Phase.DRAINING)
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(be_ended)
+        await wait_all_tasks_blocked()
+        await gate.drain(5, ServerClosingError("too late"))
+        assert (trio.current_time(), gate.phase.value) == (7, Phase.CLOSED)
+
+
+# -- worker threads
+
+
+async def test_a_thread_learns_that_its_caller_is_cancelled() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        try:
+            while True:
+                check_cancelled()
+                ended.wait(0.001)
+        finally:
+            ended.set()
+
+    async def cancel() -> None:
+        await trio.to_thread.run_sync(begun.wait)
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            nursery.start_soon(cancel)
+            await trio.to_thread.run_sync(work)
+    assert scope.cancelled_caught
+    assert ended.is_set()
+    check_cancelled()  # on the event loop it has no effect
+
+
+# -- deadline_scope
+
+
+async def test_a_deadline_has_its_message(autojump_clock: MockClock) -> None:
+    for deadline in (-1.0, trio.current_time() + 1):
+        with (
+            pytest.raises(DeadlineExceededError, match=r"^The tool is slow\.$"),
+            deadline_scope(deadline, "The tool is slow."),
+        ):
+            await trio.sleep(5)

@@ -12,7 +12,7 @@ from tests.support.loop_probe import probing
 from tests.support.scripted_server import serve
 from tests.support.scripts import HI
 from tests.support.waiting import patiently, until
-from trioserve.errors import ContextLengthExceededError, TemplateError
+from trioserve.errors import ContextLengthExceededError, DeadlineExceededError, TemplateError
 from trioserve.server import Server
 from trioserve.server.workers import SMALL
 from trioserve.testing import ScriptedBackend
@@ -93,6 +93,14 @@ async def test_work_is_given_up_with_its_client() -> None:
         with trio.CancelScope(shield=True):
             await until(vocab.stopped.is_set)
             assert len(await server.tokenize(LONG)) == len(LONG)
+
+
+async def test_a_deadline_ends_tokenizing() -> None:
+    server, vocab = watched()
+    async with server:
+        with pytest.raises(DeadlineExceededError):
+            await server.complete("a", logit_bias=(("slow" + LONG, 1.0),), timeout=0.1)
+        assert vocab.stopped.is_set()
 
 
 async def test_prompts_do_not_wait_for_those_who_only_ask_for_tokens() -> None:

@@ -297,6 +297,16 @@ async def test_a_server_that_drains_waits_for_it_but_not_for_ever() -> None:
                     await anext(stream)
 
 
+async def test_a_transcript_ends() -> None:
+    config = Config(transcription_model="tiny")
+    source = MediaSource(kind="audio", data=wav_file(1.0), param="file")
+    async with Server(config, load=scripted(ScriptedBackend())) as server:
+        opened = server.transcriptions.stream(source, TranscriptionParams(), RequestContext())
+        async with opened as stream:
+            events = [event async for event in stream]
+    assert isinstance(events[-1], Summary)
+
+
 async def test_a_process_that_is_starting_ends_with_the_transcriber(
     nursery: trio.Nursery,
 ) -> None:

@@ -16,7 +16,6 @@ from trioserve.chat.messages import documents_in
 from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.chat.parse.parser import MessageParser, message_parser, thinking_of
 from trioserve.chat.template.continuation import continued_prompt_tail
-from trioserve.concurrency import until_idle
 from trioserve.engine import Engine
 from trioserve.engine.backend import Vocab
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
@@ -127,7 +126,8 @@ class TextGenerator:
             self._prompt_log = PromptLog(self._config.log_prompts_dir, self._model.vocab)
         #: Control tokens whose names appear in every output.
         self._shown = control_tokens(self._model.vocab) if self._config.special else frozenset()
-        self._compiler = trio.CapacityLimiter(4)  # a slow grammar does not block the others
+        #: Threads that compile grammars, of which some may be abandoned.
+        self.compilers = trio.CapacityLimiter(4)  # a slow grammar does not block the others
 
     # -- prompts
 
@@ -216,7 +216,7 @@ class TextGenerator:
                 self._engine.compile,
                 grammar,
                 owner,
-                limiter=self._compiler,
+                limiter=self.compilers,
                 abandon_on_cancel=True,
             )
         raise InvalidRequestError(
@@ -381,7 +381,3 @@ class TextGenerator:
     async def end_reasoning(self, task_id: int) -> bool:
         """See `Server.end_reasoning`."""
         return await self._requests.call(partial(self._engine.end_thinking, task_id))
-
-    async def wait_idle(self) -> None:
-        """Wait until no grammar is being compiled."""
-        await until_idle(self._compiler)

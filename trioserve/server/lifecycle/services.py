@@ -6,7 +6,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.concurrency import alongside
+from trioserve.concurrency import alongside, until_idle
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import EngineLoop
@@ -60,9 +60,6 @@ class EngineServices:
         self.media = MediaPrompts(model, loop.projector, self._loader, self.workers, memory, fps)
         self.prompts = ChatPrompts(model, self.tokenizer, self.workers, self.media)
         self.infill = InfillPrompts(config, model, self.tokenizer)
-        self._slots: SlotFiles | None = None
-        self._embedder: Embedder | None = None
-        self._transcriptions: Transcriptions | None = None
         if isinstance(loop, Engine):
             #: Generates text, if the model does.
             self.text = TextGenerator(
@@ -76,7 +73,7 @@ class EngineServices:
             )
             self._slots = SlotFiles(loop, dispatcher, self.adapters, config.slot_save_path)
         elif isinstance(loop, EmbeddingEngine):
-            self._embedder = Embedder(loop, self.requests, self.workers, self.media)
+            self.embedder = Embedder(loop, self.requests, self.workers, self.media)
         if model.transcribes:
             transcriber = self._transcriber(config)
             self._transcriptions = Transcriptions(transcriber, self._loader, self.requests)
@@ -98,20 +95,12 @@ class EngineServices:
     def slots(self) -> SlotFiles:
         """Saves and restores slots. Raises NotSupportedError if the model generates no text."""
         self.model.check_generates()
-        assert self._slots is not None
         return self._slots
-
-    @property
-    def embedder(self) -> Embedder:
-        """Computes embeddings or rankings, depending on the model."""
-        assert self._embedder is not None
-        return self._embedder
 
     @property
     def transcriptions(self) -> Transcriptions:
         """Transcribes recordings. Raises NotSupportedError if no transcriber is available."""
         self.model.check_transcribes()
-        assert self._transcriptions is not None
         return self._transcriptions
 
     async def close(self) -> None:
@@ -119,11 +108,11 @@ class EngineServices:
         with trio.CancelScope(shield=True):
             async with alongside(_log_delay):
                 await self._loader.aclose()
-                if self._transcriptions is not None:
+                if self.model.transcribes:
                     await self._transcriptions.aclose()
                 await self.workers.aclose()
                 if self.model.pooling is None:
-                    await self.text.wait_idle()
+                    await until_idle(self.text.compilers)
 
 
 async def _log_delay() -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -217,21 +218,14 @@ class MediaLoader:
             )
         loaded: list[DecodedMedia] = []
         for index, source in enumerate(sources):
-            try:
-                media = await self._load(source, wanted, hold)
-            except InvalidMediaError as error:
-                message = f"The {_NAMES[source.kind]} in '{source.param}' {error.message}."
-                raise InvalidMediaError(message, param=source.param, index=index) from error
-            loaded.append(media)
+            with _named(_NAMES[source.kind], source.param, index):
+                loaded.append(await self._load(source, wanted, hold))
         return loaded
 
     async def read(self, source: MediaSource, hold: MemoryReservation) -> bytes:
         """Read or fetch a file without decoding it. Otherwise like `load`."""
-        try:
+        with _named(_NAMES[source.kind], source.param):
             return await self._read(source, hold)
-        except InvalidMediaError as error:
-            message = f"The {_NAMES[source.kind]} in '{source.param}' {error.message}."
-            raise InvalidMediaError(message, param=source.param) from error
 
     async def load_document(
         self, source: DocumentSource, *, with_images: bool, hold: MemoryReservation
@@ -255,13 +249,10 @@ class MediaLoader:
             )
         assert source.data is not None
         order = Order(format="pdf", kind="document", with_images=with_images)
-        try:
+        with _named("document", source.param):
             if len(source.data) > self._limits.max_bytes:
                 raise InvalidMediaError(f"has more than {self._limits.max_bytes} bytes")
             document = await self._decoders.decode(source.data, order)
-        except InvalidMediaError as error:
-            message = f"The document in '{source.param}' {error.message}."
-            raise InvalidMediaError(message, param=source.param) from error
         assert isinstance(document, DecodedDocument)
         for page in document.pages:
             hold.grow(len(page.text) + (0 if page.image is None else size_of(page.image)))
@@ -317,6 +308,16 @@ class MediaLoader:
                 read, limiter=self._readers, abandon_on_cancel=True
             )
         raise InvalidMediaError("is in a file that cannot be read in time")
+
+
+@contextmanager
+def _named(what: str, param: str | None, index: int = 0) -> Iterator[None]:
+    """Name the file in an error whose message is a part of a sentence."""
+    try:
+        yield
+    except InvalidMediaError as error:
+        message = f"The {what} in '{param}' {error.message}."
+        raise InvalidMediaError(message, param=param, index=index) from error
 
 
 def _order(said: MediaKind | None, format: Format, wanted: Wanted) -> Order:

@@ -197,37 +197,20 @@ _PLAIN = ChatParams(
 )
 
 
+@attrs.define(eq=False, slots=False)
 class ModelTranscriber:
     """Sends the model a recording window by window, each in a separate chat.
 
     One window runs at a time, so a recording uses at most one slot. The next window waits while
     another request has that slot.
-
-    Args:
-        text: generates the answers.
-        workers: threads that cut the recording.
-        defaults: the default parameters of requests.
-        template: source of the model's chat template.
-        rate: the sample rate of the model's audio input, in Hz.
-        instruction: the prompt for the model.
     """
 
-    def __init__(
-        self,
-        text: TextGenerator,
-        workers: Workers,
-        defaults: GenerationParams,
-        *,
-        template: str,
-        rate: int,
-        instruction: str,
-    ) -> None:
-        self.rate = rate
-        self._text = text
-        self._workers = workers
-        self._defaults = defaults
-        self._by_system = _LFM2_TOOLS in template
-        self._instruction = instruction
+    _text: TextGenerator
+    _workers: Workers
+    _defaults: GenerationParams  # the default parameters of requests
+    _template: str  # source of the model's chat template
+    rate: int  # the sample rate of the model's audio input, in Hz
+    _instruction: str  # the prompt for the model
 
     def check(self, params: TranscriptionParams) -> None:
         """Check that the model supports the parameters. Raises UnsupportedFieldError."""
@@ -297,7 +280,7 @@ class ModelTranscriber:
                     return stream
 
     def _messages(self, sound: DecodedAudio, params: TranscriptionParams) -> Messages:
-        by_system = self._by_system and not params.translate
+        by_system = _LFM2_TOOLS in self._template and not params.translate
         text = "" if by_system else _TRANSLATE if params.translate else self._instruction
         if params.language is not None:
             text = f"{text} (language: {params.language})".lstrip()
