@@ -300,13 +300,13 @@ async def test_draining_a_gate_ends_what_takes_too_long(autojump_clock: MockCloc
     async with trio.open_nursery() as nursery:
         nursery.start_soon(work, 2)
         await wait_all_tasks_blocked()
-        await gate.drain(5, ServerClosingError("too late"))
+        await gate.drain(trio.current_time() + 5, ServerClosingError("too late"))
         assert (trio.current_time(), gate.phase.value) == (2, Phase.DRAINING)
     gate = Gate()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(be_ended)
         await wait_all_tasks_blocked()
-        await gate.drain(5, ServerClosingError("too late"))
+        await gate.drain(trio.current_time() + 5, ServerClosingError("too late"))
         assert (trio.current_time(), gate.phase.value) == (7, Phase.CLOSED)
 
 

@@ -263,10 +263,10 @@ class Gate:
         """Wait until nothing is open."""
         await self.n_open.wait_value(0)
 
-    async def drain(self, timeout: float, error: TrioServeError | None = None) -> None:
-        """Admit no new work, and `end` what is still open after `timeout` seconds."""
+    async def drain(self, deadline: float, error: TrioServeError | None = None) -> None:
+        """Admit no new work, and `end` what is still open at a time (`trio.current_time`)."""
         self.refuse()
-        with trio.move_on_after(timeout) as scope:
+        with trio.move_on_at(deadline) as scope:
             await self.drained()
         if scope.cancelled_caught:
             self.end(error)

@@ -58,8 +58,7 @@ class Server(EnteredOnce):
     `timeout` is in seconds from now.
 
     The server frees the memory of its model after `Config.sleep_idle_seconds` without requests, or
-    when `sleep` is called. The next call that needs the model loads it again, and waits for that.
-    Each such call may therefore raise `ModelLoadError`.
+    when `sleep` is called. The next call that needs the model loads it, or raises `ModelLoadError`.
 
     Args:
         config: the model and its settings; the default is the bundled model.
@@ -432,8 +431,7 @@ class Server(EnteredOnce):
         fields = dict(fields)
         if fields.get("logit_bias") is not None:
             async with self.lifecycle.use(RequestContext()) as services:
-                biases = await services.tokenizer.biases_of(fields["logit_bias"])
-            fields["logit_bias"] = biases
+                fields["logit_bias"] = await services.tokenizer.biases_of(fields["logit_bias"])
         return take_params(fields, base or model.defaults)
 
     async def tokenize(

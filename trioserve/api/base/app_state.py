@@ -67,7 +67,7 @@ class ClientToolCalls:
 
     async def drain(self, deadline: float) -> None:
         """Wait for the calls that run, until a time (`trio.current_time`), and end the others."""
-        await self.gate.drain(deadline - trio.current_time())
+        await self.gate.drain(deadline)
         await self.gate.drained()  # what they have started ends soon
 
 

@@ -66,12 +66,7 @@ class Decoders:
         """
         with self._gate.open():
             async with self._places:
-                decoder = await self._take()
-                try:
-                    return await self._decode(decoder, data, order)
-                finally:
-                    if decoder.is_usable:
-                        self._idle.append(decoder)
+                return await self._decode(await self._take(), data, order)
 
     async def aclose(self) -> None:
         """End the processes, and wait until they have ended. No further files can be decoded."""
@@ -115,6 +110,9 @@ class Decoders:
         except DecoderError as error:
             await trio.lowlevel.checkpoint_if_cancelled()
             raise self._refusal(error, has_timed_out) from error
+        finally:
+            if decoder.is_usable:
+                self._idle.append(decoder)
         return media
 
     def _refusal(self, error: DecoderError, has_timed_out: bool) -> TrioServeError:

@@ -242,9 +242,10 @@ class ModelTranscriber:
             sound = await self._workers.offload(partial(window.cut_from, audio))
             heard = _Heard(window, joiner, params.temperature)
             async with AsyncExitStack() as stack:
-                stream = await self._ask(
-                    stack, sound, params, context, n_left, may_be_refused=i == 0
-                )
+                with deadline_scope(context.deadline):
+                    stream = await self._ask(
+                        stack, sound, params, context, n_left, may_be_refused=i == 0
+                    )
                 async for event in stream:
                     await send(heard.take(event))
             usage = _add(usage, stream)
@@ -267,17 +268,16 @@ class ModelTranscriber:
         """Open the stream of a window's text; `stack` closes it."""
         messages = self._messages(sound, params)
         generation = self._generation(sound, params, n_left)
-        with deadline_scope(context.deadline):
-            while True:
-                try:
-                    opened = self._text.stream_chats(messages, generation, _PLAIN, context, 1)
-                    (stream,) = await stack.enter_async_context(opened)
-                except (TooManyRequestsError, MemoryFullError) as error:
-                    if may_be_refused:
-                        raise
-                    await trio.sleep(min(error.retry_after, _PATIENCE))
-                else:
-                    return stream
+        while True:
+            try:
+                opened = self._text.stream_chats(messages, generation, _PLAIN, context, 1)
+                (stream,) = await stack.enter_async_context(opened)
+            except (TooManyRequestsError, MemoryFullError) as error:
+                if may_be_refused:
+                    raise
+                await trio.sleep(min(error.retry_after, _PATIENCE))
+            else:
+                return stream
 
     def _messages(self, sound: DecodedAudio, params: TranscriptionParams) -> Messages:
         by_system = _LFM2_TOOLS in self._template and not params.translate
