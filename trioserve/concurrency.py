@@ -208,7 +208,8 @@ class Gate:
 
     def __init__(self, may_finish: Callable[[], bool] = lambda: False) -> None:
         self._may_finish = may_finish
-        self._error: TrioServeError = ServerClosingError()
+        self._refusal: TrioServeError = ServerClosingError()  # for new work
+        self._error: TrioServeError = self._refusal  # for work that is ended
         self._ends: dict[object, Callable[[TrioServeError], object]] = {}
         #: The phase, to read and to wait for. Only the gate sets it.
         self.phase = AsyncValue(Phase.OPEN)
@@ -216,10 +217,15 @@ class Gate:
         self.n_open = AsyncValue(0)
 
     def check(self) -> None:
-        """Check that work is admitted. Raises ServerClosingError, or the error of `end`."""
+        """Check that work is admitted.
+
+        Raises:
+            ServerClosingError: it is not.
+            TrioServeError: the error of `end`, if `refuse` was not called before.
+        """
         phase = self.phase.value
         if phase is Phase.CLOSED or (phase is Phase.DRAINING and not self._may_finish()):
-            raise self._error.again()
+            raise self._refusal.again()
 
     @contextmanager
     def open(self, on_end: Callable[[TrioServeError], object] | None = None) -> Iterator[None]:
@@ -229,7 +235,8 @@ class Gate:
             on_end: called by `end` with the error, in place of cancelling the block.
 
         Raises:
-            TrioServeError: as `check`, before the block or in place of what it was cancelled in.
+            TrioServeError: as `check`, before the block; the error of `end`, in place of what the
+                block was cancelled in.
         """
         self.check()
         if on_end is None:
@@ -255,6 +262,8 @@ class Gate:
     def end(self, error: TrioServeError | None = None) -> None:
         """Admit no work, and end what is open. Synchronous: await `drained` for the end of it."""
         self._error = error or self._error
+        if self.phase.value is Phase.OPEN:
+            self._refusal = self._error
         self.phase.value = Phase.CLOSED
         for end in list(self._ends.values()):
             end(self._error)

@@ -27,7 +27,7 @@ async def test_what_never_began_need_not_end() -> None:
 
 async def test_each_request_has_the_failure_of_a_service_as_an_error_of_its_own() -> None:
     service = Service()
-    service.fail(ModelLoadError("no such file"))
+    service.failure = ModelLoadError("no such file")
     for _ in range(2):
         with pytest.raises(ModelLoadError, match="no such file"):
             _ = service.server

@@ -127,7 +127,7 @@ async def failed(error: Exception) -> httpx.Response:
 async def unloaded(error: errors.TrioServeError) -> httpx.Response:
     """Ask an app whose model could not be loaded."""
     app = create_app(Config())
-    app.extensions["trioserve"].fail(error)
+    app.extensions["trioserve"].failure = error
     answer = await app.test_client().get("/v1/models", headers=ID)
     body: Any = await answer.get_data()
     return httpx.Response(answer.status_code, content=body)

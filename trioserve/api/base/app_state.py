@@ -251,17 +251,12 @@ class AppState(ABC):
             except Exception as group:
                 error = raised_alone(group)
                 if isinstance(error, TrioServeError):
-                    self.fail(error)
+                    self.failure = error
                     _log.error(error.message)
                 raise error from error.__cause__
             finally:
                 self._forget()
                 self.gate.end()
-
-    def fail(self, error: TrioServeError) -> None:
-        """Answer requests with an error from now on."""
-        self.failure = error
-        self.gate.end(error)
 
     async def stop(self) -> None:
         """End `run`, if it was called, and wait until it has ended."""

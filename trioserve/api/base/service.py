@@ -62,6 +62,8 @@ class Service(AppState):
         """
         if self._server is not None:
             return self._server
+        if self.failure is not None:
+            raise self.failure.again()
         self.gate.check()
         raise ModelLoadingError
 

@@ -62,6 +62,8 @@ class RouterService(AppState):
             UnavailableError: it has not begun.
             TrioServeError: `failure`, when there is one.
         """
+        if self.failure is not None:
+            raise self.failure.again()
         self.gate.check()
         if self._fleet is None:
             raise UnavailableError("The router is starting.")
