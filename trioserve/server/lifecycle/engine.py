@@ -109,7 +109,6 @@ async def running_engine(
             )
             await stack.enter_async_context(drive(loop))
             owner.pop_all()  # the engine closes the backend from now on
-        stack.callback(dispatcher.end_calls)
         yield loop, dispatcher
 
 
@@ -242,8 +241,8 @@ class Health:
 
     def check_ready(self) -> None:
         """Check that the engine works. Raises UnavailableError: it has failed."""
-        if self._loop.failure is not None:
-            raise UnavailableError(self._loop.failure.message)
+        if (failure := self._dispatcher.failure.value) is not None:
+            raise UnavailableError(failure.message)
 
     def check_live(self) -> None:
         """Check that no step takes too long. Raises UnavailableError, also as `check_ready`."""

@@ -251,9 +251,8 @@ class ModelLifecycle:
             loading.progress = share
 
     async def _note_failure(self, services: EngineServices) -> None:
-        await services.dispatcher.failed.wait()  # all requests have got the error
-        failure = services.loop.failure
-        assert failure is not None
+        failure: EngineError  # which all requests have got
+        failure = await services.dispatcher.failure.wait_value(lambda error: error is not None)
         _log.error("the engine has failed", exc_info=failure.__cause__)
         self._failure.value = failure
 
