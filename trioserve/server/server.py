@@ -163,8 +163,7 @@ class Server(EnteredOnce):
             with deadline_scope(context.deadline):
                 params = await self.params(fields, params, n=n)
                 services = await stack.enter_async_context(self.lifecycle.use(context))
-                opened = services.text.stream(prompts, params, context, n)
-                streams = await stack.enter_async_context(opened)
+                streams = await services.text.stream(stack, prompts, params, context, n)
             yield streams
 
     async def complete(
@@ -219,8 +218,8 @@ class Server(EnteredOnce):
             with deadline_scope(context.deadline):
                 params = await self.params(fields, params, n=n)
                 services = await stack.enter_async_context(self.lifecycle.use(context))
-                opened = services.text.stream_chats(messages, params, chat, context, n)
-                streams = await stack.enter_async_context(opened)
+                generator = services.text
+                streams = await generator.stream_chats(stack, messages, params, chat, context, n)
             yield streams
 
     async def chat(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 
 import attrs
@@ -131,23 +131,22 @@ class TextGenerator:
 
     # -- prompts
 
-    @asynccontextmanager
     async def stream(
         self,
+        stack: AsyncExitStack,
         prompts: Sequence[AnyPrompt],
         params: GenerationParams,
         context: RequestContext,
         n: int,
-    ) -> AsyncIterator[list[Stream]]:
-        """See `Server.stream_all`."""
-        async with AsyncExitStack() as stack:
-            hold = stack.enter_context(self._resources.memory.hold(context.client))
-            made = [await self._prompt_of(prompt, context, hold) for prompt in prompts]
-            tasks = [task for each in made for task in await self._tasks(each, params, context, n)]
-            yield [
-                stack.enter_context(self._requests.open(task, context, "text_completion"))
-                for task in tasks
-            ]
+    ) -> list[Stream]:
+        """Open the streams of `Server.stream_all`; `stack` closes them."""
+        hold = stack.enter_context(self._resources.memory.hold(context.client))
+        made = [await self._prompt_of(prompt, context, hold) for prompt in prompts]
+        tasks = [task for each in made for task in await self._tasks(each, params, context, n)]
+        return [
+            stack.enter_context(self._requests.open(task, context, "text_completion"))
+            for task in tasks
+        ]
 
     async def _prompt_of(
         self, prompt: AnyPrompt, context: RequestContext, hold: MemoryReservation
@@ -226,49 +225,48 @@ class TextGenerator:
 
     # -- chats
 
-    @asynccontextmanager
     async def stream_chats(
         self,
+        stack: AsyncExitStack,
         messages: Messages,
         params: GenerationParams,
         chat: ChatParams,
         context: RequestContext,
         n: int,
-    ) -> AsyncIterator[list[ChatStream]]:
-        """See `Server.stream_chats`."""
+    ) -> list[ChatStream]:
+        """Open the streams of `Server.stream_chats`; `stack` closes them."""
         choice = self._choice(chat)
-        async with AsyncExitStack() as stack:
-            hold = stack.enter_context(self._resources.memory.hold(context.client))
-            text, prompt, tail = await self._rendered(messages, chat, choice, context, hold)
-            chat = self._with_defaults(chat, choice)
-            thinking = thinking_of(
-                self._model.template.format, tail, may_begin=chat.continue_final_message is None
+        hold = stack.enter_context(self._resources.memory.hold(context.client))
+        text, prompt, tail = await self._rendered(messages, chat, choice, context, hold)
+        chat = self._with_defaults(chat, choice)
+        thinking = thinking_of(
+            self._model.template.format, tail, may_begin=chat.continue_final_message is None
+        )
+        grammar = params.grammar
+        if chat.tools and choice.mode != "none":
+            grammar = await self._grammar(grammar, chat, choice, tail, context)
+        if grammar is not None:
+            grammar = self._after_thinking(grammar, thinking, chat)
+            if not grammar.lazy:
+                thinking = None  # the grammar applies to the whole output
+        if grammar is not params.grammar:
+            params = changed(params, {"grammar": grammar})
+        tasks = await self._tasks(
+            prompt,
+            params,
+            context,
+            n,
+            preserved_tokens=self._model.preserved_tokens,
+            budget=await self._budget(thinking, chat),
+        )
+        return [
+            ChatStream(
+                stack.enter_context(self._requests.open(task, context, "chat")),
+                self._parser(chat, tail),
+                text,
             )
-            grammar = params.grammar
-            if chat.tools and choice.mode != "none":
-                grammar = await self._grammar(grammar, chat, choice, tail, context)
-            if grammar is not None:
-                grammar = self._after_thinking(grammar, thinking, chat)
-                if not grammar.lazy:
-                    thinking = None  # the grammar applies to the whole output
-            if grammar is not params.grammar:
-                params = changed(params, {"grammar": grammar})
-            tasks = await self._tasks(
-                prompt,
-                params,
-                context,
-                n,
-                preserved_tokens=self._model.preserved_tokens,
-                budget=await self._budget(thinking, chat),
-            )
-            yield [
-                ChatStream(
-                    stack.enter_context(self._requests.open(task, context, "chat")),
-                    self._parser(chat, tail),
-                    text,
-                )
-                for task in tasks
-            ]
+            for task in tasks
+        ]
 
     def _choice(self, chat: ChatParams) -> ToolChoice:
         choice = choose(chat.tool_choice, chat.tools or ())

@@ -270,14 +270,16 @@ class ModelTranscriber:
         generation = self._generation(sound, params, n_left)
         while True:
             try:
-                opened = self._text.stream_chats(messages, generation, _PLAIN, context, 1)
-                (stream,) = await stack.enter_async_context(opened)
+                async with AsyncExitStack() as opening:
+                    (stream,) = await self._text.stream_chats(
+                        opening, messages, generation, _PLAIN, context, 1
+                    )
+                    stack.push_async_exit(opening.pop_all())
+                    return stream
             except (TooManyRequestsError, MemoryFullError) as error:
                 if may_be_refused:
                     raise
                 await trio.sleep(min(error.retry_after, _PATIENCE))
-            else:
-                return stream
 
     def _messages(self, sound: DecodedAudio, params: TranscriptionParams) -> Messages:
         by_system = _LFM2_TOOLS in self._template and not params.translate
