@@ -15,7 +15,7 @@ __all__ = ["ManyOutputs", "former_attribute"]
 _MOVED = frozenset(
     {
         "check_live", "check_ready", "draining", "idle_since", "idle_until", "known_model",
-        "load_progress", "ready", "runs", "wait_failure",
+        "load_progress", "ready", "wait_failure",
     }
 )  # fmt: skip
 _OUTPUTS = {"completions": "stream_all", "chats": "stream_chats"}

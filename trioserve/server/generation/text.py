@@ -126,7 +126,7 @@ class TextGenerator:
             self._prompt_log = PromptLog(self._config.log_prompts_dir, self._model.vocab)
         #: Control tokens whose names appear in every output.
         self._shown = control_tokens(self._model.vocab) if self._config.special else frozenset()
-        #: Threads that compile grammars, of which some may be abandoned.
+        #: Limits the threads that compile grammars. Cancelled callers leave theirs running.
         self.compilers = trio.CapacityLimiter(4)  # a slow grammar does not block the others
 
     # -- prompts

@@ -159,8 +159,9 @@ class ModelLifecycle:
         self._enter(Asleep())
 
     def _enter(self, state: ModelState) -> None:
-        self._model_state.value = state
-        self.state.value = state.state
+        if not isinstance(self._model_state.value, Closed):
+            self._model_state.value = state
+            self.state.value = state.state
 
     async def _while_needed(self, services: EngineServices) -> None:
         """Return when the model was idle for long enough."""
@@ -384,7 +385,8 @@ class ModelLifecycle:
 
     async def _until_ready(self) -> None:
         """Have the model loaded, and wait for that in the order of arrival."""
-        self.gate.check()
+        if self.draining:  # also for what has begun: no engine starts any more
+            raise ServerClosingError
         n_waiting, config = self._start.n_open.value, self._resources.config
         if n_waiting >= config.max_queue + config.parallel:
             wait = "request waits" if n_waiting == 1 else "requests wait"
