@@ -212,6 +212,20 @@ async def test_a_writer_waits_for_room_until_the_reader_took_an_item() -> None:
         assert [item async for item in feed] == [0, 1, 2]
 
 
+async def test_room_by_the_size_of_items() -> None:
+    feed = Feed[bytes](10, weigh=len)
+    feed.put(b"123456789")
+    await feed.room()
+    feed.put(b"0")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed.room)
+        await wait_all_tasks_blocked()
+        assert len(nursery.child_tasks) == 1
+        assert await anext(feed) == b"123456789"
+        await wait_all_tasks_blocked()
+        assert not nursery.child_tasks
+
+
 async def test_the_end_wakes_writers_that_wait_for_room(autojump_clock: MockClock) -> None:
     feed = Feed[int](1)
     feed.put(1)

@@ -120,11 +120,14 @@ class Feed(Generic[_T]):
 
     Args:
         size: number of unread items above which `room` waits.
+        weigh: gives the size of an item, such as its bytes, where they do not count as one each.
     """
 
-    def __init__(self, size: float = math.inf) -> None:
+    def __init__(
+        self, size: float = math.inf, weigh: Callable[[_T], float] = lambda item: 1
+    ) -> None:
         self._items: deque[_T] = deque()
-        self._size = size
+        self._size, self._weigh = size, weigh
         #: Whether `end` was called. Unread items may remain.
         self.is_over = False
         self._error: Exception | None = None
@@ -163,11 +166,14 @@ class Feed(Generic[_T]):
             self._reader = None
 
     async def room(self) -> None:
-        """Wait until fewer than `size` items are unread, or the queue has ended. A checkpoint."""
-        if len(self._items) < self._size or self.is_over:
+        """Wait until less than `size` is unread, or the queue has ended. A checkpoint."""
+        if not self._is_full():
             await trio.lowlevel.checkpoint()
-        while len(self._items) >= self._size and not self.is_over:
+        while self._is_full():
             await self._writers.park()
+
+    def _is_full(self) -> bool:
+        return not self.is_over and sum(map(self._weigh, self._items)) >= self._size
 
     def check(self) -> None:
         """Raise the error of `end` if it is the next thing to read."""
