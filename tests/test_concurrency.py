@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from functools import partial
 
@@ -10,8 +11,18 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.concurrency import TURN, Bell, Feed, Gate, Patience, Phase, alongside
-from trioserve.errors import EngineError, ServerClosingError
+from trioserve.concurrency import (
+    TURN,
+    Bell,
+    Feed,
+    Gate,
+    Patience,
+    Phase,
+    alongside,
+    check_cancelled,
+    deadline_scope,
+)
+from trioserve.errors import DeadlineExceededError, EngineError, ServerClosingError
 
 
 async def fail_at_its_end() -> None:
@@ -245,7 +256,8 @@ async def test_a_feed_has_one_reader_and_a_cancelled_one_takes_nothing() -> None
 
 
 async def test_a_gate_counts_and_drains() -> None:
-    gate, order = Gate(), list[str]()
+    has_begun = False
+    gate, order = Gate(lambda: has_begun), list[str]()
 
     async def work() -> None:
         with gate.open():
@@ -259,7 +271,8 @@ async def test_a_gate_counts_and_drains() -> None:
         gate.refuse()
         with pytest.raises(ServerClosingError), gate.open():
             pytest.fail("admitted")
-        with gate.open(begun=True):
+        has_begun = True
+        with gate.open():
             assert gate.n_open.value == 2
         let_go.set()
         await gate.drained()
@@ -288,7 +301,7 @@ async def test_the_end_of_a_gate_cancels_what_is_open_with_its_error() -> None:
         await wait_all_tasks_blocked()
         gate.end(EngineError("broken"))
         await gate.drained()
-    with pytest.raises(EngineError), gate.open(begun=True):
+    with pytest.raises(EngineError), gate.open():
         pytest.fail("admitted")
     assert gate.phase.value is Phase.CLOSED
 
@@ -345,3 +358,67 @@ async def test_a_pause_of_the_process_costs_one_turn(mock_clock: MockClock) -> N
                 await wait_all_tasks_blocked()
                 mock_clock.jump(3600)
     assert caught.group_contains(trio.TooSlowError)
+
+
+async def test_draining_a_gate_ends_what_takes_too_long(autojump_clock: MockClock) -> None:
+    gate = Gate()
+
+    async def work(seconds: float) -> None:
+        with gate.open():
+            await trio.sleep(seconds)
+
+    async def be_ended() -> None:
+        with pytest.raises(ServerClosingError, match="too late"):
+            await work(100)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work, 2)
+        await wait_all_tasks_blocked()
+        await gate.drain(trio.current_time() + 5, ServerClosingError("too late"))
+        assert (trio.current_time(), gate.phase.value) == (2, Phase.DRAINING)
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(be_ended)
+        await wait_all_tasks_blocked()
+        await gate.drain(trio.current_time() + 5, ServerClosingError("too late"))
+        assert (trio.current_time(), gate.phase.value) == (7, Phase.CLOSED)
+
+
+# -- worker threads
+
+
+async def test_a_thread_learns_that_its_caller_is_cancelled() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        try:
+            while True:
+                check_cancelled()
+                ended.wait(0.001)
+        finally:
+            ended.set()
+
+    async def cancel() -> None:
+        await trio.to_thread.run_sync(begun.wait)
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            nursery.start_soon(cancel)
+            await trio.to_thread.run_sync(work)
+    assert scope.cancelled_caught
+    assert ended.is_set()
+    check_cancelled()  # on the event loop it has no effect
+
+
+# -- deadline_scope
+
+
+async def test_a_deadline_has_its_message(autojump_clock: MockClock) -> None:
+    for deadline in (-1.0, trio.current_time() + 1):
+        with (
+            pytest.raises(DeadlineExceededError, match=r"^The tool is slow\.$"),
+            deadline_scope(deadline, "The tool is slow."),
+        ):
+            await trio.sleep(5)

@@ -22,7 +22,6 @@ from .config import (
     Config as Config,
 )
 from .errors import (
-    AbandonedError as AbandonedError,
     AmbiguousModelError as AmbiguousModelError,
     AuthenticationError as AuthenticationError,
     BackendMismatchError as BackendMismatchError,

@@ -8,9 +8,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 import attrs
-import trio
 
-from trioserve.errors import DeadlineExceededError, InvalidRequestError
+from trioserve.errors import InvalidRequestError
 from trioserve.types import CancelReason, GenerationParams, SamplingParams
 from trioserve.types.params import changed
 
@@ -38,11 +37,6 @@ class RequestContext:
     tracestate: str = attrs.field(default="", kw_only=True)
     #: The reason to log when the caller's scope is cancelled.
     on_cancel: CancelReason = attrs.field(default=CancelReason.CALLER, kw_only=True)
-
-    def check_time(self) -> None:
-        """Check the deadline. Raises DeadlineExceededError if it has passed."""
-        if self.deadline <= trio.current_time():
-            raise DeadlineExceededError
 
 
 #: The context of a request without a client and a deadline.

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from typing import Any
 
 from trioserve import llama
@@ -82,7 +87,7 @@ class ServerCore(EnteredOnce):
         #: The configured tools, while the server runs. They work without the model.
         self.tools = ToolRegistry()
         #: Loads the model, puts it to sleep and wakes it.
-        self.lifecycle = ModelLifecycle(self.resources, load, drive, room, asleep=asleep)
+        self.lifecycle = ModelLifecycle(self.resources, load, drive, room, asleep)
         #: The state of the model, as a value to wait for. Do not change it.
         self.state = self.lifecycle.state
 
@@ -99,8 +104,7 @@ class ServerCore(EnteredOnce):
             try:
                 yield
             finally:
-                self.lifecycle.runs.end(ServerClosingError("The server was closed."))
-            await self.lifecycle.close()
+                self.lifecycle.close()
 
     # -- completions and chats
 
@@ -118,10 +122,10 @@ class ServerCore(EnteredOnce):
         The outputs of one prompt are adjacent, in the order of their seeds. Raises as
         `Server.stream_complete`.
         """
-        async with (
-            self.lifecycle.use(context) as services,
-            services.text.stream(prompts, params, context, n) as streams,
-        ):
+        async with AsyncExitStack() as stack:
+            with deadline_scope(context.deadline):
+                services = await stack.enter_async_context(self.lifecycle.use(context))
+                streams = await services.text.stream(stack, prompts, params, context, n)
             yield streams
 
     @asynccontextmanager
@@ -135,10 +139,11 @@ class ServerCore(EnteredOnce):
         context: RequestContext = ANYONE,
     ) -> AsyncIterator[list[ChatStream]]:
         """Answer a chat `n` times, concurrently. Raises as `Server.stream_chat`."""
-        async with (
-            self.lifecycle.use(context) as services,
-            services.text.stream_chats(messages, params, chat, context, n) as streams,
-        ):
+        async with AsyncExitStack() as stack:
+            with deadline_scope(context.deadline):
+                services = await stack.enter_async_context(self.lifecycle.use(context))
+                generator = services.text
+                streams = await generator.stream_chats(stack, messages, params, chat, context, n)
             yield streams
 
     async def end_reasoning(self, stream: Stream | ChatStream) -> bool:
@@ -170,8 +175,8 @@ class ServerCore(EnteredOnce):
         chosen = RunTools.of(tools_of(tools, self.tools), chat.tools or ())
         self.tools.check(run.place)
         with self.memory.hold(context.client) as hold:
-            async with self.lifecycle.use(context) as services:
-                with deadline_scope(context.deadline):
+            with deadline_scope(context.deadline):
+                async with self.lifecycle.use(context) as services:
                     loaded = await services.prompts.load(messages, hold)
             question = Question(loaded, params, chat, context, run)
             async with open_run(self, question, chosen) as opened:
@@ -231,22 +236,22 @@ class ServerCore(EnteredOnce):
         """Make parameters from fields of `GenerationParams` and `SamplingParams`, by name.
 
         Unset fields are as in `base`, or as in the server's configuration. `logit_bias` may name
-        text in place of a token id. `n` is the number of outputs of each prompt. A model that was
-        never loaded is loaded, until the deadline of the context.
+        text in place of a token id. `n` is the number of outputs of each prompt. The deadline
+        of the context includes the wait for a model that was never loaded.
 
         Raises:
             InvalidRequestError: a field is unknown, has the wrong type or is out of range.
             NotSupportedError: the server generates no text.
         """
-        model = await self.lifecycle.known_model(context)
-        if model.pooling is not None:
-            model.check_generates()
-        check_copies(n, model.n_slots)
-        fields = dict(fields)
-        if fields.get("logit_bias") is not None:
-            async with self.lifecycle.use(context) as services:
-                biases = await services.tokenizer.biases_of(fields["logit_bias"])
-            fields["logit_bias"] = biases
+        with deadline_scope(context.deadline):
+            model = await self.lifecycle.known_model(context)
+            if model.pooling is not None:
+                model.check_generates()
+            check_copies(n, model.n_slots)
+            fields = dict(fields)
+            if fields.get("logit_bias") is not None:
+                async with self.lifecycle.use(context) as services:
+                    fields["logit_bias"] = await services.tokenizer.biases_of(fields["logit_bias"])
         return take_params(fields, base or model.defaults)
 
     async def tokenize(

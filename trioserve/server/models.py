@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import trio
+from trio_util import wait_any
 
 from trioserve import llama
 from trioserve.concurrency import EnteredOnce, alongside
@@ -107,17 +108,4 @@ class Models(EnteredOnce, Mapping[str, Server]):
             idle = [(at, one) for at, one in since if at is not None]
             oldest = [min(idle, key=lambda pair: pair[0])[1]] if idle else loaded
             with trio.move_on_after(_LOOK_AGAIN):
-                await _first_to_sleep(oldest)
-
-
-async def _first_to_sleep(servers: list[ServerCore]) -> None:
-    """Wait until one of some servers was idle and has fallen asleep."""
-
-    async def sleep(server: ServerCore) -> None:
-        await server.sleep()
-        nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for server in servers:
-            nursery.start_soon(sleep, server)
-        await trio.sleep_forever()
+                await wait_any(trio.sleep_forever, *(server.sleep for server in oldest))

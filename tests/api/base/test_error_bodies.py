@@ -37,7 +37,6 @@ _NEVER_SENT = {
     "takes ten minutes; tests/api/tools has tests of it": "ProxyTimeoutError",
     "ends the command before there is a server": "ConfigError BridgeError",
     "only its children are raised": "RequestEndedError TooManyRequestsError",
-    "its client has gone": "AbandonedError",
     "its client does not read; the connection is cut": "StalledReaderError",
     "the batch is decoded again, without the prompt that was cancelled": "DecodeInterruptedError",
     "no request waits for the image any more": "EncodeInterruptedError",

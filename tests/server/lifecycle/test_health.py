@@ -74,10 +74,12 @@ async def test_commands_behind_one_that_breaks_the_engine_are_not_lost() -> None
 
     @asynccontextmanager
     async def by_hand(loop: EngineLoop) -> AsyncIterator[None]:
-        yield
-        assert stop.is_set()
-        loop.stop()
-        loop.run()
+        try:
+            yield
+        finally:
+            assert stop.is_set()
+            loop.stop()
+            loop.run()
 
     backend = ScriptedBackend()
     async with Server(Config(), load=scripted(backend), drive=by_hand) as server:

@@ -98,14 +98,16 @@ async def test_a_backend_that_no_engine_takes_is_closed() -> None:
 
 
 async def test_an_end_that_takes_long_says_why(mock_clock: MockClock) -> None:
-    taken: list[trio.CapacityLimiter] = []
-    is_closing = trio.Event()
+    is_closing, may_end = trio.Event(), trio.Event()
+
+    async def work(server: Server) -> None:
+        with server._core.lifecycle.services.workers.gate.open(lambda _error: None):
+            await may_end.wait()
 
     async def live() -> None:
         async with serve() as server:
-            limiter = server._core.lifecycle.services.workers._threads
-            limiter.acquire_on_behalf_of_nowait(limiter)
-            taken.append(limiter)
+            nursery.start_soon(work, server)
+            await wait_all_tasks_blocked()
             is_closing.set()
 
     async with trio.open_nursery() as nursery:
@@ -116,7 +118,7 @@ async def test_an_end_that_takes_long_says_why(mock_clock: MockClock) -> None:
             assert not logs
             mock_clock.jump(11)
             await wait_all_tasks_blocked()
-        taken[0].release_on_behalf_of(taken[0])
+        may_end.set()
     assert [one["event"] for one in logs] == [
         "the model is not freed yet: threads still work with it"
     ]
@@ -225,6 +227,7 @@ async def test_loading_can_be_cancelled(too_late: bool) -> None:
 
     async def cancel_when_loading(scope: trio.CancelScope) -> None:
         await trio.to_thread.run_sync(loading.wait)
+        assert server.lifecycle.load_progress == 0.5
         scope.cancel()
         cancelled.set()
 
@@ -233,7 +236,6 @@ async def test_loading_can_be_cancelled(too_late: bool) -> None:
         nursery.start_soon(cancel_when_loading, nursery.cancel_scope)
         async with server:
             raise AssertionError("unreachable")
-    assert server.lifecycle.load_progress == 0.5
     assert backend.closed
 
 

@@ -24,6 +24,7 @@ from trioserve.errors import (
 )
 from trioserve.server import RequestContext, Server
 from trioserve.server.lifecycle.sleep import ServerState
+from trioserve.server.limits.admission import let_finish
 from trioserve.testing import ScriptedBackend, stepping
 from trioserve.types import GenerationParams
 
@@ -224,6 +225,17 @@ async def test_drain_while_it_sleeps() -> None:
         await server.status()
     with pytest.raises(ServerClosingError):
         _ = server._core.lifecycle.services
+
+
+async def test_what_has_begun_does_not_wake_it_while_it_drains() -> None:
+    loader = ScriptedLoader()
+    async with loader.serve() as server:
+        await server.sleep()
+        await server.drain(10)
+        let_finish()
+        with pytest.raises(ServerClosingError):
+            await server.complete("a")
+    assert loader.n_begun == 1
 
 
 async def test_drain_while_it_wakes(mock_clock: MockClock) -> None:

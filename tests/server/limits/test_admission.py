@@ -12,11 +12,12 @@ from tests.support.clients import client_of
 from tests.support.configs import read, refused
 from tests.support.scripted_server import serve
 from tests.support.scripts import CHAT
+from trioserve.concurrency import Gate
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, QueueFullError, ServerClosingError
 from trioserve.server import RequestContext, Server
 from trioserve.server.dispatch import Dispatcher
-from trioserve.server.limits.admission import Admission, let_finish
+from trioserve.server.limits.admission import Admission, has_begun, let_finish
 from trioserve.testing import ScriptedBackend
 
 KEYS = ("one", "two")
@@ -136,7 +137,7 @@ def test_waits_are_told_from_how_long_requests_took() -> None:
 def test_what_has_begun_may_end_while_the_server_drains() -> None:
     def check() -> str:
         try:
-            admission.check_open()
+            gate.check()
             admission.check(1, "")
         except (ServerClosingError, QueueFullError) as error:
             return type(error).__name__
@@ -147,14 +148,15 @@ def test_what_has_begun_may_end_while_the_server_drains() -> None:
         return check()
 
     dispatcher = Dispatcher(cast(Any, None), cast(Any, None), unread_tokens=1, stall_timeout=1)
+    gate = Gate(has_begun)
     admission = Admission(Config(max_queue=0), dispatcher, 1)
     said = []
     for _ in range(2):
         said.append((check(), copy_context().run(check_begun)))
         dispatcher.open(1, 1)
-    admission.draining = True
+    gate.refuse()
     said.append((check(), copy_context().run(check_begun)))
-    admission.closed, admission.draining = True, False
+    gate.end()
     said.append((check(), copy_context().run(check_begun)))
     closing = "ServerClosingError"
     expected = [("open", "open"), ("QueueFullError", "open"), (closing, "open"), (closing, closing)]

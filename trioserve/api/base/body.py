@@ -24,7 +24,7 @@ from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDeco
 from trioserve.api.base import limits
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.connection import Request, current_request
-from trioserve.concurrency import Patience
+from trioserve.concurrency import Patience, check_cancelled
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
 from trioserve.server.limits.memory import weight_of
 from trioserve.server.workers import offload
@@ -166,6 +166,7 @@ class LongReader:
         pieces: list[str] = []
         place = at + 1
         while (found := _PIECE.match(self._text, place)) is not None:
+            check_cancelled()
             try:
                 piece, _ = scanstring(found[0] + '"', 0)
             except json.JSONDecodeError:
@@ -187,6 +188,7 @@ class LongReader:
         return at + 1
 
     def _count(self, n: int) -> None:
+        check_cancelled()
         self._n_values += n
         if self._n_values > limits.MAX_VALUES:
             raise InvalidRequestError(f"The body has more than {limits.MAX_VALUES} values.")
@@ -309,6 +311,7 @@ class _FormParser:
     def parse(self, data: bytes) -> Form:
         view = memoryview(data)
         for start in range(0, len(data), _FORM_PIECE):
+            check_cancelled()
             self._decoder.receive_data(bytes(view[start : start + _FORM_PIECE]))
             self._take_events()
         self._decoder.receive_data(None)

@@ -14,11 +14,7 @@ from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.concurrency import alongside
 from trioserve.config import Config
-from trioserve.errors import (
-    ModelLoadingError,
-    ServerClosingError,
-    UnavailableError,
-)
+from trioserve.errors import ModelLoadingError, UnavailableError
 from trioserve.models.fetch import fetch
 from trioserve.server.context import ANYONE, RequestContext
 from trioserve.server.core import ServerCore
@@ -69,8 +65,7 @@ class Service(AppState):
             return self._server
         if self.failure is not None:
             raise self.failure.again()
-        if self._stopping:
-            raise ServerClosingError
+        self.gate.check()
         raise ModelLoadingError
 
     @property
@@ -130,13 +125,13 @@ class Service(AppState):
         """Refuse new requests, and wait for the running ones. Those that are still running after
         `timeout` seconds end with an error. The default is the configuration's `drain_timeout`.
         """
-        self._stopping = True
+        self.gate.refuse()
         if self._server is None:
             self._scope.cancel()  # gives up loading
             return
         timeout = self.config.drain_timeout if timeout is None else timeout
         deadline = trio.current_time() + timeout
-        self.tool_calls.refuse()
+        self.tool_calls.gate.refuse()
         await self._server.drain(timeout)
         await self.tool_calls.drain(deadline)
 

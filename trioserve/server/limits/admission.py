@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError, QueueFullError, RateLimitError, ServerClosingError
+from trioserve.errors import InvalidRequestError, QueueFullError, RateLimitError
 from trioserve.server.dispatch import Dispatcher, QueueLoad
 from trioserve.types import Adapters, CacheRoot, EngineStatus, WaitingStatus
 
@@ -46,6 +46,10 @@ def let_finish() -> None:
     _BEGUN.set(True)
 
 
+#: Whether the current task has called `let_finish`.
+has_begun = _BEGUN.get
+
+
 class Admission:
     """Rejects requests when the queue is full, and estimates wait times.
 
@@ -66,17 +70,6 @@ class Admission:
         self._dispatcher = dispatcher
         self._n_slots = n_slots
         self._service_s = 0.0  # moving average of the seconds a request holds its slot
-        self.draining = False  # reject new requests
-        self.closed = False  # reject requests of tasks that called `let_finish`, too
-
-    def check_open(self) -> None:
-        """Check that the server is not draining or closed.
-
-        Raises:
-            ServerClosingError: the server is draining or closed.
-        """
-        if self.closed or (self.draining and not _BEGUN.get()):
-            raise ServerClosingError
 
     def check(self, n_prompt: int, client: str) -> None:
         """Check that the queue has room for a request. Tasks that called `let_finish` pass.
@@ -84,7 +77,7 @@ class Admission:
         Raises:
             QueueFullError: too many requests or prompt tokens wait; has a time to retry after.
         """
-        if _BEGUN.get():
+        if has_begun():
             return
         n_queued = self._dispatcher.queued.n_requests
         n_free = self._n_slots - (len(self._dispatcher) - n_queued)

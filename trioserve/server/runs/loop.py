@@ -14,7 +14,7 @@ from trioserve.chat.messages import Messages
 from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.concurrency import alongside, deadline_scope
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError, raised_alone
 from trioserve.server.context import RequestContext
 from trioserve.server.limits.admission import let_finish
 from trioserve.server.model import LoadedModel
@@ -236,18 +236,11 @@ async def open_run(
     run = AgentRun()
     calls = Calls(run, tools, question.run, question.context, server.resources)
     loop = AgentLoop(server, question, tools, calls, run)
-    with server.lifecycle.runs.open(run.cancel):
+    with server.lifecycle.gate.open(run.cancel):
         async with alongside(partial(_do, loop, run)):
             await run.feed.wait()
             run.feed.check()
             yield run
-
-
-def _alone(error: Exception) -> Exception:
-    """Unwrap an exception from groups with a single member."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        (error,) = error.exceptions
-    return error
 
 
 async def _do(loop: AgentLoop, run: AgentRun) -> None:
@@ -256,6 +249,6 @@ async def _do(loop: AgentLoop, run: AgentRun) -> None:
             answer = await loop.run()
             run.feed.put(RunEnded(run.feed.new_id(), answer))
         except Exception as error:
-            run.feed.end(_alone(error))
+            run.feed.end(raised_alone(error))
         finally:
             run.feed.end()
