@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -159,7 +160,7 @@ def test_a_text_is_read_in_any_pieces(text: str, ascii: bool, cuts: list[int]) -
     written = json.dumps({"input": text}, ensure_ascii=ascii)
     argument = TextArgument("input")
     places = [0, *sorted(min(cut, len(written)) for cut in cuts), len(written)]
-    pieces = [written[i:j] for i, j in zip(places, places[1:], strict=False)]
+    pieces = [written[i:j] for i, j in itertools.pairwise(places)]
     read = [argument.feed(piece) for piece in pieces]
     assert "".join(read) + argument.rest() == text
 
