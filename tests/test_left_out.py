@@ -1,4 +1,4 @@
-"""What is left out of requests is logged once, and there is a limit to what is remembered."""
+"""A field that is left out of requests is logged once, and the memory of that has a limit."""
 
 from __future__ import annotations
 
