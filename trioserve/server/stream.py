@@ -51,6 +51,8 @@ class ChatCompletion:
     prompt: Prompt
     prompt_text: str
     finished: Finished
+    #: The parts of the message with the candidates for their tokens; none where there are none.
+    chunks: tuple[ChatChunk, ...] = ()
 
 
 #: Factor on `size_of` for candidates in a response that is written at its end. It exists as
@@ -311,7 +313,8 @@ class ChatStream:
 
     async def read(self) -> ChatCompletion:
         """Read to the end. The message includes what was read before."""
-        _, rest = await _read(self, self.stream)
+        chunks, rest = await _read(self, self.stream)
+        rest["chunks"] = tuple(chunks) if rest["probs"] else ()
         return ChatCompletion(message=self.message, prompt_text=self.prompt_text, **rest)
 
 

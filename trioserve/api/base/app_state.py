@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -32,6 +32,9 @@ from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 #: Calls that run at the same time. Others wait: each may start processes.
 _MAX_RUNNING = 32
 
+#: Seconds that calls of MCP servers have to finish when the server ends.
+_MCP_SECONDS = 1.0
+
 
 class ClientToolCalls:
     """The calls of an app: a bounded number of them, which end with the app."""
@@ -39,6 +42,7 @@ class ClientToolCalls:
     def __init__(self) -> None:
         self.gate = Gate()
         self._places = trio.CapacityLimiter(_MAX_RUNNING)
+        self._of_mcp = Gate()
 
     async def run(
         self,
@@ -61,12 +65,18 @@ class ClientToolCalls:
             TrioServeError: as `Tool.call`.
         """
         message = f"The deadline passed while {tool.info.name} ran."
-        with self.gate.open(), deadline_scope(record.context.deadline, message):
+        of_mcp = self._of_mcp.open() if tool.info.kind == "mcp" else nullcontext()
+        with self.gate.open(), of_mcp, deadline_scope(record.context.deadline, message):
             async with self._places:
                 return await _call(tool, arguments, context, record)
 
     async def drain(self, deadline: float) -> None:
-        """Wait for the calls that run, until a time (`trio.current_time`), and end the others."""
+        """Wait for the calls that run, until a time (`trio.current_time`), and end the others.
+
+        Those of MCP servers have `_MCP_SECONDS`: nothing bounds how long they take.
+        """
+        self.gate.refuse()
+        await self._of_mcp.drain(min(deadline, trio.current_time() + _MCP_SECONDS))
         await self.gate.drain(deadline)
         await self.gate.drained()  # what they have started ends soon
 
