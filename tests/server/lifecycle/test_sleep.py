@@ -231,7 +231,7 @@ async def test_what_has_begun_does_not_wake_it_while_it_drains() -> None:
     loader = ScriptedLoader()
     async with loader.serve() as server:
         await server.sleep()
-        await server.drain(10)
+        await server.drain()
         let_finish()
         with pytest.raises(ServerClosingError):
             await server.complete("a")

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tests.support.loop_probe import probing
-from tests.support.scripted_server import serve
+from tests.support.scripted_server import serve, within
 from tests.support.scripts import HI
 from tests.support.waiting import patiently, until
 from trioserve.errors import ContextLengthExceededError, DeadlineExceededError, TemplateError
@@ -99,7 +99,8 @@ async def test_a_deadline_ends_tokenizing() -> None:
     server, vocab = watched()
     async with server:
         with pytest.raises(DeadlineExceededError):
-            await server.complete("a", logit_bias=(("slow" + LONG, 1.0),), timeout=0.1)
+            fields = {"logit_bias": (("slow" + LONG, 1.0),)}
+            await server._core.params(fields, context=within(0.1))
         assert vocab.stopped.is_set()
 
 

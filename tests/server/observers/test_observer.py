@@ -44,10 +44,10 @@ async def test_the_reason_of_a_cancellation_comes_with_it() -> None:
     recorder = Recorder()
     backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
     async with Server(Config(), load=scripted(backend)) as server:
-        server.observers.append(recorder)
+        server._core.observers.append(recorder)
         for reason in ("stalled_reader", "a reason of the program", None):
             with trio.CancelScope() as scope:
-                async with server.stream("a"), trio.open_nursery() as nursery:
+                async with server.stream_complete("a"), trio.open_nursery() as nursery:
                     nursery.start_soon(trio.sleep_forever)
                     scope.cancel(reason=reason)
                     await trio.sleep_forever()
