@@ -256,8 +256,7 @@ async def test_a_feed_has_one_reader_and_a_cancelled_one_takes_nothing() -> None
 
 
 async def test_a_gate_counts_and_drains() -> None:
-    has_begun = False
-    gate, order = Gate(lambda: has_begun), list[str]()
+    gate, order = Gate(), list[str]()
 
     async def work() -> None:
         with gate.open():
@@ -271,8 +270,7 @@ async def test_a_gate_counts_and_drains() -> None:
         gate.refuse()
         with pytest.raises(ServerClosingError), gate.open():
             pytest.fail("admitted")
-        has_begun = True
-        with gate.open():
+        with gate.open(has_begun=True):
             assert gate.n_open.value == 2
         let_go.set()
         await gate.drained()

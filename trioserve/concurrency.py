@@ -256,15 +256,9 @@ class Phase(enum.Enum):
 
 
 class Gate:
-    """Admits work, counts it, and ends it. Everything that drains and closes has one.
+    """Admits work, counts it, and ends it. Everything that drains and closes has one."""
 
-    Args:
-        may_finish: whether the current task continues work that was admitted earlier, which
-            draining lets finish.
-    """
-
-    def __init__(self, may_finish: Callable[[], bool] = lambda: False) -> None:
-        self._may_finish = may_finish
+    def __init__(self) -> None:
         self._refusal: TrioServeError = ServerClosingError()  # for new work
         self._error: TrioServeError = self._refusal  # for work that is ended
         self._ends: dict[object, Callable[[TrioServeError], object]] = {}
@@ -273,33 +267,40 @@ class Gate:
         #: How many blocks are open.
         self.n_open = AsyncValue(0)
 
-    def check(self) -> None:
+    def check(self, *, has_begun: bool = False) -> None:
         """Check that work is admitted.
+
+        Args:
+            has_begun: whether it continues work that was admitted earlier, which draining lets
+                finish.
 
         Raises:
             ServerClosingError: it is not.
             TrioServeError: the error of `end`, if `refuse` was not called before.
         """
         phase = self.phase.value
-        if phase is Phase.CLOSED or (phase is Phase.DRAINING and not self._may_finish()):
+        if phase is Phase.CLOSED or (phase is Phase.DRAINING and not has_begun):
             raise self._refusal.again()
 
     @contextmanager
-    def open(self, on_end: Callable[[TrioServeError], object] | None = None) -> Iterator[None]:
+    def open(
+        self, on_end: Callable[[TrioServeError], object] | None = None, *, has_begun: bool = False
+    ) -> Iterator[None]:
         """Admit a block of work, and count it. `end` cancels the block, which then raises.
 
         Args:
             on_end: called by `end` with the error, in place of cancelling the block.
+            has_begun: as for `check`.
 
         Raises:
             TrioServeError: as `check`, before the block; the error of `end`, in place of what the
                 block was cancelled in.
         """
-        self.check()
+        self.check(has_begun=has_begun)
         if on_end is None:
             with (
                 trio.CancelScope() as scope,
-                self.open(lambda error: scope.cancel(reason=error.message)),
+                self.open(lambda error: scope.cancel(reason=error.message), has_begun=has_begun),
             ):
                 yield
             if scope.cancelled_caught:

@@ -150,4 +150,4 @@ def warn_of_scope(name: str) -> None:
 
 
 #: Fields of `RequestContext` that only the APIs set.
-_OF_APIS = frozenset({"arrived", "limited_as", "on_cancel"})
+_OF_APIS = frozenset({"arrived", "has_begun", "limited_as", "on_cancel"})

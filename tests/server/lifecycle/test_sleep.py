@@ -24,7 +24,6 @@ from trioserve.errors import (
 )
 from trioserve.server import RequestContext, Server
 from trioserve.server.lifecycle.sleep import ServerState
-from trioserve.server.limits.admission import let_finish
 from trioserve.testing import ScriptedBackend, stepping
 from trioserve.types import GenerationParams
 
@@ -232,9 +231,10 @@ async def test_what_has_begun_does_not_wake_it_while_it_drains() -> None:
     async with loader.serve() as server:
         await server.sleep()
         await server.drain()
-        let_finish()
+        core, context = server._core, RequestContext(has_begun=True)
         with pytest.raises(ServerClosingError):
-            await server.complete("a")
+            async with core.stream_all(["a"], await core.params({}), context=context):
+                raise AssertionError("unreachable")
     assert loader.n_begun == 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from contextvars import copy_context
 from typing import Any, cast
 
 import pytest
@@ -17,7 +16,7 @@ from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, QueueFullError, ServerClosingError
 from trioserve.server import RequestContext, Server
 from trioserve.server.dispatch import Dispatcher
-from trioserve.server.limits.admission import Admission, has_begun, let_finish
+from trioserve.server.limits.admission import Admission
 from trioserve.testing import ScriptedBackend
 
 KEYS = ("one", "two")
@@ -135,29 +134,25 @@ def test_waits_are_told_from_how_long_requests_took() -> None:
 
 
 def test_what_has_begun_may_end_while_the_server_drains() -> None:
-    def check() -> str:
+    def check(*, has_begun: bool) -> str:
         try:
-            gate.check()
-            admission.check(1, "")
+            gate.check(has_begun=has_begun)
+            admission.check(1, RequestContext(has_begun=has_begun))
         except (ServerClosingError, QueueFullError) as error:
             return type(error).__name__
         return "open"
 
-    def check_begun() -> str:
-        let_finish()
-        return check()
-
     dispatcher = Dispatcher(cast(Any, None), cast(Any, None), unread_tokens=1, stall_timeout=1)
-    gate = Gate(has_begun)
+    gate = Gate()
     admission = Admission(Config(max_queue=0), dispatcher, 1)
     said = []
     for _ in range(2):
-        said.append((check(), copy_context().run(check_begun)))
+        said.append((check(has_begun=False), check(has_begun=True)))
         dispatcher.open(1, 1)
     gate.refuse()
-    said.append((check(), copy_context().run(check_begun)))
+    said.append((check(has_begun=False), check(has_begun=True)))
     gate.end()
-    said.append((check(), copy_context().run(check_begun)))
+    said.append((check(has_begun=False), check(has_begun=True)))
     closing = "ServerClosingError"
     expected = [("open", "open"), ("QueueFullError", "open"), (closing, "open"), (closing, closing)]
     assert said == expected

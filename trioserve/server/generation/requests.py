@@ -16,7 +16,7 @@ from trioserve.config import Config
 from trioserve.engine.loop import EngineLoop
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
-from trioserve.server.limits.admission import Admission, CacheSharing, RateLimits, has_begun
+from trioserve.server.limits.admission import Admission, CacheSharing, RateLimits
 from trioserve.server.limits.memory import BYTES_PER_TOKEN, MemoryBudget
 from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import Observer, RequestInfo, RequestLog, observed
@@ -38,7 +38,7 @@ class ServerResources:
     def __init__(self, config: Config) -> None:
         self.config = config
         #: Admits requests and runs with tools, ends them, and has its phase when the server drains.
-        self.gate = Gate(has_begun)
+        self.gate = Gate()
         self.memory = MemoryBudget.of(config)
         self.metrics = Metrics() if config.metrics_endpoint else None
         self.observers: list[Observer] = [RequestLog()]
@@ -92,8 +92,8 @@ class Requests:
             QueueFullError: too many requests wait already.
             ServerClosingError: the server drains, or is closed.
         """
-        self.resources.gate.check()
-        self.admission.check(n_prompt, context.client)
+        self.resources.gate.check(has_begun=context.has_begun)
+        self.admission.check(n_prompt, context)
 
     @contextmanager
     def open(
@@ -113,10 +113,10 @@ class Requests:
             RateLimitError: the client has too few tokens left in this minute.
             ServerClosingError: the server drains, or is closed.
         """
-        self.resources.gate.check()
+        self.resources.gate.check(has_begun=context.has_begun)
         self._loop.check(task)
         self.admission.check_priority(task.priority, task.client)
-        self.admission.check(len(task.prompt), task.client)
+        self.admission.check(len(task.prompt), context)
         with self.resources.memory.hold(task.client) as held:
             held.grow(len(task.prompt) * BYTES_PER_TOKEN)
             settle = self._reserve(task, context)
@@ -131,7 +131,7 @@ class Requests:
             end = partial(self._dispatcher.end, mailbox, reason=CancelReason.SHUTDOWN)
             try:
                 with (
-                    self.resources.gate.open(end),
+                    self.resources.gate.open(end, has_begun=context.has_begun),
                     observed(self.resources.observers, info, stream, context.on_cancel),
                 ):
                     self._loop.submit(task)

@@ -53,7 +53,7 @@ class EngineServices:
         self.queue = Queue(self.health.status)
         self.requests = Requests(resources, loop, dispatcher, self.admission)
         self.workers = Workers()
-        self.tokenizer = Tokenizer(model.vocab, resources.gate, self.workers, model.n_ctx_seq)
+        self.tokenizer = Tokenizer(model.vocab, self.workers, model.n_ctx_seq)
         self.adapters = AdapterScales(loop.adapters)
         self._loader = MediaLoader.of(config)
         memory, fps = resources.memory, config.video_fps

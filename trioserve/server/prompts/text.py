@@ -28,7 +28,7 @@ from trioserve.chat.params import ChatParams
 from trioserve.chat.template.budget import Limits, OutOfTimeError
 from trioserve.chat.template.continuation import find_divergence_points, render_continued
 from trioserve.chat.template.render import ChatTemplate
-from trioserve.concurrency import Gate, check_cancelled
+from trioserve.concurrency import check_cancelled
 from trioserve.engine.backend import Vocab
 from trioserve.errors import (
     ConfigError,
@@ -143,7 +143,6 @@ class Tokenizer:
     """
 
     _vocab: Vocab  # the model's vocabulary
-    _gate: Gate  # admits the server's requests
     _workers: Workers  # the threads
     _n_ctx: int  # tokens in the context of a request
 
@@ -177,9 +176,7 @@ class Tokenizer:
         Raises:
             ContextLengthExceededError: it does not fit.
             InvalidRequestError: the text cannot be tokenized.
-            ServerClosingError: the server drains, or is closed.
         """
-        self._gate.check()
         if isinstance(prompt, Prompt):
             return prompt
         parts = (prompt,) if isinstance(prompt, str) else prompt

@@ -16,7 +16,6 @@ from trioserve.concurrency import alongside, deadline_scope
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError, raised_alone
 from trioserve.server.context import RequestContext
-from trioserve.server.limits.admission import let_finish
 from trioserve.server.model import LoadedModel
 from trioserve.server.runs.calls import Calls, assistant_message, tool_message
 from trioserve.server.runs.events import EndReason, RunAnswer, RunEnded, StepChunk, StepStarted
@@ -123,8 +122,6 @@ class AgentLoop:
         answering = self._server.stream_chats(messages, self._asked.params, chat, context=context)
         async with answering as (stream,):
             self._feed.put(StepStarted(self._feed.new_id(), step))
-            if step == 1:
-                let_finish()
             with self._run.watched(stream):
                 async for event in stream:
                     await self._feed.room()
@@ -146,7 +143,7 @@ class AgentLoop:
     def _context(self, step: int) -> RequestContext:
         """The context of an answer. Only the first one has waited since the request arrived."""
         context = self._asked.context
-        return context if step == 1 else attrs.evolve(context, arrived=None)
+        return context if step == 1 else attrs.evolve(context, arrived=None, has_begun=True)
 
     # -- what follows from it
 

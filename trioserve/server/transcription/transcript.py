@@ -13,7 +13,6 @@ from trioserve.concurrency import Feed, alongside, deadline_scope
 from trioserve.errors import TrioServeError
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
-from trioserve.server.limits.admission import let_finish
 from trioserve.server.media.loader import MediaLoader, Wanted
 from trioserve.server.observers.observer import TranscriptionRecord, observed_recording
 from trioserve.types import DecodedAudio, MediaSource, TokenId, TokenProbs
@@ -232,7 +231,7 @@ class Transcriptions:
             events.put(event)
             await events.room()
 
-        let_finish()
+        context = attrs.evolve(context, has_begun=True)
         try:
             await self._transcriber.transcribe(audio, params, context, send)
         except TrioServeError as error:
