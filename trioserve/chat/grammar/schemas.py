@@ -442,14 +442,14 @@ def _bodies(schema: Mapping[str, Any], part: Part, *, like_json: bool) -> Iterat
     for name, length in (("minLength", shortest), ("maxLength", longest)):
         if length is not None and not (type(length) is int and 0 <= length <= MAX_LENGTH):
             raise part.refuse(f"'{name}' must be an integer between 0 and {MAX_LENGTH}")
-    conditions = []
+    conditions = [ANYTHING]
     if shortest or longest is not None:
-        conditions.append(f"/(?s:.{{{shortest},{'' if longest is None else longest}}})/")
+        conditions = [f"/(?s:.{{{shortest},{'' if longest is None else longest}}})/"]
     if "pattern" in schema:
         conditions.append(_pattern(schema["pattern"], part))
     if not like_json:
         conditions += [f"~{_LIKE_WORD}", f"~{_LIKE_CONTAINER}"]
-    yield " & ".join([ANYTHING, *conditions])
+    yield " & ".join(conditions)
 
 
 def check_pattern(pattern: object) -> str:
