@@ -77,7 +77,7 @@ ARGUMENTS: dict[str, Any] = {
     "email": {
         "type": "string",
         "format": "email",
-        "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
+        "pattern": r"^(?!\.)(?!.*\.\.)([\w'+\-\.]*)[\w+-]@([A-Za-z0-9][\w\-]*\.)+[A-Za-z]{2,}$",
     },
     "time": {
         "type": "string",
