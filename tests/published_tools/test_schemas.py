@@ -51,11 +51,7 @@ def test_there_are_enough() -> None:
 @pytest.mark.parametrize("choice", [AUTO, REQUIRED], ids=lambda choice: choice.mode)
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_no_schema_fails_a_request(
-    backend: LlamaBackend,
-    name: str,
-    choice: ToolChoice,
-    record_property: Any,
-    capsys: pytest.CaptureFixture[str],
+    backend: LlamaBackend, name: str, choice: ToolChoice, record_property: Any
 ) -> None:
     writer = WRITERS[name]
     tools = offered(f"{name}_{choice.mode}".replace(".", "_"))
@@ -73,17 +69,14 @@ def test_no_schema_fails_a_request(
                         assert ready.tools.enforcing(frozenset([index])) is not None
     found = Counter(entry["relaxed"] for entry in logs)
     found["nothing"] = len(tools) - sum(found.values())
-    with capsys.disabled():
-        print(f"\n{name}, {choice.mode}: {len(tools)} schemas, relaxed: {dict(found)}")
+    record_property("relaxed", dict(found))
     assert found["all arguments"] < len(tools) / 20
     assert found["nothing"] > len(tools) / 2
 
 
 @pytest.mark.parametrize("n", [160, 600])
 @pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "gemma-4", "glm-4"])
-def test_many_tools(
-    backend: LlamaBackend, name: str, n: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_many_tools(backend: LlamaBackend, name: str, n: int, record_property: Any) -> None:
     tools = offered(f"many_{n}")[-n:]
     start = time.process_time()
     ready = compiled(backend, constrain(WRITERS[name].format, tools, AUTO, parallel=True))

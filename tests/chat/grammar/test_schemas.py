@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -188,6 +189,16 @@ def test_an_answer_whose_schema_is_none(source: str) -> None:
     answer = Grammar("json_schema", source, param="response_format")
     with pytest.raises(InvalidRequestError) as caught:
         constrain(families.HERMES, TOOLS, AUTO, parallel=True, answer=answer)
+    assert caught.value.param == "response_format"
+
+
+@pytest.mark.parametrize("tools", [TOOLS, [tool(f"t{i}") for i in range(60)]], ids=len)
+def test_the_schema_of_an_answer_is_not_relaxed(backend: LlamaBackend, tools: list[Any]) -> None:
+    schema = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    answer = Grammar("json_schema", json.dumps(schema), param="response_format")
+    grammar = constrain(families.HERMES, tools, AUTO, parallel=True, answer=answer)
+    with pytest.raises(InvalidRequestError, match="oneOf") as caught:
+        compiled(backend, grammar)
     assert caught.value.param == "response_format"
 
 

@@ -25,6 +25,7 @@ from tests.support.tool_grammars import (
 )
 from tests.support.tool_schemas import closed, obj
 from trioserve.chat.formats import families
+from trioserve.chat.formats.syntax import ChatFormat, JsonArguments, Marker, Name, ToolCalls
 from trioserve.chat.grammar.answer import constrain
 from trioserve.errors import InvalidRequestError
 from trioserve.llama import LlamaBackend
@@ -133,11 +134,13 @@ def test_any_arguments_until_the_name_is_known(backend: LlamaBackend) -> None:
 
 def test_a_token_that_the_arguments_cannot_begin_with_is_refused(backend: LlamaBackend) -> None:
     tools = many(get=closed(obj()), get_all=obj("a", a={"type": "boolean"}))
-    ready = compiled(backend, constrain(families.MISTRAL, tools, REQUIRED, parallel=True))
+    steps = Marker("<c>"), Name(until=("{",)), JsonArguments()
+    format = ChatFormat(tool_calls=ToolCalls(starts=("<c>",), call=steps, again=("<c>",)))
+    ready = compiled(backend, constrain(format, tools, REQUIRED, parallel=True))
     (both,) = backend.vocab.tokenize('{"', is_fragment=True)
     for name, fits in (("get_all", True), ("get", False)):
         matcher = ready.matcher()
-        assert take(backend, matcher, f"[TOOL_CALLS]{name}")
+        assert take(backend, matcher, f"<c>{name}")
         assert both in matcher.mask()
         assert matcher.accept(both) is fits
         if not fits:

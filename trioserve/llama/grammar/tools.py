@@ -139,7 +139,12 @@ class ToolGrammar:
                 self._settle(index)
         written = [function.written for function in self._functions]
         self.names = NameFinder(written, self._parts["before"])
-        matcher = self._compiled(frozenset())
+        try:
+            matcher = self._compiled(frozenset())
+        except UnusableError:
+            for entry in self._parts["schemas"].values():  # of an answer beside the calls
+                self._explain_entry(entry)
+            raise
         self._is_late = True
         return matcher
 

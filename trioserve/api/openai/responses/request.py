@@ -243,5 +243,8 @@ _TOLD = ("name", "description", "parameters")
 
 
 def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a function to the form of chats. `strict` is dropped: all arguments are checked."""
-    return {"type": "function", "function": {name: tool[name] for name in _TOLD if name in tool}}
+    """Convert a function to the form of chats."""
+    function = {name: tool[name] for name in _TOLD if name in tool}
+    if tool.get("strict") is True:  # the model need not see that it is not
+        function["strict"] = True
+    return {"type": "function", "function": function}
