@@ -31,7 +31,7 @@ SOME = ("hermes", "qwen3-coder", "deepseek-v3.2", "minimax-m3", "gemma-4")
 
 
 def relaxed(schema: Any, rung: int = 1) -> Any:
-    """The schema that comes after so many others."""
+    """A schema of the ladder, by its number."""
     rungs = ladder(Part(schema, schema, "x"), lambda _: True)
     return [part.schema for part, _ in rungs][rung]
 

@@ -110,7 +110,7 @@ def take(backend: LlamaBackend, matcher: Matcher, text: str) -> bool:
 
 
 def many(**named: Any) -> list[dict[str, Any]]:
-    """Some tools among so many others that their arguments are enforced by name."""
+    """Tools among 60 others, so that arguments are enforced once a name is known."""
     others = [tool(f"other_{i}", obj("x", x={"type": "integer"})) for i in range(60)]
     return [*others, *(tool(name, schema) for name, schema in named.items())]
 

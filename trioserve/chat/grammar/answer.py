@@ -271,7 +271,7 @@ def _grammar(
         start: the first rule.
         step: reads arguments.
         functions: that may be called, each with how its name is written.
-        before: texts of which one comes before a name, unless the name comes first; none: any.
+        before: texts before a name, if it does not come first: one of them; none: any text.
         fields: those of `Grammar`.
     """
     source = {

@@ -90,7 +90,7 @@ def write_arguments(rules: Rules, step: ArgumentsStep, part: Part, told: Mapping
 
 
 def write_any_arguments(rules: Rules, step: ArgumentsStep) -> str:
-    """Write arguments of which nothing is known."""
+    """Write any arguments, for a function that is not known yet."""
     if isinstance(step, Elements):  # the end of an element has to be that of its beginning
         end = f"{step.mark}</{step.parent}>"
         return rules.text(ANYTHING, end)

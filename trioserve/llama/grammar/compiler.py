@@ -107,32 +107,8 @@ class Compiler:
         owner, grammar = key
         if not self._tokens.ends:
             raise _invalid(grammar, "the model has no token that ends an output")
-        tools: ToolGrammar | None = None
         try:
-            if grammar.kind == "tools":
-                tools = self._tools(grammar.source)
-                matcher = tools.start()
-            else:
-                text = self._text(grammar)
-                if trial.is_needed(grammar.kind, text):
-                    trial.run(text, _LIMITS)
-                with self._compiling:
-                    if (known := self._find(key)) is not None:
-                        return known
-                    try:
-                        matcher = self._matcher(text)
-                    except UnusableError:
-                        if grammar.kind == "json_schema":
-                            self._explain(read_schema(grammar.source))
-                        raise
-            compiled = CompiledGrammar(
-                grammar,
-                matcher,
-                self._tokens,
-                self.pool,
-                partial(self.forget, owner),
-                tools if tools is not None and tools.grows else None,
-            )
+            compiled = self._made(grammar, owner)
         except UnusableError as error:
             param = error.param or grammar.param
             raise _invalid(attrs.evolve(grammar, param=param), str(error)) from error
@@ -143,8 +119,30 @@ class Compiler:
             raise _invalid(grammar, problem.rstrip(".")) from error
         if grammar.thinking is not None:
             self._tokens.names  # noqa: B018 (made now, not on the inference thread)
-        self._keep(key, compiled)
-        return compiled
+        return self._kept(key, compiled)
+
+    def _made(self, grammar: Grammar, owner: str) -> CompiledGrammar:
+        tools: ToolGrammar | None = None
+        if grammar.kind == "tools":
+            tools = self._tools(grammar.source)
+            matcher = tools.start()
+        else:
+            text = self._text(grammar)
+            if trial.is_needed(grammar.kind, text):
+                trial.run(text, _LIMITS)
+            matcher = self._matcher_of(grammar, text)
+        growing = tools if tools is not None and tools.grows else None
+        forget = partial(self.forget, owner)
+        return CompiledGrammar(grammar, matcher, self._tokens, self.pool, forget, growing)
+
+    def _matcher_of(self, grammar: Grammar, text: str) -> LLMatcher:
+        with self._compiling:
+            try:
+                return self._matcher(text)
+            except UnusableError:
+                if grammar.kind == "json_schema":
+                    self._explain(read_schema(grammar.source))
+                raise
 
     def _tools(self, source: str) -> ToolGrammar:
         return ToolGrammar(
@@ -192,15 +190,17 @@ class Compiler:
         if problem := ask(schema):
             raise UnusableError(problem, locate(schema, problem, ask))
 
-    def _keep(self, key: _Key, compiled: CompiledGrammar) -> None:
+    def _kept(self, key: _Key, compiled: CompiledGrammar) -> CompiledGrammar:
+        """Keep a grammar, unless another thread has compiled it meanwhile; returns which."""
         with self._lock:
-            if (known := self._compiled.pop(key, None)) is not None:
-                self._n_bytes -= known.n_bytes
+            if (known := self._compiled.get(key)) is not None:
+                return known
             self._compiled[key] = compiled
             self._n_bytes += compiled.n_bytes
             while self._n_bytes > _MAX_CACHED_BYTES or len(self._compiled) > _MAX_CACHED:
                 _, oldest = self._compiled.popitem(last=False)
                 self._n_bytes -= oldest.n_bytes
+            return compiled
 
 
 def _schema_text(schema: Any) -> str:

@@ -1,4 +1,4 @@
-"""The grammar of calls of tools: which functions may be called, and with which arguments.
+"""The grammar of calls of tools: the functions that may be called, and their arguments.
 
 Where there are many functions, the arguments of each are enforced once the model has written its
 name. A schema that llguidance cannot enforce is relaxed, unless its function is strict.
@@ -11,6 +11,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from hashlib import sha256
 from time import thread_time
 from typing import Any
@@ -41,7 +42,7 @@ _log = structlog.get_logger("llama")
 
 #: With more functions, or longer schemas, arguments are enforced once the name is known.
 _MAX_AT_ONCE = 48
-_MAX_AT_ONCE_CHARS = 2**16
+_MAX_AT_ONCE_CHARS = 2**17
 #: How many functions have their arguments enforced at the same time, if names come one by one.
 MAX_ENFORCED = 16
 #: Grammars with some of the functions that are kept.
@@ -57,7 +58,7 @@ _MAX_LATE = 2**17
 _MAX_TRIALS = 8
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class _Function:
     """A function, as the description of the grammar has it; see `Function.described`."""
 
@@ -72,6 +73,11 @@ class _Function:
         """The schema of its arguments. Raises InvalidRequestError if it is none."""
         schema = enforceable(self.schema, strict=self.strict)
         return as_sent(Part(schema, schema, self.param))
+
+    @cached_property
+    def is_long(self) -> bool:
+        """Whether an output should not wait until it is compiled."""
+        return len(json.dumps(self.schema)) > _MAX_LATE
 
 
 class ToolGrammar:
@@ -169,7 +175,7 @@ class ToolGrammar:
         """Compile all of the grammar; with relaxed schemas if it must be."""
         is_tried = self._is_late and any(self._functions[i].strict for i in functions)
         for index in functions if self._is_late else ():
-            if len(json.dumps(self._functions[index].schema)) > _MAX_LATE:
+            if self._functions[index].is_long:
                 self._settle(index)
         try:
             if not is_tried:
@@ -230,10 +236,12 @@ class ToolGrammar:
             return True
 
         whole = Part(function.schema, function.schema, function.param)
-        rungs = (one for one in ladder(whole, fits) if fits(one[0]))
-        if self._is_late and len(json.dumps(function.schema)) > _MAX_LATE:
-            rungs, problems = iter(()), ["it is too long"]
-        self._settled[index], relaxed = next(rungs, (None, "all arguments"))
+        none: tuple[Part | None, str] = (None, "all arguments")
+        if self._is_late and function.is_long:
+            (self._settled[index], relaxed), problems = none, ["it is too long"]
+        else:
+            fitting = (one for one in ladder(whole, fits) if fits(one[0]))
+            self._settled[index], relaxed = next(fitting, none)
         if relaxed:
             _note(function, relaxed, problems[0] if problems else "it is malformed")
 
