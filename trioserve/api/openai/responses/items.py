@@ -11,6 +11,8 @@ come, and they are found in it.
 from __future__ import annotations
 
 import codecs
+import json
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
@@ -19,8 +21,12 @@ from typing import Any, ClassVar
 
 import attrs
 
-from trioserve.api.openai.responses.input import MCP_CALL, STEP
+from trioserve.api.base.outputs import read_arguments
+from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
+from trioserve.api.openai.responses.input import INPUT_ARGUMENT, MCP_CALL, STEP
+from trioserve.api.openai.responses.tools import OfferedTool
 from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallStart
+from trioserve.chat.parse.cursor import SURROGATE
 from trioserve.types import TokenId, TokenProbs
 
 # -- tokens
@@ -151,10 +157,10 @@ class Item(ABC):
         """Tell that it begins."""
         return [self._item_event("added", "in_progress")]
 
-    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         """Add a piece, and tell of it. Its tokens have a place in messages alone."""
         self._texts.append(text)
-        return self._event(f"{self.event}.delta", **self.place, delta=text)
+        return [self._event(f"{self.event}.delta", **self.place, delta=text)]
 
     @abstractmethod
     def closed(self, status: str) -> list[Event]:
@@ -235,9 +241,9 @@ class MessageItem(_TextItem):
         super().__init__(index, new_id("msg"))
         self._logprobs: list[dict[str, Any]] = []
 
-    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         self._logprobs += logprobs
-        return {**super().grown(text, logprobs), "logprobs": logprobs}
+        return [{**event, "logprobs": logprobs} for event in super().grown(text, logprobs)]
 
     def written(self, status: str) -> dict[str, Any]:
         return {
@@ -258,18 +264,21 @@ class MessageItem(_TextItem):
 
 
 class CallItem(Item):
-    """A function that the model wants called."""
+    """A function that the model wants called; `tool` is it, as the request offers it."""
 
     event = "function_call_arguments"
 
-    def __init__(self, index: int, start: ToolCallStart) -> None:
-        super().__init__(index, f"fc_{start.id}")
+    def __init__(
+        self, index: int, start: ToolCallStart, tool: OfferedTool | None, prefix: str = "fc"
+    ) -> None:
+        super().__init__(index, f"{prefix}_{start.id}")
         self._start = start
+        self._name = start.name if tool is None else tool.name
+        space = None if tool is None else tool.namespace
+        self._namespace = {} if space is None else {"namespace": space}
 
     def closed(self, status: str) -> list[Event]:
-        done = self._event(
-            "function_call_arguments.done", name=self._start.name, arguments=self.text
-        )
+        done = self._event("function_call_arguments.done", name=self._name, arguments=self.text)
         return [done, self._item_event("done", status)]
 
     def written(self, status: str) -> dict[str, Any]:
@@ -277,10 +286,128 @@ class CallItem(Item):
             "id": self.id,
             "type": "function_call",
             "call_id": self._start.id,
-            "name": self._start.name,
+            "name": self._name,
+            **self._namespace,
             "arguments": self.text,
             "status": status,
         }
+
+
+class CustomCallItem(CallItem):
+    """A custom tool that the model wants called, with a text."""
+
+    event = "custom_tool_call_input"
+
+    def __init__(self, index: int, start: ToolCallStart, tool: OfferedTool) -> None:
+        super().__init__(index, start, tool, "ctc")
+        self._argument = TextArgument(INPUT_ARGUMENT)
+
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
+        more = self._argument.feed(text)
+        return super().grown(more, logprobs) if more else []
+
+    def closed(self, status: str) -> list[Event]:
+        rest = self._argument.rest()
+        events = super().grown(rest, []) if rest else []
+        done = self._event("custom_tool_call_input.done", input=self.text)
+        return [*events, done, self._item_event("done", status)]
+
+    def written(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "custom_tool_call",
+            "call_id": self._start.id,
+            "name": self._name,
+            **self._namespace,
+            "input": self.text,
+            "status": status,
+        }
+
+
+class ClientCallItem(CallItem):
+    """A call of a tool that has a type of its own. It is told of when it is complete."""
+
+    def __init__(self, index: int, start: ToolCallStart, tool: OfferedTool) -> None:
+        self._known = CLIENT_TOOLS[tool.kind]
+        super().__init__(index, start, tool, self._known.prefix)
+
+    def opened(self) -> list[Event]:
+        return []
+
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
+        self._texts.append(text)
+        return []
+
+    def closed(self, status: str) -> list[Event]:
+        return [self._item_event("added", "in_progress"), self._item_event("done", status)]
+
+    def written(self, status: str) -> dict[str, Any]:
+        arguments = read_arguments(self.text)
+        return {
+            "id": self.id,
+            "type": self._known.item,
+            "call_id": self._start.id,
+            **self._known.write(arguments if isinstance(arguments, dict) else {}),
+            "status": status,
+        }
+
+
+def call_item(index: int, start: ToolCallStart, tool: OfferedTool | None) -> CallItem:
+    """Make the item of a call of a tool; None: the request offers none of the name."""
+    if tool is None or tool.kind == "function":
+        return CallItem(index, start, tool)
+    return (CustomCallItem if tool.kind == "custom" else ClientCallItem)(index, start, tool)
+
+
+class TextArgument:
+    """Takes a text out of arguments that are an object with it alone, while they are written."""
+
+    def __init__(self, name: str) -> None:
+        self._before = re.compile(rf'\s*\{{\s*"{name}"\s*:\s*"')
+        self._begun = self._ended = False
+        self._left = ""  # what is not taken yet
+
+    def feed(self, arguments: str) -> str:
+        """Take more of the arguments; gives more of the text."""
+        self._left += arguments
+        if not self._begun and (before := self._before.match(self._left)):
+            self._begun = True
+            self._left = self._left[before.end() :]
+        if not self._begun or self._ended:
+            return ""
+        whole = _WHOLE.match(self._left)
+        assert whole is not None
+        text, self._left = whole[0], self._left[whole.end() :]
+        self._ended = self._left.startswith('"')
+        return _unescaped(text)
+
+    def rest(self) -> str:
+        """Give what is left at the end of the arguments: all of them, if they are no such object."""
+        if self._begun:
+            return "" if self._ended else _unescaped(_ESCAPES.sub("", self._left))
+        arguments = read_arguments(self._left)
+        values = [*arguments.values()] if isinstance(arguments, dict) else []
+        return values[0] if len(values) == 1 and isinstance(values[0], str) else self._left
+
+
+#: Characters of a JSON string: not half of an escape, and not the first half of a pair of them.
+_WHOLE = re.compile(
+    r"""(?:[^"\\]++
+    |\\["\\/bfnrt]
+    |\\u(?![dD][89abAB])[0-9a-fA-F]{4}
+    |\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u]))
+    )*""",
+    re.VERBOSE,
+)
+#: An escape that was cut off.
+_ESCAPES = re.compile(r"\\u?[0-9a-fA-F]{0,4}")
+
+
+def _unescaped(text: str) -> str:
+    """Read the characters of a JSON string. Half of a surrogate pair cannot be sent on."""
+    if "\\" not in text:
+        return text
+    return SURROGATE.sub("\ufffd", json.loads(f'"{text}"', strict=False))
 
 
 class MadeCallItem(Item):
