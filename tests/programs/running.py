@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -128,13 +128,14 @@ def backend_of(script: Callable[[str], str], template: str = TEMPLATE) -> Script
 
 
 @asynccontextmanager
-async def _outside() -> AsyncIterator[tuple[str, list[str]]]:
-    """A proxy that lets nothing through; gives its address, and the list of what was wanted."""
-    wanted: list[str] = []
+async def _outside() -> AsyncIterator[tuple[str, set[str]]]:
+    """A proxy that lets nothing through; gives its address, and the hosts that were asked for."""
+    wanted: set[str] = set()
 
     async def refuse(stream: trio.SocketStream) -> None:
         data = await stream.receive_some(1000)
-        wanted.append(data.partition(b"\r\n")[0].decode(errors="replace"))
+        _, _, target = data.partition(b" ")
+        wanted.add(target.partition(b" ")[0].decode(errors="replace"))
         await stream.aclose()
 
     async with trio.open_nursery() as nursery:
@@ -149,7 +150,7 @@ class Ended:
 
     code: int
     output: str
-    wanted: Sequence[str]
+    wanted: Set[str]
 
 
 def environment_of(*names: str, home: Path, **more: str) -> dict[str, str]:
@@ -165,7 +166,13 @@ def _node() -> Sequence[str]:
     return [str(folder)] if folder.exists() else []
 
 
-async def run(command: Sequence[str], *, folder: Path, environ: Mapping[str, str]) -> Ended:
+async def run(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    environ: Mapping[str, str],
+    task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED,
+) -> Ended:
     """Run a program in a folder until it has ended.
 
     Raises:
@@ -185,6 +192,7 @@ async def run(command: Sequence[str], *, folder: Path, environ: Mapping[str, str
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        task_status.started(process)
         try:
             with trio.fail_after(PATIENCE):
                 assert process.stdout is not None
@@ -207,9 +215,10 @@ def end_group(process: trio.Process, number: signal.Signals = signal.SIGKILL) ->
         os.killpg(process.pid, number)
 
 
-def launching(name: str, url: str, *arguments: str) -> list[str]:
+def launching(name: str, url: str, *arguments: str, flags: Sequence[str] = ()) -> list[str]:
     """The command that starts an agent with a server."""
-    return [sys.executable, "-m", "trioserve", "launch", name, "--url", url, "--", *arguments]
+    command = [sys.executable, "-m", "trioserve", "launch", name, "--url", url]
+    return [*command, *flags, "--", *arguments]
 
 
 def calls_in(exchanges: Sequence[Exchange]) -> list[str]:

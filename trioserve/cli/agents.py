@@ -251,6 +251,7 @@ def _gptme(endpoint: Endpoint, _folder: Path) -> Settings:
             "OPENAI_BASE_URL": f"{endpoint.url}/v1",
             "OPENAI_API_KEY": endpoint.api_key,
             "GPTME_CONTEXT_LENGTH": str(endpoint.context),
+            "GPTME_TIKTOKEN_TIMEOUT": "0",  # count by characters, and download no vocabulary
         },
     )
 
