@@ -47,9 +47,6 @@ FORM: dict[str, Any] = {
     "required": ["title", "tags"],
     "additionalProperties": False,
 }
-PIXEL = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
 
 
 def function(name: str, parameters: Any = OBJECT, **more: Any) -> dict[str, Any]:

@@ -87,7 +87,7 @@ async def test_a_request_that_is_refused_does_not_wake_the_model() -> None:
                 assert server.sleeping
             answer = await client.post("/api/chat", json=ASK | {"keep_alive": keep_alive})
             assert "'keep_alive'" in answer.json()["error"]
-        for fields in ({"options": {"num_ctx": 10**6}}, {"think": "high"}, {"format": 5}):
+        for fields in ({"options": {"num_ctx": 0}}, {"think": "high"}, {"format": 5}):
             answer = await client.post("/api/chat", json=ASK | fields)
             assert answer.status_code == 400
             assert server.sleeping

@@ -31,8 +31,9 @@ from trioserve.types import GenerationParams, Modalities
 # -- descriptions of models, made from plain data: a server has one model, a router many
 
 
-#: The version of Ollama whose API the routes follow. Clients refuse to talk to older ones.
-OLLAMA_VERSION = "0.12.11"
+#: The version of Ollama whose API the routes follow: the first one with the Responses API (0.13.3)
+#: and Anthropic's. Clients refuse to talk to older ones.
+OLLAMA_VERSION = "0.14.0"
 
 #: When a model is unloaded that is not: clients take it for "never".
 _NEVER = datetime(2318, 1, 1, tzinfo=UTC)
@@ -234,7 +235,7 @@ class OllamaShowRequest(_NamedRequest):
         "options": Only({}),
         "system": Only(""),
         "template": Only(""),
-        "verbose": Only(False),
+        "verbose": Only(False, harmless="a description has all that there is"),
     }
 
 

@@ -382,7 +382,7 @@ class TextArgument:
         return _unescaped(text)
 
     def rest(self) -> str:
-        """Give what is left at the end of the arguments: all of them, if they are no such object."""
+        """Give what is left when the arguments end: all of them, if they are something else."""
         if self._begun:
             return "" if self._ended else _unescaped(_ESCAPES.sub("", self._left))
         arguments = read_arguments(self._left)
