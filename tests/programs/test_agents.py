@@ -189,10 +189,10 @@ async def test_an_agent_works_through_the_router(
 @pytest.mark.parametrize(
     ("template", "family", "marks"),
     [
-        ("Qwen3-Coder.jinja", "QWEN3_CODER", {}),
+        ("Qwen3-Coder.jinja", "qwen3-coder", {}),
         (
             "google-gemma-4-31B-it.jinja",
-            "GEMMA4",
+            "gemma-4",
             {"tools_mark": "<|tool>declaration:", "result_mark": "<|tool_response>"},
         ),
     ],
@@ -218,16 +218,16 @@ async def test_claude_code_works_with_other_formats(
 
 
 async def test_codex_with_oss(workplace: Workplace, works: Works) -> None:
-    script = ToolScript(steps=codex(workplace.folder))
-    async with served(script) as server:
+    command, *arguments = TASKS["codex"].arguments
+    oss = ["--oss", "--local-provider", "ollama", "--model", "scripted"]
+    quiet = ["-c", "analytics.enabled=false"]
+    async with served(ToolScript(steps=codex(workplace.folder))) as server:
+        url = {"CODEX_OSS_BASE_URL": f"{server.url}/v1"}
         ended = await run(
-            ["codex", TASKS["codex"].arguments[0], "--oss", "--local-provider", "ollama",
-             "--model", "scripted", *TASKS["codex"].arguments[1:]],
+            ["codex", command, *oss, *quiet, *arguments],
             folder=workplace.folder,
-            environ=environment_of(
-                "codex", home=workplace.home, CODEX_OSS_BASE_URL=f"{server.url}/v1"
-            ),
-        )  # fmt: skip
+            environ=environment_of("codex", home=workplace.home, **url),
+        )
     assert ended.code == 0, ended.output
     assert server.refused == [], calls_in(server.exchanges)
     workplace.assert_done()

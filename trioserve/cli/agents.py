@@ -234,8 +234,6 @@ def _aider(endpoint: Endpoint, folder: Path) -> Settings:
             *flags,
         ],
         environ={
-            "OPENAI_API_BASE": f"{endpoint.url}/v1",
-            "OPENAI_API_KEY": endpoint.api_key,
             "AIDER_OPENAI_API_BASE": f"{endpoint.url}/v1",
             "AIDER_OPENAI_API_KEY": endpoint.api_key,
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # read from the package, not from the network

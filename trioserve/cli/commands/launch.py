@@ -61,7 +61,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     program = shutil.which(agent.program, path=environ.get("PATH"))
     if program is None:
         raise ConfigError(f"{agent.title} is not installed; install it with: {agent.install}")
-    server = _Server(url, parsed.config, flags, environ)
+    server = AgentServer(url, parsed.config, flags, environ)
     launch = partial(_launch, agent, [program, *arguments], server, environ)
     try:
         return trio.run(launch)
@@ -91,7 +91,7 @@ def _agent_named(name: str | None) -> Agent:
 
 
 async def _launch(
-    agent: Agent, command: Sequence[str], server: _Server, environ: Mapping[str, str]
+    agent: Agent, command: Sequence[str], server: AgentServer, environ: Mapping[str, str]
 ) -> int:
     """Run an agent with a server, and return its exit code."""
     with tempfile.TemporaryDirectory(prefix="trioserve-launch-") as name:
@@ -188,7 +188,7 @@ class _Props(msgspec.Struct):
 
 
 @attrs.frozen
-class _Server:
+class AgentServer:
     """The server that an agent is to use: one that runs, or else one that is started."""
 
     url: str | None
