@@ -51,6 +51,8 @@ class ChatCompletion:
     prompt: Prompt
     prompt_text: str
     finished: Finished
+    #: The parts of the message with the candidates for their tokens; none where there are none.
+    chunks: tuple[ChatChunk, ...] = ()
 
 
 #: Factor on `size_of` for candidates in a response that is written at its end. It exists as
@@ -283,13 +285,15 @@ class ChatStream:
                 self.stream.keep(event.probs)
                 chunks.append(event)
         assert self.finished is not None
+        probs = tuple(itertools.chain.from_iterable(chunk.probs for chunk in chunks))
         return ChatCompletion(
             message=self.message,
             tokens=tuple(itertools.chain.from_iterable(chunk.tokens for chunk in chunks)),
-            probs=tuple(itertools.chain.from_iterable(chunk.probs for chunk in chunks)),
+            probs=probs,
             prompt=self.prompt,
             prompt_text=self.prompt_text,
             finished=self.finished,
+            chunks=tuple(chunks) if probs else (),
         )
 
 

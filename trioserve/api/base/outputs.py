@@ -271,6 +271,8 @@ class OutputWriter:
         self, server: Server, request: GenerationRequest, params: GenerationParams
     ) -> None:
         self.model = server.model.info.name
+        #: The bytes of each token.
+        self.pieces = server.model.vocab.pieces
         self._server, self._request, self._params = server, request, params
         wanted = request.verbose
         self._is_verbose = server.config.log_level == "debug" if wanted is None else wanted

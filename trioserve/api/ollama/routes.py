@@ -31,8 +31,10 @@ from trioserve.api.base.generation import (
 )
 from trioserve.api.base.http import current_context, json_response, long_response, size_of_outputs
 from trioserve.api.base.service import current_server, keep_awake, read_for_model
+from trioserve.api.base.text_tokens import probs_of
 from trioserve.api.ollama.events import (
     CONTENT_TYPE,
+    TEXT,
     Body,
     OllamaEvents,
     Writer,
@@ -138,12 +140,17 @@ async def _answer(
     server: Server, request: OllamaRequest, writer: Writer, stream: Stream | ChatStream
 ) -> Response:
     """Stream the answer, or send it whole."""
+    pieces = server.model.vocab.pieces
     if request.stream:
-        return await respond_stream(server, request, [stream], OllamaEvents(writer))
+        events = OllamaEvents(writer, pieces if request.logprobs else None)
+        return await respond_stream(server, request, [stream], events)
     done = await stream.read()
-    message = done.message if isinstance(done, ChatCompletion) else Message(done.text)
+    if isinstance(done, ChatCompletion):
+        message, probs = done.message, probs_of(pieces, done.chunks, TEXT)
+    else:
+        message, probs = Message(done.text), [*done.probs]
     return await long_response(
-        lambda: writer.last(message, done.finished, done.probs), size_of_outputs([done])
+        lambda: writer.last(message, done.finished, probs), size_of_outputs([done])
     )
 
 

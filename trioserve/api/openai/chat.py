@@ -26,6 +26,7 @@ from trioserve.api.base.generation_request import UNSUPPORTED, TextRequest
 from trioserve.api.base.http import long_response, size_of_outputs
 from trioserve.api.base.outputs import OutputWriter
 from trioserve.api.base.readers import GivenPrompt
+from trioserve.api.base.text_tokens import probs_of, probs_of_text
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
@@ -163,7 +164,8 @@ def whole_chat(
 ) -> dict[str, Any]:
     """Write an answer whose choices have all ended."""
     answers = [_with_echo(request, each) for each in answers]
-    choices = [_choice(request, params, i, each) for i, each in enumerate(answers)]
+    pieces = server.model.vocab.pieces
+    choices = [_choice(request, params, i, each, pieces) for i, each in enumerate(answers)]
     return _whole("chat.completion", choices, server, request, params, answers)
 
 
@@ -210,22 +212,27 @@ def _with_echo(request: ChatRequest, answer: ChatCompletion) -> ChatCompletion:
 
 
 def _choice(
-    request: ChatRequest, params: GenerationParams, index: int, answer: ChatCompletion
+    request: ChatRequest,
+    params: GenerationParams,
+    index: int,
+    answer: ChatCompletion,
+    pieces: Sequence[bytes],
 ) -> dict[str, Any]:
     called = bool(answer.message.tool_calls)
-    choice: dict[str, Any] = {
+    logprobs = None
+    if params.n_probs:
+        logprobs = chat_logprobs(probs_of(pieces, answer.chunks), request, params)
+    return {
         "finish_reason": writers.finish_reason(answer.finished.reason, tool_calls=called),
         "index": index,
         "message": message(answer.message),
+        "logprobs": logprobs,
     }
-    if answer.probs:
-        choice["logprobs"] = chat_logprobs(answer.probs, request, params)
-    return choice
 
 
 def message(value: Message) -> dict[str, Any]:
     """Write the message of an assistant."""
-    written: dict[str, Any] = {"role": "assistant", "content": value.content}
+    written: dict[str, Any] = {"role": "assistant", "content": value.content, "refusal": None}
     if value.reasoning_content:
         written["reasoning_content"] = value.reasoning_content
     if value.tool_calls:
@@ -298,11 +305,18 @@ def whole_completion(
     outputs: Sequence[Completion],
 ) -> dict[str, Any]:
     """Write outputs that have ended."""
+    pieces = server.model.vocab.pieces
+
+    def logprobs(output: Completion) -> dict[str, Any] | None:
+        if not request.logprobs:
+            return None
+        return text_logprobs(probs_of_text(pieces, output), params)
+
     choices = [
         {
             "text": _echo(server, request, index // request.n, each.prompt) + each.text,
             "index": index,
-            "logprobs": text_logprobs(each.probs, params) if request.logprobs else None,
+            "logprobs": logprobs(each),
             "finish_reason": writers.finish_reason(each.finished.reason),
         }
         for index, each in enumerate(best_of(outputs, request.n_copies, request.n))

@@ -113,6 +113,7 @@ async def read_run(run: AgentRun) -> tuple[RunAnswer, ChatCompletion]:
         prompt=answer.prompt,
         prompt_text="",
         finished=attrs.evolve(answer.finished, timings=answer.timings),
+        chunks=tuple(chunks),
     )
 
 

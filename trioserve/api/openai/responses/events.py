@@ -17,6 +17,7 @@ from typing import Any
 from trioserve.api.base import errors, outputs, sse
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.http import current_request_id
+from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.api.openai.events import counted, event_fields
 from trioserve.api.openai.responses.items import (
@@ -26,7 +27,6 @@ from trioserve.api.openai.responses.items import (
     MadeCallItem,
     MessageItem,
     ReasoningItem,
-    TokensOfText,
     call_item,
     new_id,
 )
