@@ -40,7 +40,7 @@ def test_an_agent_gets_the_address_the_model_and_the_key(name: str) -> None:
     assert ENDPOINT.url in text
     assert ENDPOINT.model in text
     assert str(ENDPOINT.context) in text
-    assert ENDPOINT.api_key in made.environ.values()
+    assert ENDPOINT.api_key in text
     assert not any("secret" in word for word in made.arguments), "other users see arguments"
 
 
@@ -120,3 +120,19 @@ def test_gptme() -> None:
     assert after(made, "--model") == "local/qwen3"
     assert made.environ["OPENAI_BASE_URL"] == "http://127.0.0.1:8080/v1"
     assert made.environ["GPTME_CONTEXT_LENGTH"] == "65536"
+
+
+def test_cline() -> None:
+    made = settings("cline")
+    path = Path(made.environ["CLINE_PROVIDER_SETTINGS_PATH"])
+    stored = json.loads(made.files[path.name])["providers"]
+    chosen = stored[after(made, "--provider")]["settings"]
+    assert (chosen["model"], chosen["contextWindow"]) == ("qwen3", 65_536)
+    assert chosen["baseUrl"] == "http://127.0.0.1:8080/v1"
+
+
+def test_continue() -> None:
+    [model] = in_file(settings("continue"), "--config")["models"]
+    assert (model["model"], model["apiBase"]) == ("qwen3", "http://127.0.0.1:8080/v1")
+    assert model["defaultCompletionOptions"]["contextLength"] == 65_536
+    assert "image_input" in model["capabilities"]

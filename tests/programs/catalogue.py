@@ -36,9 +36,48 @@ PROGRAMS: Mapping[str, Program] = {
     "claude": Program(title="Claude Code", npm=["@anthropic-ai/claude-code@2.1.330"]),
     "opencode": Program(title="opencode", npm=["opencode-ai@1.18.33"]),
     "qwen": Program(title="Qwen Code", npm=["@qwen-code/qwen-code@0.24.4"]),
+    "cline": Program(title="Cline", npm=["cline@3.0.65"]),
+    "continue": Program(title="Continue", npm=["@continuedev/cli@1.5.47"]),
     "pi": Program(title="pi", npm=["@mariozechner/pi-coding-agent@0.73.1"]),
     "aider": Program(title="aider", pypi=["aider-chat==0.86.2"]),
     "gptme": Program(title="gptme", pypi=["gptme==0.35.1"]),
+    "js-openai": Program(title="OpenAI's SDK for JavaScript", npm=["openai@7.57.0"]),
+    "js-anthropic": Program(
+        title="Anthropic's SDK for JavaScript", npm=["@anthropic-ai/sdk@1.12.0"]
+    ),
+    "js-ollama": Program(title="Ollama's SDK for JavaScript", npm=["ollama@0.6.4"]),
+    "js-ai": Program(
+        title="AI SDK",
+        npm=[
+            "ai@7.0.173",
+            "@ai-sdk/anthropic@4.0.105",
+            "@ai-sdk/deepseek@3.0.56",
+            "@ai-sdk/mistral@4.0.87",
+            "@ai-sdk/openai@4.0.118",
+            "@ai-sdk/openai-compatible@3.0.92",
+            "ollama-ai-provider-v2@4.0.1",
+            "zod@4.6.7",
+        ],
+    ),
+    "langchain": Program(
+        title="LangChain",
+        pypi=[
+            "langchain==1.4.7",
+            "langchain-openai==1.7.3",
+            "langchain-anthropic==1.7.7",
+            "langchain-ollama==1.1.0",
+        ],
+    ),
+    "llamaindex": Program(
+        title="LlamaIndex",
+        pypi=["llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"],
+    ),
+    "pydanticai": Program(title="Pydantic AI", pypi=["pydantic-ai-slim[openai,anthropic]==2.68.0"]),
+    "smolagents": Program(title="smolagents", pypi=["smolagents==1.26.0", "openai==3.54.0"]),
+    "strands": Program(title="Strands", pypi=["strands-agents[openai]==1.62.0"]),
+    "agno": Program(title="Agno", pypi=["agno==3.1.10", "openai==3.54.0"]),
+    "litellm": Program(title="LiteLLM", pypi=["litellm[proxy]==1.106.2"]),
+    "instructor": Program(title="Instructor", pypi=["instructor==1.17.0"]),
 }
 
 #: What runs the programs of npm, for systems whose Node.js is older.

@@ -48,10 +48,11 @@ def _install_npm(program: Program, folder: Path) -> str:
 
 
 def _install_pypi(program: Program, folder: Path) -> str:
-    venv.create(folder, with_pip=True)
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-    flags = ["--disable-pip-version-check", "--only-binary=:all:"]
-    return _run([*pip, *flags, *program.pypi], folder)
+    uv, python = shutil.which("uv"), str(folder / "bin" / "python")
+    venv.create(folder, with_pip=uv is None)
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install"]
+    command = pip if uv is None else [uv, "pip", "install", "--python", python]
+    return _run([*command, "--quiet", "--only-binary=:all:", *program.pypi], folder)
 
 
 def _run(command: Sequence[str], folder: Path) -> str:

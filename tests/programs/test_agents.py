@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
@@ -27,6 +26,7 @@ from tests.support.fake_fleet import routed
 from tests.support.http_server import slots_in_use
 from tests.support.message_writers import WRITERS
 from tests.support.scripts import ENDLESS
+from tests.support.vocabularies import chat_templates
 from tests.support.waiting import until
 from trioserve.api.base.service import Service
 from trioserve.testing.scripts import Call, ToolScript
@@ -91,6 +91,24 @@ def qwen(folder: Path) -> Sequence[Call]:
     ]
 
 
+def cline(folder: Path) -> Sequence[Call]:
+    path = str(folder / "notes.txt")
+    return [
+        ("read_files", {"files": [{"path": path}]}),
+        ("editor", {"path": path, "old_text": "world", "new_text": "trioserve"}),
+        ("run_commands", {"commands": [COUNT]}),
+    ]
+
+
+def continues(folder: Path) -> Sequence[Call]:
+    path = str(folder / "notes.txt")
+    return [
+        ("Read", {"filepath": path}),
+        ("Edit", {"file_path": path, "old_string": "world", "new_string": "trioserve"}),
+        ("Bash", {"command": COUNT}),
+    ]
+
+
 def pi(_folder: Path) -> Sequence[Call]:
     edits = [{"oldText": "world", "newText": "trioserve"}]
     return [
@@ -118,6 +136,8 @@ TASKS = {
     "claude": Task(["-p", "--dangerously-skip-permissions", TASK], claude, {"IS_SANDBOX": "1"}),
     "opencode": Task(["run", TASK], opencode, wants=frozenset({"registry.npmjs.org:443"})),
     "qwen": Task(["--yolo", "-p", TASK], qwen),
+    "cline": Task([TASK], cline, wants=frozenset({"data.cline.bot:443", "otel.cline.bot:443"})),
+    "continue": Task(["--auto", "-p", TASK], continues),
     "pi": Task(["-p", TASK], pi),
     "gptme": Task(["--non-interactive", TASK], gptme),
 }
@@ -183,15 +203,15 @@ async def test_an_agent_works_through_the_router(
         ended = await run(command, folder=workplace.folder, environ=environ)
         assert ended.code == 0, ended.output
         workplace.assert_done()
-    works(name, "the same through the router")
+    works(name, "through the router")
 
 
 @pytest.mark.parametrize(
     ("template", "family", "marks"),
     [
-        ("Qwen3-Coder.jinja", "qwen3-coder", {}),
+        ("Qwen3-Coder", "qwen3-coder", {}),
         (
-            "google-gemma-4-31B-it.jinja",
+            "google-gemma-4-31B-it",
             "gemma-4",
             {"tools_mark": "<|tool>declaration:", "result_mark": "<|tool_response>"},
         ),
@@ -204,17 +224,17 @@ async def test_claude_code_works_with_other_formats(
     workplace: Workplace,
     works: Works,
 ) -> None:
-    folder = Path(os.environ["LLAMA_CPP_SDIST"]) / "vendor/llama.cpp/models/templates"
+    text = chat_templates()[template].read_text(encoding="utf-8")
     write = WRITERS[family].write_calls
     script = ToolScript(
         steps=TASKS["claude"].steps(workplace.folder),
         write=lambda calls: write([(name, dict(arguments)) for name, arguments in calls]),
         **marks,
     )
-    async with served(script, (folder / template).read_text(encoding="utf-8")) as server:
+    async with served(script, text) as server:
         await do_task("claude", server.url, workplace)
     assert server.refused == [], calls_in(server.exchanges)
-    works("claude", f"with the format of {template.partition('.')[0]}")
+    works("claude", f"with the tool calls of {template}")
 
 
 async def test_codex_with_oss(workplace: Workplace, works: Works) -> None:

@@ -254,6 +254,61 @@ def _gptme(endpoint: Endpoint, _folder: Path) -> Settings:
     )
 
 
+def _cline(endpoint: Endpoint, folder: Path) -> Settings:
+    provider = "openai-compatible"
+    settings = {
+        "provider": provider,
+        "apiKey": endpoint.api_key,
+        "model": endpoint.model,
+        "baseUrl": f"{endpoint.url}/v1",
+        "contextWindow": endpoint.context,
+        "maxTokens": endpoint.max_answer,
+        "timeout": _PATIENCE,
+    }
+    stored = {
+        "version": 1,
+        "lastUsedProvider": provider,
+        "modes": {},
+        "providers": {
+            provider: {
+                "settings": settings,
+                "updatedAt": "1970-01-01T00:00:00.000Z",
+                "tokenSource": "manual",
+            }
+        },
+    }
+    path = folder / "providers.json"
+    return Settings(
+        arguments=["--provider", provider, "--model", endpoint.model],
+        environ={"CLINE_PROVIDER_SETTINGS_PATH": str(path)},
+        files={path.name: json.dumps(stored)},
+    )
+
+
+def _continue(endpoint: Endpoint, folder: Path) -> Settings:
+    kinds = ["tool_use", "image_input"] if endpoint.sees_images else ["tool_use"]
+    model = {
+        "name": endpoint.model,
+        "provider": "openai",
+        "model": endpoint.model,
+        "apiBase": f"{endpoint.url}/v1",
+        "apiKey": endpoint.api_key,
+        "roles": ["chat", "edit", "apply"],
+        "capabilities": kinds,
+        "defaultCompletionOptions": {
+            "contextLength": endpoint.context,
+            "maxTokens": endpoint.max_answer,
+        },
+    }
+    config = {"name": _PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}
+    path = folder / "config.yaml"
+    return Settings(
+        arguments=["--config", str(path)],
+        environ={"CONTINUE_TELEMETRY_ENABLED": "0"},
+        files={path.name: json.dumps(config)},  # which is YAML, too
+    )
+
+
 #: The agents, by the word that names each on the command line.
 AGENTS: Mapping[str, Agent] = {
     "codex": Agent(
@@ -284,6 +339,20 @@ AGENTS: Mapping[str, Agent] = {
         install="npm install -g @qwen-code/qwen-code",
         settings=_qwen,
         first_prompt=19_000,
+    ),
+    "cline": Agent(
+        title="Cline",
+        program="cline",
+        install="npm install -g cline",
+        settings=_cline,
+        first_prompt=5_500,
+    ),
+    "continue": Agent(
+        title="Continue",
+        program="cn",
+        install="npm install -g @continuedev/cli",
+        settings=_continue,
+        first_prompt=2_000,
     ),
     "pi": Agent(
         title="pi",
