@@ -9,7 +9,7 @@ import pytest
 
 from tests.programs.running import bin_of, calls_in, environment_of, run, served
 from tests.programs.table import Works
-from trioserve.testing.scripts import ToolScript
+from trioserve.testing import ToolScript
 
 pytestmark = pytest.mark.system
 

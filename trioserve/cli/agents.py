@@ -373,6 +373,6 @@ AGENTS: Mapping[str, Agent] = {
         program="gptme",
         install="pip install gptme",
         settings=_gptme,
-        first_prompt=6_000,
+        first_prompt=9_000,
     ),
 }
