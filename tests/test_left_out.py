@@ -1,4 +1,4 @@
-"""What is left out of requests is logged once, and there is a limit to what is remembered."""
+"""A field that is left out of requests is logged once, and the memory of that has a limit."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ def test_each_is_logged_once(left_out: LeftOut) -> None:
         leave_out("seed", "too long")
         leave_out("seed", "too short")
         leave_out("x" * 500, "too long")
+        leave_out("tools[0].type", "not here")
+        leave_out("tools[1].type", "not here")
     assert left_out() == [
         ("seed", "too long"),
         ("seed", "too short"),
         ("x" * 200, "too long"),
+        ("tools[].type", "not here"),
     ]
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import structlog
 
 _log = structlog.get_logger(__name__)
+
+#: Where something is in a list. Another place is nothing new.
+_PLACES = re.compile(r"\[\d+\]")
 
 #: What has been logged. Clients write a part of it, so that there is a limit.
 _logged: set[tuple[str, str]] = set()
@@ -18,7 +23,7 @@ def leave_out(what: str, why: str) -> None:
         what: the field, the tool, the part of a message.
         why: what happens instead.
     """
-    key = (f"{what:.200}", why)
+    key = (_PLACES.sub("[]", f"{what:.200}"), why)
     if key in _logged or len(_logged) >= _MAX_LOGGED:
         return
     _logged.add(key)

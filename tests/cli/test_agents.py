@@ -1,4 +1,4 @@
-"""What the agents of `trioserve launch` are told, in their own words."""
+"""The settings that `trioserve launch` makes for each agent."""
 
 from __future__ import annotations
 

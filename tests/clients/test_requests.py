@@ -62,9 +62,7 @@ def read(path: str, answer: httpx.Response) -> None:
         if event.get("type") == "ping":
             continue  # which Anthropic's SDK skips
         if path == "/v1/completions" and event["choices"][0]["finish_reason"] is None:
-            event["choices"][0]["finish_reason"] = (
-                "stop"  # the SDK has no type of its own for parts
-            )
+            event["choices"][0]["finish_reason"] = "stop"  # the SDK has no type for parts
         reader.validate_python(event)
     assert _LAST[path] in answer.text[-8192:]
 

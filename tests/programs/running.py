@@ -1,4 +1,4 @@
-"""Runs a program against a server: in a home of its own, without a way to the internet."""
+"""Runs a program against a server, with an empty home and without the internet."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Exchange:
 
 @attrs.define(eq=False)
 class Served:
-    """A server with a script in place of a model, and what it was asked."""
+    """A server with a script in place of a model, and the requests that it got."""
 
     url: str
     service: Service

@@ -1,7 +1,7 @@
-"""The coding agents that ``trioserve launch`` starts, and how each is told to use a server.
+"""The coding agents that ``trioserve launch`` starts, and the settings with which each uses a server.
 
 The settings hold for one run: arguments, environment variables, and files in a temporary folder.
-They win over the agent's own configuration, which stays as it is.
+They win over the configuration of the agent, which stays as it is.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ def test_help_is_for_the_agent_after_two_dashes(
 
 # -- how it is run
 
-#: Stands for the agent pi. It tells what it was started with, and then does as its argument says.
+#: Stands for the agent pi. It prints its arguments, variables and extension; its last argument says
+#: how it ends.
 AGENT = f"""#!{sys.executable}
 import json, os, signal, sys, time
 def on_signal(number, frame):

@@ -36,6 +36,9 @@ from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 #: Calls that run at the same time. Others wait: each may start processes.
 _MAX_RUNNING = 32
 
+#: Seconds that calls of MCP servers have to finish when the server ends.
+_MCP_SECONDS = 1.0
+
 
 class ClientToolCalls:
     """The calls of an app: a bounded number of them, which end with the app."""
@@ -43,7 +46,7 @@ class ClientToolCalls:
     def __init__(self) -> None:
         self.n_open = AsyncValue(0)  # that run, or wait
         self._places = trio.CapacityLimiter(_MAX_RUNNING)
-        self._scopes: set[trio.CancelScope] = set()
+        self._running: dict[trio.CancelScope, Tool] = {}
         self._is_refusing = False
 
     async def run(
@@ -69,7 +72,7 @@ class ClientToolCalls:
         if self._is_refusing:
             raise ServerClosingError
         deadline = record.context.deadline
-        with trio.CancelScope(deadline=deadline) as scope, self._open(scope):
+        with trio.CancelScope(deadline=deadline) as scope, self._open(scope, tool):
             async with self._places:
                 return await _call(tool, arguments, context, record)
         if trio.current_time() >= deadline:
@@ -77,25 +80,33 @@ class ClientToolCalls:
         raise ServerClosingError
 
     @contextmanager
-    def _open(self, scope: trio.CancelScope) -> Iterator[None]:
+    def _open(self, scope: trio.CancelScope, tool: Tool) -> Iterator[None]:
         """Count a call, and let `drain` end it, as long as a block lasts."""
-        self._scopes.add(scope)
+        self._running[scope] = tool
         self.n_open.value += 1
         try:
             yield
         finally:
             self.n_open.value -= 1
-            self._scopes.remove(scope)
+            del self._running[scope]
 
     def refuse(self) -> None:
         """Take no more calls."""
         self._is_refusing = True
 
     async def drain(self, deadline: float) -> None:
-        """Wait for the calls that run, until a time (`trio.current_time`), and end the others."""
+        """Wait for the calls that run, until a time (`trio.current_time`), and end the others.
+
+        Those of MCP servers have `_MCP_SECONDS`: nothing bounds how long they take.
+        """
+        with trio.move_on_at(min(deadline, trio.current_time() + _MCP_SECONDS)):
+            await self.n_open.wait_value(0)
+        for scope, tool in self._running.items():
+            if tool.info.kind == "mcp":
+                scope.cancel()
         with trio.move_on_at(deadline):
             await self.n_open.wait_value(0)
-        for scope in self._scopes:
+        for scope in self._running:
             scope.cancel()
         await self.n_open.wait_value(0)  # what they have started ends soon
 

@@ -241,7 +241,7 @@ ITEMS: list[tuple[Any, str, str | None]] = [
         ".type",
         "is 'compaction'; it must be one of message, function_call, function_call_output, "
         "custom_tool_call, custom_tool_call_output, mcp_call, reasoning, additional_tools, "
-        "local_shell_call, shell_call, apply_patch_call, tool_search_call, "
+        "agent_message, local_shell_call, shell_call, apply_patch_call, tool_search_call, "
         "local_shell_call_output, shell_call_output, apply_patch_call_output, tool_search_output.",
     ),
     (made("f", output=1), ".output", "must be a string."),
@@ -358,6 +358,29 @@ def refused() -> Iterator[tuple[dict[str, Any], str, str | None]]:
     for name, value in NO_EFFECT.items():
         problem = "is not supported with this value; leave it out."
         yield {"input": "Hi", name: value}, name, problem
+
+
+def test_messages_of_agents_and_files_of_codex() -> None:
+    audio = {"type": "input_audio", "audio_url": "https://example.org/a.wav"}
+    said = [
+        {
+            "type": "agent_message",
+            "author": "/root",
+            "recipient": "/root/a",
+            "content": [
+                {"type": "encrypted_content", "encrypted_content": "gAAA"},
+                {"type": "input_text", "text": "Go on."},
+            ],
+        },
+        {"type": "reasoning", "content": [{"type": "text", "text": "Hm."}]},
+        {"role": "user", "content": [audio]},
+        {"type": "configuration_update"},
+    ]
+    first, thought, heard = messages_of(said)
+    assert first == {"role": "user", "content": "Go on."}
+    assert thought["reasoning_content"] == "Hm."
+    (part,) = heard["content"]
+    assert (part["media"].kind, part["media"].url) == ("audio", "https://example.org/a.wav")
 
 
 @pytest.mark.parametrize(("body", "param", "problem"), [*refused()])

@@ -1,6 +1,6 @@
 """The tools that OpenAI's models know by their type, and that the client runs.
 
-A model here knows them as functions. Their calls and results are items of types of their own.
+A model here knows them as functions. Each has separate types of items for its calls and results.
 """
 
 from __future__ import annotations

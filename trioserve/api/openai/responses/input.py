@@ -45,7 +45,7 @@ Part: TypeAlias = dict[str, Any]
 #: The types of text parts, and the field that holds their text.
 INPUT: Mapping[str, str] = {"input_text": "text"}
 OUTPUT: Mapping[str, str] = {"output_text": "text", "input_text": "text", "refusal": "refusal"}
-THOUGHTS: Mapping[str, str] = {"reasoning_text": "text", "summary_text": "text"}
+THOUGHTS: Mapping[str, str] = {"reasoning_text": "text", "summary_text": "text", "text": "text"}
 
 #: The types of parts that are files. They stand where `INPUT` does.
 _FILES = ("input_image", "input_audio", "input_video", "input_file")
@@ -103,6 +103,9 @@ def _read_part(part: object, path: str, texts: Mapping[str, str]) -> Part:
         return _image(part, path)
     if kind == "input_file":
         return file_part(part, path)
+    if kind == "input_audio" and "audio_url" in part:
+        url = required(part, "audio_url", text, path)
+        return media_part(source_of(url, "audio", f"{path}.audio_url"))
     media = parse_media_part(kind, part, path)
     assert media is not None, kind
     return media
@@ -245,8 +248,8 @@ def _read_item(chat: Conversation, item: object, path: str) -> None:
         raise UnsupportedFieldError.at(
             path, "refers to a stored item, and nothing is stored here; send the item itself."
         )
-    if kind in _HOSTED:
-        leave_out(f"items of type {kind}", "the model here has no such tool")
+    if kind in _LEFT_OUT:
+        leave_out(f"items of type {kind}", "they are for models and tools of OpenAI's servers")
         return
     if not isinstance(kind, str) or kind not in _READERS:
         types = ", ".join(_READERS)
@@ -325,6 +328,15 @@ def _call_id(item: Item, path: str) -> str:
     return required(item, "call_id", text, path)
 
 
+def _read_agent_message(chat: Conversation, item: Item, path: str) -> None:
+    """Read what another agent says. Parts that it has encrypted cannot be read."""
+    parts = required(item, "content", objects, path)
+    readable = [part for part in parts if part.get("type") != "encrypted_content"]
+    if len(readable) < len(parts):
+        leave_out("encrypted messages of agents", "their text cannot be read here")
+    chat.add(path, "user", read_parts(readable, f"{path}.content", INPUT))
+
+
 def _read_tools(chat: Conversation, item: Item, path: str) -> None:
     """Read tools that the model has from here on. They are offered with the others."""
     chat.tools += _placed(required(item, "tools", objects, path), f"{path}.tools")
@@ -384,13 +396,13 @@ def _thoughts(item: Item, name: str, path: str) -> list[str]:
     return [part["text"] for part in read_parts(parts, f"{path}.{name}", THOUGHTS)]
 
 
-#: Items of tools that OpenAI's servers run. The model has seen nothing like them here.
-_HOSTED = frozenset(
+#: Items of OpenAI's servers. The model here has seen nothing like them.
+_LEFT_OUT = frozenset(
     {
         *("code_interpreter_call", "computer_call", "computer_call_output", "file_search_call"),
         *("image_generation_call", "web_search_call"),
         *("mcp_approval_request", "mcp_approval_response", "mcp_list_tools"),
-        *("program", "program_output"),
+        *("configuration_update", "program", "program_output"),
     }
 )
 
@@ -403,6 +415,7 @@ _READERS: Mapping[str, Reader] = {
     "mcp_call": _read_made_call,
     "reasoning": _read_reasoning,
     "additional_tools": _read_tools,
+    "agent_message": _read_agent_message,
     **{tool.item: _reader_of_calls(name, tool) for name, tool in CLIENT_TOOLS.items()},
     **{tool.output_item: _reader_of_outputs(tool) for tool in CLIENT_TOOLS.values()},
 }

@@ -224,7 +224,7 @@ class CustomCallItem(CallItem):
 
 
 class ClientCallItem(CallItem):
-    """A call of a tool that has a type of its own. It is told of when it is complete."""
+    """A call of one of `CLIENT_TOOLS`. Its events are sent when it is complete."""
 
     def __init__(self, index: int, start: ToolCallStart, tool: OfferedTool) -> None:
         self._known = CLIENT_TOOLS[tool.kind]
@@ -281,7 +281,7 @@ class TextArgument:
         return _unescaped(text)
 
     def rest(self) -> str:
-        """Give what is left when the arguments end: all of them, if they are something else."""
+        """End the arguments, and give the rest of the text: all of them, if they have none."""
         if self._begun:
             return "" if self._ended else _unescaped(_ESCAPES.sub("", self._left))
         arguments = read_arguments(self._left)

@@ -82,7 +82,7 @@ class Offer:
         return [tool.place for tool in self.tools.values()]
 
     def name_of(self, namespace: str | None, name: str) -> str:
-        """The name by which the model calls a tool, or did when that was on offer."""
+        """The name that the model writes to call a tool, now or earlier in the chat."""
         return self._names.get((namespace, name), name)
 
     def chosen(self, choice: Mapping[str, Any], path: str) -> dict[str, Any] | None:
