@@ -63,6 +63,7 @@ _OPTIONAL = {
     "ray/test_rayservice.py": "TEST_RAY",
     "ray/test_request_router.py": "TEST_RAY",
     "ray_cluster": "TEST_RAY",
+    "published_tools": "TEST_SCHEMAS",
     "real_models": "TEST_MODELS",
     "rpc": "TEST_RPC",
 }

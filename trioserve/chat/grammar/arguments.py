@@ -255,7 +255,7 @@ def _element(rules: Rules, mark: str, key: str, part: Part, is_text: bool | None
     if part.is_text is not False and is_text is not False:
         body = _text_body(part, end, like_json=is_text is True)
         if body and is_text is None:  # or it might begin with another element
-            body = rf"{body} & /[^\{mark[0]}]*/"
+            body = rf"{body} & ~/(?s:.*)\{mark[0]}(?s:.*)/"
         if body:
             ways.append(rules.text(body, end))
     if part.is_text is not True and is_text is not True:

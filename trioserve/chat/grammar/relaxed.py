@@ -243,8 +243,8 @@ class _Relaxer:
         made = {key: value for part in parts for key, value in part.items()}
         return made if kinds is None else {"type": kinds, **made}
 
-    def _count(self) -> None:
-        self._n_left -= 1
+    def _count(self, n: int = 1) -> None:
+        self._n_left -= n
         if self._n_left < 0:
             raise _TooManyError
 
@@ -334,6 +334,7 @@ class _Relaxer:
                 self._node(others, depth + 1) if isinstance(others, Mapping) else others
             )
         required = dict.fromkeys(flat.get("required", ()))
+        self._count(len(required))
         if others is not False:
             properties |= {name: {} for name in required if name not in properties}
         if properties:
@@ -430,14 +431,12 @@ def _limits(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Take the limits that can be enforced, and are not contradictory."""
     made: dict[str, Any] = {}
     for low, high, is_valid in _BOUNDS:
-        pair: dict[str, Any] = {
-            key: flat[key] for key in (low, high) if key in flat and is_valid(flat[key])
-        }
+        pair = {key: flat[key] for key in (low, high) if key in flat and is_valid(flat[key])}
         if is_valid is _is_count:
             pair = {key: value for key, value in pair.items() if value <= MAX_LENGTH}
         if len(pair) < 2 or pair[low] <= pair[high]:
             made |= pair
-    step = flat.get("multipleOf")
+    step = flat.get("multipleOf", 0)
     if _is_number(step) and step > 0:
         made["multipleOf"] = step
     if isinstance(flat.get("format"), str) and flat["format"] in FORMATS:

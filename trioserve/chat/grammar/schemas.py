@@ -271,6 +271,8 @@ class Part:
             return self.whole
         if self.schema is True or self.schema == {}:
             return _NO_STRINGS
+        if (rest := _without_strings(self.resolved)) is not None:
+            return attrs.evolve(self, schema=rest).whole
         whole = dict(self.whole)
         definitions = {"$defs": whole.pop("$defs")} if "$defs" in whole else {}
         return {"allOf": [whole, _NO_STRINGS], **definitions}
@@ -282,6 +284,22 @@ class Part:
     def refuse(self, problem: str) -> InvalidRequestError:
         """Make the error for a schema that cannot be enforced."""
         return InvalidRequestError(f"'{self.param}' cannot be used: {problem}.", param=self.param)
+
+
+def _without_strings(schema: Mapping[str, Any]) -> Any:
+    """Leave out strings where the schema names them; None: it does not."""
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        return {**schema, "type": [kind for kind in kinds if kind != "string"]}
+    if isinstance(schema.get("enum"), list):
+        return {**schema, "enum": [one for one in schema["enum"] if not isinstance(one, str)]}
+    for word in ("anyOf", "oneOf"):
+        parts = schema.get(word)
+        if isinstance(parts, list) and all(isinstance(part, Mapping) for part in parts):
+            rest = [part for part in parts if part.get("type") != "string"]
+            if all(isinstance(part.get("type"), str) for part in rest):
+                return {**schema, word: rest}
+    return None
 
 
 @attrs.frozen
@@ -442,14 +460,14 @@ def _bodies(schema: Mapping[str, Any], part: Part, *, like_json: bool) -> Iterat
     for name, length in (("minLength", shortest), ("maxLength", longest)):
         if length is not None and not (type(length) is int and 0 <= length <= MAX_LENGTH):
             raise part.refuse(f"'{name}' must be an integer between 0 and {MAX_LENGTH}")
-    conditions = []
+    conditions = [ANYTHING]
     if shortest or longest is not None:
-        conditions.append(f"/(?s:.{{{shortest},{'' if longest is None else longest}}})/")
+        conditions = [f"/(?s:.{{{shortest},{'' if longest is None else longest}}})/"]
     if "pattern" in schema:
         conditions.append(_pattern(schema["pattern"], part))
     if not like_json:
         conditions += [f"~{_LIKE_WORD}", f"~{_LIKE_CONTAINER}"]
-    yield " & ".join([ANYTHING, *conditions])
+    yield " & ".join(conditions)
 
 
 def check_pattern(pattern: object) -> str:

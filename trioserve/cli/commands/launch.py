@@ -285,11 +285,16 @@ class AgentServer:
                 try:
                     yield address
                 finally:
-                    if child.ended.is_set():
-                        print(f"trioserve: {child.last_words()}", file=sys.stderr)
-                    child.stop(_GRACE)
-                    with trio.CancelScope(shield=True):
-                        await child.ended.wait()
+                    await _end(child)
+
+
+async def _end(child: Child) -> None:
+    """Have a server end, and wait for that, in a shield. Says so if it had ended before."""
+    if child.ended.is_set():
+        print(f"trioserve: {child.last_words()}", file=sys.stderr)
+    child.stop(_GRACE)
+    with trio.CancelScope(shield=True):
+        await child.ended.wait()
 
 
 def _only(models: Sequence[_Model]) -> str:

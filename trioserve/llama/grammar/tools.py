@@ -11,8 +11,8 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from hashlib import sha256
+from time import thread_time
 from typing import Any
 
 import attrs
@@ -49,6 +49,10 @@ _MAX_KEPT = 16
 #: Schemas of tools whose relaxation is not logged again.
 _MAX_LOGGED = 4096
 
+#: Seconds of a CPU to find out what can be enforced of a function: before an output, and in it.
+_SECONDS, _SECONDS_LATE = 1.0, 0.1
+#: Characters of a schema that is enforced once its function is named.
+_MAX_LATE = 2**17
 #: How many costly grammars are tried for the tools of a request.
 _MAX_TRIALS = 8
 
@@ -107,14 +111,10 @@ class ToolGrammar:
         #: What is enforced of the functions that were looked at; None: nothing.
         self._settled: dict[int, Part | None] = {}
         self._n_trials = _MAX_TRIALS
+        #: Whether an output has begun, which waits for what is compiled.
+        self._is_late = False
         self._kept: OrderedDict[frozenset[int], LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
-
-    @cached_property
-    def names(self) -> NameFinder:
-        """Finds the names of functions in an output."""
-        written = [function.written for function in self._functions]
-        return NameFinder(written, self._parts["before"])
 
     def start(self) -> LLMatcher:
         """Compile what an output begins with.
@@ -123,6 +123,9 @@ class ToolGrammar:
             InvalidRequestError: the schema of a strict function is malformed, or has no notation.
             UnusableError: it cannot be enforced, or the rest of the grammar cannot.
         """
+        for function in self._functions:
+            if function.strict:
+                _checked({"schema": function.as_sent.schema, "param": function.param})
         every = frozenset(range(len(self._functions)))
         if not self.grows:
             try:
@@ -134,8 +137,10 @@ class ToolGrammar:
         for index in every:
             if self._functions[index].strict:
                 self._settle(index)
+        written = [function.written for function in self._functions]
+        self.names = NameFinder(written, self._parts["before"])
         matcher = self._compiled(frozenset())
-        self._n_trials = 0  # from now on an output waits
+        self._is_late = True
         return matcher
 
     def enforcing(self, functions: frozenset[int]) -> LLMatcher | None:
@@ -157,7 +162,10 @@ class ToolGrammar:
 
     def _compiled(self, functions: frozenset[int]) -> LLMatcher:
         """Compile all of the grammar; with relaxed schemas if it must be."""
-        is_tried = self._n_trials == 0 and any(self._functions[i].strict for i in functions)
+        is_tried = self._is_late and any(self._functions[i].strict for i in functions)
+        for index in functions if self._is_late else ():
+            if len(json.dumps(self._functions[index].schema)) > _MAX_LATE:
+                self._settle(index)
         try:
             if not is_tried:
                 return self._attempt(self._lark(functions))
@@ -166,17 +174,19 @@ class ToolGrammar:
                 raise
         for index in functions:
             self._settle(index)
+        self._n_trials = max(1, self._n_trials)  # for all of them together
         return self._attempt(self._lark(functions), is_tried=is_tried)
 
     def _attempt(self, lark: str, *, is_tried: bool = False) -> LLMatcher:
         text = str(LLMatcher.grammar_from_lark(lark))
         if not is_tried and trial.is_needed("tools", text):
-            if not self._n_trials:
+            if self._is_late or not self._n_trials:
                 raise UnusableError("it takes too long to compile")
             self._n_trials -= 1
             try:
                 trial.run(text, self._limits)
             except trial.TrialError as error:
+                self._n_trials = 0  # one that takes that long is enough
                 raise UnusableError(str(error)) from error
         return self._compile(text)
 
@@ -198,19 +208,26 @@ class ToolGrammar:
             self._settled[index] = part
             return
         problems: list[str] = []
+        until = thread_time() + (_SECONDS_LATE if self._is_late else _SECONDS)
 
         def fits(part: Part) -> bool:
+            if thread_time() > until:
+                return False
             try:
                 matcher = self._attempt(self._alone(part, function))
             except (UnusableError, InvalidRequestError) as error:
                 problems.append(str(error))
                 return False
             matcher.compute_bitmask()  # which may take too much, too
-            problems.append(brief(matcher.get_error()))
-            return not matcher.is_error()
+            if matcher.is_error():
+                problems.append(brief(matcher.get_error()))
+                return False
+            return True
 
         whole = Part(function.schema, function.schema, function.param)
         rungs = (one for one in ladder(whole, fits) if fits(one[0]))
+        if self._is_late and len(json.dumps(function.schema)) > _MAX_LATE:
+            rungs, problems = iter(()), ["it is too long"]
         self._settled[index], relaxed = next(rungs, (None, "all arguments"))
         if relaxed:
             _note(function, relaxed, problems[0] if problems else "it is malformed")
