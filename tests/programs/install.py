@@ -1,7 +1,7 @@
 """Install the programs: ``python -m tests.programs.install FOLDER [NAME ...]``.
 
-Each goes into a separate folder. If a registry does not have one, the folder has the reason, and its
-tests are skipped with it.
+Each goes into a separate folder. If a registry does not have one, the folder has the reason, and
+its tests are skipped with it.
 """
 
 from __future__ import annotations

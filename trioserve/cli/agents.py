@@ -1,4 +1,4 @@
-"""The coding agents that ``trioserve launch`` starts, and the settings with which each uses a server.
+"""The coding agents that ``trioserve launch`` starts, and their settings to use a server.
 
 The settings hold for one run: arguments, environment variables, and files in a temporary folder.
 They win over the configuration of the agent, which stays as it is.

@@ -50,7 +50,7 @@ async def test_a_server_that_runs_is_used() -> None:
 async def test_the_api_key_is_that_of_the_flags() -> None:
     async with serving_script(api_keys=("secret",)) as (url, _):
         assert (await endpoint(url, "--api-key", "secret")).api_key == "secret"
-        with pytest.raises(Exception, match="API key"):
+        with pytest.raises(Exception, match="Invalid API Key"):
             await endpoint(url)
 
 

@@ -198,7 +198,7 @@ class AgentServer:
 
     @asynccontextmanager
     async def endpoint(self) -> AsyncIterator[Endpoint]:
-        """Give the model for the length of a block, after which a server that was started here has ended.
+        """Give the model for the length of a block, at whose end a server of this command ends.
 
         Raises:
             TrioServeError: there is no such model, or it cannot be loaded.
