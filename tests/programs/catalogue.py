@@ -78,6 +78,9 @@ PROGRAMS: Mapping[str, Program] = {
     "agno": Program(title="Agno", pypi=["agno==3.1.10", "openai==3.54.0"]),
     "litellm": Program(title="LiteLLM", pypi=["litellm[proxy]==1.106.2"]),
     "instructor": Program(title="Instructor", pypi=["instructor==1.17.0"]),
+    "guidance": Program(title="Guidance", pypi=["guidance==0.3.1", "openai==3.54.0"]),
+    "outlines": Program(title="Outlines", pypi=["outlines==1.3.3", "openai==3.54.0"]),
+    "lm-eval": Program(title="lm-eval", pypi=["lm-eval[api]==0.4.13"]),
 }
 
 #: What runs the programs of npm, for systems whose Node.js is older.

@@ -52,7 +52,7 @@ def _install_pypi(program: Program, folder: Path) -> str:
     venv.create(folder, with_pip=uv is None)
     pip = [python, "-m", "pip", "--disable-pip-version-check", "install"]
     command = pip if uv is None else [uv, "pip", "install", "--python", python]
-    return _run([*command, "--quiet", "--only-binary=:all:", *program.pypi], folder)
+    return _run([*command, "--quiet", *program.pypi], folder)
 
 
 def _run(command: Sequence[str], folder: Path) -> str:
@@ -64,8 +64,10 @@ def _run(command: Sequence[str], folder: Path) -> str:
         return f"not installed within {_PATIENCE} seconds"
     if done.returncode == 0:
         return ""
-    lines = [line for line in done.stderr.splitlines() if "rror" in line]
-    return (lines or done.stderr.splitlines() or ["no reason given"])[0].strip()
+    words = ("cause:", "ERROR:", "npm error", "error:")
+    lines = done.stderr.splitlines()
+    found = (line for word in words for line in lines if word in line)
+    return next(found, "no reason given").strip()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

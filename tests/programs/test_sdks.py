@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -20,8 +21,9 @@ FINAL_ANSWER = ("final_answer", {"answer": ANSWER})
 IN_JSON = f'{{"text": "{ANSWER}"}}'
 
 SCRIPT = ToolScript(steps=STEPS, answer=ANSWER, aside=IN_JSON)
-#: Of programs that want the answer in another way than as text.
+#: Of programs that want the answer in another way than as text after calls of tools.
 SCRIPTS_OF = {
+    "guidance": lambda prompt: f"<think>\nHm.\n</think>\n\n{ANSWER}",
     "instructor": ToolScript(steps=[("Answer", {"text": ANSWER})], aside=IN_JSON),
     "smolagents": ToolScript(steps=[*STEPS, FINAL_ANSWER], result_mark="Observation:\n"),
 }
@@ -43,7 +45,8 @@ async def test_a_model_calls_tools(path: Path, tmp_path: Path, works: Works) -> 
         ended = await run(command, folder=tmp_path, environ=environ)
     assert server.refused == [], calls_in(server.exchanges)
     assert ended.code == 0, ended.output
-    ways = [line.partition(": ")[0] for line in ended.output.splitlines() if ANSWER in line]
+    ways = re.findall(f"^(.+): {re.escape(ANSWER)}$", ended.output, re.MULTILINE)
     assert ways, ended.output
+    assert len(ways) == ended.output.count(ANSWER), "an answer has more than its text"
     assert ended.wanted == set()
     works(name, f"calls tools ({', '.join(ways)})")
