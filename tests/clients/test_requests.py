@@ -14,7 +14,14 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 
-from tests.support.client_requests import FILL, FILLED, REQUESTS, ClientRequest
+from tests.support.client_requests import (
+    FILL,
+    FILLED,
+    REQUESTS,
+    USER,
+    ClientRequest,
+    function,
+)
 from tests.support.clients import client_of
 from tests.support.scripts import answering
 from trioserve.testing import ScriptedBackend
@@ -94,3 +101,37 @@ async def test_codex_finds_a_version_of_ollama_that_has_responses() -> None:
     async with client_of(answering("Hello.")) as client:
         version = (await client.get("/api/version")).json()["version"]
     assert tuple(map(int, version.split("."))) >= (0, 13, 4)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/chat/completions",
+            {
+                "tools": [{"type": "web_search"}, function("f")],
+                "tool_choice": {"type": "function", "function": {"name": "web_search"}},
+            },
+        ),
+        ("/v1/chat/completions", {"tools": [{"type": "mcp"}], "tool_choice": "required"}),
+        (
+            "/v1/responses",
+            {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+        ),
+        (
+            "/v1/messages",
+            {
+                "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+                "tool_choice": {"type": "tool", "name": "web_search"},
+            },
+        ),
+    ],
+)
+async def test_a_choice_of_a_tool_that_is_left_out_is_refused(
+    path: str, body: dict[str, Any]
+) -> None:
+    asked = {"messages": [USER], "input": "Hi", "max_tokens": 9, **body}
+    async with client_of(scripted()) as client:
+        answer = await client.post(path, json=asked)
+    assert answer.status_code == 400
+    assert "tool_choice" in answer.json()["error"]["message"]

@@ -494,6 +494,8 @@ class Config:
         help="number of models that are loaded at the same time; 0 = no limit")
     models_memory: int = _models(0, min=0,
         help="MiB of memory for all models that are loaded, by llama.cpp's estimate; 0 = no limit")
+    models_downloads: int = _models(3, min=0,
+        help="number of models that clients may have downloaded at the same time; 0 = none")
     models_autoload: bool = _models(True,
         "--models-autoload | --no-models-autoload LLAMA_ARG_MODELS_AUTOLOAD",
         help="load a model when a request names it")

@@ -144,9 +144,11 @@ def _is_hosted(tool: Mapping[str, Any]) -> bool:
 
 
 def _function(tool: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]:
-    """Make what the model sees. `strict` is dropped: all arguments are checked."""
+    """Make what the model sees. It need not see that a function is not `strict`."""
+    if kind == "custom":
+        return _custom(tool, place)
     told = {name: tool[name] for name in ("description", "parameters") if name in tool}
-    return told if kind == "function" else _custom(tool, place)
+    return told | ({"strict": True} if tool.get("strict") is True else {})
 
 
 def _of_client(tool: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]:
