@@ -60,7 +60,7 @@ _OPTIONAL = {
     "llama/test_embedding_reference.py": "LLAMA_SERVER",
     "programs/test_agents.py": "TEST_CLIENTS",
     "programs/test_sdks.py": "TEST_CLIENTS",
-    "programs/test_services.py": "TEST_CLIENTS",
+    "programs/test_lm_eval.py": "TEST_CLIENTS",
     "ray/test_rayservice.py": "TEST_RAY",
     "ray/test_request_router.py": "TEST_RAY",
     "ray_cluster": "TEST_RAY",
