@@ -205,6 +205,7 @@ async def _follow_model(
     nursery.start_soon(keep_collecting, lambda: service.memory.n_held)
     if not isinstance(service, Service):
         _log.info("ready", models=len(service.fleet.catalog.entries))
+        status.tell("ready")
         return
     model = service.server.model
     _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
