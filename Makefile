@@ -160,7 +160,7 @@ TEST_SCHEMAS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trioserve/published-tools
 test-schemas: $(VENV)/.installed-dev
 	@$(PY) -m tests.published_tools.install '$(TEST_SCHEMAS)'
 	@TEST_SCHEMAS='$(TEST_SCHEMAS)' $(PY) -m pytest -n $(PYTEST_PROCESSES) tests/published_tools \
-		--junitxml='$(TEST_SCHEMAS)/results.xml' $(PYTEST_ARGS)
+		-o junit_family=xunit1 --junitxml='$(TEST_SCHEMAS)/results.xml' $(PYTEST_ARGS)
 
 TEST_MODELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trioserve/test-models
 

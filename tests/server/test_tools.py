@@ -246,7 +246,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
         "at #/properties/a/not.",
         "tools[0].function.parameters",
     ),
-    ({"tools": [TIME, tool("f", {"type": "array"})]}, None, "tools[1].function.parameters"),
+    ({"tools": [TIME, strict("f", {"type": "array"})]}, None, "tools[1].function.parameters"),
     ({"parallel_tool_calls": "no"}, None, "parallel_tool_calls"),
 ]
 

@@ -357,26 +357,32 @@ class NameFinder:
         self._indices: dict[bytes, set[int]] = {}
         for index, name in enumerate(names):
             self._indices.setdefault(name, set()).add(index)
-        ordered = sorted(self._indices, key=len, reverse=True)
         heads = [self.START, *(text.strip().encode() for text in before)] if before else []
-        head = b"|".join(map(re.escape, heads))
-        self._pattern = re.compile(
-            (b"(?:" + head + b")\\s*" if heads else b"")
-            + b"("
-            + b"|".join(map(re.escape, ordered))
-            + b")"
+        first, last = min(names), max(names)
+        n_common = next(
+            (i for i in range(len(first)) if first[: i + 1] != last[: i + 1]), len(first)
         )
-        self._longer = _extensions(ordered)
+        # What comes before a name, or the beginning of all names. A pattern of all names would take
+        # longer to compile than the grammar.
+        self._place = (
+            re.compile(b"(?:" + b"|".join(map(re.escape, heads)) + rb")\s*")
+            if heads
+            else re.compile(b"(?=" + re.escape(first[:n_common]) + b")")
+        )
+        self._lengths = sorted({len(name) for name in names}, reverse=True)
+        self._longer = _extensions(list(self._indices))
         #: How much of an output it has to see again.
-        self.size = max(map(len, names)) + max(map(len, heads), default=0) + 16
+        self.size = self._lengths[0] + max(map(len, heads), default=0) + 16
 
     def find(self, text: bytes) -> frozenset[int]:
         """Find the functions whose names are in a text, and end there."""
         found: set[int] = set()
-        for match in self._pattern.finditer(text):
-            name, rest = match[1], text[match.start(1) :]
+        for place in self._place.finditer(text):
+            rest = text[place.end() :]
+            starts = (rest[:length] for length in self._lengths)
+            name = next((start for start in starts if start in self._indices), b"")
             if not any(longer.startswith(rest) for longer in self._longer.get(name, ())):
-                found |= self._indices[name]
+                found |= self._indices.get(name, set())
         return frozenset(found)
 
 
