@@ -32,6 +32,7 @@ from trioserve.errors import (
     first_error,
 )
 from trioserve.models import BUNDLED
+from trioserve.models.catalog import ModelEntry, Source
 from trioserve.router.child import Child, HealthCheck, Report
 from trioserve.router.client import ServerClient, connected_to
 from trioserve.router.launch import Spawner
@@ -265,7 +266,10 @@ class AgentServer:
         """
         address = attrs.evolve(Address.of(None, self.config), host="127.0.0.1", port=_free_port())
         argv = [*self.flags, "--host", address.host, "--port", str(address.port)]
-        child = Child(self.config.model_named or "bundled", Path(), HealthCheck(interval=math.inf))
+        name = self.config.model_named or "bundled"
+        entry = ModelEntry(name=name, source=Source.PRESET, args=tuple(self.flags), path=None)
+        watch = HealthCheck(interval=math.inf)
+        child = Child(name, 0, entry=entry, socket_path=Path(), watch=watch)
         decided = trio.Event()
         with ProgressReport(sys.stderr, n_log_lines=0) as progress:
 
