@@ -125,7 +125,7 @@ class ChatParams:
     reasoning_budget: int = -1
     #: The last words of reasoning whose budget is used up; None: as the configuration says.
     reasoning_message: str | None = None
-    #: Whether `Server.end_reasoning` may end the reasoning.
+    #: Whether `ChatStream.end_reasoning` may end the reasoning.
     reasoning_control: bool = False
     #: Whether tool calls are taken out of the text.
     parse_tools: bool = True

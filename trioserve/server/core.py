@@ -15,7 +15,7 @@ from trioserve import llama
 from trioserve.chat.params import ChatParams
 from trioserve.concurrency import EnteredOnce, alongside, deadline_scope
 from trioserve.config import Config
-from trioserve.errors import ConfigError, ServerClosingError
+from trioserve.errors import ConfigError
 from trioserve.server.context import ANYONE, RequestContext, take_params
 from trioserve.server.generation.embeddings import Embeddings, Ranking
 from trioserve.server.generation.requests import ServerResources
@@ -145,19 +145,6 @@ class ServerCore(EnteredOnce):
                 generator = services.text
                 streams = await generator.stream_chats(stack, messages, params, chat, context, n)
             yield streams
-
-    async def end_reasoning(self, stream: Stream | ChatStream) -> bool:
-        """End the reasoning of an answer now, if it is in progress. May be cancelled.
-
-        Returns whether that was possible: the answer still runs, the model supports reasoning, and
-        `reasoning_control` or a budget was set.
-
-        Raises:
-            ServerClosingError: the server is closed.
-        """
-        if not self.lifecycle.ready:
-            raise ServerClosingError
-        return await self.lifecycle.services.text.end_reasoning(stream.task_id)
 
     @asynccontextmanager
     async def stream_run(

@@ -10,7 +10,7 @@ _NEW = {"stream": "stream_complete", "awake": "loaded"}
 #: Attributes that belong to the APIs now.
 _INNER = frozenset(
     {
-        "adapters", "config", "end_reasoning", "infill", "lifecycle", "memory", "metrics",
+        "adapters", "config", "infill", "lifecycle", "memory", "metrics",
         "observers", "params", "queue", "resources", "sleeping", "slots", "stream_all",
         "stream_chats", "tools", "transcriptions", "wake",
     }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import attrs
 import trio
@@ -28,6 +28,8 @@ from trioserve.types import (
     TokenId,
     TokenProbs,
 )
+
+_T = TypeVar("_T")
 
 
 @attrs.frozen(kw_only=True)
@@ -138,6 +140,10 @@ class Stream:
                 await self._take()
         self._due = max(self._due, trio.current_time()) + _pace(self._unread[-1])
 
+    async def call(self, function: Callable[[], _T]) -> _T:
+        """Call a function on the inference thread; see `Dispatcher.call`."""
+        return await self._dispatcher.call(function)
+
     def cancel(self) -> None:
         """End the request from another task; its reader gets a `RequestEndedError`."""
         error = RequestEndedError("The request was cancelled.")
@@ -236,10 +242,17 @@ class ChatStream:
     `prompt_text` is the rendered prompt.
     """
 
-    def __init__(self, stream: Stream, parser: MessageParser, prompt_text: str) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        parser: MessageParser,
+        prompt_text: str,
+        end_thinking: Callable[[], bool],
+    ) -> None:
         self.stream = stream
         self.prompt_text = prompt_text
         self._parser = parser
+        self._end_thinking = end_thinking  # on the inference thread
         self._builder = MessageBuilder()
         self._last: Finished | None = None  # delivered after what the parser held back
 
@@ -306,6 +319,17 @@ class ChatStream:
         if came_from is None:
             return ChatChunk(tuple(deltas), ())
         return ChatChunk(tuple(deltas), came_from.tokens, came_from.probs, came_from.drafts)
+
+    async def end_reasoning(self) -> bool:
+        """End the reasoning now, if it is in progress. May be cancelled.
+
+        Returns whether that was possible: the answer still runs, the model supports reasoning, and
+        `reasoning_control` or a budget was set.
+
+        Raises:
+            ServerClosingError: the server is closed.
+        """
+        return await self.stream.call(self._end_thinking)
 
     def cancel(self) -> None:
         """End the request from another task; its reader gets a `RequestEndedError`."""

@@ -174,7 +174,7 @@ async def test_the_reasoning_of_the_running_step_can_be_ended() -> None:
         assert run.stream is None
         await until(run, StepChunk)
         assert run.stream is not None
-        assert await server._core.end_reasoning(run.stream)
+        assert await run.stream.end_reasoning()
 
 
 async def test_who_watches_is_told_of_each_step() -> None:

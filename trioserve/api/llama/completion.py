@@ -32,7 +32,6 @@ from trioserve.api.base.readers import GivenPrompt, RawPrompt
 from trioserve.api.base.service import (
     awake_server,
     current_responses,
-    current_server,
     read_for_model,
 )
 from trioserve.api.openapi import takes
@@ -400,8 +399,8 @@ async def control() -> Response:
         return json_response({"success": True})
     if not response.reasoning_control:
         return _refuse(_NOT_ENABLED)
-    server, live = current_server(), response.live
-    if any([await server.end_reasoning(stream) for stream in live]):
+    live = response.live
+    if any([await stream.end_reasoning() for stream in live]):
         return json_response({"success": True})
     ended = all(stream.mailbox.is_over for stream in live)  # meanwhile; else the model has none
     return _refuse(NOT_RUNNING if ended else _NOT_ENABLED)

@@ -161,7 +161,3 @@ class Requests:
             room, limit = self._loop.n_ctx_seq - n_prompt, task.params.max_tokens
             n_output = room if limit < 0 else min(room, limit)
         return self.resources.rate_limits.reserve(context.limited_as, n_prompt + n_output)
-
-    async def call(self, function: Callable[[], _T]) -> _T:
-        """Call a function on the inference thread; see `Dispatcher.call`."""
-        return await self._dispatcher.call(function)

@@ -264,6 +264,7 @@ class TextGenerator:
                 stack.enter_context(self._requests.open(task, context, "chat")),
                 self._parser(chat, tail),
                 text,
+                partial(self._engine.end_thinking, task.id),
             )
             for task in tasks
         ]
@@ -375,7 +376,3 @@ class TextGenerator:
         return ThinkingBudget(
             thinking=thinking, n_tokens=n_tokens, closing=tuple(itertools.chain(*closing))
         )
-
-    async def end_reasoning(self, task_id: int) -> bool:
-        """See `Server.end_reasoning`."""
-        return await self._requests.call(partial(self._engine.end_thinking, task_id))
