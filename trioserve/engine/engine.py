@@ -90,7 +90,7 @@ class Engine(EngineLoop):
         )
         self._scheduler = Scheduler(backend, self._cache, self._planner)
         self.drafts = Drafts(self._scheduler, backend.drafters)
-        self._decoder = BatchDecoder(backend, self.encoder)
+        self._decoder = BatchDecoder(backend, self.inbox.has_cancel, self.encoder)
         self._strategy = strategy
         strategy.begin(unified=backend.unified)
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
