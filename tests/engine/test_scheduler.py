@@ -87,6 +87,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     n_seqs = 7
     n_ctx_seq = N_CTX
+    is_elastic = False
     can_cut = True
     window = 0
     cache_ram = 400
@@ -105,6 +106,7 @@ class EngineMachine(RuleBasedStateMachine):
             n_ctx=N_CTX,
             n_ctx_seq=self.n_ctx_seq,
             n_batch=16,
+            is_elastic=self.is_elastic,
             can_cut=self.can_cut,
             window=self.window,
             adapters=[AdapterInfo(path=str(i)) for i in range(self.n_adapters)],
@@ -344,6 +346,19 @@ class SplitCacheMachine(EngineMachine):
     n_ctx_seq = N_CTX // 5
 
 
+class ElasticCacheMachine(EngineMachine):
+    """That with parts that are each as long as the whole context."""
+
+    n_seqs = 5
+    is_elastic = True
+
+
+class ElasticDraftMachine(ElasticCacheMachine):
+    """That with drafters."""
+
+    has_drafters = True
+
+
 class UncuttableMachine(EngineMachine):
     """The same with a model that can only append or start again."""
 
@@ -418,6 +433,8 @@ class NoSpareMachine(EngineMachine):
     [
         EngineMachine,
         SplitCacheMachine,
+        ElasticCacheMachine,
+        ElasticDraftMachine,
         UncuttableMachine,
         CheckpointMachine,
         WindowMachine,

@@ -135,6 +135,7 @@ class ScriptedBackend:
     n_ctx: int = 1024
     n_ctx_seq: int = _like("n_ctx")
     n_batch: int = 64
+    is_elastic: bool = False
     can_cut: bool = True
     window: int = 0
     chat_template: str | None = None
@@ -149,7 +150,7 @@ class ScriptedBackend:
         self.n_spare_cores = 0
         self.thread_choices = (range(1, 2), range(1, 2))
         self.threads: list[int] = []
-        self.unified = self.n_ctx_seq == self.n_ctx
+        self.unified = self.n_ctx_seq == self.n_ctx and not self.is_elastic
         self.batch = ScriptedBatch(self.n_batch)
         self.memory = self
         self.sequences: list[list[CellKey]] = [[] for _ in range(self.n_seqs)]
@@ -341,8 +342,13 @@ class ScriptedBackend:
         del self.made_with[seq][start:]
         del self._cells[seq][start:]
 
+    def trim(self, seq: int, n_cells: int) -> None:
+        """Forget the memory behind the first cells, which must be empty."""
+        assert n_cells >= len(self.sequences[seq]), "cells are lost that are in use"
+
     def copy(self, source: int, target: int) -> None:
         """Copy a whole sequence."""
+        assert not self.is_elastic, "a copy of a whole part, which is as long as the context"
         assert not self.sequences[target], "the target is not empty"
         self.sequences[target] = list(self.sequences[source])
         self.made_with[target] = list(self.made_with[source])
@@ -386,7 +392,7 @@ class ScriptedBackend:
         self.sequences[seq] = [self.chunks.key(value & 0xFFFF) for value in values]
         self.made_with[seq] = [self._sets[value >> 16] for value in values]
         self._cells[seq] = [next(self._next_cell) for _ in self.sequences[seq]]
-        assert self.n_cells <= self.n_ctx, "no free cells"
+        assert self.is_elastic or self.n_cells <= self.n_ctx, "no free cells"
 
     def rewind(self, seq: int, length: int, data: bytes) -> bool:
         """Cut a sequence to `length` positions, if the state is from there."""

@@ -185,7 +185,7 @@ class PrefixCache:
         if length >= self.min_shared and (self.unified or not kept):
             others = [seq for seq in self.held.idle() if seq not in holders]
             if others:
-                return self._copy(holders[0], length, others)
+                return self._copy(min(holders, key=lambda seq: len(seq.held)), length, others)
         if kept and (length >= self.min_shared or length * 10 >= len(keys)):
             seq = min(kept, key=lambda seq: len(seq.held))
             if len(seq.held) >= length + self.min_shared:
@@ -243,7 +243,7 @@ class PrefixCache:
         return seq
 
     def _evict(self, seq: KVSequence) -> None:
-        if self.held.freed_by(seq) * OWN_SHARE >= len(seq.held):
+        if self.held.own(seq) * OWN_SHARE >= len(seq.held):
             self.swap_out(seq)
         self.held.cut(seq, 0)
 
