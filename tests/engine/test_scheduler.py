@@ -390,6 +390,13 @@ class SplitCheckpointMachine(CheckpointMachine):
     n_ctx_seq = N_CTX // 5
 
 
+class ElasticCheckpointMachine(CheckpointMachine):
+    """That with parts that are each as long as the whole context."""
+
+    n_seqs = 5
+    is_elastic = True
+
+
 class SideBySideMachine(EngineMachine):
     """The same with tokens that are sampled by several threads, and no end to what is kept."""
 
@@ -439,6 +446,7 @@ class NoSpareMachine(EngineMachine):
         CheckpointMachine,
         WindowMachine,
         SplitCheckpointMachine,
+        ElasticCheckpointMachine,
         SideBySideMachine,
         DraftMachine,
         AdapterDraftMachine,

@@ -18,7 +18,7 @@ from trioserve.llama.context import (
     thread_choices,
     threads,
 )
-from trioserve.llama.layout import CACHE_TYPES, Layout, choose, kv_cache_size, sequences
+from trioserve.llama.layout import CACHE_TYPES, choose, kv_cache_size, sequences
 from trioserve.llama.library import lib
 from trioserve.llama.model import LlamaModel
 

@@ -12,7 +12,7 @@ from tests.support.llama_bench import Bench
 from trioserve.config import Config
 from trioserve.llama import layout, lazy_pages
 from trioserve.llama.backend import LlamaBackend
-from trioserve.llama.context import Context, open_context
+from trioserve.llama.context import open_context
 from trioserve.llama.layout import Layout, choose
 from trioserve.llama.lazy_pages import LazyPages, is_supported
 from trioserve.llama.model import LlamaModel
@@ -148,7 +148,7 @@ def test_all_parts_together_take_half_of_the_memory_at_most(
 def test_where_memory_is_not_lazy_the_cache_has_a_fixed_size(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lazy_pages, "writable_ranges", lambda: [])
+    monkeypatch.setattr(lazy_pages, "writable_ranges", list)
     with open_context(model, Config(**LARGE)) as context:
         assert not context.is_elastic
         assert (context.unified, context.n_ctx_seq) == (True, 4096)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-import attrs
 import numpy as np
 import structlog
 
@@ -281,7 +280,7 @@ class Context(HandleOwner):
         self._interrupt = Interrupt()
         self._interrupt.install(params)
         self.is_elastic = layout is not None and layout.is_elastic
-        lazy = LazyPages() if self.is_elastic else None
+        lazy = LazyPages(swa_full=params.swa_full) if self.is_elastic else None
         with library.listening(_on_huge_cache() if lazy is None else lazy.on_line):
             handle = lib.llama_init_from_model(model.handle, params)
         if handle is None:

@@ -71,13 +71,13 @@ def choose(model: LlamaModel, config: Config, *, may_be_elastic: bool = True) ->
     """
     n_ctx = config.ctx_size or config.parallel * config.kv_unified_per_slot
     n_ctx = pad(n_ctx or model.info.n_ctx_train)
-    needs_all = config.parallel == 1 or config.cache_seqs > 0 or not model.can_cut
+    is_one = config.parallel == 1 or config.cache_seqs > 0
     n_part = 0
-    if config.kv_unified is None and not needs_all and may_be_elastic:
+    if config.kv_unified is None and not is_one and may_be_elastic:
         n_part = _elastic_part(model, config, n_ctx)
     unified = config.kv_unified
     if unified is None:
-        needs_all = needs_all or config.kv_unified_per_slot > 0
+        needs_all = is_one or config.kv_unified_per_slot > 0 or not model.can_cut
         unified = not n_part and (needs_all or n_ctx // config.parallel < ENOUGH)
     n_seqs = sequences(attrs.evolve(config, kv_unified=unified))
     if not n_part:
@@ -93,15 +93,18 @@ def _elastic_part(model: LlamaModel, config: Config, n_ctx: int) -> int:
     memory: Linux refuses to allocate more than all of it, and to make a GiB takes about a quarter
     of a second.
     """
-    cell = kv_cache_size(model, config, 256) // 256
-    heads = model.metadata.get(f"{model.arch}.attention.head_count_kv", "1")
-    is_even = cell and heads.isdecimal()  # all layers are of one size
     # Without flash attention, each token is written all over the values.
-    if on_gpu(config) or config.flash_attn == "off" or not is_even or not lazy_pages.is_supported():
+    if on_gpu(config) or config.flash_attn == "off" or not lazy_pages.is_supported():
+        return 0
+    size = kv_cache_size(model, config, 256)
+    if model.window and not size:  # the file does not say which layers have the window
+        size = kv_cache_size(model, attrs.evolve(config, swa_full=True), 256)
+    heads = model.metadata.get(f"{model.arch}.attention.head_count_kv", "1")
+    if not size or not heads.isdecimal():  # not all layers are of one size
         return 0
     memory = total_memory()
     wanted = min(n_ctx, pad(model.max_n_ctx_seq(config)))
-    room = wanted if memory is None else memory // 2 // (config.parallel * cell) // 256 * 256
+    room = wanted if memory is None else memory // 2 // (config.parallel * size) * 256
     n_part = min(wanted, room)
     return n_part if n_part >= min(wanted, max(ENOUGH, n_ctx // config.parallel)) else 0
 

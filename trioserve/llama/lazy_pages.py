@@ -25,7 +25,7 @@ import sys
 import attrs
 
 from trioserve.errors import ModelLoadError
-from trioserve.llama.machine import writable_ranges, without
+from trioserve.llama.machine import without, writable_ranges
 
 #: Larger allocations are always mappings of their own (glibc's `DEFAULT_MMAP_THRESHOLD_MAX`).
 #: Smaller caches may take all of their memory.
@@ -91,20 +91,22 @@ class KVPages:
 class LazyPages:
     """Makes the memory of a KV cache lazy, while llama.cpp makes it in this thread.
 
-    Call `on_line` with each line of llama.cpp's log, and `finish` if the cache was made.
+    Call `on_line` with each line of llama.cpp's log, and `finish` if the cache was made. With
+    `swa_full`, layers with a sliding window keep all of the text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, swa_full: bool = False) -> None:
+        self._swa_full = swa_full
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.mmap.restype = ctypes.c_void_p
-        self._libc.mmap.argtypes = (
-            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
-        )  # fmt: skip
+        flags = (ctypes.c_int,) * 3
+        self._libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *flags, ctypes.c_long)
         self._libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self._known = writable_ranges()
         self._aliased: list[_Range] = []
         self._allocated: _Range | None = None  # what the next summary is of
         self._tensors: list[_Tensor] = []
+        self._is_window = False
         self._n_small = 0
         self._error = ""
 
@@ -117,6 +119,9 @@ class LazyPages:
             sizes = [float(summary[i]) * _MIB for i in (4, 5)]
             rows = [round(size / (n_layers * n_parts * n_cells)) for size in sizes]
             self._lay_out(n_cells, n_layers, n_parts, rows)
+        elif "SWA KV cache" in line:
+            # A window is small, and its cells are not in the order of the text.
+            self._is_window = "non-SWA" not in line and not self._swa_full
         elif "kv_cache" in line:  # of a layer: the allocation is next
             self._known = writable_ranges()
 
@@ -139,7 +144,7 @@ class LazyPages:
 
     def _alias(self, name: str, size: int) -> None:
         """Map all of a cache that was allocated, and is to be cleared, to the same pages."""
-        if size <= SMALL:
+        if size <= SMALL or self._is_window:
             self._n_small += 1
             return
         fits = [

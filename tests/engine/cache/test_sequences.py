@@ -130,9 +130,9 @@ def test_a_state_is_read_once_for_several_copies(monkeypatch: pytest.MonkeyPatch
     assert read == [0, 0, 0] and backend.sequences[2] == [0, 1, 2, 3, 9]
 
 
-def test_in_an_elastic_cache_all_cells_of_a_copy_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_an_elastic_cache_all_cells_of_a_copy_count() -> None:
     sequences, backend = sequences_of(60, 5, n_ctx=1000, is_elastic=True)
-    first, second, third = sequences.all
+    first, _, third = sequences.all
     sequences.copy(first, third, 50)
     assert backend.sequences[2] == first.held[:50], "it does not wait for a decode"
     assert (sequences.taken, sequences.taken_by({0, 2}), sequences.taken_by({1})) == (115, 110, 5)

@@ -236,9 +236,19 @@ class PrefixCache:
     # -- how
 
     def _empty(self, among: list[KVSequence] | None = None) -> KVSequence:
-        """Get an empty sequence: a free one, else the one that was unused for longest."""
+        """Get an empty sequence: a free one, else the one that was unused for longest.
+
+        In a split cache, those come first that have running neighbors: a batch is computed at once
+        where the numbers of its sequences are consecutive. What they hold must not be lost by that.
+        """
         idle = among or self.held.idle()
-        seq = min(idle, key=lambda seq: (bool(seq.held), seq.last_used))
+        gathers = not self.unified and self.ram.limit > 0
+
+        def order(seq: KVSequence) -> tuple[int, bool, int]:
+            n_neighbors = self.held.running_beside(seq) if gathers else 0
+            return -n_neighbors, bool(seq.held), seq.last_used
+
+        seq = min(idle, key=order)
         self._evict(seq)
         return seq
 

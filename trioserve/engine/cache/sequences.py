@@ -11,7 +11,6 @@ from trioserve.engine.cache.prefix_tree import PrefixTree
 from trioserve.types import CacheRoot, CellKey
 from trioserve.types.media import chunk_start, n_folded, whole_chunks
 
-
 #: Cells of each sequence whose memory is not given back: short texts would ask for it again soon.
 KEPT = 256
 
@@ -236,6 +235,11 @@ class Sequences:
     def idle(self) -> list[KVSequence]:
         """Those that no request has."""
         return [seq for seq in self.all if not seq.running]
+
+    def running_beside(self, seq: KVSequence) -> int:
+        """Count the running ones among the two sequences before and after one."""
+        beside = self.all[max(0, seq.id - 1) : seq.id + 2]
+        return sum(other.running for other in beside if other is not seq)
 
     # -- looking
 
