@@ -198,6 +198,8 @@ def test_a_model_that_cannot_be_cut_has_one_cache(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LlamaModel, "can_cut", False)
+    assert choose(model, Config(parallel=8, ctx_size=65536), may_be_elastic=False).unified
+    monkeypatch.setattr(layout, "kv_cache_size", lambda *_: 0)  # as that of recurrent models
     assert choose(model, Config(parallel=8, ctx_size=65536)).unified
 
 
