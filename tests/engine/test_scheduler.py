@@ -89,6 +89,7 @@ class EngineMachine(RuleBasedStateMachine):
     n_ctx_seq = N_CTX
     is_elastic = False
     can_cut = True
+    cuttable = 0
     window = 0
     cache_ram = 400
     max_idle: int | None = 10
@@ -108,6 +109,7 @@ class EngineMachine(RuleBasedStateMachine):
             n_batch=16,
             is_elastic=self.is_elastic,
             can_cut=self.can_cut,
+            cuttable=self.cuttable,
             window=self.window,
             adapters=[AdapterInfo(path=str(i)) for i in range(self.n_adapters)],
             drafters=[NgramDrafter(NGRAMS), Dreamer()] if self.has_drafters else [],
@@ -390,11 +392,23 @@ class SplitCheckpointMachine(CheckpointMachine):
     n_ctx_seq = N_CTX // 5
 
 
+class ShortWindowMachine(CheckpointMachine):
+    """That with sequences that can be cut while they are short."""
+
+    cuttable = 20
+
+
 class ElasticCheckpointMachine(CheckpointMachine):
     """That with parts that are each as long as the whole context."""
 
     n_seqs = 5
     is_elastic = True
+
+
+class ElasticShortWindowMachine(ElasticCheckpointMachine):
+    """And that with sequences that can be cut while they are short."""
+
+    cuttable = 20
 
 
 class SideBySideMachine(EngineMachine):
@@ -447,6 +461,8 @@ class NoSpareMachine(EngineMachine):
         WindowMachine,
         SplitCheckpointMachine,
         ElasticCheckpointMachine,
+        ShortWindowMachine,
+        ElasticShortWindowMachine,
         SideBySideMachine,
         DraftMachine,
         AdapterDraftMachine,

@@ -103,7 +103,7 @@ class Engine(EngineLoop):
     @property
     def keeps_checkpoints(self) -> bool:
         """Whether `Prompt.divergence_points` help: sequences cannot be cut, and some are kept."""
-        return self._cache.can_share and not self._backend.can_cut
+        return self._cache.keeps_checkpoints
 
     def check(self, task: Task | EmbeddingTask) -> None:
         """Refuse a task that can never run.

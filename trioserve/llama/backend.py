@@ -84,6 +84,7 @@ class LlamaBackend:
         self.unified: bool = context.unified
         self.is_elastic: bool = context.is_elastic
         self.can_cut: bool = model.can_cut
+        self.cuttable: int = self.n_ctx_seq if self.can_cut else model.cuttable
         # Layers with a sliding window have a separate cache, in which sequences that went back to a
         # checkpoint share no cells. It has room for all their windows, but no more cells than the
         # context.

@@ -101,7 +101,7 @@ class ScriptedBackend:
     mistake in an engine's bookkeeping.
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
-    `can_cut`, `window`, `chat_template`, `adapters`, `drafters` and `projector`.
+    `is_elastic`, `can_cut`, `cuttable`, `window`, `chat_template`, `adapters`, `drafters` and `projector`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
     has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
@@ -137,6 +137,7 @@ class ScriptedBackend:
     n_batch: int = 64
     is_elastic: bool = False
     can_cut: bool = True
+    cuttable: int = 0
     window: int = 0
     chat_template: str | None = None
     adapters: Sequence[AdapterInfo] = ()
@@ -147,6 +148,8 @@ class ScriptedBackend:
         self.current_adapters: Adapters = ()
         self.vocab = byte_vocab
         self.n_outputs = self.n_batch
+        if self.can_cut:
+            self.cuttable = self.n_ctx_seq
         self.n_spare_cores = 0
         self.thread_choices = (range(1, 2), range(1, 2))
         self.threads: list[int] = []
@@ -326,8 +329,8 @@ class ScriptedBackend:
         return ScriptedSampler(self, prompt, constraint)
 
     def remove(self, seq: int, start: int) -> bool:
-        """Cut a sequence; in the middle only if `can_cut`."""
-        if 0 < start <= self.last(seq) and not self.can_cut:
+        """Cut a sequence; in the middle only if `can_cut`, or if it has few cells."""
+        if 0 < start <= self.last(seq) and len(self.sequences[seq]) > self.cuttable:
             return False
         length = bisect_left(self._positions(seq)[:-1], start)  # in cells
         assert self.chunks.is_border(self.sequences[seq][:length]), "a chunk is cut"
@@ -355,7 +358,7 @@ class ScriptedBackend:
         self._cells[target] = list(self._cells[source])
         self._seen[target] = list(self._seen[source])
         if self.unified:
-            self._borrowed |= {target} if not self.can_cut else set()
+            self._borrowed |= {target} if not self.cuttable else set()
         else:  # sequences share no cells
             self._cells[target] = [next(self._next_cell) for _ in self._cells[source]]
             self._sources.add(source)

@@ -236,6 +236,10 @@ class Sequences:
         """Those that no request has."""
         return [seq for seq in self.all if not seq.running]
 
+    def can_cut(self, seq: KVSequence) -> bool:
+        """Whether a sequence can be cut at any position."""
+        return self._backend.can_cut or len(seq.held) <= self._backend.cuttable
+
     def running_beside(self, seq: KVSequence) -> int:
         """Count the running ones among the two sequences before and after one."""
         beside = self.all[max(0, seq.id - 1) : seq.id + 2]
@@ -309,7 +313,7 @@ class Sequences:
         self._n_unknown += len(keys)
 
     def cut(self, seq: KVSequence, length: int) -> None:
-        """Shorten a sequence. With length 0 it is free; others need a backend that can cut."""
+        """Shorten a sequence. With length 0 it is free; others need one that can be cut."""
         if length < len(seq.held) or not length:
             self._memory.remove(seq.id, seq.position(length))
             self._note_cut(seq, length)
