@@ -101,7 +101,8 @@ class ScriptedBackend:
     mistake in an engine's bookkeeping.
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
-    `is_elastic`, `can_cut`, `cuttable`, `window`, `chat_template`, `adapters`, `drafters` and `projector`.
+    `is_elastic`, `can_cut`, `cuttable`, `window`, `chat_template`, `adapters`, `drafters` and
+    `projector`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
     has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
