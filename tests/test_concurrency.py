@@ -174,6 +174,18 @@ async def test_a_feed_that_ends_now_drops_what_is_unread() -> None:
     assert [item async for item in feed] == []
 
 
+async def test_waiting_takes_nothing() -> None:
+    feed = Feed[int]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed.wait)
+        await wait_all_tasks_blocked()
+        feed.put(1)
+    await feed.wait()
+    assert await anext(feed) == 1
+    feed.end()
+    await feed.wait()
+
+
 async def test_a_writer_waits_for_room_until_the_reader_took_an_item() -> None:
     feed, steps = Feed[int](1), list[str]()
 
@@ -189,6 +201,20 @@ async def test_a_writer_waits_for_room_until_the_reader_took_an_item() -> None:
         await wait_all_tasks_blocked()
         assert steps == ["put 0"]
         assert [item async for item in feed] == [0, 1, 2]
+
+
+async def test_room_by_the_size_of_items() -> None:
+    feed = Feed[bytes](10, weigh=len)
+    feed.put(b"123456789")
+    await feed.room()
+    feed.put(b"0")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed.room)
+        await wait_all_tasks_blocked()
+        assert len(nursery.child_tasks) == 1
+        assert await anext(feed) == b"123456789"
+        await wait_all_tasks_blocked()
+        assert not nursery.child_tasks
 
 
 async def test_the_end_wakes_writers_that_wait_for_room(autojump_clock: MockClock) -> None:
@@ -238,6 +264,14 @@ async def test_a_gate_counts_and_drains() -> None:
         await gate.drained()
         order.append("drained")
     assert order == ["worked", "drained"]
+
+
+async def test_the_end_of_a_gate_gives_each_its_own_error() -> None:
+    gate, errors = Gate(), list[BaseException]()
+    with gate.open(errors.append), gate.open(errors.append):
+        gate.end(EngineError("broken"))
+    assert [str(error) for error in errors] == ["broken", "broken"]
+    assert errors[0] is not errors[1]
 
 
 async def test_the_end_of_a_gate_cancels_what_is_open_with_its_error() -> None:

@@ -67,6 +67,7 @@ def create_router(config: Config, open_fleet: OpenFleet) -> QuartTrio:
 
 def _app_of(service: AppState) -> QuartTrio:
     app = QuartTrio("trioserve", static_folder=None)
+    app.url_map.merge_slashes = False  # a path with two slashes is unknown, and not redirected
     app.after_serving(service.stop)
     return app
 

@@ -111,15 +111,19 @@ class Feed(Generic[_T]):
 
     Args:
         size: number of unread items above which `room` waits.
+        weigh: gives the size of an item, such as its bytes, where they do not count as one each.
     """
 
-    def __init__(self, size: float = math.inf) -> None:
+    def __init__(
+        self, size: float = math.inf, weigh: Callable[[_T], float] = lambda item: 1
+    ) -> None:
         self._items: deque[_T] = deque()
-        self._size = size
+        self._size, self._weigh = size, weigh
         #: Whether `end` was called. Unread items may remain.
         self.is_over = False
         self._error: Exception | None = None
-        self._reader = trio.lowlevel.ParkingLot()
+        #: While it waits. A `ParkingLot` for one task would double the cost of a wake-up.
+        self._reader: trio.lowlevel.Task | None = None
         self._writers = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
@@ -129,7 +133,8 @@ class Feed(Generic[_T]):
         """Add an item, and wake the reader. After the end, the item is dropped."""
         if not self.is_over:
             self._items.append(item)
-            self._reader.unpark()
+            if self._reader is not None:
+                self._wake()
 
     def end(self, error: Exception | None = None, *, now: bool = False) -> None:
         """End the queue, with an error for the reader or without. Only the first end counts.
@@ -141,20 +146,49 @@ class Feed(Generic[_T]):
         self.is_over, self._error = True, error
         if now:
             self._items.clear()
-        self._reader.unpark()
+        self._wake()
         self._writers.unpark_all()
 
+    @trio.lowlevel.enable_ki_protection
+    def _wake(self) -> None:
+        """Wake the reader, if it waits."""
+        if self._reader is not None:
+            trio.lowlevel.reschedule(self._reader)
+            self._reader = None
+
     async def room(self) -> None:
-        """Wait until fewer than `size` items are unread, or the queue has ended. A checkpoint."""
-        if len(self._items) < self._size or self.is_over:
+        """Wait until less than `size` is unread, or the queue has ended. A checkpoint."""
+        if not self._is_full():
             await trio.lowlevel.checkpoint()
-        while len(self._items) >= self._size and not self.is_over:
+        while self._is_full():
             await self._writers.park()
+
+    def _is_full(self) -> bool:
+        return not self.is_over and sum(map(self._weigh, self._items)) >= self._size
 
     def check(self) -> None:
         """Raise the error of `end` if it is the next thing to read."""
         if self._error is not None and not self._items:
             raise self._error
+
+    @trio.lowlevel.enable_ki_protection
+    async def wait(self) -> None:
+        """Wait for an item or the end. A checkpoint.
+
+        Raises:
+            BusyResourceError: another task reads this queue.
+        """
+        if self._items or self.is_over:
+            await trio.lowlevel.checkpoint()
+        while not (self._items or self.is_over):
+            if self._reader is not None:
+                raise trio.BusyResourceError("another task reads this queue")
+            self._reader = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._reader = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     def __aiter__(self) -> AsyncIterator[_T]:
         return self
@@ -165,17 +199,12 @@ class Feed(Generic[_T]):
         Raises:
             StopAsyncIteration: the queue has ended without an error.
             Exception: the error of `end`.
-            BusyResourceError: another task reads this queue.
+            BusyResourceError: as for `wait`.
         """
-        if self._items or self.is_over:
-            await trio.lowlevel.checkpoint()
-        while not self._items:
-            self.check()
-            if self.is_over:
-                raise StopAsyncIteration
-            if self._reader:
-                raise trio.BusyResourceError("another task reads this queue")
-            await self._reader.park()
+        await self.wait()
+        self.check()
+        if not self._items:
+            raise StopAsyncIteration
         item = self._items.popleft()
         self._writers.unpark_all()
         return item
@@ -263,7 +292,7 @@ class Gate:
         self._error = error or self._error or self._default()
         self.phase.value = Phase.CLOSED
         for end in list(self._ends.values()):
-            end(self._error)
+            end(self._error.again())
 
     async def drained(self) -> None:
         """Wait until nothing is open."""

@@ -7,6 +7,7 @@ llama-server and OpenAI.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Self
 
 
@@ -460,8 +461,15 @@ class ServerClosingError(UnavailableError):
         super().__init__(message)
 
 
+def errors_in(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions in a group, and in the groups in it; of another exception, itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for one in error.exceptions:
+        yield from errors_in(one)
+
+
 def first_error(error: BaseException) -> BaseException:
-    """The first exception in a group, and in the groups in it; of another exception, itself."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    """The first of `errors_in`."""
+    return next(errors_in(error))

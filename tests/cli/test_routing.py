@@ -53,8 +53,10 @@ async def state_of(running: Running, model: str) -> dict[str, Any]:
 
 async def busy_slots(running: Running, model: str) -> int:
     async with running.client() as client:
-        slots = (await client.get("/slots", params={"model": model})).json()
-    return sum(slot["is_processing"] for slot in slots)
+        answer = await client.get("/slots", params={"model": model})
+    if answer.status_code == 400:
+        return 0  # it is not loaded yet
+    return sum(slot["is_processing"] for slot in answer.json())
 
 
 # -- one model or many

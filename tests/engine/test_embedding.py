@@ -26,6 +26,7 @@ from trioserve.types import (
     Failed,
     FinishReason,
     Prompt,
+    Returned,
     Task,
 )
 
@@ -317,3 +318,16 @@ def test_pauses_change_nothing_and_calls_are_made() -> None:
     engine.call(lambda: called.append(1))
     assert isinstance(run(engine)[1], Embedded)
     assert called == [1]
+
+
+def test_what_a_call_returns_comes_out_with_the_events() -> None:
+    engine, _ = engine_with()
+    replies: list[int] = []
+    engine.call(lambda: 5, replies.append)
+    engine.step()
+    (event,) = engine.take()
+    assert isinstance(event, Returned) and not replies, "the reply is for the event loop"
+    event.reply(event.value)
+    assert replies == [5]
+    with pytest.raises(InvalidRequestError, match="Invalid slot ID"):
+        engine.call(lambda: 5, slot_id=engine.n_slots)

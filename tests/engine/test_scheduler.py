@@ -319,7 +319,7 @@ class EngineMachine(RuleBasedStateMachine):
                 return
             assert slot.kept == list(saved.keys)
 
-        self.engine.call_slot(slot_id, work)
+        self.engine.call(work, slot_id=slot_id)
 
     def teardown(self) -> None:
         """Whatever happened: everybody comes to an end, and everything is freed."""

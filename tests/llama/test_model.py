@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import struct
 import sys
 from collections.abc import Callable
@@ -320,3 +321,11 @@ def test_without_proc_it_is_all_the_memory(tmp_path: Path, monkeypatch: pytest.M
     assert (machine.free_memory() or 0) > 2**20
     monkeypatch.delattr(os, "sysconf")
     assert machine.free_memory() is None
+
+
+def test_a_file_whose_name_is_no_unicode(tmp_path: Path) -> None:
+    """The name is in each answer, which could not be sent."""
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff.gguf"))
+    shutil.copy(BUNDLED, path)
+    with LlamaModel.load(Config(model=str(path))) as loaded:
+        assert loaded.info.name == "bad\\xff.gguf"

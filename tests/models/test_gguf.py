@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import gguf as reference
@@ -10,6 +12,7 @@ import pytest
 
 from trioserve.errors import ModelLoadError
 from trioserve.models import BUNDLED, gguf
+from trioserve.models.catalog import describe
 
 
 def test_it_reads_what_the_reference_reads() -> None:
@@ -89,10 +92,15 @@ def test_a_file_that_ends_early(tmp_path: Path, size: int) -> None:
 
 def test_numbers_that_cannot_be(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
-    assert "ends within its header" in refused(write(path, n_entries=2**63))
-    assert "header is larger" in refused(write(path, struct.pack("<Q", 2**62)))
+    assert "has 9,223,372,036,854,775,808 entries" in refused(write(path, n_entries=2**63))
+    assert "ends within its header" in refused(write(path, n_entries=2**16))
+    assert "a text has 4,611,686,018,427,387,904" in refused(write(path, struct.pack("<Q", 2**62)))
+    one_text = text(b"k") + struct.pack("<IQ", 8, 2**62)
+    assert "header is larger" in refused(write(path, one_text))
     assert "unknown type 99" in refused(write(path, text(b"k") + struct.pack("<I", 99)))
     lists = text(b"k") + struct.pack("<IIQ", 9, 8, 2**60)
+    assert "a list has 1,152,921,504,606,846,976 items" in refused(write(path, lists))
+    lists = text(b"k") + struct.pack("<IIQ", 9, 8, 2**20)
     assert "ends within its header" in refused(write(path, lists))
 
 
@@ -125,3 +133,51 @@ def test_sizes_are_added(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12")
     (tmp_path / "b").write_bytes(b"345")
     assert gguf.total_size([tmp_path / "a", tmp_path / "b", tmp_path / "none"]) == 5
+
+
+def hole(path: Path, *head: bytes, n_entries: int = 1, n_tensors: int = 0) -> Path:
+    """Write a file of 100 MB that is a hole, except for its head."""
+    fixed = struct.pack("<4sIQQ", b"GGUF", 3, n_tensors, n_entries)
+    path.write_bytes(fixed + b"".join(head))
+    os.truncate(path, 100_000_000)
+    return path
+
+
+def the_list(key: bytes, kind: int, count: int) -> bytes:
+    return text(key) + struct.pack("<IIQ", 9, kind, count)
+
+
+@pytest.mark.parametrize(
+    ("head", "counts", "problem"),
+    [
+        ([the_list(b"x.context_length", 0, 99_000_000)], {}, "a list has 99,000,000 items"),
+        ([the_list(b"general.languages", 8, 12_000_000)], {}, "a list has 12,000,000 items"),
+        ([], {"n_entries": 7_000_000}, "its header has 7,000,000 entries"),
+        ([integer(b"a", 1)], {"n_tensors": 4_000_000}, "its header has 4,000,000 tensors"),
+        ([struct.pack("<Q", 90_000_000)], {}, "a text has 90,000,000 bytes"),
+    ],
+)
+def test_a_hostile_header_takes_little_memory(
+    tmp_path: Path, head: list[bytes], counts: dict[str, int], problem: str
+) -> None:
+    path = hole(tmp_path / "x.gguf", *head, **counts)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelLoadError, match=problem):
+            describe(path)
+        assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_lists_where_a_few_items_are_due(tmp_path: Path) -> None:
+    many = the_list(b"x.context_length", 0, 100_000) + bytes(100_000)
+    path = write(tmp_path / "x.gguf", text(b"general.architecture") + value_of(b"x"), many)
+    with pytest.raises(ModelLoadError, match="context_length has 100,000 numbers"):
+        describe(path)
+    languages = the_list(b"general.languages", 8, 100_000) + text(b"") * 100_000
+    assert describe(write(tmp_path / "y.gguf", languages)).languages == ()
+
+
+def value_of(value: bytes) -> bytes:
+    return struct.pack("<I", 8) + text(value)

@@ -13,11 +13,19 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.fake_fleet import FakeCatalog, FakeFleet, entry
-from trioserve.errors import HubError, InvalidRequestError, UnavailableError
+from tests.support.scripted_children import ScriptedLauncher
+from trioserve.errors import (
+    HubError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    TooManyRequestsError,
+    UnavailableError,
+)
 from trioserve.models import hub
 from trioserve.models.catalog import Source
 from trioserve.models.hub import DownloadProgress, HubReference
 from trioserve.router.downloads import Downloads
+from trioserve.router.fleet import Fleet
 from trioserve.router.states import FleetEvent
 
 NAME = "user/repo:Q8_0"
@@ -31,9 +39,10 @@ class FakeHub:
     pulled: list[str] = attrs.field(factory=list)
     removed: list[str] = attrs.field(factory=list)
     failure: Exception | None = None
+    asked: trio.Event = attrs.field(factory=trio.Event)
 
     async def look_up(self, reference: HubReference, **rest: Any) -> Any:
-        await trio.lowlevel.checkpoint()
+        await self.asked.wait()
         if self.failure is not None:
             raise self.failure
         return attrs.make_class("Remote", ["name"])(f"{reference.repo}:Q8_0")
@@ -58,6 +67,7 @@ class FakeHub:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     fake = FakeHub()
+    fake.asked.set()
     for name in ("look_up", "pull", "remove"):
         monkeypatch.setattr(hub, name, getattr(fake, name))
     return fake
@@ -75,13 +85,12 @@ class Running:
 
 @asynccontextmanager
 async def running(**fields: Any) -> AsyncIterator[Running]:
-    fleet = FakeFleet(FakeCatalog({"one": entry("one", **fields)}))
-    downloads = Downloads(fleet)  # type: ignore[arg-type]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(downloads.run)
-        await wait_all_tasks_blocked()
+    """Downloads of a fleet without models, but with a real nursery for jobs."""
+    catalog = FakeCatalog({"one": entry("one", **fields)})
+    async with Fleet(catalog, launcher=ScriptedLauncher()) as jobs:  # type: ignore[arg-type]
+        fleet = FakeFleet(catalog, jobs=jobs)
+        downloads = Downloads(fleet, limit=2)  # type: ignore[arg-type]
         yield Running(downloads, fleet, fleet.events)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_model_is_downloaded_once(fake: FakeHub) -> None:
@@ -113,6 +122,51 @@ async def test_a_download_that_fails(fake: FakeHub) -> None:
         assert one.events[-1] == FleetEvent(
             model=NAME, event="download_failed", data={"message": "The line is cut."}
         )
+
+
+async def test_an_unforeseen_error_ends_its_download_alone(fake: FakeHub) -> None:
+    async with running() as one:
+        await one.downloads.start("user/repo")
+        await wait_all_tasks_blocked()
+        fake.failure = OSError(5, "Input/output error")
+        fake.step.set()
+        await wait_all_tasks_blocked()
+        assert one.downloads.running == {}
+        assert one.events[-1].event == "download_failed"
+        message = (one.events[-1].data or {})["message"]
+        assert message == "An unexpected error: OSError(5, 'Input/output error')"
+        fake.failure = None
+        await one.downloads.start("user/repo")
+        await wait_all_tasks_blocked()
+        assert one.told()[-1] == "download_finished"
+
+
+async def test_more_downloads_than_the_limit_are_refused(fake: FakeHub) -> None:
+    async with running() as one, trio.open_nursery() as nursery:
+        assert await one.downloads.start("user/repo") == NAME
+        fake.asked = trio.Event()
+        nursery.start_soon(one.downloads.start, "user/second")
+        await wait_all_tasks_blocked()
+        with pytest.raises(TooManyRequestsError, match="--models-downloads") as caught:
+            await one.downloads.start("user/third")  # while the second is looked up
+        assert caught.value.retry_after > 0
+        fake.asked.set()
+        await wait_all_tasks_blocked()
+        with pytest.raises(TooManyRequestsError):
+            await one.downloads.start("user/third")
+        assert await one.downloads.start("user/repo") == NAME, "it runs already"
+        assert fake.pulled == ["user/repo", "user/second"]
+        assert one.downloads.cancel(NAME)
+        await wait_all_tasks_blocked()
+        assert await one.downloads.start("user/third") == "user/third:Q8_0"
+
+
+async def test_a_router_that_downloads_nothing_for_clients(fake: FakeHub) -> None:
+    async with running() as one:
+        downloads = Downloads(one.fleet, limit=0)  # type: ignore[arg-type]
+        with pytest.raises(PermissionDeniedError):
+            await downloads.start("user/repo")
+    assert fake.pulled == []
 
 
 async def test_a_download_that_is_ended(fake: FakeHub) -> None:

@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.support.cancellation import CancelAtStep
 from tests.support.scripted_children import (
     ScriptedCatalog,
     ScriptedLauncher,
@@ -219,25 +220,61 @@ async def test_a_model_is_started_when_its_memory_is_there() -> None:
         )
 
 
+async def test_a_model_whose_estimate_fails_is_not_tried_again_by_each_request(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    launcher = ScriptedLauncher(needs={})
+    async with fleet_of(launcher, max_memory=10) as fleet, requests_of(fleet) as requests:
+        for _ in range(MAX_DEATHS):
+            launcher.n_estimates = 0
+            failed = await requests.begin("a")
+            assert isinstance(failed.error, TrioServeError) and launcher.n_estimates == 1
+        refused = await requests.begin("a")
+        assert isinstance(refused.error, ModelFailedError) and launcher.n_estimates == 1
+        assert "The file is none." in refused.error.message
+        launcher.needs = {"a": 5}
+        await trio.sleep(WINDOW)
+        assert (await requests.begin("a")).child is not None
+
+
+async def test_an_unforeseen_error_fails_the_process_that_it_is_of_alone() -> None:
+    class Launcher(ScriptedLauncher):
+        async def launch(self, argv: Sequence[str]) -> ScriptedProcess:
+            if "/models/a.gguf" in argv:
+                raise OSError(5, "Input/output error")
+            return await super().launch(argv)
+
+    launcher = Launcher(needs={"b": 1})
+    for max_memory in (0, 10):
+        async with (
+            fleet_of(launcher, max_memory=max_memory) as fleet,
+            requests_of(fleet) as requests,
+        ):
+            failed, other = await requests.begin("a"), await requests.begin("b")
+            assert failed.error is not None and failed.error.status in (500, 503)
+            assert other.child is not None and other.error is None
+
+
 # -- what others ask for
 
 
 async def test_load_and_unload() -> None:
     launcher = ScriptedLauncher()
-    async with fleet_of(launcher) as fleet, fleet.subscribe() as events:
-        await fleet.load(A)
-        with pytest.raises(InvalidRequestError, match="running already"):
+    async with fleet_of(launcher) as fleet:
+        with fleet.subscribe() as events:
             await fleet.load(A)
-        await wait_all_tasks_blocked()
-        assert status_of(fleet, "a") is Status.LOADED
-        await fleet.unload(A)
-        await wait_all_tasks_blocked()
-        assert status_of(fleet, "a") is Status.UNLOADED
-        state = fleet.state("a")
-        assert (state.failed, state.exit_code) == (False, 0)
-        with pytest.raises(InvalidRequestError, match="is not running"):
+            with pytest.raises(InvalidRequestError, match="running already"):
+                await fleet.load(A)
+            await wait_all_tasks_blocked()
+            assert status_of(fleet, "a") is Status.LOADED
             await fleet.unload(A)
-        told = [events.receive_nowait() for _ in range(3)]
+            await wait_all_tasks_blocked()
+            assert status_of(fleet, "a") is Status.UNLOADED
+            state = fleet.state("a")
+            assert (state.failed, state.exit_code) == (False, 0)
+            with pytest.raises(InvalidRequestError, match="is not running"):
+                await fleet.unload(A)
+            told = [await anext(events) for _ in range(3)]
     assert [one.model for one in told] == ["a"] * 3
     assert {one.event for one in told} == {"status_change"}
     assert [one.data for one in told] == [
@@ -283,20 +320,18 @@ async def test_a_reload_stops_what_has_changed_or_is_gone() -> None:
     async with (
         Fleet(catalog, launcher=launcher) as fleet,  # type: ignore[arg-type]
         requests_of(fleet) as requests,
-        fleet.subscribe() as events,
     ):
-        for name in "abc":
-            (await requests.begin(name)).end()
-        await wait_all_tasks_blocked()
-        catalog.next = {"b": entry("b", stop_timeout=3.0), "c": C}
-        await fleet.reload()
-        assert launcher.running == ["c"]
-        assert status_of(fleet, "a") is Status.UNLOADED
-        async with fleet.use(catalog.entries["b"]) as child:
-            assert child.pid == launcher.last("b").pid
-        told = []
-        while events.statistics().current_buffer_used:
-            told.append(events.receive_nowait())
+        with fleet.subscribe() as events:
+            for name in "abc":
+                (await requests.begin(name)).end()
+            await wait_all_tasks_blocked()
+            catalog.next = {"b": entry("b", stop_timeout=3.0), "c": C}
+            await fleet.reload()
+            assert launcher.running == ["c"]
+            assert status_of(fleet, "a") is Status.UNLOADED
+            async with fleet.use(catalog.entries["b"]) as child:
+                assert child.pid == launcher.last("b").pid
+            told = [await anext(events) for _ in range(len(events))]
     assert FleetEvent(model="*", event="models_reload") in told
 
 
@@ -346,6 +381,28 @@ async def test_a_process_that_says_nothing_has_the_end_of_its_log_told() -> None
         assert waiting.error is not None
         assert "was ended by SIGABRT: GGML_ASSERT" in waiting.error.message
         assert fleet.state("a").log_tail == ("listening url=x", "GGML_ASSERT")
+
+
+GDB = """\
+/build/ggml.c:42: GGML_ASSERT(n_dims <= 4) failed
+[New LWP 4242]
+#0  0x00007f0b in wait4 () from /lib/libc.so.6
+[Inferior 1 (process 4241) detached]
+"""
+
+
+async def test_a_debugger_does_not_hide_why_llama_cpp_has_aborted() -> None:
+    launcher = ScriptedLauncher(ready=False)
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        waiting = await requests.begin("a")
+        launcher.last("a").write('{"level": "error", "event": "a metadata key is odd"}\n' + GDB)
+        launcher.last("a").end(-6)
+        await wait_all_tasks_blocked()
+        assert waiting.error is not None
+        assert waiting.error.message == (
+            "The process of the model 'a' was ended by SIGABRT: /build/ggml.c:42: "
+            "GGML_ASSERT(n_dims <= 4) failed. Its file is /models/a.gguf."
+        )
 
 
 async def test_what_cannot_be_started_is_an_error() -> None:
@@ -541,6 +598,52 @@ async def test_an_error_in_the_block_comes_out_as_it_is() -> None:
         async with fleet_of(launcher) as fleet, fleet.use(A):
             raise ZeroDivisionError
     assert not launcher.running
+
+
+@pytest.mark.parametrize("max_memory", [0, 10])
+async def test_a_request_that_is_cancelled_anywhere_leaves_nothing(max_memory: int) -> None:
+    launcher = ScriptedLauncher(needs={"a": 5})
+    n_cancelled = 0
+    async with fleet_of(launcher, max_memory=max_memory) as fleet:
+
+        async def use() -> None:
+            async with fleet.use(A, on_wait=lambda status: None) as child:
+                await trio.lowlevel.checkpoint()
+                assert child.n_users == 1
+
+        for n in range(1, 50):
+            canceller = CancelAtStep(n)
+            await canceller.run(use)
+            await wait_all_tasks_blocked()
+            state = fleet.state("a")
+            assert (state.n_requests, state.n_waiting) == (0, 0)
+            if not canceller.scope.cancelled_caught:
+                break
+            n_cancelled += 1
+            if fleet.state("a").pid is not None:
+                await fleet.unload(A)
+                await wait_all_tasks_blocked()
+    assert n_cancelled > 1
+
+
+@pytest.mark.parametrize("was_ready", [False, True])
+async def test_a_fleet_that_is_cancelled_anywhere_leaves_no_process(was_ready: bool) -> None:
+    n_cancelled = 0
+    for n in range(1, 100):
+        launcher = ScriptedLauncher(ready=was_ready)
+        canceller = CancelAtStep(n)
+
+        async def use(launcher: ScriptedLauncher = launcher) -> None:
+            async with fleet_of(launcher) as fleet:
+                await fleet.load(A)
+                await wait_all_tasks_blocked()
+
+        await canceller.run(use)
+        assert not launcher.running and all(one.closed for one in launcher.started)
+        if not canceller.scope.cancelled_caught:
+            break
+        n_cancelled += 1
+    assert n_cancelled > 3
 
 
 async def test_a_fleet_that_is_cancelled_refuses_what_comes() -> None:

@@ -247,12 +247,32 @@ async def test_without_descriptors_nothing_is_started_and_none_is_lost(way: str)
         assert n_descriptors() == n_before
 
 
-async def test_orphans_are_adopted_only_while_there_is_a_launcher() -> None:
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def test_orphans_are_adopted_only_while_a_process_is_forked() -> None:
     def is_subreaper() -> bool:
         value = ctypes.c_int()
         assert ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0) == 0
         return bool(value.value)
 
-    async with tiny.forks():
-        assert is_subreaper()
-    assert not is_subreaper()
+    async with tiny.forks() as launcher, started(launcher, "forked") as (process, info):
+        assert info["argv"] == ["forked"] and parent_of(process.pid) == os.getpid()
+        assert not is_subreaper()
+
+
+@pytest.mark.parametrize("way", tiny.WAYS)
+async def test_what_a_process_leaves_behind_is_not_left_to_the_router(way: str) -> None:
+    """Nothing in the router would reap it."""
+    async with tiny.launcher(way) as launcher:
+        async with started(launcher):
+            pass  # so that a zygote is there
+        async with started(launcher, "helper") as (process, info):
+            assert parent_of(info["helper"]) == process.pid
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+        try:
+            assert parent_of(info["helper"]) != os.getpid()
+        finally:
+            os.kill(info["helper"], signal.SIGKILL)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.support.scripts import answering
 from tests.support.waiting import patiently
+from trioserve.config import Config
 from trioserve.errors import BridgeError
-from trioserve.server.dispatch import Bridge, EventFdBridge, SocketPairBridge, open_bridge
+from trioserve.server import Server
+from trioserve.server.dispatch import Bridge, EventFdBridge, RunSyncSoonBridge, open_bridge
+from trioserve.testing import scripted
 
-KINDS = [EventFdBridge, SocketPairBridge] if hasattr(os, "eventfd") else [SocketPairBridge]
+KINDS = [EventFdBridge, RunSyncSoonBridge] if hasattr(os, "eventfd") else [RunSyncSoonBridge]
 
 
 @pytest.fixture(params=KINDS)
@@ -33,14 +36,12 @@ async def test_a_ring_from_a_thread_wakes_the_loop(bridge: Bridge) -> None:
 
 
 async def test_rings_add_up_to_one(bridge: Bridge, autojump_clock: trio.abc.Clock) -> None:
-    for _ in range(100_000):  # more than a socket's buffer holds
+    for _ in range(100_000):
         bridge.notify()
     await bridge.wait()
-    while True:  # a socket pair may need to be emptied in parts
-        with trio.move_on_after(1) as scope:
-            await bridge.wait()
-        if scope.cancelled_caught:
-            break
+    with trio.move_on_after(1) as scope:
+        await bridge.wait()
+    assert scope.cancelled_caught
     bridge.notify()
     await bridge.wait()
 
@@ -93,17 +94,32 @@ async def test_the_best_bridge_is_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delattr(os, "eventfd", raising=False)
     other = open_bridge()
     other.close()
-    assert type(other) is SocketPairBridge
+    assert type(other) is RunSyncSoonBridge
 
 
+@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="only Linux has eventfd")
 def test_without_descriptors_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(socket, "socketpair", refuse)
+    monkeypatch.setattr(os, "eventfd", refuse)
     with pytest.raises(BridgeError, match="Too many open files"):
-        SocketPairBridge()
-    if hasattr(os, "eventfd"):
-        monkeypatch.setattr(os, "eventfd", refuse)
-        with pytest.raises(BridgeError, match="Too many open files"):
-            open_bridge()
+        open_bridge()
+
+
+def test_a_ring_after_the_event_loop_has_ended_is_lost() -> None:
+    async def main() -> Bridge:
+        return RunSyncSoonBridge()
+
+    trio.run(main).notify()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_runs_over_each_bridge(
+    kind: Callable[[], Bridge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trioserve.server.lifecycle.engine.open_bridge", kind)
+    async with Server(Config(), load=scripted(answering("abc"))) as server:
+        with patiently():
+            assert (await server.complete("p")).text == "abc"
+            assert (await server.status()).counters.decodes

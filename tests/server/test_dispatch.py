@@ -30,6 +30,7 @@ from trioserve.types import (
     FinishReason,
     Preempted,
     Progress,
+    Returned,
     Timings,
     TokenProb,
     TokenProbs,
@@ -46,11 +47,7 @@ class Engine:
         self.told: list[tuple[str, int]] = []
         self.events: list[EngineEvent | Chunks] = []
         self.rings = trio.Event()
-        self.calls: list[Callable[[], None]] = []
-
-    def check_works(self) -> None:
-        if self.failure is not None:
-            raise self.failure
+        self.calls: list[tuple[Callable[[], object], Callable[[Any], object]]] = []
 
     def cancel(self, task_id: int) -> None:
         self.told.append(("cancel", task_id))
@@ -61,9 +58,20 @@ class Engine:
     def resume(self, task_id: int) -> None:
         self.told.append(("resume", task_id))
 
-    def call(self, function: Callable[[], None]) -> None:
+    def call(
+        self,
+        function: Callable[[], object],
+        reply: Callable[[Any], object],
+        *,
+        slot_id: int | None,
+    ) -> None:
+        assert slot_id is None
         self.told.append(("call", 0))
-        self.calls.append(function)
+        self.calls.append((function, reply))
+
+    def make(self) -> Returned:
+        function, reply = self.calls.pop()
+        return Returned(reply, function())
 
     def take(self) -> list[EngineEvent | Chunks]:
         events, self.events = self.events, []
@@ -145,6 +153,7 @@ async def test_a_reader_that_is_ended_gets_the_error(
     for reason in (CancelReason.CALLER, CancelReason.DEADLINE):
         dispatcher.end(mailbox, RequestEndedError("over"), reason)
     assert mailbox.cancel_reason is CancelReason.CALLER
+    mailbox.put(Progress(1, 1, 0, 0, 0.0))  # dropped, as the tokens are
     async with running(dispatcher):
         await engine.say(Chunk(1, "y", (2,)))
     with pytest.raises(RequestEndedError):
@@ -186,13 +195,13 @@ async def test_few_tokens_with_many_bytes_fill_it_too(
 def test_bytes_of_events_and_candidates_count() -> None:
     mailbox = Mailbox(1, 1)
     mailbox.put_token("abc", 1)
-    mailbox.put_chunk(Chunk(1, "de", (2,), probs=(PROBS,)))
+    mailbox.put(Chunk(1, "de", (2,), probs=(PROBS,)))
     assert (mailbox.n_unread, mailbox.n_bytes) == (2, 5 + 450)
     assert size_of((PROBS, PROBS)) == 900
     mailbox.put(Progress(1, 1, 0, 0, 0.0))
-    assert mailbox.n_bytes == 605 and not mailbox.ended
+    assert mailbox.n_bytes == 605 and not mailbox.is_over
     mailbox.put(Failed(1, EngineError("over")))
-    assert mailbox.n_bytes == 755 and mailbox.ended
+    assert mailbox.n_bytes == 755 and mailbox.is_over
 
 
 async def test_tokens_and_events_stay_in_their_order(dispatcher: Dispatcher) -> None:
@@ -230,13 +239,13 @@ async def test_a_reader_that_stays_behind_is_given_up(
         await dispatcher.take(slow)
         await engine.say(Chunk(2, "", (1,) * 4), Chunk(3, "", (1,) * 4))
         await trio.sleep(2)
-        assert (stuck.ended, slow.ended, late.ended, woken) == (True, False, False, [1])
+        assert (stuck.is_over, slow.is_over, late.is_over, woken) == (True, False, False, [1])
         assert stuck.cancel_reason is CancelReason.STALLED
         with pytest.raises(StalledReaderError, match="4 tokens were left unread for 10 seconds"):
             await dispatcher.take(stuck)
         dispatcher.close(late)
         await trio.sleep(9)
-    assert slow.ended and late.cancel_reason is None and woken == [1, 2]
+    assert slow.is_over and late.cancel_reason is None and woken == [1, 2]
     assert [task_id for what, task_id in engine.told if what == "cancel"] == [1, 3, 2]
 
 
@@ -249,14 +258,14 @@ async def test_deadlines(engine: Engine, dispatcher: Dispatcher, autojump_clock:
         never = dispatcher.open(4, 1, deadline=math.inf)
         dispatcher.close(gone)
         await trio.sleep(4.9)
-        assert not soon.ended
+        assert not soon.is_over
         await trio.sleep(0.2)
-        assert soon.ended and not late.ended
+        assert soon.is_over and not late.is_over
         assert soon.cancel_reason is CancelReason.DEADLINE
         with pytest.raises(DeadlineExceededError):
             await dispatcher.take(soon)
         await trio.sleep(15)
-        assert late.ended and not never.ended
+        assert late.is_over and not never.is_over
     assert engine.told == [("cancel", 3), ("cancel", 2), ("cancel", 1)]
 
 
@@ -268,17 +277,22 @@ async def test_a_call_returns_what_its_function_does(
     async def call(function: Callable[[], int]) -> None:
         made.append(await dispatcher.call(function))
 
-    async with trio.open_nursery() as nursery:
+    async def fail() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await dispatcher.call(lambda: 1 // 0)
+
+    async with running(dispatcher), trio.open_nursery() as nursery:
         nursery.start_soon(call, lambda: 5)
         await wait_all_tasks_blocked()
-        engine.calls.pop()()
-    with pytest.raises(ZeroDivisionError):
-        await dispatcher.call(lambda: 1 // 0, post=lambda work: work())
-    async with trio.open_nursery() as nursery:
+        await engine.say(engine.make())
+        nursery.start_soon(fail)
+        await wait_all_tasks_blocked()
+        await engine.say(engine.make())
         nursery.start_soon(call, lambda: made.append(6) or 7)
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
-    engine.calls.pop()()
+    async with running(dispatcher):
+        await engine.say(engine.make())
     assert made == [5], "a request that has left is not waited for"
 
 
@@ -288,7 +302,7 @@ async def test_a_mailbox_has_one_reader(engine: Engine, dispatcher: Dispatcher) 
 
     async def take() -> None:
         try:
-            await mailbox.take()
+            await mailbox.wait()
         except trio.BusyResourceError:
             refused.append(True)
 
@@ -329,15 +343,14 @@ async def test_no_call_waits_for_an_engine_that_stops(
             refused.append("closing")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(call)
-        await wait_all_tasks_blocked()
-        dispatcher.end_calls()
+        async with running(dispatcher):
+            nursery.start_soon(call)
+            await wait_all_tasks_blocked()
         nursery.start_soon(call)
         await wait_all_tasks_blocked()
         assert refused == ["closing", "closing"]
-        nursery.cancel_scope.cancel()
     assert engine.told == [("call", 0)]
-    engine.calls.pop()()
+    engine.make()
     assert made == []
 
 
@@ -353,7 +366,7 @@ async def test_a_failure_reaches_all_who_wait(engine: Engine, dispatcher: Dispat
         await engine.say(end_of(2))
         engine.failure = EngineError("broken")
         await engine.say()
-        assert dispatcher.failed.is_set()
+        assert dispatcher.failure.value is engine.failure
     with pytest.raises(EngineError):
         await dispatcher.take(waiting)
     assert await dispatcher.take(done) == [end_of(2)]

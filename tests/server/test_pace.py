@@ -32,7 +32,7 @@ def stream() -> Stream:
 
 def say(stream: Stream, text: str, pace: float = PACE) -> None:
     for letter in text:
-        stream.mailbox.put_chunk(Chunk(1, letter, (1,), pace=pace))
+        stream.mailbox.put(Chunk(1, letter, (1,), pace=pace))
 
 
 async def read(stream: Stream, seen: list[tuple[float, str]]) -> None:

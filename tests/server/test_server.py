@@ -461,6 +461,16 @@ async def test_a_failed_decode_is_raised_to_its_reader() -> None:
     assert logs[-1]["event"] == "request failed"
 
 
+async def test_a_reader_that_asks_again_gets_the_failure_again() -> None:
+    backend = ScriptedBackend()
+    async with serve(backend) as server:
+        backend.fail_next = DecodeError("bad luck")
+        async with server.stream("x") as stream:
+            for _ in range(2):
+                with trio.fail_after(10), pytest.raises(DecodeError, match="bad luck"):
+                    await anext(stream)
+
+
 async def test_a_broken_engine_answers_with_errors() -> None:
     def explode(backend: ScriptedBackend) -> None:
         raise RuntimeError("boom")

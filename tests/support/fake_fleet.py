@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import attrs
@@ -17,10 +17,12 @@ from tests.support.http_server import child_app, serving
 from trioserve.api.base.service import Service
 from trioserve.api.router.service import RouterService
 from trioserve.app import create_router
+from trioserve.concurrency import Feed
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError, ModelNotLoadedError
+from trioserve.errors import InvalidRequestError, ModelNotLoadedError, TrioServeError
 from trioserve.models.catalog import ModelEntry, Source
-from trioserve.models.catalog.catalog import find_named
+from trioserve.models.catalog.catalog import find_exact, find_named
+from trioserve.router.fleet import Fleet
 from trioserve.router.forward import Kept
 from trioserve.router.states import FleetEvent, ModelState, QueueStatus, Status
 from trioserve.testing import ScriptedBackend
@@ -38,6 +40,9 @@ class FakeCatalog:
     def find(self, name: str | None) -> ModelEntry:
         return find_named(self.entries, name, ("case", "part"))
 
+    def exact(self, name: str) -> ModelEntry:
+        return find_exact(self.entries, name)
+
 
 @attrs.frozen
 class FakeChild:
@@ -51,7 +56,7 @@ class FakeFleet:
     """A fleet of models with the given sockets. Models without a socket are never loaded.
 
     A waiting request gets the `news`. A model in `failures` raises its exception instead of giving
-    a child. All children share the event `ended`.
+    a child. All children share the event `ended`. `jobs` has the jobs of the router.
     """
 
     catalog: FakeCatalog
@@ -64,8 +69,9 @@ class FakeFleet:
     users: list[str] = attrs.field(factory=list)
     kept: defaultdict[str, Kept] = attrs.field(factory=lambda: defaultdict(Kept))
     calls: list[tuple[str, str]] = attrs.field(factory=list)
-    subscribers: list[trio.MemorySendChannel[FleetEvent]] = attrs.field(factory=list)
+    subscribers: list[Feed[FleetEvent]] = attrs.field(factory=list)
     events: list[FleetEvent] = attrs.field(factory=list)
+    jobs: Fleet | None = None
 
     def change(self) -> None:
         """Have those that wait look again."""
@@ -121,15 +127,21 @@ class FakeFleet:
     async def drain(self) -> None:
         self.calls.append(("drain", "*"))
 
+    def begin(
+        self, job: Callable[[], Awaitable[None]], failed: Callable[[TrioServeError], object]
+    ) -> None:
+        assert self.jobs is not None
+        self.jobs.begin(job, failed)
+
     def tell(self, event: FleetEvent) -> None:
         self.events.append(event)
 
-    @asynccontextmanager
-    async def subscribe(self) -> AsyncIterator[trio.MemoryReceiveChannel[FleetEvent]]:
-        into, out = trio.open_memory_channel[FleetEvent](10)
-        self.subscribers.append(into)
-        yield out
-        self.subscribers.remove(into)
+    @contextmanager
+    def subscribe(self) -> Iterator[Feed[FleetEvent]]:
+        feed = Feed[FleetEvent]()
+        self.subscribers.append(feed)
+        yield feed
+        self.subscribers.remove(feed)
 
 
 @attrs.define

@@ -114,6 +114,7 @@ class ScriptedLauncher:
         refuses: the reason why no process can start, if any.
         needs: the bytes that each model needs, by name, for processes that estimate.
         started: all processes so far, except those that estimate.
+        n_estimates: how many have estimated.
     """
 
     ready: bool = True
@@ -121,6 +122,7 @@ class ScriptedLauncher:
     refuses: str | None = None
     needs: Mapping[str, int] = attrs.field(factory=dict)
     started: list[ScriptedProcess] = attrs.field(factory=list)
+    n_estimates: int = 0
 
     async def launch(self, argv: Sequence[str]) -> ScriptedProcess:
         await trio.lowlevel.checkpoint()
@@ -128,6 +130,7 @@ class ScriptedLauncher:
             raise ModelLoadError(self.refuses)
         process = ScriptedProcess(argv, obeys=self.obeys)
         if argv[0] == "estimate":
+            self.n_estimates += 1
             if process.model in self.needs:
                 process.say("estimated", bytes=self.needs[process.model])
             else:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from trioserve.concurrency import alongside
-from trioserve.router.launch import Forks, Launcher, Spawner, adopting_orphans
+from trioserve.router.launch import Forks, Launcher, Spawner
 
 #: Both ways: a Python for each process, or forks of one that waits.
 WAYS = ("spawned", "forked")
@@ -32,10 +32,8 @@ def spawner() -> Spawner:
 async def forks() -> AsyncIterator[Forks]:
     """Forks of a tiny zygote, and without one the tiny process as it is."""
     made = Forks(environment(), spawner(), _ZYGOTE)
-    with adopting_orphans() as adopts:
-        assert adopts
-        async with alongside(made.run):
-            yield made
+    async with alongside(made.run):
+        yield made
 
 
 @asynccontextmanager

@@ -1,7 +1,8 @@
 """A process that speaks to a router as a server does, and serves nothing.
 
 It says that it is ready, with what it knows of itself. Then it does what its arguments say: ``exit
-3`` exits, ``hang`` ignores its lifeline, and without any it waits for the end of that.
+3`` exits, ``hang`` ignores its lifeline, and without any it waits for the end of that. With
+``helper``, it has started a process in a session of its own, which waits.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+
+def _start_helper() -> int:
+    return subprocess.Popen(["sleep", "60"], start_new_session=True).pid
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
         "shown": Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0"),
         "lifeline": os.environ["TRIOSERVE_LIFELINE"],
         "colour": os.environ.get("COLOUR"),
+        "helper": _start_helper() if argv[:1] == ["helper"] else None,
         "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd")),
     }
     print("on standard output", flush=True)

@@ -55,9 +55,9 @@ class StatusPipe:
     def tell(self, state: str, **fields: Any) -> None:
         """Report a state and its fields."""
         if self._descriptor is not None:
-            line = json.dumps({"state": state, **fields}) + "\n"
+            line = json.dumps({"state": state, **fields}, ensure_ascii=False) + "\n"
             with contextlib.suppress(BrokenPipeError):  # the reader has closed its end
-                os.write(self._descriptor, line.encode())
+                os.write(self._descriptor, line.encode(errors="replace"))
 
     def progress(self, share: float, state: str = "loading") -> None:
         """Report the loaded or downloaded fraction of the model, at limited intervals."""

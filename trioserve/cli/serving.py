@@ -151,7 +151,6 @@ async def _serve(
     hypercorn_config = _hypercorn_config(config, listening)
     async with trio.open_nursery() as watching:
         await watching.start(_until_signal, service, stop)
-        watching.start_soon(_follow_model, service, status, watching)
         watching.start_soon(_follow_failure, service, status)
         async with trio.open_nursery() as serving:
             await serving.start(
@@ -161,6 +160,7 @@ async def _serve(
                 url = url_of(each, secure=config.ssl_cert_file is not None) + config.api_prefix
                 _log.info("listening", url=url, model=model)
             status.tell("loading", progress=0.0)
+            watching.start_soon(_follow_model, service, status, watching)
         watching.cancel_scope.cancel()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -70,7 +71,15 @@ def integers(text: str) -> tuple[int, ...]:
 
 def names(text: str) -> tuple[str, ...]:
     """Read names, separated by commas."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    return tuple(name.strip() for name in unicode_name(text).split(",") if name.strip())
+
+
+def unicode_name(text: str) -> str:
+    """Make a name that JSON can hold of a text that the operating system gave.
+
+    It has ``\\xff`` in place of bytes that are no UTF-8, so that it stays the only one of its kind.
+    """
+    return os.fsencode(text).decode("utf-8", "backslashreplace") if not text.isascii() else text
 
 
 def csv_row(text: str) -> tuple[str, ...]:

@@ -141,16 +141,7 @@ class Engine(EngineLoop):
         super().cancel(task_id)
         self._decoder.cancel(task_id)
 
-    def call_slot(self, slot_id: int, function: Callable[[], None]) -> None:
-        """Call a function on the inference thread, as soon as a slot is idle.
-
-        Raises InvalidRequestError if there is no such slot.
-        """
-        if not 0 <= slot_id < self.n_slots:
-            raise InvalidRequestError("Invalid slot ID", param="id_slot")
-        self.inbox.put(Call(function, slot_id))
-
-    # -- the texts of idle slots. Use these three methods through `call_slot`
+    # -- the texts of idle slots. Use these three methods through `call`
 
     def save_slot(self, slot_id: int, owner: str) -> SlotState:
         """Read the cached part of a slot's last text; see `PrefixCache.save`.
@@ -428,7 +419,7 @@ class Engine(EngineLoop):
         for call in waiting:
             assert call.slot_id is not None
             if self._scheduler.slots[call.slot_id].request is None:
-                call.function()
+                self._make(call)
             else:
                 self._slot_calls.append(call)
 

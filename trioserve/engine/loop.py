@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
+from typing import Any
 
 import attrs
 
@@ -21,6 +22,7 @@ from trioserve.types import (
     EngineStatus,
     Failed,
     Prompt,
+    Returned,
     StepRecord,
     Task,
 )
@@ -52,10 +54,12 @@ class Pause:
 class Call:
     """Call a function on the inference thread, between two steps. It must not raise.
 
-    With `slot_id`, that is as soon as this slot is idle.
+    With `slot_id`, that is as soon as this slot is idle. With `reply`, the result comes out of
+    `take` as a `Returned`.
     """
 
-    function: Callable[[], None]
+    function: Callable[[], object]
+    reply: Callable[[Any], object] | None = None
     slot_id: int | None = None
 
 
@@ -175,9 +179,20 @@ class EngineLoop(abc.ABC):
         """Resume a paused task."""
         self.inbox.put(Pause(task_id, paused=False))
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Call a function on the inference thread, between two steps."""
-        self.inbox.put(Call(function))
+    def call(
+        self,
+        function: Callable[[], object],
+        reply: Callable[[Any], object] | None = None,
+        *,
+        slot_id: int | None = None,
+    ) -> None:
+        """Call a function on the inference thread; see `Call`.
+
+        Raises InvalidRequestError if there is no such slot.
+        """
+        if slot_id is not None and not 0 <= slot_id < self.n_slots:
+            raise InvalidRequestError("Invalid slot ID", param="id_slot")
+        self.inbox.put(Call(function, reply, slot_id))
 
     def stop(self) -> None:
         """End the loop after the running step. Tasks that still run get no further event."""
@@ -235,14 +250,19 @@ class EngineLoop(abc.ABC):
 
     def _take(self, command: Command) -> None:
         match command:
-            case Call(function, None):
-                function()
+            case Call(slot_id=None):
+                self._make(command)
             case Stop():
                 self._stopping = True
             case Submit(task) if self.failure is not None:
                 self._emit(Failed(task.id, self.failure))
             case _:
                 self._obey(command)
+
+    def _make(self, call: Call) -> None:
+        value = call.function()
+        if call.reply is not None:
+            self._emit(Returned(call.reply, value))
 
     def _record_step(self, began: float) -> None:
         self.n_records += 1

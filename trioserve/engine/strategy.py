@@ -366,11 +366,14 @@ def share_equally(pending: Sequence[int], budget: int) -> list[int]:
     In a split KV cache, llama.cpp computes together what sequences have in equal numbers, and what
     one has more in another pass. So a few tokens may be left, unless there are fewer than prompts.
     """
-    shares, left = [0] * len(pending), budget
+    shares, left, level = [0] * len(pending), budget, 0
     order = sorted(range(len(pending)), key=lambda i: pending[i])
     for done, i in enumerate(order):
-        n_more = len(order) - done
-        shares[i] = min(pending[i], left // n_more or min(1, left))
+        level = level or left // (len(order) - done)
+        if pending[i] <= level:
+            shares[i], level = pending[i], 0
+        else:
+            shares[i] = level or min(1, left)
         left -= shares[i]
     return shares
 

@@ -27,7 +27,7 @@ import attrs
 from trioserve.errors import ModelLoadError
 from trioserve.llama.machine import without, writable_ranges
 
-#: Larger allocations are always mappings of their own (glibc's `DEFAULT_MMAP_THRESHOLD_MAX`).
+#: Larger allocations are always separate mappings (glibc's `DEFAULT_MMAP_THRESHOLD_MAX`).
 #: Smaller caches may take all of their memory.
 SMALL = 32 * 2**20
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trioserve.config import Config
+from trioserve.config.readers import unicode_name
 from trioserve.errors import ModelLoadError
 from trioserve.llama import devices, header, library
 from trioserve.llama.library import HandleOwner, lib
@@ -143,7 +144,7 @@ class LlamaModel(HandleOwner):
         template = lib.llama_model_chat_template(handle, None)
         ftype = lib.llama_ftype_name(lib.llama_model_ftype(handle))
         return ModelInfo(
-            name=next(iter(config.aliases), path.name),
+            name=next(iter(config.aliases), unicode_name(path.name)),
             path=str(path),
             description=_text(lib.llama_model_desc, handle),
             ftype=(ftype or b"unknown").decode(errors="replace"),

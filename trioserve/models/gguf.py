@@ -35,7 +35,15 @@ PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})", re.IGNO
 
 #: Bytes that are read at once, and that a header may have: those of large vocabularies have 20 MB.
 _BLOCK = 2**20
-_MAX_HEADER = 2**28
+_MAX_HEADER = 2**26
+
+#: What a header may have of each kind. The largest vocabularies have half a million of pairs, and
+#: models with many experts 50,000 tensors; other numbers come in lists of one for each layer.
+_MAX_ENTRIES = 2**16
+_MAX_TENSORS = 2**18
+_MAX_ITEMS = 2**21
+_MAX_NUMBERS = 2**16
+_MAX_TEXT = 2**22
 
 
 @attrs.frozen
@@ -87,7 +95,9 @@ class _Bytes:
 
     def text(self) -> bytes:
         # llama.cpp reads texts as C does: to the first null.
-        return self.take(self.number(_LENGTH)).partition(b"\0")[0]
+        size = self.number(_LENGTH)
+        self.check(size, _MAX_TEXT, "a text", "bytes")
+        return self.take(size).partition(b"\0")[0]
 
     # A vocabulary has hundreds of thousands of texts: the next two loops take the time.
 
@@ -110,6 +120,11 @@ class _Bytes:
             at += size + unpack(data, at)[0]
         self.at = at
         self.skip(0)
+
+    def check(self, count: int, most: int, what: str, items: str) -> None:
+        """Raise ModelLoadError if something has too many items."""
+        if count > most:
+            raise self.wrong(f"{what} has {count:,} {items}, more than {most:,}")
 
     def wrong(self, why: str) -> ModelLoadError:
         return ModelLoadError(f"The model file {self._path} cannot be read: {why}.")
@@ -140,6 +155,8 @@ class Header:
             raise source.wrong(f"it is not a GGUF file, for it begins with {magic!r}")
         if not 2 <= version < 2**16:
             raise source.wrong(f"version {version} of GGUF is not supported")
+        source.check(n_entries, _MAX_ENTRIES, "its header", "entries")
+        source.check(self._n_tensors, _MAX_TENSORS, "its header", "tensors")
         self._values: dict[str, _Value] = {}
         for _ in range(n_entries):
             key = source.text().decode(errors="replace")
@@ -189,6 +206,7 @@ class Header:
         value = self._values.get(key)
         if value is None or value.kind not in _NUMBERS:
             return []
+        self._source.check(value.count, _MAX_NUMBERS, key, "numbers")
         form = f"<{value.count}{_NUMBERS[value.kind]}"
         return list(struct.unpack_from(form, self._source.data, value.start))
 
@@ -218,6 +236,7 @@ class Header:
         kind, count, is_list = source.number(_KIND), 1, False
         if kind == _ARRAY:
             kind, count, is_list = source.number(_KIND), source.number(_LENGTH), True
+            source.check(count, _MAX_ITEMS, "a list", "items")
         value = _Value(kind, source.at, count, is_list)
         if kind == _STRING:
             source.skip_texts(count)

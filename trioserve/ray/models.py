@@ -27,6 +27,7 @@ _UNUSED = frozenset(
         "host", "port", "reuse_port", "ssl_key_file", "ssl_cert_file", "api_prefix",
         "predict_route", "health_route", "max_connections", "keep_alive_timeout", "models_dir",
         "models_preset", "models_max", "models_memory", "models_autoload", "models_default",
+        "models_downloads",
     }
 )  # fmt: skip
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import signal
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,9 +18,14 @@ import attrs
 import structlog
 import trio
 
+from trioserve.concurrency import alongside
+from trioserve.config.readers import unicode_name
 from trioserve.errors import ModelLoadError, ModelProcessError
+from trioserve.models.catalog import ModelEntry
 from trioserve.router.forward import Kept, Outgoing, exchange
 from trioserve.router.launch import LaunchedProcess, Launcher
+from trioserve.router.schedule import Instance
+from trioserve.router.states import ModelState
 from trioserve.router.zygote import ESTIMATE
 
 _log = structlog.stdlib.get_logger("trioserve.router")
@@ -34,6 +42,10 @@ _LAST_WORDS = 1.0
 
 #: What every line of our log has, which the router's own line has instead.
 _OF_EACH_LINE = frozenset({"timestamp", "level", "logger", "event"})
+
+#: The beginning of the line that llama.cpp writes before it aborts: a place in its sources. A
+#: debugger that it starts then writes more lines.
+_ABORT = re.compile(r"\S+\.\w+:\d+: |GGML_ASSERT")
 
 
 async def ask_live(path: Path) -> int:
@@ -65,37 +77,55 @@ class HealthCheck:
     ask: Callable[[Path], Awaitable[int]] = ask_live
 
 
-class Child:
-    """A process, which listens on a Unix socket once it has said so.
+@attrs.define(eq=False, kw_only=True)
+class Child(Instance):
+    """A model's process, from before its start until it has ended, and afterwards how it ended.
 
-    `ended` is set as soon as it has ended, and `finished` when the fleet has taken note of that.
-    `message` is why, as far as it is known, and `lines` is the end of its log. `asked` is whether
-    `stop` was called.
+    It listens on a Unix socket once it has said so. `ended` is set as soon as it has ended, and
+    `finished` when the fleet has taken note of that. `message` is why, as far as it is known, and
+    `lines` is the end of its log.
     """
 
-    def __init__(self, name: str, socket_path: Path, watch: HealthCheck) -> None:
-        self.name = name
-        self.socket_path = socket_path
-        self.kept = Kept()
-        self.pid: int | None = None
-        self.info: Mapping[str, Any] = {}
-        self.ended = trio.Event()
-        self.finished = trio.Event()
-        self.exit_code: int | None = None
-        self.message: str | None = None
-        self.lines: deque[str] = deque(maxlen=_N_LINES)
-        self.asked = False
-        self._complaint = ""  # the last line of its log that is an error, or no line of a log
-        self._watching = watch
-        self._process: LaunchedProcess | None = None
-        self._spoke = trio.Event()
-        self._stop = trio.Event()
-        self._stop_timeout = 0.0
+    entry: ModelEntry
+    socket_path: Path
+    watch: HealthCheck
+    kept: Kept = attrs.field(factory=Kept)
+    pid: int | None = None
+    info: Mapping[str, Any] = attrs.field(factory=dict)
+    #: The share that is loaded, 0.0 to 1.0, while it loads.
+    progress: float | None = None
+    #: When a request last began or ended, in seconds since the epoch.
+    used_at: float = attrs.field(factory=time.time)
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    finished: trio.Event = attrs.field(factory=trio.Event)
+    exit_code: int | None = None
+    message: str | None = None
+    lines: deque[str] = attrs.field(factory=lambda: deque(maxlen=_N_LINES))
+    _complaint: str = ""  # the last line of its log that is an error, or no line of a log
+    _process: LaunchedProcess | None = None
+    _spoke: trio.Event = attrs.field(factory=trio.Event)
+    _stop: trio.Event = attrs.field(factory=trio.Event)
+    _stop_timeout: float = 0.0
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """The flags of its process."""
+        return (*self.entry.args, "--host", str(self.socket_path))
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended unexpectedly."""
+        return self.finished.is_set() and not self.was_stopped
 
     async def run(
         self, launcher: Launcher, argv: Sequence[str], told: Callable[[Report], None]
     ) -> None:
         """Start the process, and stay with it until it has ended. When cancelled, it is killed.
+
+        Args:
+            launcher: starts it.
+            argv: its arguments.
+            told: called with its reports, and with the state "ended" as soon as it has ended.
 
         Raises:
             ModelLoadError: it cannot be started.
@@ -111,13 +141,12 @@ class Child:
                     self.exit_code = await process.wait()
                 process.close()
         finally:
-            self._process = None
+            self._process = self.pid = None
             self.kept.close()
             self.ended.set()
 
     def stop(self, timeout: float) -> None:
         """Have it finish its requests and end, within a time in seconds; 0: kill it."""
-        self.asked = True
         self._stop_timeout = timeout
         self._stop.set()
 
@@ -133,21 +162,40 @@ class Child:
         if self.message is not None:
             return self.message
         how = "did not start" if self.exit_code is None else _how(self.exit_code)
-        about = f": {self._complaint}" if self._complaint else "."
-        return f"The process of the model {self.name!r} {how}{about}"
+        about = f": {self._complaint}" if self._complaint else ""
+        path = self.entry.path
+        file = "" if path is None else f" Its file is {unicode_name(str(path))}."
+        return f"The process of the model {self.name!r} {how}{about.rstrip('.')}.{file}"
+
+    def state(self) -> ModelState:
+        """The model as far as its process shows it, now or when it ended."""
+        has_ended = self.finished.is_set()
+        state = ModelState(
+            value=self.status,
+            args=self.args,
+            pid=self.pid,
+            socket_path=None if has_ended else self.socket_path,
+            progress=self.progress,
+            info=self.info,
+            exit_code=self.exit_code if has_ended else None,
+            last_used=self.used_at,
+            failed=self.failed,
+        )
+        if not self.failed:
+            return state
+        return attrs.evolve(state, message=self.last_words(), log_tail=tuple(self.lines))
 
     async def _attend(self, process: LaunchedProcess, told: Callable[[Report], None]) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch)
-            nursery.start_soon(self._stop_when_asked, process)
-            async with trio.open_nursery() as reading:
-                reading.start_soon(self._read_status, process.status, told)
-                reading.start_soon(self._read_log, process.log)
-                self.exit_code = await process.wait()
-                self.ended.set()
-                told({"state": "ended"})
-                reading.cancel_scope.deadline = trio.current_time() + _LAST_WORDS
-            nursery.cancel_scope.cancel()
+        async with (
+            alongside(self._watch_over, partial(self._stop_when_asked, process)),
+            trio.open_nursery() as reading,
+        ):
+            reading.start_soon(self._read_status, process.status, told)
+            reading.start_soon(self._read_log, process.log)
+            self.exit_code = await process.wait()
+            self.ended.set()
+            told({"state": "ended"})
+            reading.cancel_scope.deadline = trio.current_time() + _LAST_WORDS
 
     async def _stop_when_asked(self, process: LaunchedProcess) -> None:
         await self._stop.wait()
@@ -188,7 +236,7 @@ class Child:
         """Write a line of its log to ours, and keep it."""
         fields = _fields_of(line)
         level = logging.getLevelNamesMapping().get(str(fields.get("level")).upper(), logging.INFO)
-        if level >= logging.ERROR or "level" not in fields:
+        if (level >= logging.ERROR or "level" not in fields) and not _ABORT.match(self._complaint):
             self._complaint = str(fields["event"])
         rest = {name: value for name, value in fields.items() if name not in _OF_EACH_LINE}
         self.lines.append(
@@ -199,9 +247,9 @@ class Child:
 
     # -- whether it lives
 
-    async def _watch(self) -> None:
+    async def _watch_over(self) -> None:
         """Kill it when it hangs."""
-        watching = self._watching
+        watching = self.watch
         with trio.move_on_after(watching.start_timeout):
             await self._spoke.wait()
         if not self._spoke.is_set():
@@ -218,7 +266,7 @@ class Child:
 
     async def _problem(self) -> str:
         """What is wrong with it; empty if nothing is."""
-        watching = self._watching
+        watching = self.watch
         with trio.move_on_after(watching.answer_timeout):
             try:
                 status = await watching.ask(self.socket_path)
@@ -261,7 +309,7 @@ def _fields_of(line: str) -> dict[str, Any]:
     return fields if isinstance(fields, dict) and "event" in fields else {"event": line}
 
 
-async def estimate(launcher: Launcher, name: str, argv: Sequence[str]) -> int:
+async def estimate(launcher: Launcher, entry: ModelEntry) -> int:
     """Estimate in a separate process how many bytes of memory a model would need.
 
     Raises:
@@ -273,8 +321,9 @@ async def estimate(launcher: Launcher, name: str, argv: Sequence[str]) -> int:
         if report["state"] == "estimated":
             found.append(report["bytes"])
 
-    child = Child(name, Path(), HealthCheck(interval=math.inf))
-    await child.run(launcher, [ESTIMATE, *argv], told)
+    watch = HealthCheck(interval=math.inf)
+    child = Child(entry.name, 0, entry=entry, socket_path=Path(), watch=watch)
+    await child.run(launcher, [ESTIMATE, *entry.args], told)
     if not found:
         raise ModelLoadError(child.last_words())
     return found[0]

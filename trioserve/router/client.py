@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from trioserve.chat.messages import Attachment, Audio, Image, Video
+from trioserve.concurrency import deadline_scope
 from trioserve.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -107,10 +108,8 @@ class ServerClient:
             return Outgoing("POST", path, ((b"content-type", kind),), data)
 
         async with AsyncExitStack() as stack:
-            with trio.move_on_at(deadline) as scope:
+            with deadline_scope(deadline):
                 answer = await stack.enter_async_context(self._send(outgoing))
-            if scope.cancelled_caught:
-                raise DeadlineExceededError("The request's deadline has passed.")
             if answer.status != 200:
                 raise _error_in(await receive_all(answer), answer.status)
             yield answer

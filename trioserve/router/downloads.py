@@ -9,7 +9,13 @@ import attrs
 import structlog
 import trio
 
-from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError
+from trioserve.errors import (
+    HubError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    TooManyRequestsError,
+    TrioServeError,
+)
 from trioserve.models import hub
 from trioserve.models.catalog import ModelEntry, Source
 from trioserve.models.hub import DownloadProgress, HubReference
@@ -18,11 +24,15 @@ from trioserve.router.states import FleetEvent
 
 _log = structlog.stdlib.get_logger("trioserve.router")
 
+#: Seconds after which a client that was refused may ask again.
+_RETRY_AFTER = 10.0
+
 
 @attrs.define(eq=False)
 class Download:
     """One that is running. `files` has the bytes that have come and all bytes, by address."""
 
+    reference: HubReference
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     files: dict[str, tuple[int, int]] = attrs.field(factory=dict)
 
@@ -34,52 +44,60 @@ class Download:
 class Downloads:
     """Downloads models that are asked for, each of them once at a time.
 
-    `run` has to be running.
-
     Args:
-        fleet: rescans and announces models when one was added or removed.
+        fleet: runs the downloads, and rescans and announces models when one was added or removed.
         token: authenticates at the hub; None: that of the environment.
+        limit: how many may run at the same time; 0: clients may not begin any.
     """
 
-    def __init__(self, fleet: Fleet, *, token: str | None = None) -> None:
+    def __init__(self, fleet: Fleet, *, token: str | None = None, limit: int = 3) -> None:
         self._fleet = fleet
         self._token = token
+        self._limit = limit
+        self._n_looked_up = 0  # whose models the hub is being asked for
         self._running: dict[str, Download] = {}
-        self._nursery: trio.Nursery | None = None
 
     @property
     def running(self) -> Mapping[str, Download]:
         """The downloads by the names of their models."""
         return self._running
 
-    async def run(self) -> None:
-        """Keep downloading until cancelled. The next download continues what is unfinished."""
-        try:
-            async with trio.open_nursery() as self._nursery:
-                await trio.sleep_forever()
-        finally:
-            self._nursery = None
-
     async def start(self, text: str, *, again: bool = False) -> str:
         """Begin to download a model, if the hub has it; returns its name.
 
-        One that is here already is brought up to date with `again`.
+        One that is here already is brought up to date with `again`. A download that is cancelled,
+        or that ends with the router, is resumed by the next one.
 
         Raises:
             InvalidRequestError: this is no name on the hub; or the model is here, without `again`.
             HubError: the hub does not have it, or cannot be asked.
-            UnavailableError: there are no downloads now.
+            PermissionDeniedError: clients may not begin downloads.
+            TooManyRequestsError: too many run.
+            ServerClosingError: the fleet is closing.
         """
         reference = HubReference.parse(text)
-        name = (await hub.look_up(reference, token=self._token)).name
+        for name, download in self._running.items():
+            if download.reference == reference:
+                return name
+        if self._limit == 0:
+            raise PermissionDeniedError("This router does not download models for its clients.")
+        if len(self._running) + self._n_looked_up >= self._limit:
+            raise TooManyRequestsError(
+                f"{self._limit} models are being downloaded, as many as --models-downloads allows.",
+                retry_after=_RETRY_AFTER,
+            )
+        self._n_looked_up += 1
+        try:
+            name = (await hub.look_up(reference, token=self._token)).name
+        finally:
+            self._n_looked_up -= 1
         if name in self._running:
             return name
         if name in self._fleet.catalog.entries and not again:
             raise InvalidRequestError(f"The model {name!r} is here already.", param="model")
-        if self._nursery is None:
-            raise UnavailableError("The router takes no downloads now.")
-        download = self._running[name] = Download()
-        self._nursery.start_soon(self._download, name, reference, download)
+        download = Download(reference)
+        self._fleet.begin(partial(self._download, name, download), partial(self._failed, name))
+        self._running[name] = download
         return name
 
     def cancel(self, name: str) -> bool:
@@ -105,23 +123,21 @@ class Downloads:
         await self._fleet.reload()
         self._fleet.tell(FleetEvent(model=entry.name, event="model_remove"))
 
-    async def _download(self, name: str, reference: HubReference, download: Download) -> None:
+    async def _download(self, name: str, download: Download) -> None:
         note = partial(self._note, name, download)
-        failure = f"The download of {name!r} was ended."
         try:
             with download.scope:
-                await hub.pull(reference, token=self._token, on_progress=note)
+                await hub.pull(download.reference, token=self._token, on_progress=note)
                 await self._fleet.reload()
-                failure = ""
-        except TrioServeError as error:
-            failure = error.message
         finally:
             del self._running[name]
-        if failure:
-            _log.warning("download failed", model=name, reason=failure)
-            event = FleetEvent(model=name, event="download_failed", data={"message": failure})
-        else:
-            event = FleetEvent(model=name, event="download_finished")
+        if download.scope.cancelled_caught:
+            raise HubError(f"The download of {name!r} was ended.")
+        self._fleet.tell(FleetEvent(model=name, event="download_finished"))
+
+    def _failed(self, name: str, error: TrioServeError) -> None:
+        _log.warning("download failed", model=name, reason=error.message)
+        event = FleetEvent(model=name, event="download_failed", data={"message": error.message})
         self._fleet.tell(event)
 
     def _note(self, name: str, download: Download, progress: DownloadProgress) -> None:

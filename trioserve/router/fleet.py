@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
+    AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
     nullcontext,
@@ -19,21 +21,23 @@ import attrs
 import structlog
 import trio
 
-from trioserve.concurrency import EnteredOnce, alongside
+from trioserve.concurrency import Bell, EnteredOnce, Feed, Gate, Phase, alongside
 from trioserve.errors import (
     ConfigError,
     InvalidRequestError,
     ModelLoadError,
     ModelNotLoadedError,
     ServerClosingError,
+    TrioServeError,
     UnknownModelError,
+    first_error,
 )
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.child import Child, HealthCheck, Report, estimate
 from trioserve.router.forward import ChildAnswer, ChildConnection, NotTakenError, Outgoing, connect
 from trioserve.router.launch import Launcher, open_launcher, socket_folder
 from trioserve.router.schedule import Lease, Schedule
-from trioserve.router.states import Events, FleetEvent, ModelState, QueueStatus, Record, Status
+from trioserve.router.states import Deaths, Events, FleetEvent, ModelState, QueueStatus, Status
 
 __all__ = ["Child", "Fleet"]
 
@@ -47,6 +51,15 @@ _PROGRESS: dict[str, Any] = {"stages": ["text_model"], "current": "text_model"}
 
 #: Seconds between two reports to waiting requests of where they stand.
 _NEWS_INTERVAL = 0.1
+
+
+@attrs.define(eq=False)
+class _Model:
+    """A model, its process or the last one that it had, and how often these have died."""
+
+    entry: ModelEntry
+    child: Child | None = None
+    deaths: Deaths = attrs.field(factory=Deaths)
 
 
 class Fleet(EnteredOnce):
@@ -83,11 +96,12 @@ class Fleet(EnteredOnce):
         self.max_models = max_models
         self._drain_timeout = drain_timeout
         self._watch = watch or HealthCheck()
-        self._schedule = Schedule(max_models=max_models, max_memory=max_memory)
+        self._schedule = Schedule(max_models=max_models, max_memory=max_memory, place=self._place)
         self._events = Events()
-        self._listeners: set[_Bell] = set()  # of requests that report their place in the queue
-        self._news = _Bell()
-        self._records: dict[str, Record] = {}
+        self._listeners: set[Bell] = set()  # of requests that report their place in the queue
+        self._news = Bell()
+        self._models: dict[str, _Model] = {}
+        self._gate = Gate()
         self._open_launcher: Callable[[], AbstractAsyncContextManager[Launcher]] = lambda: (
             nullcontext(launcher) if launcher else open_launcher(catalog.environment)
         )
@@ -95,10 +109,8 @@ class Fleet(EnteredOnce):
         self._launcher: Launcher
         self._folder: Path
         self._context: Context
+        self._nursery: trio.Nursery
         self._n_children = 0
-        self._nursery: trio.Nursery | None = None
-        self._running = trio.Event()
-        self._closed = True  # until it is entered
 
     # -- life
 
@@ -115,28 +127,33 @@ class Fleet(EnteredOnce):
         async with AsyncExitStack() as stack:
             self._folder = stack.enter_context(socket_folder())
             self._launcher = await stack.enter_async_context(self._open_launcher())
-            for entry in at_once:
-                self._record(entry)
-                self._schedule.want(entry.name)
             self._context = copy_context()
-            self._closed = False
-            await stack.enter_async_context(alongside(self._have_processes))
-            await stack.enter_async_context(alongside(self._tell_waiting))
-            await self._running.wait()
+            self._nursery = await stack.enter_async_context(alongside(self._tell_waiting))
             stack.callback(self._close)
+            for entry in at_once:
+                self._model(entry)
+                self._schedule.want(entry.name)
+            self._turn()
             yield
 
     async def _tell_waiting(self) -> None:
         """Have those who wait look where they stand, when that may have changed."""
-        while True:
-            await self._news.wait()
-            for bell in list(self._listeners):
-                bell.ring()
-            await trio.sleep(_NEWS_INTERVAL)
+        try:
+            while True:
+                await self._news.wait()
+                for bell in self._listeners:
+                    bell.ring()
+                await trio.sleep(_NEWS_INTERVAL)
+        finally:
+            self._close()  # before processes that are killed could be started again
+
+    @property
+    def _is_open(self) -> bool:
+        return self._gate.phase.value is Phase.OPEN
 
     def _close(self) -> None:
-        self._closed = True
-        for name in self._records:
+        self._gate.refuse()
+        for name in self._models:
             self._schedule.unload(name, ServerClosingError())
 
     async def drain(self) -> None:
@@ -145,10 +162,11 @@ class Fleet(EnteredOnce):
         Processes that run after `drain_timeout` are killed.
         """
         self._close()
-        children = [one.child for one in self._records.values() if one.child is not None]
-        for child in children:
+        children = [one.child for one in self._models.values() if one.child is not None]
+        running = [child for child in children if not child.finished.is_set()]
+        for child in running:
             child.stop(self._drain_timeout + _GRACE)
-        for child in children:
+        for child in running:
             await child.finished.wait()
 
     # -- what requests do
@@ -174,46 +192,41 @@ class Fleet(EnteredOnce):
             ModelFailedError: its processes have died too often.
             ServerClosingError: the fleet is closing.
         """
-        record = self._usable(entry, autoload)
-        bell = _Bell()
-        child = None
-
-        def changed() -> None:
-            nonlocal child
-            child = record.child  # now: it may have died before this task runs again
-            bell.ring()
-
-        lease = self._schedule.join(entry.name, changed)
+        self._check(entry, autoload)
+        bell = Bell()
+        lease = self._schedule.join(entry.name, bell.ring)
         try:
             if not lease.granted:
                 self._turn()
                 await self._until_granted(lease, bell, on_wait)
-            record.use()
-            assert child is not None
-            yield child
+            child = lease.process
+            assert isinstance(child, Child)
+            child.used_at = time.time()
+            try:
+                yield child
+            finally:
+                child.used_at = time.time()
         finally:
-            record.use()
             self._schedule.leave(lease)
             self._turn()
 
-    def _usable(self, entry: ModelEntry, autoload: bool) -> Record:
-        """The record of a model that may be used. Raises as `use`."""
-        if self._closed:
-            raise ServerClosingError
-        record = self._record(entry)
-        runs = record.child is not None and not record.child.asked
-        if not runs and not autoload:
+    def _check(self, entry: ModelEntry, autoload: bool) -> None:
+        """Check that a model may be used. Raises as `use`."""
+        self._gate.check()
+        model = self._model(entry)
+        if self._schedule.may_serve(entry.name):
+            return
+        if not autoload:
             raise ModelNotLoadedError(f"The model {entry.name!r} is not loaded.", param="model")
-        if not runs and record.deaths.wait_s(trio.current_time()):
-            raise record.too_often()
-        return record
+        if (error := model.deaths.error(entry.name, trio.current_time())) is not None:
+            raise error
 
     def is_ready(self, entry: ModelEntry) -> bool:
         """Whether a request that comes now would not have to wait for the model."""
-        return not self._closed and self._schedule.is_free(entry.name)
+        return self._is_open and self._schedule.is_free(entry.name)
 
     async def _until_granted(
-        self, lease: Lease, bell: _Bell, on_wait: Callable[[QueueStatus], None] | None
+        self, lease: Lease, bell: Bell, on_wait: Callable[[QueueStatus], None] | None
     ) -> None:
         if on_wait is not None:
             self._listeners.add(bell)
@@ -228,13 +241,11 @@ class Fleet(EnteredOnce):
             self._listeners.discard(bell)
 
     def _waiting(self, lease: Lease) -> QueueStatus:
-        record = self._records[lease.model]
-        is_next = self._schedule.is_loading(lease.model)
-        return QueueStatus(
-            position=self._schedule.position(lease),
-            status=record.known.value if is_next else Status.UNLOADED,
-            progress=record.known.progress if is_next else None,
-        )
+        position = self._schedule.position(lease)
+        child = self._models[lease.model].child
+        if child is None or not self._schedule.is_loading(lease.model):
+            return QueueStatus(position=position, status=Status.UNLOADED)
+        return QueueStatus(position=position, status=child.status, progress=child.progress)
 
     # -- what others ask for
 
@@ -245,12 +256,11 @@ class Fleet(EnteredOnce):
             InvalidRequestError: it is loaded already, or will be.
             ServerClosingError: the fleet is closing.
         """
-        if self._closed:
-            raise ServerClosingError
-        record = self._record(entry)
-        if record.child is not None and not record.child.asked:
+        self._gate.check()
+        model = self._model(entry)
+        if self._schedule.may_serve(entry.name):
             raise InvalidRequestError(f"The model {entry.name!r} is running already.")
-        record.deaths.forget()
+        model.deaths.forget()
         self._schedule.release(entry.name)
         self._schedule.want(entry.name)
         self._turn()
@@ -261,12 +271,12 @@ class Fleet(EnteredOnce):
         Raises:
             InvalidRequestError: it is not running, and no request waits for it.
         """
-        record = self._record(entry)
-        if record.child is None and not self._schedule.is_queued(entry.name):
-            raise InvalidRequestError(f"The model {entry.name!r} is not running.")
-        error = ModelLoadError(f"The model {entry.name!r} was unloaded before it was ready.")
-        if self._schedule.unload(entry.name, error):
-            self._stop(record)
+        name = entry.name
+        if not (self._schedule.has_place(name) or self._schedule.is_queued(name)):
+            raise InvalidRequestError(f"The model {name!r} is not running.")
+        error = ModelLoadError(f"The model {name!r} was unloaded before it was ready.")
+        if self._schedule.unload(name, error):
+            self._stop(self._models[name])
         self._turn()
 
     async def reload(self) -> None:
@@ -278,191 +288,192 @@ class Fleet(EnteredOnce):
             ConfigError: as `Catalog.reload`.
         """
         changes = await trio.to_thread.run_sync(self.catalog.reload)
-        records, ending = self._records, []
-        for name, record in list(records.items()):
-            record.entry = self.catalog.entries.get(name, record.entry)
+        ending = []
+        for name, model in list(self._models.items()):
+            model.entry = self.catalog.entries.get(name, model.entry)
             if name in changes.removed:
-                del records[name]
                 gone = UnknownModelError(f"The model {name!r} is no longer there.", param="model")
                 must_stop = self._schedule.unload(name, gone)
             elif name in changes.changed:
-                record.deaths.forget()
+                model.deaths.forget()
                 must_stop = self._schedule.stop(name)
             else:
                 continue
             self._schedule.forget(name)
             if must_stop:
-                self._stop(record)
-            if record.child is not None:
-                ending.append(record.child)
+                self._stop(model)
+            if model.child is not None and self._schedule.has_place(name):
+                ending.append(model.child)
+            if name in changes.removed:
+                del self._models[name]
         self._turn()
         for child in ending:
             await child.finished.wait()
         self.tell(FleetEvent(model="*", event="models_reload"))
 
+    def begin(
+        self,
+        job: Callable[[], Awaitable[None]],
+        failed: Callable[[TrioServeError], object] = lambda error: None,
+    ) -> None:
+        """Begin a job of the router, which ends with the fleet. If it fails, it fails alone.
+
+        It is not in the context of the request that was the occasion for it.
+
+        Args:
+            job: what to do.
+            failed: called with its error; an unforeseen one is also logged.
+
+        Raises:
+            ServerClosingError: the fleet is closing.
+        """
+
+        async def run() -> None:
+            try:
+                await job()
+            except TrioServeError as error:
+                failed(error)
+            except Exception as error:
+                _log.error("a job of the router has failed", exc_info=error)
+                failed(TrioServeError(f"An unexpected error: {first_error(error)!r}"))
+
+        self._gate.check()
+        self._context.copy().run(self._nursery.start_soon, run)
+
     # -- processes
 
-    async def _have_processes(self) -> None:
-        """Start and stop processes until cancelled, which kills them."""
-        async with trio.open_nursery() as self._nursery:
-            self._running.set()
-            self._turn()
-            try:
-                await trio.sleep_forever()
-            finally:
-                self._close()
-
-    def _record(self, entry: ModelEntry) -> Record:
-        return self._records.setdefault(entry.name, Record(entry))
+    def _model(self, entry: ModelEntry) -> _Model:
+        return self._models.setdefault(entry.name, _Model(entry))
 
     def _turn(self) -> None:
         """Carry out the schedule's decisions."""
-        if self._nursery is None or self._closed:
+        if not self._is_open:
             return
         decision = self._schedule.decide()
         for name in decision.stop:
-            self._stop(self._records[name])
+            self._stop(self._models[name])
         for name in decision.start:
-            self._start(self._records[name])
+            model = self._models[name]
+            assert model.child is not None  # `_place` has made it
+            self._announce(model.child)
+            self.begin(partial(self._attend, model, model.child))
         for name in decision.estimate:
-            self._begin(self._estimate, self._records[name])
+            model = self._models[name]
+            self.begin(partial(self._estimate, model), partial(self._not_estimated, model))
         if self._schedule.has_waiting:
             self._news.ring()
 
-    def _stop(self, record: Record) -> None:
-        """Have a process end: when its requests have, or at once if it is not ready."""
-        if record.child is not None:
-            record.child.stop(record.entry.stop_timeout if record.is_ready else 0.0)
+    def _place(self, name: str, need: int) -> Child:
+        """Make the process of a model, which `_turn` then starts."""
+        model = self._models[name]
+        self._n_children += 1
+        path = self._folder / f"{self._n_children}.sock"
+        child = Child(name, need, entry=model.entry, socket_path=path, watch=self._watch)
+        model.child = child
+        return child
 
-    def _begin(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Begin a task, which is ours and not that of the request that was the occasion for it."""
-        assert self._nursery is not None
-        self._context.copy().run(self._nursery.start_soon, function, *args)
+    def _stop(self, model: _Model) -> None:
+        """Have a process end: when its requests have, or at once if it is not ready."""
+        if model.child is not None:
+            model.child.stop(model.entry.stop_timeout if model.child.was_ready else 0.0)
 
     # -- one process
 
-    def _start(self, record: Record) -> None:
-        self._n_children += 1
-        child = Child(record.entry.name, self._folder / f"{self._n_children}.sock", self._watch)
-        record.begin(child)
-        self._announce(record)
-        self._begin(self._attend, record, child)
-
-    async def _attend(self, record: Record, child: Child) -> None:
+    async def _attend(self, model: _Model, child: Child) -> None:
         """Run a process from its start to its end."""
         try:
-            await child.run(self._launcher, record.known.args, partial(self._told, record))
+            await child.run(self._launcher, child.args, partial(self._told, child))
         except ModelLoadError as error:
             child.message = error.message
         finally:
-            self._ended(record, child)
-            child.finished.set()
+            self._ended(model, child)
 
-    def _told(self, record: Record, report: Report) -> None:
+    def _told(self, child: Child, report: Report) -> None:
         """A process has reported its state."""
-        name = record.entry.name
         data: dict[str, Any] = {}
         match report.get("state"):
             case "downloading" | "loading" as state:
-                record.note(value=Status(state), progress=report.get("progress"))
-                data = {"progress": _PROGRESS | {"value": record.known.progress}}
+                child.status, child.progress = Status(state), report.get("progress")
+                data = {"progress": _PROGRESS | {"value": child.progress}}
             case "ready":
-                record.is_ready = True
-                info = report.get("info", record.known.info)
-                record.note(value=Status.LOADED, progress=None, info=info)
+                child.progress = None
                 data = {"info": report["info"]} if "info" in report else {}
-                self._schedule.ready(name)
+                self._schedule.ready(child.name)
             case "sleeping":
-                record.note(value=Status.SLEEPING)
-                self._schedule.asleep(name)
+                self._schedule.asleep(child.name)
             case "ended":
-                self._schedule.dying(name)  # the rest when all that it wrote has been read
+                self._schedule.dying(child.name)  # the rest when all that it wrote has been read
                 return
             case _:
                 return  # it has failed, and will end
-        self._announce(record, data)
+        self._announce(child, data)
         self._turn()
 
-    def _ended(self, record: Record, child: Child) -> None:
+    def _ended(self, model: _Model, child: Child) -> None:
         """A process has ended: notify its requests, and decide whether to start another one."""
-        name, was_ready = record.entry.name, record.is_ready
-        record.end(child)
-        self._schedule.gone(name, ModelLoadError(child.last_words()))
-        self._announce(record, {"exit_code": child.exit_code})
-        if record.known.failed and not self._closed:
-            _log.error("the process of a model has ended", model=name, reason=record.known.message,
+        reason = child.last_words()
+        self._schedule.gone(child.name, ModelLoadError(reason))
+        child.finished.set()
+        self._announce(child, {"exit_code": child.exit_code})
+        if child.failed and self._is_open:
+            _log.error("the process of a model has ended", model=child.name, reason=reason,
                        exit_code=child.exit_code)  # fmt: skip
-            self._recover(record, was_ready)
+            self._recover(model, reason, was_ready=child.was_ready)
         self._turn()
 
-    def _recover(self, record: Record, was_ready: bool) -> None:
+    def _recover(self, model: _Model, reason: str, *, was_ready: bool) -> None:
         """Start a process again that has died, unless that happens too often."""
-        name = record.entry.name
-        delay = record.deaths.note(trio.current_time())
-        if delay is None:
-            self._schedule.refuse(name, record.too_often())
-        elif was_ready:
+        name, now = model.entry.name, trio.current_time()
+        delay = model.deaths.note(now, reason)
+        if (error := model.deaths.error(name, now)) is not None:
+            self._schedule.refuse(name, error)
+        elif was_ready and delay is not None:
             self._schedule.hold(name)
             self._schedule.want(name)
-            self._begin(self._release, name, delay)
+            self.begin(partial(self._release, name, delay))
 
     async def _release(self, name: str, delay: float) -> None:
         await trio.sleep(delay)
         self._schedule.release(name)
         self._turn()
 
-    async def _estimate(self, record: Record) -> None:
+    async def _estimate(self, model: _Model) -> None:
         """Estimate the memory that a model needs."""
-        entry = record.entry
-        try:
-            need = await estimate(self._launcher, entry.name, entry.args)
-        except ModelLoadError as error:
-            self._schedule.not_estimated(entry.name, error)
-        else:
-            self._schedule.estimated(entry.name, need)
+        need = await estimate(self._launcher, model.entry)
+        self._schedule.estimated(model.entry.name, need)
         self._turn()
 
-    def _announce(self, record: Record, data: Mapping[str, Any] | None = None) -> None:
-        about = {"status": record.known.value.value, **(data or {})}
-        self.tell(FleetEvent(model=record.entry.name, event="status_change", data=about))
+    def _not_estimated(self, model: _Model, error: TrioServeError) -> None:
+        """Refuse those who wait, and others for a while if the estimate fails too often."""
+        name, now = model.entry.name, trio.current_time()
+        model.deaths.note(now, error.message)
+        self._schedule.not_estimated(name, model.deaths.error(name, now) or error)
+        self._turn()
+
+    def _announce(self, child: Child, data: Mapping[str, Any] | None = None) -> None:
+        about = {"status": child.status.value, **(data or {})}
+        self.tell(FleetEvent(model=child.name, event="status_change", data=about))
 
     # -- what is to be seen
 
     def state(self, name: str) -> ModelState:
         """A model as it is now."""
-        record = self._records.get(name)
-        if record is None:
-            return ModelState()
+        model = self._models.get(name)
+        child = None if model is None else model.child
         return attrs.evolve(
-            record.known,
-            pid=record.child.pid if record.child is not None else None,
-            last_used=record.last_used,
+            ModelState() if child is None else child.state(),
             n_requests=self._schedule.n_users(name),
-            n_waiting=sum(1 for _ in self._schedule.waiting(name)),
+            n_waiting=self._schedule.n_waiting(name),
             memory=self._schedule.need_of(name),
         )
 
-    def subscribe(self) -> AbstractAsyncContextManager[trio.MemoryReceiveChannel[FleetEvent]]:
+    def subscribe(self) -> AbstractContextManager[Feed[FleetEvent]]:
         """Receive what happens from now on, for the length of a block."""
         return self._events.subscribe()
 
     def tell(self, event: FleetEvent) -> None:
         """Tell those who have subscribed of an event that is not the fleet's own."""
         self._events.tell(event)
-
-
-class _Bell:
-    """Wakes a task. Rings that come before it waits count as one."""
-
-    def __init__(self) -> None:
-        self._rung = trio.Event()
-
-    def ring(self) -> None:
-        self._rung.set()
-
-    async def wait(self) -> None:
-        await self._rung.wait()
-        self._rung = trio.Event()
 
 
 @asynccontextmanager

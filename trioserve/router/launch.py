@@ -189,30 +189,38 @@ async def open_launcher(environ: Mapping[str, str]) -> AsyncIterator[Launcher]:
     """The best way to start processes with an environment, as long as a block lasts."""
     spawner = Spawner(environ)
     with adopting_orphans() as adopts:
-        if not adopts:
-            yield spawner
-            return
-        forks = Forks(environ, spawner)
-        async with alongside(forks.run):
-            yield forks
+        pass
+    if not adopts:
+        yield spawner
+        return
+    forks = Forks(environ, spawner)
+    async with alongside(forks.run):
+        yield forks
+
+
+_n_adopting = 0
 
 
 @contextmanager
 def adopting_orphans() -> Iterator[bool]:
-    """Become the parent of our children's orphans while a block lasts; gives whether we do.
+    """Become the parent of our descendants' orphans while a block lasts; gives whether we do.
 
-    Afterwards the system's first process adopts them again, and reaps them.
+    A block is short: nothing here reaps what the process of a model leaves behind when it dies.
+    The system's first process, or that of a container, adopts and reaps it.
     """
+    global _n_adopting
+    _n_adopting += 1
     adopts = hasattr(os, "pidfd_open")
-    if adopts:
-        try:
+    try:
+        if adopts:
             zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 1)
-        except (OSError, AttributeError):
-            adopts = False
+    except (OSError, AttributeError):
+        adopts = False
     try:
         yield adopts
     finally:
-        if adopts:
+        _n_adopting -= 1
+        if adopts and not _n_adopting:
             zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 0)
 
 
@@ -320,6 +328,7 @@ class Forks:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
         answer = b""
         with (
+            adopting_orphans(),
             trio.move_on_after(_FORK_TIMEOUT, shield=True),
             contextlib.suppress(
                 OSError, trio.ClosedResourceError

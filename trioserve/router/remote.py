@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -26,7 +25,7 @@ from trioserve.chat.deltas import (
     ToolCallStart,
 )
 from trioserve.chat.messages import Audio, text_part
-from trioserve.concurrency import EnteredOnce
+from trioserve.concurrency import EnteredOnce, Feed
 from trioserve.errors import (
     InvalidMediaError,
     UnavailableError,
@@ -67,7 +66,7 @@ class RemoteStream:
         #: The whole prompt, once the stream has ended.
         self.prompt_text = ""
         self._events = events
-        self._unread: deque[Chunk | ChatChunk | Finished] = deque()
+        self._unread = Feed[Chunk | ChatChunk | Finished]()
         self._builder = MessageBuilder()
 
     @property
@@ -79,19 +78,20 @@ class RemoteStream:
         return self
 
     async def __anext__(self) -> Chunk | ChatChunk | Finished:
-        if self.finished is not None:
-            raise StopAsyncIteration
-        while not self._unread:
+        while not (self._unread or self._unread.is_over):
             data = await anext(self._events, None)
             if data is None:
-                raise UnavailableError("The answer of the model's process has no end.")
-            self._unread.extend(self._events_in(data))
-        event = self._unread.popleft()
+                self._unread.end(UnavailableError("The answer of the model's process has no end."))
+                break
+            for event in self._events_in(data):
+                self._unread.put(event)
+        event = await anext(self._unread)
         if isinstance(event, ChatChunk):
             for delta in event.deltas:
                 self._builder.add(delta)
         elif isinstance(event, Finished):
             self.finished = event
+            self._unread.end()
         return event
 
     async def read(self) -> Completion:

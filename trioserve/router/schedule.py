@@ -14,64 +14,84 @@ returns what to do. Its rules:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
 import attrs
 
 from trioserve.errors import ModelLoadError, TrioServeError
+from trioserve.router.states import Status
 
 #: Requests that models which run may take while the first in the queue waits for a place.
 PATIENCE = 32
 
 
-class _Phase(Enum):
+class Phase(Enum):
+    """The phases of a process: it loads, is ready, and leaves in one of three ways."""
+
     LOADING = 1
     READY = 2
-    STOPPING = 3
+    STOPPING = 3  # finishes its requests
+    ABORTED = 4  # was stopped before it was ready
+    DIED = 5  # ended by itself after it was ready
+
+
+@attrs.define(eq=False)
+class Instance:
+    """A model's process, from before its start until it has ended: what decides about its place."""
+
+    name: str
+    need: int  # bytes
+    phase: Phase = Phase.LOADING
+    status: Status = Status.LOADING  # what it last reported
+    closing: bool = False  # accepts no more requests, because the queue has waited for long
+    n_users: int = 0
+    last_use: int = 0
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it takes no more requests, and its place becomes free."""
+        return self.phase not in (Phase.LOADING, Phase.READY)
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether its model was loaded once, though it may sleep or be leaving."""
+        return self.phase not in (Phase.LOADING, Phase.ABORTED)
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether its end was decided here."""
+        return self.phase in (Phase.STOPPING, Phase.ABORTED)
 
 
 @attrs.define(eq=False)
 class Lease:
     """A request's place in line for a model; once `granted`, its right to use it.
 
-    `changed` is called when it is granted or refused. When refused, `error` says why.
+    `changed` is called when it is granted or refused. When refused, `error` says why. `process` is
+    the one that it is granted, also when that dies at once.
     """
 
     model: str
     changed: Callable[[], None]
     error: TrioServeError | None = None
-    _run: _Instance | None = None
+    process: Instance | None = None
 
     @property
     def granted(self) -> bool:
         """Whether the model is ready for the request."""
-        return self._run is not None
-
-
-@attrs.define(eq=False)
-class _Instance:
-    """A place that is taken: a process, from before its start until it has ended."""
-
-    name: str
-    need: int
-    last_used: int
-    phase: _Phase = _Phase.LOADING
-    sleeping: bool = False
-    closing: bool = False  # accepts no more requests, because the queue has waited for long
-    n_users: int = 0
-    waiting: list[Lease] = attrs.field(factory=list)  # while it loads
+        return self.process is not None
 
 
 @attrs.define(eq=False)
 class PendingLoad:
-    """An entry of the queue: a model to start, and the requests that wait for it."""
+    """An entry of the queue: a model to start."""
 
     name: str
     need: int | None  # bytes; None: not known yet
     wanted: bool = False  # even if no request waits
     n_overtaken: int = 0
-    leases: list[Lease] = attrs.field(factory=list)
 
 
 @attrs.frozen
@@ -89,13 +109,22 @@ class Schedule:
     Args:
         max_models: how many may run at the same time; 0: any number.
         max_memory: bytes that they may need together; 0: any number.
+        place: makes the record of a process from the name of its model and the bytes it needs.
     """
 
-    def __init__(self, *, max_models: int = 0, max_memory: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        max_models: int = 0,
+        max_memory: int = 0,
+        place: Callable[[str, int], Instance] = Instance,
+    ) -> None:
         self.max_models = max_models
         self.max_memory = max_memory
-        self._runs: dict[str, _Instance] = {}
+        self._place = place
+        self._runs: dict[str, Instance] = {}
         self._queue: list[PendingLoad] = []
+        self._lines: defaultdict[str, list[Lease]] = defaultdict(list)  # of requests, by model
         self._needs: dict[str, int] = {}
         self._asked: set[str] = set()  # whose need is being estimated
         self._held: set[str] = set()
@@ -106,49 +135,46 @@ class Schedule:
     def join(self, name: str, changed: Callable[[], None]) -> Lease:
         """A request asks for a model. It must `leave`, whatever becomes of it."""
         lease = Lease(name, changed)
-        run = self._runs.get(name)
-        if run is not None and run.phase is _Phase.LOADING:
-            run.waiting.append(lease)
-        elif run is not None and self.is_free(name):
-            self._grant(run, lease)
+        if self.is_free(name):
+            self._grant(self._runs[name], lease)
             if (first := self._first()) is not None:
                 first.n_overtaken += 1
-        else:
-            self._pend(name).leases.append(lease)
+            return lease
+        self._lines[name].append(lease)
+        if not self.is_loading(name):
+            self._pend(name)
         return lease
 
     def is_free(self, name: str) -> bool:
         """Whether a request that joins would be granted its model at once."""
         run = self._runs.get(name)
-        return run is not None and run.phase is _Phase.READY and not run.closing
+        return run is not None and run.phase is Phase.READY and not run.closing
 
     def leave(self, lease: Lease) -> None:
         """The request has ended, or does not wait any longer."""
-        if lease._run is not None:
-            lease._run.n_users -= 1
-            self._use(lease._run)
-            lease._run = None
+        if lease.process is not None:
+            lease.process.n_users -= 1
+            self._use(lease.process)
+            lease.process = None
             return
-        run, pending = self._runs.get(lease.model), self._find(lease.model)
-        if run is not None and lease in run.waiting:
-            run.waiting.remove(lease)
-        elif pending is not None and lease in pending.leases:
-            pending.leases.remove(lease)
-            self._drop_if_empty(pending)
+        line, pending = self._lines[lease.model], self._find(lease.model)
+        if lease in line:
+            line.remove(lease)
+        if pending is not None and not line and not pending.wanted:
+            self._queue.remove(pending)
 
     def position(self, lease: Lease) -> int:
         """How many waiting requests are before this one."""
-        run = self._runs.get(lease.model)
-        if run is not None and lease in run.waiting:
-            return run.waiting.index(lease)
-        line = [one for pending in self._queue for one in pending.leases]
+        queue = [pending.name for pending in self._queue]
+        names = [lease.model] if self.is_loading(lease.model) else queue
+        line = [one for name in names for one in self._lines[name]]
         return line.index(lease) if lease in line else 0
 
     # -- what others ask for
 
     def want(self, name: str) -> None:
         """Start a model as soon as there is a place, even if no request waits for it."""
-        if name not in self._runs or self._runs[name].phase is _Phase.STOPPING:
+        if name not in self._runs or self._runs[name].is_leaving:
             self._pend(name).wanted = True
 
     def unload(self, name: str, error: TrioServeError) -> bool:
@@ -157,27 +183,23 @@ class Schedule:
         Returns whether its process is now to be stopped.
         """
         self.refuse(name, error)
-        if (run := self._runs.get(name)) is not None:
-            self._refuse_all(run.waiting, error)
         return self.stop(name)
 
     def stop(self, name: str) -> bool:
         """Like `unload`, but requests that wait stay in line for the next start."""
         run = self._runs.get(name)
-        if run is None or run.phase is _Phase.STOPPING:
+        if run is None or run.is_leaving:
             return False
-        run.phase = _Phase.STOPPING
-        if run.waiting:
-            pending = self._pend(name)
-            pending.leases[:0] = run.waiting
-            run.waiting.clear()
+        run.phase = Phase.STOPPING if run.phase is Phase.READY else Phase.ABORTED
+        if self._lines[name]:
+            self._pend(name)
         return True
 
     def refuse(self, name: str, error: TrioServeError) -> None:
-        """Take a model out of the queue, and refuse those that wait for it there."""
-        if (pending := self._find(name)) is not None:
-            self._queue.remove(pending)
-            self._refuse_all(pending.leases, error)
+        """Take a model out of the queue, and refuse those that wait for it."""
+        for lease in self._take_line(name):
+            lease.error = error
+            lease.changed()
 
     def hold(self, name: str) -> None:
         """Do not start a model before `release`; others may overtake it."""
@@ -192,27 +214,29 @@ class Schedule:
     def ready(self, name: str) -> None:
         """The model of a process is loaded: those that wait may use it."""
         run = self._runs[name]
-        run.sleeping = False
-        if run.phase is not _Phase.LOADING:
+        run.status = Status.LOADED
+        if run.phase is not Phase.LOADING:
             return  # it woke up, or is being stopped
-        run.phase = _Phase.READY
+        run.phase = Phase.READY
         self._use(run)
-        for lease in run.waiting:
+        for lease in self._take_line(name):
             self._grant(run, lease)
-        run.waiting.clear()
 
     def asleep(self, name: str) -> None:
         """A model has freed its memory until the next request. It is the first to be stopped."""
-        self._runs[name].sleeping = True
+        self._runs[name].status = Status.SLEEPING
 
     def dying(self, name: str) -> None:
         """A process has died, though it is not `gone` yet: it accepts no more requests."""
-        if self._runs[name].phase is _Phase.READY:
-            self._runs[name].phase = _Phase.STOPPING
+        if self._runs[name].phase is Phase.READY:
+            self._runs[name].phase = Phase.DIED
 
     def gone(self, name: str, error: TrioServeError) -> None:
         """A process has ended. Those that waited for it to load are refused."""
-        self._refuse_all(self._runs.pop(name).waiting, error)
+        run = self._runs.pop(name)
+        run.status = Status.UNLOADED
+        if run.phase is Phase.LOADING:
+            self.refuse(name, error)
 
     def estimated(self, name: str, need: int) -> None:
         """The memory that a model needs is known."""
@@ -244,7 +268,16 @@ class Schedule:
     def is_loading(self, name: str) -> bool:
         """Whether a model has a place and is not ready."""
         run = self._runs.get(name)
-        return run is not None and run.phase is _Phase.LOADING
+        return run is not None and run.phase is Phase.LOADING
+
+    def has_place(self, name: str) -> bool:
+        """Whether a model has a process, which may be leaving."""
+        return name in self._runs
+
+    def may_serve(self, name: str) -> bool:
+        """Whether a model has a place that is not to be given up."""
+        run = self._runs.get(name)
+        return run is not None and not run.was_stopped
 
     def is_queued(self, name: str) -> bool:
         """Whether a model waits for a place."""
@@ -253,16 +286,15 @@ class Schedule:
     @property
     def has_waiting(self) -> bool:
         """Whether any request waits."""
-        return next(self.waiting(), None) is not None
+        return any(self._lines.values())
 
-    def waiting(self, name: str | None = None) -> Iterator[Lease]:
-        """The requests that wait, for one model or for all."""
-        for run in self._runs.values():
-            if name in (None, run.name):
-                yield from run.waiting
-        for pending in self._queue:
-            if name in (None, pending.name):
-                yield from pending.leases
+    def waiting(self) -> list[Lease]:
+        """The requests that wait."""
+        return [lease for line in self._lines.values() for lease in line]
+
+    def n_waiting(self, name: str) -> int:
+        """How many requests wait for a model."""
+        return len(self._lines[name])
 
     def decide(self) -> Plan:
         """Return what to do, and count it as begun: models are marked as loading or stopping."""
@@ -274,35 +306,32 @@ class Schedule:
         short: PendingLoad | None = None  # the first that needs more than can be freed now
         for pending in self._unheld():
             run = self._runs.get(pending.name)
-            if pending.need is None or (run is not None and run.phase is not _Phase.STOPPING):
+            if pending.need is None or (run is not None and not run.is_leaving):
                 break
             victims = self._victims(pending, planned, self._idle())
             if victims is None:
                 short = pending
                 break
             for victim in victims:
-                victim.phase = _Phase.STOPPING
+                victim.phase = Phase.STOPPING
                 stop.append(victim.name)
             if planned or run is not None or not self._has_room(self._runs.values(), pending):
                 planned.append(pending)
             else:
-                self._start(pending)
+                self._queue.remove(pending)
+                run = self._runs[pending.name] = self._place(pending.name, pending.need or 0)
+                run.last_use = self._n_uses
                 start.append(pending.name)
         self._close_for(short)
         return Plan(tuple(start), tuple(stop), tuple(self._to_estimate()))
 
-    def _start(self, pending: PendingLoad) -> None:
-        self._queue.remove(pending)
-        run = _Instance(pending.name, pending.need or 0, self._n_uses, waiting=pending.leases)
-        self._runs[pending.name] = run
-
     def _victims(
-        self, pending: PendingLoad, planned: list[PendingLoad], candidates: Iterable[_Instance]
-    ) -> list[_Instance] | None:
+        self, pending: PendingLoad, planned: list[PendingLoad], candidates: Iterable[Instance]
+    ) -> list[Instance] | None:
         """The first of the candidates whose places are enough for a load; None: all are not."""
-        staying: list[_Instance | PendingLoad] = [*planned]
-        staying += [run for run in self._runs.values() if run.phase is not _Phase.STOPPING]
-        chosen: list[_Instance] = []
+        staying: list[Instance | PendingLoad] = [*planned]
+        staying += [run for run in self._runs.values() if not run.is_leaving]
+        chosen: list[Instance] = []
         for run in candidates:
             if self._has_room(staying, pending):
                 break
@@ -316,7 +345,7 @@ class Schedule:
                 chosen.remove(run)
         return chosen
 
-    def _has_room(self, others: Iterable[_Instance | PendingLoad], pending: PendingLoad) -> bool:
+    def _has_room(self, others: Iterable[Instance | PendingLoad], pending: PendingLoad) -> bool:
         """Whether a load fits beside others."""
         needs = [one.need or 0 for one in (*others, pending)]
         too_many = 0 < self.max_models < len(needs)
@@ -325,26 +354,26 @@ class Schedule:
     def _is_too_large(self, need: int) -> bool:
         return 0 < self.max_memory < need
 
-    def _idle(self) -> list[_Instance]:
+    def _idle(self) -> list[Instance]:
         """The models that may be stopped, in this order."""
         return [run for run in self._by_use() if not run.n_users]
 
-    def _by_use(self) -> list[_Instance]:
-        runs = [run for run in self._runs.values() if run.phase is _Phase.READY]
-        return sorted(runs, key=lambda run: (not run.closing, not run.sleeping, run.last_used))
+    def _by_use(self) -> list[Instance]:
+        runs = [run for run in self._runs.values() if run.phase is Phase.READY]
+        return sorted(
+            runs,
+            key=lambda run: (not run.closing, run.status is not Status.SLEEPING, run.last_use),
+        )
 
     def _close_for(self, pending: PendingLoad | None) -> None:
         """Close models to new requests if a load was overtaken too often; open the others."""
-        closing: list[_Instance] = []
+        closing: list[Instance] = []
         if pending is not None and pending is self._first() and pending.n_overtaken >= PATIENCE:
             closing = self._victims(pending, [], self._by_use()) or []
         for run in self._by_use():
             run.closing = run in closing
-            own = None if run.closing else self._find(run.name)
-            if own is not None:
-                self._queue.remove(own)
-                for lease in own.leases:
-                    self._grant(run, lease)
+            for lease in () if run.closing else self._take_line(run.name):
+                self._grant(run, lease)
 
     def _to_estimate(self) -> Iterator[str]:
         for pending in self._queue:
@@ -370,25 +399,21 @@ class Schedule:
     def _first(self) -> PendingLoad | None:
         return next(iter(self._unheld()), None)
 
-    def _drop_if_empty(self, pending: PendingLoad) -> None:
-        if not pending.leases and not pending.wanted:
+    def _take_line(self, name: str) -> list[Lease]:
+        """Take those that wait for a model out of its line, and the model out of the queue."""
+        if (pending := self._find(name)) is not None:
             self._queue.remove(pending)
+        return self._lines.pop(name, [])
 
-    def _grant(self, run: _Instance, lease: Lease) -> None:
-        lease._run = run
+    def _grant(self, run: Instance, lease: Lease) -> None:
+        lease.process = run
         run.n_users += 1
         self._use(run)
         lease.changed()
 
-    def _use(self, run: _Instance) -> None:
+    def _use(self, run: Instance) -> None:
         self._n_uses += 1
-        run.last_used = self._n_uses
-
-    def _refuse_all(self, leases: list[Lease], error: TrioServeError) -> None:
-        for lease in leases:
-            lease.error = error
-            lease.changed()
-        leases.clear()
+        run.last_use = self._n_uses
 
 
 def _too_large(pending: PendingLoad, limit: int) -> ModelLoadError:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import attrs
-import trio
 
+from trioserve.concurrency import Feed
 from trioserve.errors import ModelFailedError
-from trioserve.models.catalog import ModelEntry
-from trioserve.router.child import Child
 
 
 class Status(StrEnum):
@@ -77,35 +74,32 @@ class QueueStatus:
 
 
 #: Events that a subscriber may leave unread, before it is cut off.
-_MAX_UNREAD = 1000
+MAX_UNREAD = 1000
 
 
 class Events:
     """Hands events on to subscribers. None of them can hold up the others."""
 
     def __init__(self) -> None:
-        self._subscribers: set[trio.MemorySendChannel[FleetEvent]] = set()
+        self._feeds: set[Feed[FleetEvent]] = set()
 
-    @asynccontextmanager
-    async def subscribe(self) -> AsyncIterator[trio.MemoryReceiveChannel[FleetEvent]]:
-        """Receive the events from now on. The channel ends for one who leaves too many unread."""
-        send, receive = trio.open_memory_channel[FleetEvent](_MAX_UNREAD)
-        self._subscribers.add(send)
+    @contextmanager
+    def subscribe(self) -> Iterator[Feed[FleetEvent]]:
+        """Receive the events from now on. The feed ends for one who leaves too many unread."""
+        feed = Feed[FleetEvent]()
+        self._feeds.add(feed)
         try:
-            # Not `async with`, whose checkpoint would let `tell` meet a channel without a reader.
-            with receive:
-                yield receive
+            yield feed
         finally:
-            self._subscribers.discard(send)
+            self._feeds.remove(feed)
 
     def tell(self, event: FleetEvent) -> None:
         """Hand an event on."""
-        for one in list(self._subscribers):
-            try:
-                one.send_nowait(event)
-            except (trio.WouldBlock, trio.BrokenResourceError):
-                self._subscribers.discard(one)
-                one.close()
+        for feed in self._feeds:
+            if len(feed) < MAX_UNREAD:
+                feed.put(event)
+            else:
+                feed.end()
 
 
 #: This many deaths within these seconds are too many; for as long, it is not started again.
@@ -122,69 +116,29 @@ class Deaths:
     def __init__(self) -> None:
         self._times: list[float] = []
         self._failed_until = 0.0
+        self._reason = ""
 
-    def note(self, now: float) -> float | None:
+    def note(self, now: float, reason: str) -> float | None:
         """Count a death. Returns the seconds until the next start; None: there were too many."""
+        self._reason = reason
         self._times = [*(time for time in self._times if time > now - WINDOW), now]
         if len(self._times) < MAX_DEATHS:
             return _DELAYS[len(self._times) - 1]
         self._failed_until = now + WINDOW
         return None
 
-    def wait_s(self, now: float) -> float:
-        """Seconds until it may be started, when there were too many deaths; otherwise 0."""
-        return max(0.0, self._failed_until - now)
+    def error(self, name: str, now: float) -> ModelFailedError | None:
+        """Why the model of this name is not started now; None: it may be started."""
+        wait_s = self._failed_until - now
+        if wait_s <= 0:
+            return None
+        return ModelFailedError(
+            f"The model {name!r} has failed {MAX_DEATHS} times within a minute, so it is not "
+            f"started again for another {wait_s:.0f} seconds. {self._reason}",
+            retry_after=wait_s,
+        )
 
     def forget(self) -> None:
         """Forget them, because a person asked for it or the model has changed."""
         self._times.clear()
         self._failed_until = 0.0
-
-
-@attrs.define(eq=False)
-class Record:
-    """A model, its process if it has one, and how the last one ended."""
-
-    entry: ModelEntry
-    child: Child | None = None
-    is_ready: bool = False  # its process was ready once, though it may sleep
-    known: ModelState = attrs.field(factory=ModelState)  # but for what changes with each request
-    last_used: float | None = None
-    deaths: Deaths = attrs.field(factory=Deaths)
-
-    def note(self, **changes: Any) -> None:
-        """Change the state."""
-        self.known = attrs.evolve(self.known, **changes)
-
-    def begin(self, child: Child) -> None:
-        """A process is being started."""
-        self.child, self.is_ready = child, False
-        args = (*self.entry.args, "--host", str(child.socket_path))
-        self.known = ModelState(value=Status.LOADING, args=args, socket_path=child.socket_path)
-        self.use()
-
-    def end(self, child: Child) -> None:
-        """Its process has ended."""
-        self.child, self.is_ready = None, False
-        self.note(
-            value=Status.UNLOADED,
-            socket_path=None,
-            progress=None,
-            exit_code=child.exit_code,
-            failed=not child.asked,
-        )
-        if self.known.failed:
-            self.note(message=child.last_words(), log_tail=tuple(child.lines))
-
-    def use(self) -> None:
-        """Note that it is in use now."""
-        self.last_used = time.time()
-
-    def too_often(self) -> ModelFailedError:
-        """The error when its processes have died too often."""
-        wait_s = self.deaths.wait_s(trio.current_time())
-        return ModelFailedError(
-            f"The model {self.entry.name!r} has failed {MAX_DEATHS} times within a minute, so it "
-            f"is not started again for another {wait_s:.0f} seconds. {self.known.message}",
-            retry_after=wait_s,
-        )

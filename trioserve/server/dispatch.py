@@ -12,20 +12,21 @@ import ctypes
 import heapq
 import math
 import os
-import socket
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import attrs
 import outcome
 import trio
+from trio_util import AsyncValue
 
+from trioserve.concurrency import Bell, Feed, Gate
 from trioserve.engine.loop import EngineLoop
 from trioserve.errors import (
     BridgeError,
     DeadlineExceededError,
-    ServerClosingError,
+    EngineError,
     StalledReaderError,
     TrioServeError,
 )
@@ -36,10 +37,9 @@ from trioserve.types import (
     Chunks,
     EngineEvent,
     Event,
-    Failed,
-    Finished,
     Preempted,
     Progress,
+    Returned,
     TokenId,
     TokenProbs,
 )
@@ -90,30 +90,26 @@ class EventFdBridge:
         os.close(fd)
 
 
-class SocketPairBridge:
-    """A pair of sockets, for systems without eventfd (macOS, Windows)."""
+class RunSyncSoonBridge:
+    """Trio's own wake-up from a thread, for systems without eventfd (macOS, Windows)."""
 
     def __init__(self) -> None:
-        try:
-            self._reader, self._writer = socket.socketpair()
-        except OSError as error:
-            raise BridgeError(f"A socket pair could not be made: {error}") from error
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
+        self._token = trio.lowlevel.current_trio_token()
+        self._bell = Bell()
+        self._is_closed = False
 
     def notify(self) -> None:
-        # A full buffer already wakes the loop; a closed socket needs no wake-up.
-        with contextlib.suppress(OSError):
-            self._writer.send(b"\0")
+        with contextlib.suppress(trio.RunFinishedError):  # a thread that was left behind
+            self._token.run_sync_soon(self._bell.ring, idempotent=True)
 
     async def wait(self) -> None:
-        await trio.lowlevel.wait_readable(self._reader)
-        self._reader.recv(65536)
+        await self._bell.wait()
+        if self._is_closed:
+            raise trio.ClosedResourceError
 
     def close(self) -> None:
-        trio.lowlevel.notify_closing(self._reader)
-        self._reader.close()
-        self._writer.close()
+        self._is_closed = True
+        self._bell.ring()
 
 
 def open_bridge() -> Bridge:
@@ -122,7 +118,7 @@ def open_bridge() -> Bridge:
     Raises:
         BridgeError: no descriptors are left, or the system forbids new ones.
     """
-    return EventFdBridge() if hasattr(os, "eventfd") else SocketPairBridge()
+    return EventFdBridge() if hasattr(os, "eventfd") else RunSyncSoonBridge()
 
 
 _T = TypeVar("_T")
@@ -141,6 +137,10 @@ def size_of(probs: Sequence[TokenProbs]) -> int:
     return _CANDIDATE_BYTES * sum([1 + len(one.top) for one in probs])
 
 
+#: Stands for the single tokens of a mailbox among its events.
+_TOKENS = Chunk(0, "", ())
+
+
 @attrs.define
 class QueueLoad:
     """Requests in the queue, and the sum of their prompt tokens."""
@@ -149,90 +149,72 @@ class QueueLoad:
     n_tokens: int = 0
 
 
-class Mailbox:
-    """The unread events of one task, for one reader."""
+class Mailbox(Feed[Event]):
+    """The unread events of one task. Its reader waits, and then takes all of them."""
 
     def __init__(self, task_id: int, n_prompt: int, client: str = "") -> None:
+        super().__init__()
         self.task_id = task_id
         self.n_prompt = n_prompt
         self.client = client
         self.queued = True  # the task has no slot
         self.n_unread = 0  # unread tokens
         self.n_bytes = 0  # approximate bytes of the unread events
-        self.ended = False  # the engine sent the last event, or got a request to drop the task
+        self.deadline = math.inf
+        #: When its reader is given up. The task is paused meanwhile; infinity: it is not.
+        self.paused_until = math.inf
         self.cancel_reason: CancelReason | None = None
         #: Called when the reader is stalled, to wake it where Trio cannot.
         self.on_stalled: Callable[[], None] | None = None
-        self._events: list[Event] = []
         # Single tokens since the last event; the reader gets them as one chunk.
         self._texts: list[str] = []
         self._tokens: list[TokenId] = []
-        self._error: TrioServeError | None = None
-        self._reader = trio.lowlevel.ParkingLot()
 
     @property
     def is_empty(self) -> bool:
-        """Whether `take` would wait."""
-        return not self._events and not self._tokens and self._error is None
+        """Whether `wait` would wait."""
+        return not self._items and not self.is_over
 
     def put_token(self, text: str, token: TokenId) -> None:
         """Add one token of output and wake the reader."""
         self.n_unread += 1
         self.n_bytes += len(text)
-        if not self._tokens and not self._events:  # otherwise the reader is awake
-            self._reader.unpark()
+        if not self._tokens:  # otherwise the reader is awake
+            self._items.append(_TOKENS)
+            if self._reader is not None:
+                self._wake()
         self._texts.append(text)
         self._tokens.append(token)
 
-    def put_chunk(self, chunk: Chunk) -> None:
-        """Add output and wake the reader."""
-        self.n_unread += len(chunk.tokens)
-        self.n_bytes += len(chunk.text)
-        if chunk.probs:
-            self.n_bytes += size_of(chunk.probs)
-        self._add(chunk)
-
-    def put(self, event: Progress | Finished | Failed) -> None:
-        """Add another event and wake the reader."""
+    def put(self, event: Event) -> None:
+        """Add an event and wake the reader. The last event ends the mailbox."""
+        self._join_tokens()
+        super().put(event)
+        if isinstance(event, Chunk):
+            self.n_unread += len(event.tokens)
+            self.n_bytes += len(event.text)
+            if event.probs:
+                self.n_bytes += size_of(event.probs)
+            return
         self.n_bytes += _EVENT_BYTES
         if not isinstance(event, Progress):
-            self.ended = True
-        self._add(event)
-
-    def _add(self, event: Event) -> None:
-        self._join_tokens()
-        self._events.append(event)
-        self._reader.unpark()
+            self.end()
 
     def _join_tokens(self) -> None:
-        if self._tokens:
-            chunk = Chunk(self.task_id, "".join(self._texts), tuple(self._tokens))
+        if self._items and self._items[-1] is _TOKENS:
+            self._items[-1] = Chunk(self.task_id, "".join(self._texts), tuple(self._tokens))
             self._texts, self._tokens = [], []
-            self._events.append(chunk)
 
-    def fail(self, error: TrioServeError) -> None:
-        """Make the reader raise `error` before it reads pending events."""
-        self._error = error
-        self.ended = True
-        self._reader.unpark()
-
-    async def take(self) -> list[Event]:
-        """Wait until there are events, and take them all. Nothing is lost when cancelled.
+    def take_all(self) -> list[Event]:
+        """Take all unread events.
 
         Raises:
-            TrioServeError: what `fail` was called with.
-            BusyResourceError: another task waits here.
+            TrioServeError: the error of `end`.
         """
-        if not self.is_empty:
-            await trio.lowlevel.checkpoint()
-        while self.is_empty:
-            if self._reader:
-                raise trio.BusyResourceError("another task reads this request")
-            await self._reader.park()
-        if self._error is not None:
-            raise self._error
+        self.check()
         self._join_tokens()
-        events, self._events = self._events, []
+        events = list(self._items)
+        self._items.clear()
         self.n_unread = self.n_bytes = 0
         return events
 
@@ -255,15 +237,12 @@ class Dispatcher:
         self._unread_tokens = unread_tokens
         self._stall_timeout = stall_timeout
         self._mailboxes: dict[int, Mailbox] = {}
-        # Paused mailboxes and when their time is up, in order of time.
-        self._paused: OrderedDict[Mailbox, float] = OrderedDict()
-        self._someone_paused = trio.Event()
-        self._deadlines: list[tuple[float, int]] = []  # a heap; ended tasks may still be in it
-        self._new_deadline = trio.Event()
-        self._calls: set[trio.Event] = set()  # calls that wait for the inference thread
-        self._is_stopped = False
-        #: Set when the engine has failed, after all requests got the error.
-        self.failed = trio.Event()
+        #: A heap of times and tasks: deadlines, and when readers are given up. Some are outdated.
+        self._times: list[tuple[float, int]] = []
+        self._new_time = Bell()
+        self._calls = Gate()  # calls that wait for the inference thread
+        #: Why the engine has failed, once all requests and calls got the error.
+        self.failure: AsyncValue[EngineError | None] = AsyncValue(None)
         self.queued = QueueLoad()
         #: Queue loads by client; empty ones are removed.
         self._queued_of: defaultdict[str, QueueLoad] = defaultdict(QueueLoad)
@@ -287,11 +266,10 @@ class Dispatcher:
 
         At the `deadline` (`trio.current_time`) the task is cancelled in any state.
         """
-        mailbox = Mailbox(task_id, n_prompt, client)
+        self._mailboxes[task_id] = mailbox = Mailbox(task_id, n_prompt, client)
         if deadline < math.inf:
-            heapq.heappush(self._deadlines, (deadline, task_id))
-            self._new_deadline.set()
-        self._mailboxes[task_id] = mailbox
+            mailbox.deadline = deadline
+            self._watch_at(deadline, mailbox)
         self._count(mailbox, 1)
         return mailbox
 
@@ -312,156 +290,138 @@ class Dispatcher:
     def close(self, mailbox: Mailbox) -> None:
         """Drop a mailbox, and cancel its task unless it has ended."""
         del self._mailboxes[mailbox.task_id]
-        self._paused.pop(mailbox, None)
         self._move(mailbox, False)
-        if not mailbox.ended:
-            mailbox.ended = True
+        if not mailbox.is_over:
+            mailbox.end()
             self._engine.cancel(mailbox.task_id)
 
     def end(self, mailbox: Mailbox, error: TrioServeError, reason: CancelReason) -> None:
         """Cancel a task on the server's side; the reader gets `error`."""
-        if not mailbox.ended:
+        if not mailbox.is_over:
             mailbox.cancel_reason = reason
-            mailbox.fail(error)
+            mailbox.end(error, now=True)
             self._engine.cancel(mailbox.task_id)
 
     async def take(self, mailbox: Mailbox) -> list[Event]:
-        """Take the events of a mailbox, and resume its task if it was paused."""
-        events = await mailbox.take()
-        if self._paused.pop(mailbox, None) is not None:
+        """Take the events of a mailbox, and resume its task if it was paused.
+
+        Nothing is lost when cancelled.
+
+        Raises:
+            TrioServeError: the error of `end`.
+            BusyResourceError: another task waits here.
+        """
+        await mailbox.wait()
+        events = mailbox.take_all()
+        if mailbox.paused_until < math.inf:
+            mailbox.paused_until = math.inf
             self._engine.resume(mailbox.task_id)
         return events
 
-    async def call(
-        self,
-        function: Callable[[], _T],
-        *,
-        post: Callable[[Callable[[], None]], None] | None = None,
-    ) -> _T:
-        """Call a function on the inference thread between two steps, and return its result.
+    async def call(self, function: Callable[[], _T], *, slot_id: int | None = None) -> _T:
+        """Call a function on the inference thread, and return its result; see `EngineLoop.call`.
 
-        When cancelled before the call starts, the function is not called. `post` submits the call;
-        the default is the engine's `call`.
+        When cancelled before the call starts, the function is not called.
 
         Raises:
+            InvalidRequestError: there is no such slot.
             EngineError: the engine failed before the call.
             ServerClosingError: the engine stopped before the call.
         """
-        done = trio.Event()
-        token = trio.lowlevel.current_trio_token()
-        results: list[outcome.Outcome[_T]] = []
-        is_awaited = True
+        result: Feed[outcome.Outcome[_T]] = Feed()
 
-        def work() -> None:
-            if is_awaited:
-                results.append(outcome.capture(function))
-                token.run_sync_soon(done.set)
+        def work() -> outcome.Outcome[_T] | None:
+            return None if result.is_over else outcome.capture(function)
 
-        self._engine.check_works()
-        if self._is_stopped:
-            raise ServerClosingError
-        (post or self._engine.call)(work)
-        self._calls.add(done)
         try:
-            await done.wait()
+            with self._calls.open(result.end):
+                self._engine.call(work, result.put, slot_id=slot_id)
+                return (await anext(result)).unwrap()
         finally:
-            is_awaited = False
-            self._calls.remove(done)
-        if not results:
-            self._engine.check_works()
-            raise ServerClosingError
-        return results[0].unwrap()
-
-    def end_calls(self) -> None:
-        """Reject new calls and end waiting ones, because the engine is about to stop."""
-        self._is_stopped = True
-        for call in self._calls:
-            call.set()
+            result.end()
 
     async def run(self) -> None:
-        """Dispatch until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_readers)
-            nursery.start_soon(self._watch_deadlines)
-            while True:
-                await self._bridge.wait()
-                self._dispatch(self._engine.take())
-                if self._engine.failure is not None and not self.failed.is_set():
-                    self._fail(self._engine.failure)
+        """Dispatch until cancelled. No call waits any longer then."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch)
+                while True:
+                    await self._bridge.wait()
+                    self._dispatch(self._engine.take())
+                    self._check_engine()
+        finally:
+            self._calls.end()
 
-    def _fail(self, error: TrioServeError) -> None:
-        """Report the engine's failure to all requests and calls that wait for it."""
+    def _check_engine(self) -> None:
+        """Report a failure of the engine to all requests and calls that wait for it."""
+        if (error := self._engine.failure) is None:
+            return
         for mailbox in self._mailboxes.values():
-            if not mailbox.ended:
-                mailbox.fail(error.again())
-        for call in self._calls:
-            call.set()
-        self.failed.set()
+            mailbox.end(error.again(), now=True)
+        self._calls.end(error)
+        self.failure.value = error
 
-    def _dispatch(self, events: list[EngineEvent | Chunks]) -> None:
+    def _dispatch(self, events: Iterable[EngineEvent | Chunks]) -> None:
         for event in events:
             if isinstance(event, Chunks):
                 if event.pace:
-                    self._dispatch(list(event))
+                    self._dispatch(event)
                 else:
                     self._dispatch_tokens(event)
                 continue
             mailbox = self._mailboxes.get(event.task_id)
-            if mailbox is None or mailbox.ended:
+            if isinstance(event, Returned):
+                event.reply(event.value)
+            elif mailbox is None or mailbox.is_over:
                 continue  # cancelled after the engine sent the event
-            if isinstance(event, Chunk):
-                mailbox.put_chunk(event)
             elif isinstance(event, Admitted | Preempted):
                 self._move(mailbox, isinstance(event, Preempted))
-                continue
             else:
                 mailbox.put(event)
-            if mailbox.n_unread >= self._unread_tokens or mailbox.n_bytes >= UNREAD_BYTES:
-                self._pause(mailbox)
+                if mailbox.n_unread >= self._unread_tokens or mailbox.n_bytes >= UNREAD_BYTES:
+                    self._pause(mailbox)
 
     def _dispatch_tokens(self, chunks: Chunks) -> None:
         columns = zip(chunks.task_ids, chunks.texts, chunks.tokens, strict=True)
         for task_id, text, token in columns:
             mailbox = self._mailboxes.get(task_id)
-            if mailbox is not None and not mailbox.ended:
+            if mailbox is not None and not mailbox.is_over:
                 mailbox.put_token(text, token)
                 if mailbox.n_unread >= self._unread_tokens or mailbox.n_bytes >= UNREAD_BYTES:
                     self._pause(mailbox)
 
     def _pause(self, mailbox: Mailbox) -> None:
         """Pause the task of a full mailbox."""
-        if not mailbox.ended and mailbox not in self._paused:
+        if not mailbox.is_over and mailbox.paused_until == math.inf:
             self._engine.pause(mailbox.task_id)
-            self._paused[mailbox] = trio.current_time() + self._stall_timeout
-            self._someone_paused.set()
+            mailbox.paused_until = trio.current_time() + self._stall_timeout
+            self._watch_at(mailbox.paused_until, mailbox)
 
-    async def _watch_readers(self) -> None:
-        """Cancel the tasks of readers that stay stalled for too long."""
-        while True:
-            while not self._paused:
-                self._someone_paused = trio.Event()
-                await self._someone_paused.wait()
-            mailbox, deadline = next(iter(self._paused.items()))
-            await trio.sleep_until(deadline)
-            if self._paused.get(mailbox) == deadline:
-                self._give_up(mailbox)
+    def _watch_at(self, time: float, mailbox: Mailbox) -> None:
+        """Look at a mailbox at a time."""
+        heapq.heappush(self._times, (time, mailbox.task_id))
+        if self._times[0][0] == time:
+            self._new_time.ring()
 
-    async def _watch_deadlines(self) -> None:
-        """Cancel tasks at their deadlines. This works while their readers are blocked."""
+    async def _watch(self) -> None:
+        """Cancel tasks at their deadlines, and those whose readers stay behind for too long.
+
+        This works while the readers are blocked.
+        """
         while True:
-            next_one = self._deadlines[0][0] if self._deadlines else math.inf
-            with trio.move_on_at(next_one):
-                await self._new_deadline.wait()
-                self._new_deadline = trio.Event()
-            while self._deadlines and self._deadlines[0][0] <= trio.current_time():
-                _, task_id = heapq.heappop(self._deadlines)
-                mailbox = self._mailboxes.get(task_id)
-                if mailbox is not None:
-                    error = DeadlineExceededError()
-                    self.end(mailbox, error, CancelReason.DEADLINE)
+            with trio.move_on_at(self._times[0][0] if self._times else math.inf):
+                await self._new_time.wait()
+            now = trio.current_time()
+            while self._times and self._times[0][0] <= now:
+                mailbox = self._mailboxes.get(heapq.heappop(self._times)[1])
+                if mailbox is None:
+                    continue
+                if mailbox.deadline <= now:
+                    self.end(mailbox, DeadlineExceededError(), CancelReason.DEADLINE)
+                elif mailbox.paused_until <= now:
+                    self._give_up(mailbox)
 
     def _give_up(self, mailbox: Mailbox) -> None:
-        del self._paused[mailbox]
         error = StalledReaderError(
             f"{mailbox.n_unread} tokens were left unread for {self._stall_timeout:g} seconds."
         )

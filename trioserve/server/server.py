@@ -111,7 +111,7 @@ class Server(EnteredOnce):
             try:
                 yield
             finally:
-                self.lifecycle.runs.end_all("The server was closed.")
+                self.lifecycle.runs.end(ServerClosingError("The server was closed."))
             await self.lifecycle.close()
 
     # -- completions

@@ -100,9 +100,10 @@ class Stream:
             await self._take()
         if self.is_paced and _pace(self._unread[-1]):
             await self._wait_until_due()
-        event = self._unread.pop()
-        if isinstance(event, Failed):
+        event = self._unread[-1]
+        if isinstance(event, Failed):  # it stays unread, to be raised again
             raise event.error.again()
+        self._unread.pop()
         if isinstance(event, Finished):
             self.finished = event
         elif isinstance(event, Chunk):
@@ -141,20 +142,26 @@ class Stream:
 
     async def read(self) -> Completion:
         """Read to the end. Raises what the iteration and `keep` raise."""
-        self.is_paced = False
-        chunks = []
-        async for event in self:
-            if isinstance(event, Chunk):
-                self.keep(event.probs)
-                chunks.append(event)
-        assert self.finished is not None
-        return Completion(
-            text="".join(chunk.text for chunk in chunks),
-            tokens=tuple(itertools.chain.from_iterable(chunk.tokens for chunk in chunks)),
-            probs=tuple(itertools.chain.from_iterable(chunk.probs for chunk in chunks)),
-            prompt=self.prompt,
-            finished=self.finished,
-        )
+        chunks, rest = await _read(self, self)
+        return Completion(text="".join(chunk.text for chunk in chunks), **rest)
+
+
+async def _read(
+    events: AsyncIterator[Chunk | ChatChunk | Progress | Finished], stream: Stream
+) -> tuple[list[Any], dict[str, Any]]:
+    """Read to the end. Returns the chunks, and the fields that all outputs have."""
+    stream.is_paced = False
+    chunks = []
+    async for event in events:
+        if isinstance(event, Chunk | ChatChunk):
+            stream.keep(event.probs)
+            chunks.append(event)
+    return chunks, {
+        "tokens": tuple(itertools.chain.from_iterable(chunk.tokens for chunk in chunks)),
+        "probs": tuple(itertools.chain.from_iterable(chunk.probs for chunk in chunks)),
+        "prompt": stream.prompt,
+        "finished": stream.finished,
+    }
 
 
 #: Number of chunks that may wait until they are due. With more, the reader is late anyway.
@@ -276,21 +283,8 @@ class ChatStream:
 
     async def read(self) -> ChatCompletion:
         """Read to the end. The message includes what was read before."""
-        self.stream.is_paced = False
-        chunks = []
-        async for event in self:
-            if isinstance(event, ChatChunk):
-                self.stream.keep(event.probs)
-                chunks.append(event)
-        assert self.finished is not None
-        return ChatCompletion(
-            message=self.message,
-            tokens=tuple(itertools.chain.from_iterable(chunk.tokens for chunk in chunks)),
-            probs=tuple(itertools.chain.from_iterable(chunk.probs for chunk in chunks)),
-            prompt=self.prompt,
-            prompt_text=self.prompt_text,
-            finished=self.finished,
-        )
+        _, rest = await _read(self, self.stream)
+        return ChatCompletion(message=self.message, prompt_text=self.prompt_text, **rest)
 
 
 @overload

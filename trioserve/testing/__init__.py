@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trioserve.concurrency import alongside
+from trioserve.concurrency import Bell, alongside
 from trioserve.config import Config
 from trioserve.engine import Engine
 from trioserve.engine.backend import Backend
@@ -45,25 +45,19 @@ async def stepping(engine: EngineLoop) -> AsyncIterator[None]:
     With an autojump `trio.testing.MockClock`, time passes only when the engine and all tasks are
     idle. When `trio.testing.wait_all_tasks_blocked` returns, the engine has done all it can.
     """
-    arrived = trio.Event()
-
-    def ring() -> None:
-        arrived.set()
-
+    arrived = Bell()
     encoder = engine.encoder if isinstance(engine, Engine) else None
     if encoder is not None:
         encoder.has_thread = False  # it has its turns here, too
 
     async def run() -> None:
-        nonlocal arrived
         while True:
             if engine.step() or (encoder is not None and encoder.encode_next()):
                 await trio.lowlevel.checkpoint()
             else:
                 await arrived.wait()
-                arrived = trio.Event()
 
-    engine.inbox.listener = ring
+    engine.inbox.listener = arrived.ring
     try:
         async with alongside(run):
             yield

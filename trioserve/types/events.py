@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import attrs
 
@@ -240,10 +240,19 @@ class Failed:
     error: TrioServeError
 
 
+@attrs.frozen
+class Returned:
+    """A function that was called on the inference thread has returned. `reply` gets its value."""
+
+    reply: Callable[[Any], object]
+    value: object
+    task_id: int = attrs.field(default=0, init=False)  # it is not of a task
+
+
 #: What a request sees of its task.
 Event = Progress | Chunk | Finished | Failed
-#: What the engine says of a task.
-EngineEvent = Admitted | Preempted | Event
+#: What the engine says of a task or a call.
+EngineEvent = Admitted | Preempted | Returned | Event
 
 
 @attrs.frozen(kw_only=True)

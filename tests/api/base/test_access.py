@@ -43,6 +43,20 @@ async def test_a_page_of_another_site_has_no_effect() -> None:
             assert await status(client, *effect, Origin="http://evil.com") == 403
 
 
+async def test_what_a_page_of_another_site_embeds() -> None:
+    """An image of it, for example: browsers send no origin."""
+    site, mode = "Sec-Fetch-Site", "Sec-Fetch-Mode"
+    props = EFFECTS[-1]
+    async with client_of() as client:
+        assert await status(client, *props, **{site: "cross-site", mode: "no-cors"}) == 403
+        assert await status(client, *props, **{site: "same-origin", mode: "no-cors"}) == 200
+        assert await status(client, *props, **{site: "cross-site", mode: "navigate"}) == 200
+        let_in = {"Origin": "http://localhost:5173", site: "cross-site", mode: "cors"}
+        assert await status(client, *props, **let_in) == 200
+    async with client_of(cors_origins="*") as client:
+        assert await status(client, *props, **{site: "cross-site", mode: "no-cors"}) == 200
+
+
 async def test_a_name_that_is_made_to_point_here() -> None:
     async with client_of() as client:
         for effect in EFFECTS:

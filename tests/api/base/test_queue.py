@@ -304,10 +304,11 @@ async def test_a_deadline_in_a_stream_is_an_event(path: str) -> None:
 
 def pass_deadline(server: Server) -> None:
     """Make the time pass that the one request has, without waiting for it."""
-    ((deadline, task_id),) = server.lifecycle.services.dispatcher._deadlines
-    assert deadline > trio.current_time() + 900
-    server.lifecycle.services.dispatcher._deadlines[0] = (trio.current_time(), task_id)
-    server.lifecycle.services.dispatcher._new_deadline.set()
+    dispatcher = server.lifecycle.services.dispatcher
+    (mailbox,) = dispatcher.mailboxes
+    assert mailbox.deadline > trio.current_time() + 900
+    mailbox.deadline = trio.current_time()
+    dispatcher._watch_at(mailbox.deadline, mailbox)
 
 
 async def test_the_header_is_for_requests_without_the_field() -> None:

@@ -112,7 +112,12 @@ async def test_a_model_that_is_not_there() -> None:
 
 async def test_what_has_no_route_goes_to_no_model() -> None:
     async with routed({"one": None}) as router:  # which would never answer
-        assert (await router.client.get("/nowhere")).status_code == 404
+        for path in ("/nowhere", "/v1//models", "/v1//nowhere", "/models//x"):
+            unknown = await router.client.get(router.url + path)
+            assert (unknown.status_code, unknown.json()["error"]["type"]) == (
+                404,
+                "not_found_error",
+            )
         wrong = await router.client.get("/v1/chat/completions")
         assert wrong.status_code == 405
         assert wrong.headers["allow"] == "POST"

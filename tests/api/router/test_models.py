@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import anthropic
@@ -17,6 +18,7 @@ from tests.support.media_models import write_projector
 from trioserve.api.router import service
 from trioserve.models.catalog import Source
 from trioserve.router.states import FleetEvent, ModelState, Status
+from trioserve.testing import ScriptedBackend
 from trioserve.types import Modalities
 
 TWO = {"one": None, "two": None}
@@ -161,18 +163,48 @@ async def test_models_that_cannot_be_loaded() -> None:
             assert (answer.status_code, answer.json()["error"]["param"]) == (status, "model")
 
 
+async def test_what_deletes_or_unloads_takes_whole_names() -> None:
+    async with routed({"one-Q8": ScriptedBackend(), "two": ScriptedBackend()}) as router:
+        entries = router.fleet.catalog.entries
+        router.fleet.catalog.entries = {
+            name: attrs.evolve(one, source=Source.CACHE) for name, one in entries.items()
+        }
+        for name in ("one", "ONE-Q8", "", "q8"):
+            answer = await router.client.delete("/models", params={"model": name})
+            assert answer.status_code == 404
+            answer = await router.client.post("/models/unload", json={"model": name})
+            assert answer.status_code == 400
+            body = {"model": name, "keep_alive": 0}
+            assert (await router.client.post("/api/generate", json=body)).status_code == 404
+        assert router.fleet.calls == [] and router.fleet.users == []
+        answer = await router.client.post("/models/unload", json={"model": "one-Q8"})
+        assert answer.status_code == 200
+        assert router.fleet.calls == [("unload", "one-Q8")]
+
+
+async def test_a_path_that_is_no_unicode() -> None:
+    async with routed(TWO) as router:
+        path = Path(os.fsdecode(b"/bad\xff.gguf"))
+        args = ("--model", str(path))
+        router.fleet.catalog.entries = {"one": entry("one", path=path, args=args)}
+        for route in ("/models", "/models/one", "/api/tags"):
+            answer = await router.client.get(route)
+            assert answer.status_code == 200
+        assert (await router.client.get("/models/one")).json()["path"] == "/bad?.gguf"
+
+
 async def test_events() -> None:
     request = b"GET /models/sse HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with routed(TWO) as router, chunks_of(router.url, request) as next_chunk:
         assert await next_chunk() == ":\n\n"
-        (into,) = router.fleet.subscribers
-        await into.send(FleetEvent(model="one", event="status_change", data={"status": "loading"}))
+        (feed,) = router.fleet.subscribers
+        feed.put(FleetEvent(model="one", event="status_change", data={"status": "loading"}))
         assert json.loads((await next_chunk()).removeprefix("data: ")) == {
             "model": "one",
             "event": "status_change",
             "data": {"status": "loading"},
         }
-        await into.send(FleetEvent(model="*", event="models_reload"))
+        feed.put(FleetEvent(model="*", event="models_reload"))
         assert json.loads((await next_chunk()).removeprefix("data: ")) == {
             "model": "*",
             "event": "models_reload",

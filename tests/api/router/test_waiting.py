@@ -103,6 +103,11 @@ async def test_a_request_may_do_without_loading() -> None:
             assert "not loaded" in answer.json()["error"]["message"]
         answer = await router.client.post("/completion?autoload=maybe", json={})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "autoload")
+        for query in ("?model=one", "?model=one&autoload=true"):
+            for path in ("/props", "/slots", "/metrics"):
+                answer = await router.client.get(path + query)
+                assert answer.status_code == 400, "a GET loads no model"
+                assert "not loaded" in answer.json()["error"]["message"]
     async with routed({"one": None}, models_autoload=False) as router:
         assert (await router.client.post("/completion", json={})).status_code == 400
 

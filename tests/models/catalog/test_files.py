@@ -51,6 +51,14 @@ def test_the_directory_of_llama_servers_documentation(tmp_path: Path) -> None:
     assert by_name["Kimi"].mmproj is None
 
 
+def test_names_that_are_no_unicode(tmp_path: Path) -> None:
+    for name in (b"bad\xff.gguf", b"bad\xfe.gguf", "süß.gguf".encode(), b"dir\xff/x.gguf"):
+        path = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name)))
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert sorted(found(tmp_path)) == ["bad\\xfe", "bad\\xff", "dir\\xff", "süß"]
+
+
 def test_what_is_no_model_is_left_out(tmp_path: Path) -> None:
     make(
         tmp_path,

@@ -117,6 +117,16 @@ def test_removing_one_of_several_needs_its_name(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("quant", ["Q4_XS", "4_XS", "S"])
+def test_removing_takes_the_whole_name_of_a_quantization(tmp_path: Path, quant: str) -> None:
+    put(tmp_path, "user/repo", {"m-IQ4_XS.gguf": b"4"})
+    with pytest.raises(UnknownQuantError, match=f"no model user/repo:{quant}; those of user/repo"):
+        remove(HubReference("user/repo", quant), tmp_path)
+    assert names(tmp_path) == ["user/repo:IQ4_XS"]
+    remove(HubReference("user/repo", "iq4_xs"), tmp_path)
+    assert names(tmp_path) == []
+
+
 def test_removing_the_last_model_removes_its_folder(tmp_path: Path) -> None:
     folder = put(tmp_path, "user/repo", {"m-Q8_0.gguf": b"8", "mmproj-F16.gguf": b"p"})
     (folder / "blobs" / "cut.incomplete").write_bytes(b"part")

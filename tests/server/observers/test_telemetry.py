@@ -182,7 +182,7 @@ async def test_a_plain_function_takes_no_thread_of_the_servers() -> None:
         with all_taken() as limiter:
             async with server.telemetry.subscribe(plain, interval=100), trio.open_nursery() as n:
                 await server.complete("p")
-                n.start_soon(server.telemetry._feeds[0].finish)
+                n.start_soon(server.telemetry._subscriptions[0].deliver)
                 await wait_all_tasks_blocked()
                 assert limiter.statistics().tasks_waiting == 0
 

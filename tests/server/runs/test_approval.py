@@ -175,22 +175,22 @@ async def test_a_call_that_nobody_decides_about_is_refused(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     decisions = Decisions()
-    decisions.begin("a")
-    decision = await decisions.wait("a", 600)
-    assert not decision.approved
-    assert "within 600 seconds" in decision.reason
-    with pytest.raises(ToolCallDecidedError):
-        decisions.decide("a", approved=True)
+    with decisions.running("a"):
+        decision = await decisions.wait("a", 600)
+        assert not decision.approved
+        assert "within 600 seconds" in decision.reason
+        with pytest.raises(ToolCallDecidedError):
+            decisions.decide("a", approved=True)
 
 
 async def test_a_decision_before_anybody_waits_is_none() -> None:
     decisions = Decisions()
-    decisions.begin("a")
-    with pytest.raises(ToolCallDecidedError):
-        decisions.decide("a", approved=True)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(decisions.wait, "a", 600)
-        await trio.testing.wait_all_tasks_blocked()
-        decisions.decide("a", approved=False, reason="no")
-    with pytest.raises(ToolCallDecidedError):
-        decisions.decide("a", approved=True)
+    with decisions.running("a"):
+        with pytest.raises(ToolCallDecidedError):
+            decisions.decide("a", approved=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(decisions.wait, "a", 600)
+            await trio.testing.wait_all_tasks_blocked()
+            decisions.decide("a", approved=False, reason="no")
+        with pytest.raises(ToolCallDecidedError):
+            decisions.decide("a", approved=True)

@@ -9,26 +9,26 @@ import trio.testing
 from trioserve import RunCall, RunEvent, StepStarted, ToolInfo, ToolOutput
 from trioserve.server.runs.calls import read_arguments
 from trioserve.server.runs.loop import fit
-from trioserve.server.runs.run import Feed
+from trioserve.server.runs.run import RunFeed
 
 CALL = RunCall("call_1", 1, ToolInfo(name="work"), "{}")
 
 
-def put(feed: Feed, n: int) -> None:
+def put(feed: RunFeed, n: int) -> None:
     for _ in range(n):
         feed.put(StepStarted(feed.new_id(), 1))
 
 
-async def taken(feed: Feed) -> list[RunEvent]:
+async def taken(feed: RunFeed) -> list[RunEvent]:
     events = []
     with pytest.raises(StopAsyncIteration):
         while True:
-            events.append(await feed.take())
+            events.append(await anext(feed))
     return events
 
 
 async def test_events_come_in_order_and_then_the_end() -> None:
-    feed = Feed()
+    feed = RunFeed()
     put(feed, 3)
     feed.end()
     assert [event.id for event in await taken(feed)] == [1, 2, 3]
@@ -36,25 +36,25 @@ async def test_events_come_in_order_and_then_the_end() -> None:
 
 
 async def test_an_error_comes_behind_the_last_event() -> None:
-    feed = Feed()
+    feed = RunFeed()
     put(feed, 1)
     feed.end(ValueError("bad"))
-    feed.check_begun()  # there is something to read before
-    await feed.take()
+    feed.check()  # there is something to read before
+    await anext(feed)
     for _ in range(2):
         with pytest.raises(ValueError, match="bad"):
-            await feed.take()
+            await anext(feed)
     with pytest.raises(ValueError, match="bad"):
-        feed.check_begun()
+        feed.check()
 
 
 async def test_the_model_waits_for_a_reader_who_is_behind() -> None:
-    feed, written = Feed(), 0
+    feed, written = RunFeed(), 0
 
     async def write() -> None:
         nonlocal written
         while True:
-            await feed.wait_room()
+            await feed.room()
             put(feed, 1)
             written += 1
 
@@ -62,14 +62,14 @@ async def test_the_model_waits_for_a_reader_who_is_behind() -> None:
         nursery.start_soon(write)
         await trio.testing.wait_all_tasks_blocked()
         assert written == 16
-        await feed.take()
+        await anext(feed)
         await trio.testing.wait_all_tasks_blocked()
         assert written == 17
         nursery.cancel_scope.cancel()
 
 
 async def test_output_that_nobody_reads_takes_a_bounded_amount_of_memory() -> None:
-    feed = Feed()
+    feed = RunFeed()
     for _ in range(1000):
         feed.put_output(CALL, "x" * 2**16)
     feed.end()
@@ -79,14 +79,14 @@ async def test_output_that_nobody_reads_takes_a_bounded_amount_of_memory() -> No
 
 
 async def test_output_is_shown_again_to_a_reader_who_has_caught_up() -> None:
-    feed = Feed()
+    feed = RunFeed()
     for _ in range(2):
         feed.put_output(CALL, "x" * 2**20)
         feed.put_output(CALL, "y")
         feed.put_output(CALL, "z")
-        assert isinstance(first := await feed.take(), ToolOutput)
+        assert isinstance(first := await anext(feed), ToolOutput)
         assert first.text == "x" * 2**20
-        assert isinstance(second := await feed.take(), ToolOutput)
+        assert isinstance(second := await anext(feed), ToolOutput)
         assert "not shown" in second.text
 
 

@@ -4,7 +4,8 @@ Two attacks need no more than a page that is open in a browser on this machine:
 
 - Cross-site request forgery. The page cannot read the answer, but a POST of ``text/plain`` needs
   no preflight, so it would generate, erase slots or set scales. Browsers name the page's site in
-  ``Origin``; one that ``--cors-origins`` does not let in gets status 403.
+  ``Origin``; one that ``--cors-origins`` does not let in gets status 403. A GET, as for an image,
+  has no ``Origin``, but ``Sec-Fetch-Site``; it is refused, unless it follows a link to the page.
 - DNS rebinding. The page's own name is made to point to this machine, so that it may read the
   answers too. Its name is in ``Host``: a server without keys, reached over a loopback address,
   answers to loopback names and to ``--allowed-hosts`` only.
@@ -204,7 +205,7 @@ def check(path: str, headers: Headers, server: str, config: Config) -> None:
 
     Args:
         path: what it asks for.
-        headers: its headers; ``Host`` and ``Origin`` are looked at.
+        headers: its headers; ``Host``, ``Origin`` and ``Sec-Fetch-Site`` are looked at.
         server: the address that it came to; empty for a Unix socket.
         config: what the server lets in.
 
@@ -224,6 +225,11 @@ def check(path: str, headers: Headers, server: str, config: Config) -> None:
     if origin and not is_own(origin, authority) and allowed(origin, config) is None:
         raise PermissionDeniedError(
             f"Pages of {origin} may not use this server. --cors-origins lets them."
+        )
+    is_embedded = headers.get("Sec-Fetch-Site") == "cross-site" and not origin
+    if is_embedded and headers.get("Sec-Fetch-Mode") != "navigate" and not allowed("", config):
+        raise PermissionDeniedError(
+            "Pages of other sites may not use this server. --cors-origins lets them."
         )
 
 

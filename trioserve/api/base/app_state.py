@@ -129,7 +129,7 @@ class Running:
     @property
     def live(self) -> list[ChatStream]:
         """The streams that have not ended."""
-        return [stream for stream in self.streams if not stream.mailbox.ended]
+        return [stream for stream in self.streams if not stream.mailbox.is_over]
 
     @property
     def has_ended(self) -> bool:

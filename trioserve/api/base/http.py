@@ -91,8 +91,9 @@ def _read_timeout(value: str) -> float:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Make a response of JSON."""
-    return Response(sse.encode(value), status=status, content_type="application/json")
+    """Make a response of JSON. What is no Unicode in it, such as in paths, is replaced."""
+    body = sse.encode(value).encode(errors="replace")
+    return Response(body, status=status, content_type="application/json")
 
 
 #: The largest size that is encoded on the event loop, which takes about 1 ms.

@@ -402,7 +402,7 @@ async def control() -> Response:
     server, live = current_server(), response.live
     if any([await server.end_reasoning(stream) for stream in live]):
         return json_response({"success": True})
-    ended = all(stream.mailbox.ended for stream in live)  # meanwhile; else the model has none
+    ended = all(stream.mailbox.is_over for stream in live)  # meanwhile; else the model has none
     return _refuse(NOT_RUNNING if ended else _NOT_ENABLED)
 
 

@@ -30,6 +30,7 @@ from trioserve.api.router.forwarding import outgoing
 from trioserve.api.router.service import current_fleet, current_router
 from trioserve.chat.template.builtin import CHATML, source_of
 from trioserve.chat.template.render import ChatTemplate
+from trioserve.concurrency import Feed
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import HubError, NotFoundError, TemplateError
@@ -138,7 +139,7 @@ async def pull() -> Response:
     """Download a model from the hub, and report the progress."""
     request = await read_body_as(OllamaPullRequest.parse)
     router = current_router()
-    events = await current_request().resources.enter_async_context(router.fleet.subscribe())
+    events = current_request().resources.enter_context(router.fleet.subscribe())
     name = await router.downloads.start(request.model, again=True)
     lines = _pulling(name, events)
     if request.stream:
@@ -150,9 +151,7 @@ async def pull() -> Response:
     return Response(last, content_type="application/json")
 
 
-async def _pulling(
-    name: str, events: trio.MemoryReceiveChannel[FleetEvent]
-) -> AsyncGenerator[bytes, None]:
+async def _pulling(name: str, events: Feed[FleetEvent]) -> AsyncGenerator[bytes, None]:
     """Report a download as Ollama does."""
     yield line({"status": "pulling manifest"})
     async for each in events:
@@ -175,7 +174,7 @@ async def _pulling(
 async def delete() -> Response:
     """Delete a model that was downloaded."""
     request = await read_body_as(OllamaDeleteRequest.parse)
-    await current_router().downloads.remove(current_fleet().catalog.find(request.model))
+    await current_router().downloads.remove(current_fleet().catalog.exact(request.model))
     return Response()
 
 

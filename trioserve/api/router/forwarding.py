@@ -30,9 +30,8 @@ from trioserve.api.base.readers import seconds
 from trioserve.api.router import proxy
 from trioserve.api.router.proxy import PassedStream
 from trioserve.api.router.service import current_router
-from trioserve.concurrency import alongside
+from trioserve.concurrency import alongside, deadline_scope
 from trioserve.errors import (
-    DeadlineExceededError,
     InvalidRequestError,
     ModelNotLoadedError,
     ModelProcessError,
@@ -86,12 +85,9 @@ class Place:
         Raises:
             DeadlineExceededError: the request has no time left.
         """
-        if self.decided:
-            return
-        with trio.move_on_at(min(self._wanted.deadline, trio.current_time() + patience)):
-            await self._decided.wait()
-        if not self.decided and trio.current_time() >= self._wanted.deadline:
-            raise DeadlineExceededError("The deadline passed before the model was ready.")
+        if not self.decided:
+            with deadline_scope(self._wanted.deadline), trio.move_on_after(patience):
+                await self._decided.wait()
 
     async def keep(self, fleet: Fleet, entry: ModelEntry) -> None:
         """Take a connection, and keep it until cancelled."""
@@ -181,7 +177,9 @@ async def read_request() -> ForwardedRequest:
     return ForwardedRequest(
         body=body,
         model=model,
-        autoload=_flag("autoload", default=config.models_autoload),
+        # A GET changes nothing: a page of another site can have a browser send one.
+        autoload=_flag("autoload", default=config.models_autoload)
+        and request.method not in ("GET", "HEAD"),
         deadline=_deadline(fields),
         ping_interval=interval,
         tells_place=streams and fields.get("queue_comments") is True,
@@ -237,9 +235,12 @@ async def forward_to_model(wanted: ForwardedRequest) -> Response:
     """Answer a request that was read as the child of its model does. Raises as `forward`."""
     router, resources = current_router(), current_request().resources
     fleet = router.fleet
-    entry = fleet.catalog.find(wanted.model)
-    if wanted.if_unloaded is not None and fleet.state(entry.name).value is Status.UNLOADED:
-        return json_response(wanted.if_unloaded)
+    if wanted.if_unloaded is None:
+        entry = fleet.catalog.find(wanted.model)
+    else:  # it asks for the model's memory
+        entry = fleet.catalog.exact(wanted.model or "")
+        if fleet.state(entry.name).value is Status.UNLOADED:
+            return json_response(wanted.if_unloaded)
     resources.enter_context(counted(router.n_forwarded))
     try:
         response = await _respond(fleet, entry, wanted)

@@ -7,7 +7,6 @@ import math
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-import trio
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
@@ -19,6 +18,7 @@ from trioserve.api.base.http import json_response
 from trioserve.api.openapi import takes
 from trioserve.api.router import forwarding, metrics as router_metrics, proxy
 from trioserve.api.router.service import RouterService, current_fleet, current_router
+from trioserve.concurrency import Feed
 from trioserve.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -194,10 +194,7 @@ async def download() -> Response:
 async def delete() -> Response:
     """Delete a model that was downloaded."""
     router = current_router()
-    name = request.args.get("model", "")
-    if name not in router.fleet.catalog.entries:
-        raise NotFoundError(f"There is no model {name!r}.", param="model")
-    await router.downloads.remove(router.fleet.catalog.entries[name])
+    await router.downloads.remove(_known(request.args.get("model", ""), exact=True))
     return json_response({"success": True})
 
 
@@ -225,7 +222,7 @@ async def unload() -> Response:
     """Begin to unload a model, or cancel its download."""
     router, name = current_router(), await _name_in_body()
     if not router.downloads.cancel(name):
-        await router.fleet.unload(router.fleet.catalog.find(name))
+        await router.fleet.unload(router.fleet.catalog.exact(name))
     return json_response({"success": True})
 
 
@@ -233,13 +230,13 @@ async def unload() -> Response:
 async def events() -> Response:
     """Stream the events of the models from now on."""
     resources = current_request().resources
-    received = await resources.enter_async_context(current_fleet().subscribe())
+    received = resources.enter_context(current_fleet().subscribe())
     interval = current_router().config.sse_ping_interval
     current_request().keep_alive = KeepAlive(interval if interval > 0 else math.inf)
     return Response(_write(received), headers=sse.HEADERS, content_type="text/event-stream")
 
 
-async def _write(received: trio.MemoryReceiveChannel[FleetEvent]) -> AsyncGenerator[bytes, None]:
+async def _write(received: Feed[FleetEvent]) -> AsyncGenerator[bytes, None]:
     yield PING  # or a client would not know that it is heard
     async for each in received:
         written: dict[str, Any] = {"model": each.model, "event": each.event}
@@ -255,9 +252,10 @@ async def _name_in_body() -> str:
     return name
 
 
-def _known(name: str) -> ModelEntry:
+def _known(name: str, *, exact: bool = False) -> ModelEntry:
     """Find a model. Raises NotFoundError if no model has that name."""
+    catalog = current_fleet().catalog
     try:
-        return current_fleet().catalog.find(name)
+        return catalog.exact(name) if exact else catalog.find(name)
     except UnknownModelError as error:
         raise NotFoundError(error.message, param="model") from None

@@ -120,9 +120,10 @@ class RouterService(AppState):
         ):
             await tools.listed()
             self._fleet, self._tools = fleet, tools
-            self._downloads = Downloads(fleet, token=self.config.hf_token)
+            config = self.config
+            self._downloads = Downloads(fleet, token=config.hf_token, limit=config.models_downloads)
             self._began(task_status, tools)
-            await self._downloads.run()
+            await trio.sleep_forever()
 
     def _forget(self) -> None:
         self._fleet = None

@@ -36,7 +36,7 @@ class CellLedger:
         sequence 0   [ span a: 0..7 ][ span b: 0..2 ]
         sequence 1   [ span a: 0..4 ][ span c: 0..9 ]     8 + 3 + 10 cells
 
-    In a split cache, each sequence has its own cells, and the spans tell what is there twice.
+    In a split cache, each sequence has separate cells, and the spans tell which texts are shared.
     """
 
     def __init__(self, n_seqs: int) -> None:

@@ -116,6 +116,18 @@ def find_named(
     raise UnknownModelError(f"There is no model {name!r}. {_listed(visible)}", param="model")
 
 
+def find_exact(entries: Mapping[str, ModelEntry], name: str) -> ModelEntry:
+    """Find the model of exactly this name or alias.
+
+    Raises:
+        UnknownModelError: there is no such model.
+    """
+    if (found := _exact(entries, name)) is None:
+        listed = _listed([one for one in entries.values() if not one.hidden])
+        raise UnknownModelError(f"There is no model {name!r}. {listed}", param="model")
+    return found
+
+
 def _unnamed(entries: Mapping[str, ModelEntry], default: str | None) -> ModelEntry:
     if default is not None and (found := _exact(entries, default)) is not None:
         return found
@@ -267,6 +279,14 @@ class Catalog:
         """
         return find_named(self._entries, name, self._match, self._default)
 
+    def exact(self, name: str) -> ModelEntry:
+        """Find the model of exactly this name or alias: for what deletes or unloads it.
+
+        Raises:
+            UnknownModelError: there is no such model.
+        """
+        return find_exact(self._entries, name)
+
     def reload(self) -> CatalogChanges:
         """Look again at everything; returns what is different. Blocks.
 
@@ -338,7 +358,7 @@ class OneModel(Catalog):
     def _read(self) -> dict[str, ModelEntry]:
         named, alias = self._config.model_named, next(iter(self._config.aliases), None)
         found = _bundled() if named is None else None
-        name = alias or (self._config.hf_repo or Path(named or BUNDLED).name)
+        name = alias or readers.unicode_name(self._config.hf_repo or Path(named or BUNDLED).name)
         builder = _Builder(self._shared, Preset(), self._cache_dir)
         entry = builder.entry(
             name, found, Preset(self._shared.single, load_on_startup=self._load_on_startup)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import attrs
 
+from trioserve.config.readers import unicode_name
 from trioserve.errors import ConfigError
 from trioserve.models import gguf
 from trioserve.models.gguf import PART, Header, parts_of, total_size
@@ -66,7 +67,9 @@ def _models_of_folder(folder: Path) -> Iterator[ModelFiles]:
     models = list(_models(files))
     mmproj = next(filter(_is_projector, files), None)
     for one in models:
-        name = folder.name if len(models) == 1 else f"{folder.name}/{one.name}"
+        name = unicode_name(folder.name)
+        if len(models) > 1:
+            name = f"{name}/{one.name}"
         yield attrs.evolve(one, name=name, mmproj=mmproj)
 
 
@@ -76,13 +79,13 @@ def _models(files: Iterable[Path]) -> Iterator[ModelFiles]:
             continue
         part = PART.fullmatch(path.stem)
         if part is None:
-            yield ModelFiles(path.stem, (path,))
+            yield ModelFiles(unicode_name(path.stem), (path,))
         elif int(part["number"]) == 1:
             parts = parts_of(path)
             if missing := [each.name for each in parts if not each.is_file()]:
                 _log.warning("%s is left out, for %s is missing", path, ", ".join(missing))
             else:
-                yield ModelFiles(part["stem"], parts)
+                yield ModelFiles(unicode_name(part["stem"]), parts)
 
 
 def _is_gguf(path: Path) -> bool:
@@ -102,6 +105,10 @@ _FILE_TYPES: Mapping[float | None, str] = {
     30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4", 39: "NVFP4",
     40: "Q1_0", 41: "Q2_0",
 }  # fmt: skip
+
+
+#: Longer lists of languages are not shown.
+_MAX_LANGUAGES = 1000
 
 
 @attrs.frozen(kw_only=True)
@@ -160,9 +167,7 @@ def describe(path: Path) -> GgufSummary:
             template=header.text("tokenizer.chat_template"),
             licence=header.text("general.license"),
             licence_link=header.text("general.license.link"),
-            languages=tuple(
-                one.decode(errors="replace") for one in header.texts("general.languages") or ()
-            ),
+            languages=_languages(header),
         )
     rest = 0
     for part in files[1:]:
@@ -184,6 +189,12 @@ def modalities_in(projector: Path | None) -> Modalities:
             vision=header.flag("clip.has_vision_encoder"),
             audio=header.flag("clip.has_audio_encoder"),
         )
+
+
+def _languages(header: Header) -> tuple[str, ...]:
+    key = "general.languages"
+    found = header.texts(key) if header.count(key) <= _MAX_LANGUAGES else None
+    return tuple(one.decode(errors="replace") for one in found or ())
 
 
 def _n_params(header: Header) -> int:

@@ -234,8 +234,9 @@ def find(reference: HubReference, cache_dir: Path | None = None) -> HubModel | N
 def remove(reference: HubReference, cache_dir: Path | None = None) -> HubModel:
     """Delete a model from the cache; returns its description.
 
-    Blobs that another commit shares are kept. Unfinished downloads of the repository are deleted,
-    too; if there is nothing else, the returned model has no files.
+    A quantization has to be the whole one in the model's name, though in any case. Blobs that
+    another commit shares are kept. Unfinished downloads of the repository are deleted, too; if
+    there is nothing else, the returned model has no files.
 
     Raises:
         HubNotFoundError: it is not in the cache, or the reference names none of several.
@@ -246,8 +247,15 @@ def remove(reference: HubReference, cache_dir: Path | None = None) -> HubModel:
     with disk_errors(repo.path):
         if not models:
             return HubModel(name=reference.repo, files=(), mmproj=None, size=_clear(repo))
-        first = choose_first(list(models), reference)
         names = sorted({model.name for model in models.values()})
+        exact = f"{reference.repo}:{reference.quant}".upper()
+        named = [path for path, one in models.items() if one.name.upper() == exact]
+        first = choose_first(named or list(models), reference)
+        if reference.file is None and reference.quant is not None and not named:
+            raise UnknownQuantError(
+                f"There is no model {reference}; those of {reference.repo} are {', '.join(names)}.",
+                param="model",
+            )
         if reference.quant is reference.file is None and len(names) > 1:
             raise UnknownQuantError(
                 f"There are several models of {reference.repo}: {', '.join(names)}. Name one.",

@@ -16,7 +16,13 @@ import httpcore
 import trio
 
 from trioserve._version import __version__
-from trioserve.errors import GatedModelError, HubError, HubNotFoundError, HubUnavailableError
+from trioserve.errors import (
+    GatedModelError,
+    HubError,
+    HubNotFoundError,
+    HubUnavailableError,
+    first_error,
+)
 
 _MAX_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -307,12 +313,10 @@ def _one_error(url: str) -> Iterator[None]:
 def _reason(error: BaseException | None) -> str:
     """The system's error for a failed connection."""
     while error is not None:
-        if isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        elif isinstance(error, OSError) and error.strerror:
+        error = first_error(error)
+        if isinstance(error, OSError) and error.strerror:
             return error.strerror
-        else:
-            error = error.__cause__ or error.__context__
+        error = error.__cause__ or error.__context__
     return "it does not answer"
 
 

@@ -140,8 +140,7 @@ class SlotFiles:
         await self._at(slot_id, lambda _slot_id: None)
 
     async def _at(self, slot_id: int, function: Callable[[int], _T]) -> _T:
-        post = partial(self._engine.call_slot, slot_id)
-        return await self._dispatcher.call(partial(function, slot_id), post=post)
+        return await self._dispatcher.call(partial(function, slot_id), slot_id=slot_id)
 
     def _path(self, filename: str) -> Path:
         directory = self.check()

@@ -109,7 +109,6 @@ async def running_engine(
             )
             await stack.enter_async_context(drive(loop))
             owner.pop_all()  # the engine closes the backend from now on
-        stack.callback(dispatcher.end_calls)
         yield loop, dispatcher
 
 
@@ -219,9 +218,10 @@ class Health:
 
     async def wait_failure(self) -> EngineError:
         """Wait until the engine fails, and return the error. All requests got it before."""
-        await self._dispatcher.failed.wait()
-        assert self._loop.failure is not None
-        return self._loop.failure
+        failure: EngineError = await self._dispatcher.failure.wait_value(
+            lambda one: one is not None
+        )
+        return failure
 
     async def _watch_steps(self) -> None:
         """Request the engine's status regularly. It answers after the running step."""
@@ -273,8 +273,8 @@ class Health:
             UnavailableError: the engine has failed.
             ServerClosingError: the server drains, or is closed.
         """
-        if self._loop.failure is not None:
-            raise UnavailableError(self._loop.failure.message)
+        if (failure := self._dispatcher.failure.value) is not None:
+            raise UnavailableError(failure.message)
         self._admission.check_open()
 
     def check_live(self) -> None:
@@ -283,7 +283,7 @@ class Health:
         Raises:
             UnavailableError: the engine has failed, or a step exceeds the timeout.
         """
-        if self._loop.failure is not None:
-            raise UnavailableError(self._loop.failure.message)
+        if (failure := self._dispatcher.failure.value) is not None:
+            raise UnavailableError(failure.message)
         if self._stuck:
             raise UnavailableError(f"A step takes longer than {self._timeout:g} seconds.")

@@ -19,7 +19,7 @@ import structlog
 import trio
 from trio_util import AsyncValue
 
-from trioserve.concurrency import alongside, deadline_scope
+from trioserve.concurrency import Gate, alongside, deadline_scope
 from trioserve.errors import (
     EngineError,
     QueueFullError,
@@ -33,7 +33,6 @@ from trioserve.server.lifecycle.engine import Driver, Loader, running_engine
 from trioserve.server.lifecycle.services import EngineServices
 from trioserve.server.limits.memory import release_memory
 from trioserve.server.model import LoadedModel
-from trioserve.server.runs.run import Runs
 from trioserve.types import EngineCounters, EngineStatus
 
 _log = structlog.stdlib.get_logger("trioserve.server")
@@ -93,7 +92,7 @@ class ModelLifecycle:
         self._default_keep_alive = self._keep_alive = config.sleep_idle_seconds
         self._max_waiting = config.max_queue + config.parallel
         #: The active runs with tools.
-        self.runs = Runs()
+        self.runs = Gate()
         self.load_progress = 0.0
         self.state = AsyncValue(ServerState.SLEEPING)
         #: The services of the loaded model. Still set after the server has closed.
@@ -327,12 +326,12 @@ class ModelLifecycle:
         if not self.sleeping:
             self.services.admission.draining = True
         with trio.move_on_after(timeout) as scope:
-            await runs.wait_none()
+            await runs.drained()
             if not self.sleeping:
                 await self.services.requests.wait_none()
         if scope.cancelled_caught:
             message = f"The server shut down, {timeout:g} seconds after draining started."
-            runs.end_all(message)
+            runs.end(ServerClosingError(message))
             if not self.sleeping:
                 self.services.requests.end_all(message)
 

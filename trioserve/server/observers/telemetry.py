@@ -64,7 +64,7 @@ class Telemetry:
 
     def __init__(self, observers: list[Observer]) -> None:
         self._observers = observers
-        self._feeds: list[_Feed] = []
+        self._subscriptions: list[_Subscription] = []
         self._loop: EngineLoop | None = None
         self._n_records = 0  # of earlier engines
 
@@ -99,25 +99,25 @@ class Telemetry:
         """
         if not interval > 0:
             raise InvalidRequestError("'interval' must be more than 0.", param="interval")
-        feed = _Feed(callback, interval)
-        self._feeds.append(feed)
+        subscription = _Subscription(callback, interval)
+        self._subscriptions.append(subscription)
         self._watch()
-        feed.next_index = self._next_index
+        subscription.next_index = self._next_index
         try:
-            async with alongside(feed.run):
+            async with alongside(subscription.run):
                 yield
-                await feed.finish()
+                await subscription.deliver()
         finally:
-            self._feeds.remove(feed)
+            self._subscriptions.remove(subscription)
             self._watch()
 
     def _watch(self) -> None:
         """Request events from the engine and the server only while there are subscriptions."""
         if self._loop is not None:
-            self._loop.watchers = tuple(feed.steps for feed in self._feeds)
+            self._loop.watchers = tuple(one.steps for one in self._subscriptions)
         if self in self._observers:
             self._observers.remove(self)
-        if self._feeds:
+        if self._subscriptions:
             self._observers.append(self)
 
     def on_event(self, event: Event) -> None:
@@ -127,11 +127,11 @@ class Telemetry:
         if isinstance(event, RequestRecord):
             request = attrs.evolve(event.request, task=None, prompt_text=None)
             event = RequestRecord(request, event.end)
-        for feed in self._feeds:
-            feed.put(event)
+        for one in self._subscriptions:
+            one.put(event)
 
 
-class _Feed:
+class _Subscription:
     """The undelivered events of one callback."""
 
     def __init__(self, callback: Callback, interval: float) -> None:
@@ -143,30 +143,24 @@ class _Feed:
         self._thread = trio.CapacityLimiter(1)  # a blocking callback delays no other
         self._n_lost = 0
         self.next_index = 1  # of the next step
-        self._end = trio.Event()
-        self._ended = trio.Event()
+        self._one = trio.Lock()  # calls do not overlap
 
     def put(self, event: Event) -> None:
         self._n_lost += len(self._others) == MAX_KEPT
         self._others.append(event)
 
     async def run(self) -> None:
-        while not self._end.is_set():
-            with trio.move_on_after(self._interval):
-                await self._end.wait()
-            await self._deliver()
-        await self._deliver()  # the events during that call
-        self._ended.set()
+        while True:
+            await trio.sleep(self._interval)
+            await self.deliver()
 
-    async def finish(self) -> None:
-        """Call the function a last time, after the current call."""
-        self._end.set()
-        await self._ended.wait()
+    async def deliver(self) -> None:
+        """Call the function, after the current call, if there are events."""
+        async with self._one:
+            if (batch := self._take()).events:
+                await self._call(batch)
 
-    async def _deliver(self) -> None:
-        batch = self._take()
-        if not batch.events:
-            return
+    async def _call(self, batch: TelemetryBatch) -> None:
         try:
             if is_async(self._callback):
                 await self._callback(batch)  # type: ignore[misc]

@@ -136,16 +136,12 @@ class Calls:
         tool = self._tools.by_name.get(call.tool.name)
         name = "" if tool is None else call.tool.name
         record = ToolRecord(name, call.tool.kind, call_id=call.id, context=self._context)
-        decisions = self._run.decisions
         result = ToolResult.of_error(_STOPPED)
         with observed_tool(self._observers, record):
-            try:
-                with decisions.begin(call.id):
-                    result = await self._result(call, tool, record)
-                if decisions.is_stopped(call.id) and record.outcome == "cancelled":
-                    record.outcome = "stopped"
-            finally:
-                decisions.end(call.id)
+            with self._run.decisions.running(call.id) as scope:
+                result = await self._result(call, tool, record)
+            if scope.cancelled_caught:
+                record.outcome = "stopped"
         content = await fit(result.text)
         self._feed.put(
             ToolReturned(

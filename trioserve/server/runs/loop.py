@@ -124,7 +124,6 @@ class AgentLoop:
         async with answering as stream:
             self._feed.put(StepStarted(self._feed.new_id(), step))
             if step == 1:
-                self._run.began.set()
                 let_finish()
             with self._run.watched(stream):
                 async for event in stream:
@@ -135,7 +134,7 @@ class AgentLoop:
 
     async def _tell(self, step: int, event: ChatChunk | Progress | Finished) -> None:
         if not isinstance(event, Finished):
-            await self._feed.wait_room()
+            await self._feed.room()
             self._feed.put(StepChunk(self._feed.new_id(), step, event))
 
     def _chat(self, step: int) -> ChatParams:
@@ -239,10 +238,10 @@ async def open_run(server: Server, question: Question, tools: RunTools) -> Async
     run = AgentRun()
     calls = Calls(run, tools, question.run, question.context, server.resources)
     loop = AgentLoop(server, question, tools, calls, run)
-    with server.lifecycle.runs.hold(run):
+    with server.lifecycle.runs.open(run.cancel):
         async with alongside(partial(_do, loop, run)):
-            await run.began.wait()
-            run.feed.check_begun()
+            await run.feed.wait()
+            run.feed.check()
             yield run
 
 
@@ -257,11 +256,8 @@ async def _do(loop: AgentLoop, run: AgentRun) -> None:
     with run.scope:
         try:
             answer = await loop.run()
+            run.feed.put(RunEnded(run.feed.new_id(), answer))
         except Exception as error:
             run.feed.end(_alone(error))
-        else:
-            run.feed.put(RunEnded(run.feed.new_id(), answer))
+        finally:
             run.feed.end()
-    if not run.feed.is_over:
-        run.feed.end(run.error)
-    run.began.set()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 import attrs
 import trio
-from trio_util import AsyncValue
 
+from trioserve.concurrency import Feed
 from trioserve.errors import (
     RequestEndedError,
-    ServerClosingError,
     ToolCallDecidedError,
     TrioServeError,
     UnknownToolCallError,
@@ -32,10 +31,7 @@ class Decision:
 @attrs.define(eq=False)
 class _Call:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    is_waiting: bool = False
-    decided: trio.Event = attrs.field(factory=trio.Event)
-    decision: Decision | None = None
-    is_stopped: bool = False
+    asked: Feed[Decision] | None = None  # open while the call waits for a decision
     is_over: bool = False
 
 
@@ -45,29 +41,26 @@ class Decisions:
     def __init__(self) -> None:
         self._calls: dict[str, _Call] = {}
 
-    def begin(self, call_id: str) -> trio.CancelScope:
-        """Register a call. Returns the scope to run it in."""
+    @contextmanager
+    def running(self, call_id: str) -> Iterator[trio.CancelScope]:
+        """Run a call in the block. `stop` cancels the block's scope."""
         self._calls[call_id] = call = _Call()
-        return call.scope
-
-    def end(self, call_id: str) -> None:
-        """Remove a call that has ended."""
-        self._calls[call_id].is_over = True
-
-    def is_stopped(self, call_id: str) -> bool:
-        """Whether a call was stopped."""
-        return self._calls[call_id].is_stopped
+        try:
+            with call.scope as scope:
+                yield scope
+        finally:
+            call.is_over = True
 
     async def wait(self, call_id: str, timeout: float) -> Decision:
         """Wait for a decision about a call; refuse it after `timeout` seconds."""
-        call = self._calls[call_id]
-        call.is_waiting = True
+        self._calls[call_id].asked = asked = Feed[Decision]()
         try:
             with trio.move_on_after(timeout):
-                await call.decided.wait()
+                await asked.wait()
         finally:
-            call.is_waiting = False
-        return call.decision or Decision(False, f"no decision was made within {timeout:g} seconds")
+            asked.end()
+        refusal = Decision(False, f"no decision was made within {timeout:g} seconds")
+        return await anext(asked, refusal)
 
     def decide(self, call_id: str, *, approved: bool, reason: str = "") -> None:
         """Decide about a call that waits for approval.
@@ -77,19 +70,18 @@ class Decisions:
             ToolCallDecidedError: the call does not wait for a decision.
         """
         call = self._find(call_id)
-        if not call.is_waiting or call.decision is not None:
+        if call.asked is None or call.asked.is_over:
             raise ToolCallDecidedError(
                 f"The call {call_id!r} does not wait for approval.", param="call_id"
             )
-        call.decision = Decision(approved, reason)
-        call.decided.set()
+        call.asked.put(Decision(approved, reason))
+        call.asked.end()
 
     def stop(self, call_id: str) -> None:
         """Cancel a call. Raises as `decide` if it has ended."""
         call = self._find(call_id)
-        if call.is_over or call.is_stopped:
+        if call.is_over or call.scope.cancel_called:
             raise ToolCallDecidedError(f"The call {call_id!r} has ended already.", param="call_id")
-        call.is_stopped = True
         call.scope.cancel()
 
     def _find(self, call_id: str) -> _Call:
@@ -110,29 +102,18 @@ _MAX_OUTPUT = 2**20
 _NOT_SHOWN = "\n[some output is not shown: it was not read in time]\n"
 
 
-class Feed:
-    """A queue of events. Number each event with `new_id` right before putting it."""
+class RunFeed(Feed[RunEvent]):
+    """The unread events of a run. Number each event with `new_id` right before putting it."""
 
     def __init__(self) -> None:
-        self._events: deque[RunEvent] = deque()
-        self._n_ids = 0
+        super().__init__(_MAX_EVENTS)
+        self._ids = itertools.count(1)
         self._n_output = 0  # characters of tool output in the queue
         self._is_cut = False
-        #: Whether the last event was put.
-        self.is_over = False
-        self._error: BaseException | None = None
-        self._reader = trio.lowlevel.ParkingLot()
-        self._writers = trio.lowlevel.ParkingLot()
 
     def new_id(self) -> int:
         """The number of the next event."""
-        self._n_ids += 1
-        return self._n_ids
-
-    def put(self, event: RunEvent) -> None:
-        """Add an event."""
-        self._events.append(event)
-        self._reader.unpark()
+        return next(self._ids)
 
     def put_output(self, call: RunCall, text: str) -> None:
         """Add tool output, or drop it if too much is unread."""
@@ -143,43 +124,11 @@ class Feed:
         self._n_output += len(text)
         self.put(ToolOutput(self.new_id(), call, text))
 
-    def end(self, error: BaseException | None = None) -> None:
-        """End the queue, with an error for the reader or without."""
-        self.is_over, self._error = True, error
-        self._reader.unpark_all()
-
-    def check_begun(self) -> None:
-        """Raise the error if it is the next thing to read."""
-        if self._error is not None and not self._events:
-            raise self._error
-
-    async def wait_room(self) -> None:
-        """Wait until the reader has made room. A checkpoint."""
-        if len(self._events) < _MAX_EVENTS:
-            await trio.lowlevel.checkpoint()
-        while len(self._events) >= _MAX_EVENTS:
-            await self._writers.park()
-
-    async def take(self) -> RunEvent:
-        """Wait for the next event and take it. Cancelling it loses no events.
-
-        Raises:
-            StopAsyncIteration: there are no more events.
-            BaseException: the error that `end` was called with.
-        """
-        if self._events or self.is_over:
-            await trio.lowlevel.checkpoint()
-        while not self._events:
-            if self._error is not None:
-                raise self._error
-            if self.is_over:
-                raise StopAsyncIteration
-            await self._reader.park()
-        event = self._events.popleft()
+    async def __anext__(self) -> RunEvent:
+        event = await super().__anext__()
         if isinstance(event, ToolOutput):
             self._n_output -= len(event.text)
             self._is_cut = False
-        self._writers.unpark_all()
         return event
 
 
@@ -201,11 +150,9 @@ class AgentRun:
         self.stream: ChatStream | None = None
         #: Whether chunks wait until they are due.
         self.is_paced = True
-        self.feed = Feed()
+        self.feed = RunFeed()
         self.decisions = Decisions()
-        self.began = trio.Event()  # the first answer has started or failed
         self.scope = trio.CancelScope()
-        self.error: TrioServeError | None = None  # the reason of a cancellation
         self._watchers: list[Callable[[ChatStream], object]] = []
 
     @property
@@ -217,7 +164,7 @@ class AgentRun:
         return self
 
     async def __anext__(self) -> RunEvent:
-        event = await self.feed.take()
+        event = await anext(self.feed)
         if isinstance(event, RunEnded):
             self.answer = event.answer
         return event
@@ -253,8 +200,7 @@ class AgentRun:
 
     def cancel(self, error: TrioServeError | None = None) -> None:
         """End the run from another task; its reader gets `error` or a `RequestEndedError`."""
-        if self.error is None:
-            self.error = error or RequestEndedError("The request was cancelled.")
+        self.feed.end(error or RequestEndedError("The request was cancelled."))
         self.scope.cancel()
 
     # -- monitoring
@@ -276,31 +222,3 @@ class AgentRun:
             yield
         finally:
             self.stream = None
-
-
-class Runs:
-    """The active runs."""
-
-    def __init__(self) -> None:
-        self._runs: set[AgentRun] = set()
-        self._n_open = AsyncValue(0)
-
-    @contextmanager
-    def hold(self, run: AgentRun) -> Iterator[None]:
-        """Register a run during a block."""
-        self._runs.add(run)
-        self._n_open.value = len(self._runs)
-        try:
-            yield
-        finally:
-            self._runs.remove(run)
-            self._n_open.value = len(self._runs)
-
-    async def wait_none(self) -> None:
-        """Wait until no run is active."""
-        await self._n_open.wait_value(0)
-
-    def end_all(self, message: str) -> None:
-        """End all runs; their readers get a ServerClosingError."""
-        for run in self._runs:
-            run.cancel(ServerClosingError(message))

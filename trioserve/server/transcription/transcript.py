@@ -8,9 +8,8 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 import attrs
-import trio
 
-from trioserve.concurrency import alongside, deadline_scope
+from trioserve.concurrency import Feed, alongside, deadline_scope
 from trioserve.errors import ServerClosingError, TrioServeError
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
@@ -148,11 +147,7 @@ class TranscriptStream:
         TrioServeError: from each call: the recording could not be transcribed.
     """
 
-    def __init__(
-        self,
-        duration: float,
-        events: trio.MemoryReceiveChannel[TranscriptEvent | TrioServeError],
-    ) -> None:
+    def __init__(self, duration: float, events: Feed[TranscriptEvent]) -> None:
         self.duration = duration  # of the recording, in seconds
         self._events = events
 
@@ -161,10 +156,7 @@ class TranscriptStream:
 
     async def __anext__(self) -> TranscriptEvent:
         """Wait for the next event. The last one is a `Summary`."""
-        event = await self._events.receive()
-        if isinstance(event, TrioServeError):
-            raise event
-        return event
+        return await anext(self._events)
 
     async def read(self) -> Transcript:
         """Read to the end."""
@@ -224,12 +216,11 @@ class Transcriptions:
         context.check_time()
         with self._requests.counted(), self._requests.resources.memory.hold(context.client) as hold:
             audio = await self._decode(source, hold, context)
-            # No buffer: a slow reader delays the work.
-            into, out = trio.open_memory_channel[TranscriptEvent | TrioServeError](0)
+            events = Feed[TranscriptEvent](1)  # a slow reader delays the work
             with observed_recording(self._requests.resources.observers, audio.seconds) as noted:
-                work = partial(self._transcribe, audio, params, context, into, noted)
+                work = partial(self._transcribe, audio, params, context, events, noted)
                 async with alongside(work):
-                    yield TranscriptStream(audio.seconds, out)
+                    yield TranscriptStream(audio.seconds, events)
 
     async def aclose(self) -> None:
         """End the work of the transcriber."""
@@ -249,7 +240,7 @@ class Transcriptions:
         audio: DecodedAudio,
         params: TranscriptionParams,
         context: RequestContext,
-        into: trio.MemorySendChannel[TranscriptEvent | TrioServeError],
+        feed: Feed[TranscriptEvent],
         record: TranscriptionRecord,
     ) -> None:
         admission = self._requests.admission
@@ -258,7 +249,8 @@ class Transcriptions:
             async with aclosing(self._transcriber.transcribe(audio, params, context)) as events:
                 async for event in events:
                     record.is_finished = isinstance(event, Summary)
-                    await into.send(event)
+                    feed.put(event)
+                    await feed.room()
         except TrioServeError as error:
             record.error = ServerClosingError() if admission.closed else error
-            await into.send(record.error)
+            feed.end(record.error)

@@ -11,7 +11,9 @@ from typing import Any
 import mcp_types
 import structlog
 import trio
+from trio_util import AsyncValue
 
+from trioserve.concurrency import Bell
 from trioserve.errors import ToolServerError
 from trioserve.tools.mcp.entries import Entry
 from trioserve.tools.mcp.session import ConnectionEndedError, McpSession, with_session
@@ -131,7 +133,7 @@ class McpServer:
     async def _serve(self, run: _Connection) -> None:
         """Run the server until it ends, or is idle for long."""
         try:
-            await with_session(self.entry, partial(self._use, run), run.list_changed)
+            await with_session(self.entry, partial(self._use, run), run.has_other_tools.ring)
         except ToolServerError as error:
             run.problem = str(error)
             _log.warning("MCP server has ended", server=self.entry.name, problem=str(error))
@@ -149,7 +151,6 @@ class McpServer:
         """List the tools whenever they have changed."""
         while True:
             await run.has_other_tools.wait()
-            run.has_other_tools = trio.Event()
             try:
                 await self._on_tools(self, await session.list_tools())
             except ToolServerError as error:
@@ -167,10 +168,9 @@ class _Connection:
         self.started = trio.Event()  # or it could not be
         self.ended = trio.Event()
         self.scope = trio.CancelScope()
-        self.has_other_tools = trio.Event()
+        self.has_other_tools = Bell()
         self._n_calls = 0
-        self._in_doubt = trio.Event()  # a call was given up: does the server still answer?
-        self._decided = trio.Event()
+        self._in_doubt = AsyncValue(False)  # a call was given up: does the server still answer?
         self._may_start_again_at = 0.0
 
     def is_over(self) -> bool:
@@ -196,11 +196,7 @@ class _Connection:
         self._may_start_again_at = trio.current_time() + COOLDOWN_SECONDS
         self.ended.set()
         self.started.set()
-        self._decided.set()
-
-    def list_changed(self) -> None:
-        """The server has other tools."""
-        self.has_other_tools.set()
+        self._in_doubt.value = False
 
     @contextmanager
     def call(self) -> Iterator[McpSession]:
@@ -215,13 +211,13 @@ class _Connection:
         finally:
             self._n_calls -= 1
             self._set_deadline()
-            if not is_answered:
-                self._in_doubt.set()
+            if not is_answered and not self.ended.is_set():
+                self._in_doubt.value = True
 
     async def can_be_called(self) -> bool:
         """Whether the server answers. Waits for that only if it has no other call to do."""
-        if self._in_doubt.is_set() and self._n_calls == 0:
-            await self._decided.wait()
+        if self._n_calls == 0:
+            await self._in_doubt.wait_value(False)
         return not self.is_over()
 
     async def watch(self, patience: float) -> None:
@@ -230,16 +226,14 @@ class _Connection:
         If it has other calls, it may be busy with one of them, and is given some seconds.
         """
         while True:
-            await self._in_doubt.wait()
+            await self._in_doubt.wait_value(True)
             since = trio.current_time()
             assert self.session is not None
             while not await self.session.is_responsive():
                 if self._n_calls == 0 or trio.current_time() - since >= patience:
                     self.stop("it did not answer any more, and was stopped")
                 await trio.lowlevel.checkpoint()
-            self._in_doubt = trio.Event()
-            self._decided.set()
-            self._decided = trio.Event()
+            self._in_doubt.value = False
 
     def _set_deadline(self) -> None:
         is_idle = self._n_calls == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
@@ -29,7 +29,7 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from trioserve._version import __version__
-from trioserve.errors import ToolServerError, ToolTimeoutError, TrioServeError
+from trioserve.errors import ToolServerError, ToolTimeoutError, TrioServeError, errors_in
 from trioserve.tools.mcp.entries import Entry, StdioEntry
 from trioserve.tools.mcp.http import SESSION_LOST, http_streams
 from trioserve.tools.mcp.stdio import TRANSPORT_FAILED, stdio_streams, without_surrogates
@@ -233,14 +233,12 @@ async def with_session(
             with trio.fail_after(START_SECONDS):
                 await client.initialize()
             return await use(McpSession(client, entry.timeout))
-    except BaseExceptionGroup as group:
-        errors, others = group.split(Exception)
-        found = [] if errors is None else [_server_error(one) for one in _single(errors)]
+    except (Exception, BaseExceptionGroup) as error:
+        found = [_server_error(one) for one in errors_in(error) if isinstance(one, Exception)]
+        others = error.split(Exception)[1] if isinstance(error, BaseExceptionGroup) else None
         if others is not None:  # cancelled, or the like
             raise others from None
         raise found[0] from None
-    except Exception as error:
-        raise _server_error(error) from None
 
 
 def _open_client(streams: Streams, on_list_changed: Callable[[], None]) -> ClientSession:
@@ -306,15 +304,6 @@ def _is_tool(tool: Any) -> bool:
 def _has_ended(error: MCPError) -> bool:
     """Whether this is the SDK's error for an end: servers use its code for other errors, too."""
     return (error.code, error.message) in _ENDS
-
-
-def _single(error: Exception) -> Iterator[Exception]:
-    """The exceptions in a group, and in the groups in it."""
-    if not isinstance(error, ExceptionGroup):
-        yield error
-        return
-    for one in error.exceptions:
-        yield from _single(one)
 
 
 def _server_error(error: BaseException) -> ToolServerError:

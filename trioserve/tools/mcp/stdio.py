@@ -24,6 +24,7 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
+from trioserve.concurrency import Feed
 from trioserve.errors import ToolServerError
 from trioserve.tools.mcp.entries import StdioEntry
 from trioserve.tools.process import Process, clean_environment, open_process
@@ -270,9 +271,7 @@ class _Outbox:
     """Messages to a server. A request waits for room, but not the notice that it was given up."""
 
     def __init__(self) -> None:
-        self._put, self._taken = trio.open_memory_channel[bytes](math.inf)
-        self._n_unread = 0
-        self._has_room = trio.lowlevel.ParkingLot()
+        self._feed = Feed[bytes](_MAX_UNREAD, weigh=len)
 
     async def send(self, item: SessionMessage) -> None:
         """Have a message written.
@@ -281,34 +280,28 @@ class _Outbox:
             anyio.BrokenResourceError: the server has ended, or no longer reads.
         """
         data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
-        while self._n_unread > _MAX_UNREAD and isinstance(item.message, JSONRPCRequest):
-            await self._has_room.park()
-        try:
-            self._put.send_nowait(data)
-        except (trio.ClosedResourceError, trio.BrokenResourceError):
-            raise anyio.BrokenResourceError from None
-        self._n_unread += len(data)
+        if isinstance(item.message, JSONRPCRequest):
+            await self._feed.room()
+        if self._feed.is_over:
+            raise anyio.BrokenResourceError
+        self._feed.put(data)
 
     async def write_to(self, stdin: trio.abc.SendStream) -> None:
         """Write the messages."""
         try:
-            async for data in self._taken:
+            async for data in self._feed:
                 await stdin.send_all(data)
-                self._n_unread -= len(data)
-                self._has_room.unpark_all()
         except trio.BrokenResourceError:
             pass  # `_Server.read` reports the reason
         finally:
-            self._taken.close()
-            self._n_unread = 0
-            self._has_room.unpark_all()
+            self._feed.end(now=True)
 
     async def aclose(self) -> None:
         """Nothing more is sent."""
-        self._put.close()
+        self._feed.end()
 
     async def __aenter__(self) -> _Outbox:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._put.close()
+        self._feed.end()
