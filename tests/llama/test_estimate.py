@@ -60,10 +60,22 @@ def test_of_an_elastic_cache_the_cells_that_may_be_written_to_count() -> None:
 
 @pytest.mark.parametrize("name", ["gemma3", "granitehybrid"])
 def test_of_every_kind_of_memory(tmp_path: Path, name: str) -> None:
-    config = Config(model=str(tiny_models.write_generating(tmp_path, name)), threads=1)
+    path = str(tiny_models.write_generating(tmp_path, name))
+    config = Config(model=path, threads=1, kv_unified=True)
     found = measure(config)
     assert (found.weights, found.cache, found.compute) == really(config)
     assert found.cache > 0
+
+
+def test_of_an_elastic_cache_windows_count_whole(tmp_path: Path) -> None:
+    path = str(tiny_models.write_generating(tmp_path, "gemma3"))
+    config = Config(model=path, threads=1, parallel=4)
+    lines: list[str] = []
+    with LlamaModel.load(config) as model, library.listening(lines.append):
+        open_context(model, config).close()
+    windows, (whole, _) = module._windows(lines), module._sizes(lines)
+    assert 0 < windows < whole
+    assert measure(config).cache == pytest.approx((whole - windows) / 4 + windows, abs=2)
 
 
 def test_of_embeddings(tmp_path: Path) -> None:

@@ -81,8 +81,9 @@ def measure(config: Config) -> Estimate:
                 draft = draft_config(config, context)
             n_ctx = context.n_ctx
         cache, compute = _sizes(lines)
-        if layout is not None and layout.is_elastic:  # of these cells, no more are written to
-            cache = cache * layout.n_ctx // layout.n_cells
+        if layout is not None and layout.is_elastic:  # no more cells are written to at a time
+            windows = _windows(lines)
+            cache = (cache - windows) * layout.n_ctx // layout.n_cells + windows
         weights = lib.llama_model_size(model.handle)
     weights += total_size(Path(path) for path, _ in config.lora_files)
     projector = None if config.reranking else resolve_projector(config)
@@ -109,6 +110,14 @@ def _check_cells(n_ctx: int) -> None:
         raise ModelLoadError(
             f"A context of {n_ctx} tokens does not fit into {gib(free)} of memory."
         )
+
+
+def _windows(lines: list[str]) -> int:
+    """Read how many bytes the cache of the layers with a sliding window takes, which is whole."""
+    after = [i for i, line in enumerate(lines) if re.search(r"creating +SWA KV cache", line)]
+    rest = lines[after[0] :] if after else []
+    found = [_CACHE.search(line) for line in rest if "buffer size" not in line]
+    return int(sum(float(one[1]) for one in found if one is not None) * _MIB)
 
 
 def _sizes(lines: list[str]) -> tuple[int, int]:
