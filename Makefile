@@ -40,8 +40,8 @@ COVERAGE := --cov --cov-report= --cov-fail-under=0
 
 .DEFAULT_GOAL := help
 .PHONY: help serve install test test-all test-fast test-system test-chosen test-stress check format docs ui \
-	screenshots mutate fuzz soak test-vocabularies test-models test-deploy test-image test-rpc test-ray \
-	test-lowest lock wheel clean distclean
+	screenshots mutate fuzz soak test-vocabularies test-schemas test-models test-clients test-deploy test-image \
+	test-rpc test-ray test-lowest lock wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
@@ -57,7 +57,9 @@ help:
 	@echo "make fuzz         decode damaged files, send a server mutated requests, then generated ones for FUZZ_SECONDS=300"
 	@echo "make soak         a mixed load on a server for SOAK_SECONDS=600; SOAK_ARGS='--svg FILE'"
 	@echo "make test-vocabularies  the tests on the vocabularies of llama.cpp's sources (77 MB, once)"
+	@echo "make test-schemas  schemas of published tools under every format; npm installs them to TEST_SCHEMAS"
 	@echo "make test-models  tests with a real model, 240 MB that it downloads to TEST_MODELS"
+	@echo "make test-clients coding agents and SDKs against a scripted model; installs them (3 GB) into CLIENTS; needs npm"
 	@echo "make test-deploy  the tests of examples/deploy, with helm, hadolint and schemas, which it installs"
 	@echo "make test-rpc     one model over two RPC servers on this machine, which fail in every way"
 	@echo "make test-ray     the Serve application on a cluster of three nodes; RAY=2.49.2 takes that version of Ray"
@@ -153,11 +155,26 @@ test-vocabularies: $(VENV)/.installed-dev
 	@set -e; sources=$${LLAMA_CPP_SDIST:-$$($(PY) -m tests.support.llama_cpp_sources)}; \
 	LLAMA_CPP_SDIST="$$sources" $(PY) -m pytest tests/api/test_vocabularies.py tests/api/test_vocabularies_reference.py $(PYTEST_ARGS)
 
+TEST_SCHEMAS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trioserve/published-tools
+
+test-schemas: $(VENV)/.installed-dev
+	@$(PY) -m tests.published_tools.install '$(TEST_SCHEMAS)'
+	@TEST_SCHEMAS='$(TEST_SCHEMAS)' $(PY) -m pytest -n $(PYTEST_PROCESSES) tests/published_tools \
+		-o junit_family=xunit1 --junitxml='$(TEST_SCHEMAS)/results.xml' $(PYTEST_ARGS)
+
 TEST_MODELS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trioserve/test-models
 
 test-models: $(VENV)/.installed-dev
 	@$(PY) -m tests.real_models.install '$(TEST_MODELS)'
 	@TEST_MODELS='$(TEST_MODELS)' $(PY) -m pytest tests/real_models $(PYTEST_ARGS)
+
+CLIENTS ?= .venv-clients
+
+# As for test-vocabularies: two of the tests use other models' chat templates.
+test-clients: $(VENV)/.installed-dev
+	@$(PY) -m tests.programs.install '$(CLIENTS)'
+	@set -e; sources=$${LLAMA_CPP_SDIST:-$$($(PY) -m tests.support.llama_cpp_sources)}; \
+	LLAMA_CPP_SDIST="$$sources" TEST_CLIENTS='$(abspath $(CLIENTS))' $(PY) -m pytest tests/programs $(PYTEST_ARGS)
 
 test-deploy:
 	@$(MAKE) --no-print-directory VENV=.venv-deploy GROUPS='test deploy' .venv-deploy/.installed-dev
@@ -207,7 +224,7 @@ clean:
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf .venv .venv-deploy .venv-lowest .venv-ray .venv-ray-*
+	@rm -rf .venv .venv-deploy .venv-lowest .venv-clients .venv-ray .venv-ray-*
 
 # -- the environment
 

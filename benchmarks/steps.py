@@ -24,9 +24,10 @@ import trio
 
 from benchmarks import report
 from benchmarks.load import bounded, counts
-from trioserve import Config, Server
+from trioserve import Config
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.llama.batch import LlamaBatch
+from trioserve.server.core import ServerCore
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.testing.vocab import EOS, ByteVocab
 from trioserve.types import Chunk, GenerationParams, Prompt, SamplingParams, Task
@@ -229,14 +230,15 @@ async def measure_server(n_slots: int, device: Device, n_steps: int) -> Cost:
 
     async def read(slot: int) -> None:
         nonlocal n_events, n_tokens
-        async with server.stream(prompt_of(slot), params) as stream:
+        opened = server.stream_all([prompt_of(slot)], params)
+        async with opened as (stream,):
             async for event in stream:
                 if isinstance(event, Chunk):
                     n_events += 1
                     n_tokens += len(event.tokens)
 
     config = Config(parallel=n_slots, max_queue=n_slots)
-    async with Server(config, load=scripted(backend)) as server:
+    async with ServerCore(config, load=scripted(backend)) as server:
         server.observers.clear()  # no line in a log for each request
         before = time.thread_time()
         async with trio.open_nursery() as nursery:

@@ -20,7 +20,7 @@ import attrs
 import trioserve
 from trioserve import errors
 from trioserve.api import openapi
-from trioserve.api.base.generation_request import ACCEPTED
+from trioserve.api.base.generation_request import ACCEPTED, UNSUPPORTED, UNSUPPORTED_IN_CHAT
 from trioserve.app import create_app, create_router
 from trioserve.cli.help import default_text, value_name
 from trioserve.config import Config
@@ -149,6 +149,18 @@ def accepted() -> str:
     return f"| field | why it has no effect |\n|---|---|\n{''.join(rows)}"
 
 
+def left_out() -> str:
+    """A table of the fields that are left out with some values."""
+    whys = {
+        name: only.harmless
+        for each in (UNSUPPORTED_IN_CHAT, UNSUPPORTED)
+        for name, only in each.items()
+        if only.harmless
+    }
+    rows = (f"| `{name}` | {why} |\n" for name, why in sorted(whys.items()))
+    return f"| field | why |\n|---|---|\n{''.join(rows)}"
+
+
 def reference() -> dict[str, Any]:
     """What llama-server's HTTP interface has, and how ours compares."""
     return tomllib.loads((Path(__file__).parent / "reference.toml").read_text(encoding="utf-8"))
@@ -231,4 +243,5 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "fields": fields,
     "errors": error_tree,
     "folders": folders,
+    "left-out": left_out,
 }

@@ -52,10 +52,11 @@ async def main() -> None:
     question = [{"role": "user", "content": "What is the weather in Paris?"}]
     async with Server(config) as server:
         print(question[0]["content"])
-        # One timeout for all steps. Leaving the block ends the model and the functions.
-        async with server.stream_run(question, [get_weather, SEND_LETTER], timeout=60) as run:
-            async for event in run:
-                await tell(run, event)
+        # One limit for all steps. Leaving the block ends the model and the functions.
+        with trio.fail_after(60):
+            async with server.stream_run(question, [get_weather, SEND_LETTER]) as run:
+                async for event in run:
+                    await tell(run, event)
         assert run.answer is not None
         print(run.answer.message.content)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from trioserve import Config, Models, Server
+from trioserve import Config, Models, Server, ServerState
 from trioserve.config import logs
 
 #: In place of the bundled model, a name may have another file: ``Config(model="llama.gguf")``.
@@ -27,7 +27,9 @@ async def main() -> None:
         async with trio.open_nursery() as nursery:
             for name, server in models.items():
                 nursery.start_soon(ask, name, server)
-        print("In memory:", [name for name, server in models.items() if not server.sleeping])
+        print(
+            "In memory:", [name for name, one in models.items() if one.state is ServerState.READY]
+        )
 
 
 if __name__ == "__main__":

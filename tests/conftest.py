@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +14,8 @@ import pytest
 import structlog
 import trio
 import trio.testing
+
+from trioserve import left_out as left_out_module
 
 pytest.register_assert_rewrite("tests.support")
 
@@ -56,14 +58,39 @@ _OPTIONAL = {
     "deploy/test_image.py": "TEST_IMAGE",
     "deploy/test_kuberay.py": "TEST_DEPLOY",
     "llama/test_embedding_reference.py": "LLAMA_SERVER",
+    "programs/test_agents.py": "TEST_CLIENTS",
+    "programs/test_sdks.py": "TEST_CLIENTS",
+    "programs/test_lm_eval.py": "TEST_CLIENTS",
     "ray/test_rayservice.py": "TEST_RAY",
     "ray/test_request_router.py": "TEST_RAY",
     "ray_cluster": "TEST_RAY",
+    "published_tools": "TEST_SCHEMAS",
     "real_models": "TEST_MODELS",
     "rpc": "TEST_RPC",
 }
 _LEFT_OUT = {path: name for path, name in _OPTIONAL.items() if not os.environ.get(name)}
 collect_ignore = [*_LEFT_OUT]
+
+
+class _LeftOutLog(list[tuple[str, str]]):
+    """A logger that keeps what it is told. A call gives what came since the last one."""
+
+    def info(self, event: str, *, what: str, why: str) -> None:
+        self.append((what, why))
+
+    def __call__(self) -> list[tuple[str, str]]:
+        told = [*self]
+        self.clear()
+        return told
+
+
+@pytest.fixture
+def left_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[str, str]]]:
+    """What the log says is left out of requests, as if nothing had been logged before."""
+    log = _LeftOutLog()
+    monkeypatch.setattr(left_out_module, "_log", log)
+    monkeypatch.setattr(left_out_module, "_logged", set())
+    return log
 
 
 def pytest_report_header() -> list[str]:

@@ -1,16 +1,28 @@
-"""`alongside`, `Bell`, `Feed` and `Gate`."""
+"""`alongside`, `Patience`, `Bell`, `Feed` and `Gate`."""
 
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
+from functools import partial
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.concurrency import Bell, Feed, Gate, Phase, alongside
-from trioserve.errors import EngineError, ServerClosingError
+from trioserve.concurrency import (
+    TURN,
+    Bell,
+    Feed,
+    Gate,
+    Patience,
+    Phase,
+    alongside,
+    check_cancelled,
+    deadline_scope,
+)
+from trioserve.errors import DeadlineExceededError, EngineError, ServerClosingError
 
 
 async def fail_at_its_end() -> None:
@@ -258,7 +270,7 @@ async def test_a_gate_counts_and_drains() -> None:
         gate.refuse()
         with pytest.raises(ServerClosingError), gate.open():
             pytest.fail("admitted")
-        with gate.open(begun=True):
+        with gate.open(has_begun=True):
             assert gate.n_open.value == 2
         let_go.set()
         await gate.drained()
@@ -287,7 +299,7 @@ async def test_the_end_of_a_gate_cancels_what_is_open_with_its_error() -> None:
         await wait_all_tasks_blocked()
         gate.end(EngineError("broken"))
         await gate.drained()
-    with pytest.raises(EngineError), gate.open(begun=True):
+    with pytest.raises(EngineError), gate.open():
         pytest.fail("admitted")
     assert gate.phase.value is Phase.CLOSED
 
@@ -307,3 +319,104 @@ async def test_a_scope_around_the_gate_is_not_taken_for_its_end() -> None:
         await trio.sleep_forever()
     assert scope.cancelled_caught
     assert gate.n_open.value == 0
+
+
+# -- patience
+
+
+async def test_patience_is_for_all_waits_together(autojump_clock: MockClock) -> None:
+    patience = Patience(3.5)
+    await patience.wait(partial(trio.sleep, TURN / 2))  # not a whole turn
+    assert await patience.wait(trio.lowlevel.checkpoint) is None
+    with pytest.raises(trio.TooSlowError):
+        await patience.wait(trio.sleep_forever)
+    assert trio.current_time() == TURN / 2 + 3.5
+    with pytest.raises(trio.TooSlowError):
+        await patience.wait(trio.lowlevel.checkpoint)
+
+
+async def test_a_pause_of_the_process_costs_one_turn(mock_clock: MockClock) -> None:
+    answered = trio.Event()
+
+    async def wait() -> None:
+        await Patience(3 * TURN).wait(answered.wait)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        for _ in range(2):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(3600)
+        await wait_all_tasks_blocked()
+        answered.set()
+    with pytest.raises(ExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            answered = trio.Event()
+            nursery.start_soon(wait)
+            for _ in range(3):
+                await wait_all_tasks_blocked()
+                mock_clock.jump(3600)
+    assert caught.group_contains(trio.TooSlowError)
+
+
+async def test_draining_a_gate_ends_what_takes_too_long(autojump_clock: MockClock) -> None:
+    gate = Gate()
+
+    async def work(seconds: float) -> None:
+        with gate.open():
+            await trio.sleep(seconds)
+
+    async def be_ended() -> None:
+        with pytest.raises(ServerClosingError, match="too late"):
+            await work(100)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work, 2)
+        await wait_all_tasks_blocked()
+        await gate.drain(trio.current_time() + 5, ServerClosingError("too late"))
+        assert (trio.current_time(), gate.phase.value) == (2, Phase.DRAINING)
+    gate = Gate()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(be_ended)
+        await wait_all_tasks_blocked()
+        await gate.drain(trio.current_time() + 5, ServerClosingError("too late"))
+        assert (trio.current_time(), gate.phase.value) == (7, Phase.CLOSED)
+
+
+# -- worker threads
+
+
+async def test_a_thread_learns_that_its_caller_is_cancelled() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        try:
+            while True:
+                check_cancelled()
+                ended.wait(0.001)
+        finally:
+            ended.set()
+
+    async def cancel() -> None:
+        await trio.to_thread.run_sync(begun.wait)
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            nursery.start_soon(cancel)
+            await trio.to_thread.run_sync(work)
+    assert scope.cancelled_caught
+    assert ended.is_set()
+    check_cancelled()  # on the event loop it has no effect
+
+
+# -- deadline_scope
+
+
+async def test_a_deadline_has_its_message(autojump_clock: MockClock) -> None:
+    for deadline in (-1.0, trio.current_time() + 1):
+        with (
+            pytest.raises(DeadlineExceededError, match=r"^The tool is slow\.$"),
+            deadline_scope(deadline, "The tool is slow."),
+        ):
+            await trio.sleep(5)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.errors import ContextLengthExceededError, QueueFullError, TrioServeError
+from trioserve.errors import (
+    ContextLengthExceededError,
+    EngineError,
+    QueueFullError,
+    TrioServeError,
+    raised_alone,
+)
 
 
 def test_an_error_is_raised_again_with_all_but_its_frames() -> None:
@@ -23,3 +29,11 @@ def test_an_error_is_raised_again_with_all_but_its_frames() -> None:
 def test_every_kind_of_error_can_be_raised_again(error: TrioServeError) -> None:
     second = error.again()
     assert (type(second), vars(second), second.args) == (type(error), vars(error), error.args)
+
+
+def test_an_exception_is_taken_out_of_groups_of_one() -> None:
+    error = EngineError("broken")
+    assert raised_alone(error) is error
+    assert raised_alone(ExceptionGroup("", [ExceptionGroup("", [error])])) is error
+    several = ExceptionGroup("", [error, ValueError()])
+    assert raised_alone(ExceptionGroup("", [several])) is several

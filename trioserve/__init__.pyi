@@ -22,7 +22,6 @@ from .config import (
     Config as Config,
 )
 from .errors import (
-    AbandonedError as AbandonedError,
     AmbiguousModelError as AmbiguousModelError,
     AuthenticationError as AuthenticationError,
     BackendMismatchError as BackendMismatchError,
@@ -98,6 +97,14 @@ from .server.generation.embeddings import (
     Embeddings as Embeddings,
     Ranking as Ranking,
 )
+from .server.keywords import (
+    ChatFields as ChatFields,
+    CompletionFields as CompletionFields,
+    ContextFields as ContextFields,
+    RenderFields as RenderFields,
+    RunFields as RunFields,
+    TranscriptionFields as TranscriptionFields,
+)
 from .server.observers.observer import (
     RequestRecord as RequestRecord,
 )
@@ -107,6 +114,10 @@ from .server.observers.telemetry import (
 )
 from .server.prompts.media import (
     MixedPrompt as MixedPrompt,
+)
+from .server.protocol import (
+    AnyServer as AnyServer,
+    AnyStream as AnyStream,
 )
 from .server.runs.events import (
     ApprovalGiven as ApprovalGiven,

@@ -7,7 +7,12 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -17,6 +22,9 @@ from trio_util import AsyncValue
 from trioserve.errors import DeadlineExceededError, ServerClosingError, TrioServeError
 
 _T = TypeVar("_T")
+
+#: Seconds that a pause of the process costs a peer at most: see `Patience`.
+TURN = 1.0
 
 
 @asynccontextmanager
@@ -63,15 +71,19 @@ class deadline_scope:  # noqa: N801 - used as the functions of Trio that make sc
     """Cancel a block at a deadline (`trio.current_time`); infinity: never.
 
     Raises:
-        DeadlineExceededError: the deadline has passed, in the block or before it.
+        DeadlineExceededError: the deadline has passed, in the block or before it; `message` is its
+            message.
     """
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(
+        self, deadline: float, message: str = "The request's deadline has passed."
+    ) -> None:
         self._scope = trio.CancelScope(deadline=deadline)
+        self._message = message
 
     def __enter__(self) -> None:
         if self._scope.deadline <= trio.current_time():
-            raise DeadlineExceededError
+            raise DeadlineExceededError(self._message)
         self._scope.__enter__()
 
     def __exit__(
@@ -82,7 +94,32 @@ class deadline_scope:  # noqa: N801 - used as the functions of Trio that make sc
     ) -> None:
         self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
-            raise DeadlineExceededError
+            raise DeadlineExceededError(self._message)
+
+
+class Patience:
+    """Waits for a peer, for a number of seconds in all.
+
+    They are counted in turns of at most `TURN` seconds in which the peer does nothing. So if the
+    whole process stands still (by SIGSTOP, or in a virtual machine that is suspended), the peer
+    loses one turn, and has the rest of the time after that.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+
+    async def wait(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Call a function, and return its result. When cancelled, the function must lose nothing:
+        each turn calls it again.
+
+        Raises:
+            TooSlowError: the time is over.
+        """
+        while self._left > 0:
+            with trio.move_on_after(min(self._left, TURN)):
+                return await call()
+            self._left -= TURN
+        raise trio.TooSlowError
 
 
 class Bell:
@@ -219,77 +256,75 @@ class Phase(enum.Enum):
 
 
 class Gate:
-    """Admits work, counts it, and ends it. Everything that drains and closes has one.
+    """Admits work, counts it, and ends it. Everything that drains and closes has one."""
 
-    Args:
-        error: what `refuse` and `end` raise unless they are given another error.
-    """
-
-    def __init__(self, error: Callable[[], TrioServeError] = ServerClosingError) -> None:
-        self._default = error
-        self._error: TrioServeError | None = None
+    def __init__(self) -> None:
+        self._refusal: TrioServeError = ServerClosingError()  # for new work
+        self._error: TrioServeError = self._refusal  # for work that is ended
         self._ends: dict[object, Callable[[TrioServeError], object]] = {}
         #: The phase, to read and to wait for. Only the gate sets it.
         self.phase = AsyncValue(Phase.OPEN)
         #: How many blocks are open.
         self.n_open = AsyncValue(0)
 
-    def check(self, *, begun: bool = False) -> None:
-        """Check that new work is admitted.
+    def check(self, *, has_begun: bool = False) -> None:
+        """Check that work is admitted.
 
         Args:
-            begun: whether it continues work that was admitted earlier, which draining lets finish.
+            has_begun: whether it continues work that was admitted earlier, which draining lets
+                finish.
 
         Raises:
-            TrioServeError: the error of `refuse` or `end`.
+            ServerClosingError: it is not.
+            TrioServeError: the error of `end`, if `refuse` was not called before.
         """
         phase = self.phase.value
-        if phase is Phase.OPEN or (begun and phase is Phase.DRAINING):
-            return
-        assert self._error is not None
-        raise self._error.again()
+        if phase is Phase.CLOSED or (phase is Phase.DRAINING and not has_begun):
+            raise self._refusal.again()
 
     @contextmanager
     def open(
-        self, on_end: Callable[[TrioServeError], object] | None = None, *, begun: bool = False
+        self, on_end: Callable[[TrioServeError], object] | None = None, *, has_begun: bool = False
     ) -> Iterator[None]:
         """Admit a block of work, and count it. `end` cancels the block, which then raises.
 
         Args:
             on_end: called by `end` with the error, in place of cancelling the block.
-            begun: as for `check`.
+            has_begun: as for `check`.
 
         Raises:
-            TrioServeError: the error of `refuse` or `end`, before the block or in place of what
-                it was cancelled in.
+            TrioServeError: as `check`, before the block; the error of `end`, in place of what the
+                block was cancelled in.
         """
-        self.check(begun=begun)
-        scope = trio.CancelScope()
+        self.check(has_begun=has_begun)
+        if on_end is None:
+            with (
+                trio.CancelScope() as scope,
+                self.open(lambda error: scope.cancel(reason=error.message), has_begun=has_begun),
+            ):
+                yield
+            if scope.cancelled_caught:
+                raise self._error.again()
+            return
         key = object()
-        self._ends[key] = on_end or (lambda error: scope.cancel(reason=error.message))
+        self._ends[key] = on_end
         self.n_open.value += 1
         try:
-            if on_end is not None:
-                yield
-            else:
-                with scope:
-                    yield
+            yield
         finally:
             del self._ends[key]
             self.n_open.value -= 1
-        if scope.cancelled_caught:
-            assert self._error is not None
-            raise self._error.again()
 
-    def refuse(self, error: TrioServeError | None = None) -> None:
+    def refuse(self) -> None:
         """Admit no new work."""
         if self.phase.value is Phase.OPEN:
-            self._error = error or self._default()
             self.phase.value = Phase.DRAINING
 
     def end(self, error: TrioServeError | None = None) -> None:
         """Admit no work, and end what is open. Synchronous: await `drained` for the end of it."""
-        self._error = error or self._error or self._default()
+        self._error = error or self._error
+        if self.phase.value is Phase.OPEN:
+            self._refusal = self._error
         self.phase.value = Phase.CLOSED
         for end in list(self._ends.values()):
             end(self._error.again())
@@ -297,6 +332,14 @@ class Gate:
     async def drained(self) -> None:
         """Wait until nothing is open."""
         await self.n_open.wait_value(0)
+
+    async def drain(self, deadline: float, error: TrioServeError | None = None) -> None:
+        """Admit no new work, and `end` what is still open at a time (`trio.current_time`)."""
+        self.refuse()
+        with trio.move_on_at(deadline) as scope:
+            await self.drained()
+        if scope.cancelled_caught:
+            self.end(error)
 
 
 class EnteredOnce(ABC):
@@ -309,8 +352,11 @@ class EnteredOnce(ABC):
         """Make the block that is entered."""
 
     async def __aenter__(self) -> Self:
+        name = type(self).__name__
+        if not trio.lowlevel.in_trio_run():
+            raise RuntimeError(f"a {name} needs Trio: use `trio.run`")
         if self._life is not None:
-            raise RuntimeError(f"a {type(self).__name__} can be entered only once")
+            raise RuntimeError(f"a {name} can be entered only once")
         self._life = self._live()
         await self._life.__aenter__()
         return self
@@ -349,6 +395,15 @@ async def all_of(calls: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
     if failures:
         raise failures[0]
     return [results[index] for index in range(len(calls))]
+
+
+def check_cancelled() -> None:
+    """Raise `trio.Cancelled` if the caller of this worker thread is cancelled. For long loops.
+
+    In other threads, such as that of the event loop, it does nothing.
+    """
+    with suppress(RuntimeError):
+        trio.from_thread.check_cancelled()
 
 
 async def until_idle(limiter: trio.CapacityLimiter) -> None:

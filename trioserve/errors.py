@@ -76,10 +76,6 @@ class StreamStoppedError(RequestEndedError):
     code = "stream_stopped"
 
 
-class AbandonedError(RequestEndedError):
-    """Work was given up because no request waits for it any longer."""
-
-
 class EngineError(TrioServeError):
     """The engine could not continue this request, or any. The client does not learn why."""
 
@@ -448,7 +444,7 @@ class ModelProcessError(UnavailableError):
 
 
 class ServerSleepingError(UnavailableError):
-    """The model is not in memory, and what was called does not load it. `Server.awake` does."""
+    """The model is not in memory, and what was called does not load it."""
 
     def __init__(self, message: str = "The server sleeps: its model is not in memory") -> None:
         super().__init__(message)
@@ -459,6 +455,13 @@ class ServerClosingError(UnavailableError):
 
     def __init__(self, message: str = "The server is shutting down") -> None:
         super().__init__(message)
+
+
+def raised_alone(error: Exception) -> Exception:
+    """The exception in groups that hold no other; a group of several, or an exception, itself."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        (error,) = error.exceptions
+    return error
 
 
 def errors_in(error: BaseException) -> Iterator[BaseException]:

@@ -120,9 +120,4 @@ KNOWN: tuple[Known, ...] = (
         r"^assert \[.*\] == \[",
         "rounding depends on the rest of the batch",
     ),
-    Known(
-        r"test_n_probs_post_backend_sampling",
-        r"400 == 200",
-        "--backend-sampling is a server flag, not a field of a request: the tokens are the same",
-    ),
 )

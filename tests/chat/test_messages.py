@@ -70,6 +70,17 @@ def test_arguments_become_text(arguments: object, expected: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_null_is_no_text(role: str) -> None:
+    assert parse_messages([{"role": role, "content": None}]) == ({"role": role, "content": ""},)
+
+
+def test_tools_that_a_provider_runs_are_left_out() -> None:
+    function = {"type": "function", "function": {"name": "f"}}
+    parsed = parse_tools([{"type": "web_search"}, function, {"type": "mcp", "server_label": "a"}])
+    assert [tool["function"]["name"] for tool in parsed] == ["f"]
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
@@ -83,8 +94,6 @@ def test_arguments_become_text(arguments: object, expected: str) -> None:
         ([{"role": 1, "content": "Hi"}], "messages[0].role"),
         ([{"role": "", "content": "Hi"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
-        ([{"role": "user", "content": None}], "messages[0].content"),
-        ([{"role": "tool", "content": None}], "messages[0].content"),
         ([{"role": "assistant"}], "messages[0].content"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": {}}], "messages[0].content"),
@@ -158,7 +167,7 @@ def test_tools() -> None:
         ("f", "tools"),
         ([1], "tools[0]"),
         ([{}], "tools[0].type"),
-        ([{"type": "web_search"}], "tools[0].type"),
+        ([{"type": "custom", "custom": {"name": "f"}}], "tools[0].type"),
         ([{"type": "function"}], "tools[0].function"),
         ([{"type": "function", "function": {}}], "tools[0].function.name"),
         (

@@ -126,7 +126,7 @@ async def test_a_model_that_computes_no_numbers(tmp_path: Path, name: str, value
         for temperature in (0.0, 0.8):
             with pytest.raises(DecodeError, match="not finite numbers"):
                 await server.complete("Hi", temperature=temperature)
-        assert server.lifecycle.ready
+        assert server._core.lifecycle.ready
 
 
 @pytest.mark.parametrize("unified", [False, True])
@@ -141,7 +141,7 @@ async def test_a_neighbour_goes_on(tmp_path: Path, unified: bool) -> None:
     async with Server(config) as server:
         assert await server.tokenize("~") == (ord("~"),)
         expected = (await server.complete("abc", temperature=0, max_tokens=60)).text
-        async with server.stream("abc", temperature=0, max_tokens=60) as neighbour:
+        async with server.stream_complete("abc", temperature=0, max_tokens=60) as neighbour:
             with pytest.raises(DecodeError):
                 await server.complete("abc~d", temperature=0, max_tokens=5)
             text = "".join([getattr(event, "text", "") async for event in neighbour])

@@ -57,6 +57,19 @@ def test_any_changed_byte_is_found(
                 read(path)
 
 
+def test_a_list_of_tokens_as_old_servers_wrote_it_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    data = path.read_bytes()
+    (n_words,) = struct.unpack_from("<I", data, 8)
+    tokens, rest = data[24 : 24 + 3 * 4], data[12 + 4 * n_words :]
+    old = data[:8] + struct.pack("<I", 3) + tokens + rest
+    path.write_bytes(old)
+    assert read(path) == SAVED
+    path.write_bytes(old[:12] + b"\x09" + old[13:])  # another token
+    with pytest.raises(InvalidRequestError, match="checksum"):
+        read(path)
+
+
 def test_a_file_without_a_checksum_is_read(tmp_path: Path) -> None:
     path = written(tmp_path)
     end = path.read_bytes().index(b'{"lora"')

@@ -42,12 +42,14 @@ from trioserve.errors import (
 )
 from trioserve.router.client import ServerAnswer, ServerEvents
 from trioserve.router.fleet import Fleet
-from trioserve.router.remote import ChildModels, RemoteServer, RemoteStream
+from trioserve.router.remote import ChildModels, RemoteServer, RemoteStream, _chat
+from trioserve.server import Server
 from trioserve.server.prompts.media import MixedPrompt
-from trioserve.server.stream import ChatChunk
+from trioserve.server.protocol import AnyServer
+from trioserve.server.stream import ChatChunk, ChatCompletion
 from trioserve.server.transcription.transcript import Word
 from trioserve.testing import ScriptedBackend
-from trioserve.types import Chunk, Finished, FinishReason
+from trioserve.types import Chunk, FinishReason, Grammar
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -91,11 +93,10 @@ async def remote(
 
 async def test_a_prompt_is_continued(tmp_path: Path) -> None:
     async with remote(tmp_path) as (server, _, _):
-        async with server.stream("hello", max_tokens=4) as stream:
+        async with server.stream_complete("hello", max_tokens=4) as stream:
             events = [event async for event in stream]
         assert "".join(each.text for each in events if isinstance(each, Chunk)) == "HELL"
-        assert isinstance(events[-1], Finished)
-        assert stream.finished is events[-1]
+        assert stream.finished is not None
         assert stream.finished.reason is FinishReason.LIMIT
         assert stream.finished.timings.predicted_n == 4
         assert stream.prompt_text == "hello"
@@ -131,12 +132,40 @@ async def test_leaving_a_stream_frees_the_slot(tmp_path: Path) -> None:
         return ScriptedBackend(lambda prompt: "x" * 10_000, n_ctx=20_000)
 
     async with remote(tmp_path, make) as (server, service, _):
-        async with server.stream("a") as stream:
+        async with server.stream_complete("a") as stream:
             await anext(stream)
             assert await slots_in_use(service) == 1
         with patiently():
             while await slots_in_use(service):
                 await trio.lowlevel.checkpoint()
+
+
+async def test_a_program_uses_either_server(tmp_path: Path) -> None:
+    async def use(server: AnyServer) -> list[object]:
+        async with server.stream_complete("ab", max_tokens=1, temperature=0.0) as completion:
+            text = [piece async for piece in completion.text()]
+        async with server.stream_chat(HI, template_kwargs={"mood": 1}) as answer:
+            said = [piece async for piece in answer.text()]
+        message = (await answer.read()).message if answer.finished is None else None
+        chat = await server.chat(HI, max_tokens=3, logit_bias=[(65, -1.0)], stop=["x"])
+        return [
+            text, "".join(said), message, chat.message.content, chat.finished.reason,
+            await server.tokenize("hi"), await server.detokenize([104, 105]),
+            await server.render(HI, add_generation_prompt=False), await server.count_tokens(HI),
+        ]  # fmt: skip
+
+    async with remote(tmp_path) as (server, service, _):
+        assert await use(server) == await use(Server._of(service.server))
+
+
+async def test_grammars_and_what_cannot_be_sent(tmp_path: Path) -> None:
+    async with remote(tmp_path, lambda: ScriptedBackend(lambda prompt: "7")) as (server, _, _):
+        grammar = Grammar("json_schema", '{"type": "integer"}')
+        assert (await server.complete("a", grammar=grammar, max_tokens=1)).text == "7"
+        with pytest.raises(UnsupportedFieldError, match="A regex grammar"):
+            await server.complete("a", grammar=Grammar("regex", "7"))
+        with pytest.raises(UnsupportedFieldError, match="'client' has no effect"):
+            await server.complete("a", client="anna")
 
 
 async def test_text_and_tokens(tmp_path: Path) -> None:
@@ -147,7 +176,7 @@ async def test_text_and_tokens(tmp_path: Path) -> None:
 
 async def test_embeddings(tmp_path: Path) -> None:
     async with remote(tmp_path, ScriptedEmbedder, embeddings=True) as (server, service, _):
-        vectors = await server.embed(["one", "two"])
+        vectors = (await server.embed(["one", "two"])).vectors
         own = await service.server.embed(["one", "two"])
         assert len(vectors) == 2
         for vector, expected in zip(vectors, own.vectors, strict=True):
@@ -163,7 +192,7 @@ async def test_embeddings_of_images(tmp_path: Path) -> None:
     make = partial(ScriptedEmbedder, pooling="last", n_ctx=200, projector=WordProjector())
     async with remote(tmp_path, make, embeddings=True) as (server, service, _):
         texts = [MixedPrompt(["See ", Image(file), "!"]) for file in (path, path.read_bytes())]
-        one, same, plain = await server.embed([*texts, "See !"])
+        one, same, plain = (await server.embed([*texts, "See !"])).vectors
         own = await service.server.embed(texts)
         for vector in (one, same):
             assert vector == pytest.approx(own.vectors[0])
@@ -175,8 +204,10 @@ async def test_embeddings_of_images(tmp_path: Path) -> None:
 async def test_ranking(tmp_path: Path) -> None:
     make = partial(ScriptedEmbedder, pooling="rank")
     async with remote(tmp_path, make, reranking=True) as (server, service, _):
-        scores = await server.rerank("a", ["b", "ccc"])
-        assert scores == pytest.approx((await service.server.rerank("a", ["b", "ccc"])).scores)
+        ranking = await server.rerank("a", ["b", "ccc"])
+        assert ranking.scores == pytest.approx(
+            (await service.server.rerank("a", ["b", "ccc"])).scores
+        )
 
 
 @pytest.mark.system
@@ -193,9 +224,9 @@ async def test_recordings(tmp_path: Path) -> None:
     path = tmp_path / "call.wav"
     path.write_bytes(wav_file(1.0))
     async with remote(tmp_path, make) as (server, service, _):
-        own = await service.server.transcribe(path, language="de", timed=True)
+        own = await Server._of(service.server).transcribe(path, language="de", timed=True)
         for recording in (path, str(path), path.read_bytes(), Audio(path)):
-            found = await server.transcribe(recording, language="de", timeout=30)
+            found = await server.transcribe(recording, language="de")
             assert (found.text, found.segments, found.duration) == (
                 "Grüße.", own.segments, own.duration,
             )  # fmt: skip
@@ -208,8 +239,8 @@ async def test_recordings(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequestError) as caught:
             await server.transcribe(b"no sound")
         assert caught.value.param == "file"
-        with pytest.raises(UnsupportedFieldError, match="'stream' has no effect"):
-            await server.transcribe(path, stream=True)
+        with pytest.raises(UnsupportedFieldError, match="'timed' has no effect"):
+            await server.transcribe(path, timed=True)
 
 
 @pytest.mark.system
@@ -219,7 +250,7 @@ async def test_times_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     async with remote(tmp_path, transcription_model="tiny") as (server, _, _):
         plain = await server.transcribe(wav)
         assert plain.words == [] and len(plain.segments) == 3
-        timed = await server.transcribe(wav, timestamp_granularities=["word"])
+        timed = await server.transcribe(wav, words=True)
         assert plain.summary.language == timed.summary.language == "de"
         word = Word(text="pid", start=0.0, end=0.5)
         assert timed.segments[0].words == (word,) * 3  # it says so of each segment
@@ -245,17 +276,17 @@ async def test_errors_have_their_classes(tmp_path: Path) -> None:
 async def test_a_deadline_holds_from_the_start(tmp_path: Path) -> None:
     async with remote(tmp_path) as (server, _, child):
         child.ready = trio.Event()
-        with pytest.raises(DeadlineExceededError):
-            await server.complete("a", timeout=0.05)
+        with pytest.raises(trio.TooSlowError), trio.fail_after(0.05):
+            await server.complete("a")
         child.ready.set()
-        assert (await server.complete("a", timeout=30)).text == "A"
+        assert (await server.complete("a")).text == "A"
 
 
 async def test_a_process_that_has_gone_before_it_was_asked(tmp_path: Path) -> None:
     async with remote(tmp_path) as (server, _, child), trio.open_nursery() as nursery:
         path, child.socket_path = child.socket_path, tmp_path / "gone.sock"
-        with pytest.raises(DeadlineExceededError):
-            await server.complete("a", timeout=0.05)
+        with pytest.raises(trio.TooSlowError), trio.fail_after(0.05):
+            await server.complete("a")
         texts = list[str]()
 
         async def complete() -> None:
@@ -288,7 +319,7 @@ async def test_a_process_that_is_killed(tmp_path: Path) -> None:
     models = ChildModels(tmp_path, flags=["--ctx-size", "4096", "--threads", "1"])
     async with models:
         server = models["bundled"]
-        async with server.stream("Once", max_tokens=4000, ignore_eos=True) as stream:
+        async with server.stream_complete("Once", max_tokens=4000, ignore_eos=True) as stream:
             await anext(stream)
             pid = models._entered.state("bundled").pid
             assert pid is not None
@@ -316,8 +347,8 @@ class Written:
         return self.pieces.pop(0) if self.pieces else b""
 
 
-def stream_of(*pieces: bytes) -> RemoteStream:
-    return RemoteStream(ServerEvents(cast(ServerAnswer, Written(*pieces)), dict))
+def stream_of(*pieces: bytes) -> RemoteStream[ChatCompletion]:
+    return RemoteStream(ServerEvents(cast(ServerAnswer, Written(*pieces)), dict), _chat)
 
 
 def delta(**fields: Any) -> bytes:
@@ -332,7 +363,7 @@ async def test_tool_calls() -> None:
         delta(tool_calls=[{"index": 0, "function": {"arguments": "{}"}}])[30:],
     )
     with pytest.raises(UnavailableError, match="no end"):
-        await stream.read_chat()
+        await stream.read()
     assert stream.message == Message(tool_calls=(ToolCall("c1", "f", "{}"),))
 
 
@@ -351,7 +382,7 @@ async def test_an_error_ends_a_stream(error: Any, kind: type[TrioServeError]) ->
     last = b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
     stream = stream_of(delta(content="a") + last)
     with pytest.raises(kind) as caught:
-        await stream.read_chat()
+        await stream.read()
     assert type(caught.value) is kind
     assert caught.value.message == "m"
     assert caught.value.param == error["param"]

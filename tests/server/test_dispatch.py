@@ -229,24 +229,41 @@ async def test_a_pace_makes_single_chunks(engine: Engine, dispatcher: Dispatcher
 async def test_a_reader_that_stays_behind_is_given_up(
     engine: Engine, dispatcher: Dispatcher, autojump_clock: MockClock
 ) -> None:
-    woken: list[int] = []
     stuck, slow, late = (dispatcher.open(task_id, 1) for task_id in (1, 2, 3))
-    for mailbox in (stuck, slow, late):
-        mailbox.on_stalled = lambda task_id=mailbox.task_id: woken.append(task_id)
     async with running(dispatcher):
         await engine.say(Chunk(1, "", (1,) * 4), Chunk(2, "", (1,) * 5))
         await trio.sleep(9)
         await dispatcher.take(slow)
         await engine.say(Chunk(2, "", (1,) * 4), Chunk(3, "", (1,) * 4))
         await trio.sleep(2)
-        assert (stuck.is_over, slow.is_over, late.is_over, woken) == (True, False, False, [1])
+        assert (stuck.is_over, slow.is_over, late.is_over) == (True, False, False)
         assert stuck.cancel_reason is CancelReason.STALLED
         with pytest.raises(StalledReaderError, match="4 tokens were left unread for 10 seconds"):
             await dispatcher.take(stuck)
         dispatcher.close(late)
         await trio.sleep(9)
-    assert slow.is_over and late.cancel_reason is None and woken == [1, 2]
+    assert slow.is_over and late.cancel_reason is None
     assert [task_id for what, task_id in engine.told if what == "cancel"] == [1, 3, 2]
+
+
+async def test_a_pause_of_the_process_costs_readers_one_second(
+    engine: Engine, dispatcher: Dispatcher, mock_clock: MockClock
+) -> None:
+    mailboxes = [dispatcher.open(task_id, 1) for task_id in (1, 2)]
+    async with running(dispatcher):
+        for task_id in (1, 2):
+            await engine.say(Chunk(task_id, "", (1,) * 4))
+            await wait_all_tasks_blocked()
+            mock_clock.jump(0.1)
+        for _ in range(9):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(3600)
+        await wait_all_tasks_blocked()
+        assert [mailbox.is_over for mailbox in mailboxes] == [False, False]
+        assert len(await dispatcher.take(mailboxes[0])) == 1
+        mock_clock.jump(1)
+        await wait_all_tasks_blocked()
+        assert [mailbox.is_over for mailbox in mailboxes] == [False, True]
 
 
 async def test_deadlines(engine: Engine, dispatcher: Dispatcher, autojump_clock: MockClock) -> None:

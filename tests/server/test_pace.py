@@ -36,8 +36,9 @@ def say(stream: Stream, text: str, pace: float = PACE) -> None:
 
 
 async def read(stream: Stream, seen: list[tuple[float, str]]) -> None:
-    start = trio.current_time()
-    async for event in stream:
+    start, event = trio.current_time(), None
+    while not isinstance(event, Finished):
+        event = await stream.next_event()
         text = event.text if isinstance(event, Chunk) else "end"
         seen.append((pytest.approx(trio.current_time() - start, abs=0.001), text))
 

@@ -18,7 +18,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trioserve
 from tests.support.cancellation import CancelAtStep
-from tests.support.scripted_server import assert_at_rest, read, serve
+from tests.support.scripted_server import assert_at_rest, completing, read, serve
 from trioserve.config import Config
 from trioserve.errors import (
     ContextLengthExceededError,
@@ -31,7 +31,7 @@ from trioserve.errors import (
     StalledReaderError,
     TemplateError,
 )
-from trioserve.server import Server
+from trioserve.server import RequestContext, Server
 from trioserve.server.stream import ChatChunk, _merge
 from trioserve.testing import ScriptedBackend, scripted, stepping
 from trioserve.testing.backend import ScriptedSampler
@@ -51,10 +51,11 @@ from trioserve.types import (
 
 async def test_a_stream_from_start_to_end() -> None:
     async with serve() as server:
-        async with server.stream("hello") as stream:
+        async with server.stream_complete("hello") as stream:
             events = [event async for event in stream]
         assert "".join(event.text for event in events if isinstance(event, Chunk)) == "HELLO"
-        assert events[-1] is stream.finished
+        assert stream.finished is not None
+        assert stream.finished.reason is FinishReason.EOS
         assert stream.prompt.tokens == tuple(b"hello")
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
@@ -85,22 +86,21 @@ async def test_chat_takes_the_output_apart() -> None:
     assert reply.message.reasoning_content == "hm"
     assert stream.message == reply.message
     assert isinstance(events[0], ChatChunk)
-    assert isinstance(events[-1], Finished)
-    assert events[-1] is stream.finished
+    assert stream.finished is not None
 
 
 async def test_chunks_that_pile_up_come_as_one() -> None:
-    async with serve() as server, server.stream("hello") as stream:
+    async with serve() as server, server.stream_complete("hello") as stream:
         await wait_all_tasks_blocked()
         events = [event async for event in stream]
-    assert [type(event) for event in events] == [Chunk, Finished]
+    assert [type(event) for event in events] == [Chunk]
 
 
 async def test_five_streams_interleave_and_more_wait_their_turn() -> None:
     order: list[int] = []
 
     async def follow(server: Server, name: int) -> None:
-        async with server.stream(f"this is stream number {name}") as stream:
+        async with server.stream_complete(f"this is stream number {name}") as stream:
             async for event in stream:
                 if isinstance(event, Chunk):
                     order.append(name)
@@ -128,7 +128,7 @@ async def a_moment() -> None:
 async def test_a_stream_is_cancelled_from_another_task(autojump_clock: MockClock) -> None:
     async with serve(ScriptedBackend(lambda prompt: "x" * 500)) as server:
         with capture_logs() as logs, pytest.raises(RequestEndedError):
-            async with server.stream("a") as stream:
+            async with server.stream_complete("a") as stream:
                 await anext(stream)
                 stream.cancel()
                 await read(stream)
@@ -144,7 +144,7 @@ async def test_leaving_the_block_frees_the_slot(stage: str) -> None:
             nursery.start_soon(_fill_slots, server)
             await a_moment()
         with trio.CancelScope() as scope:
-            async with server.stream("y" * 64 if stage == "prefill" else "y") as stream:
+            async with server.stream_complete("y" * 64 if stage == "prefill" else "y") as stream:
                 if stage == "decode":
                     await anext(stream)
                 elif stage == "prefill":
@@ -175,7 +175,7 @@ async def _fill_slots(server: Server) -> None:
 
 
 async def _hold_a_slot(server: Server) -> None:
-    async with server.stream("busy"):
+    async with server.stream_complete("busy"):
         await trio.sleep_forever()
 
 
@@ -204,7 +204,7 @@ async def _long_prompt(server: Server) -> None:
 
 
 async def _read_after_the_end(server: Server) -> None:
-    async with server.stream("some text", max_tokens=4) as stream:
+    async with server.stream_complete("some text", max_tokens=4) as stream:
         await wait_all_tasks_blocked()
         await read(stream)
 
@@ -235,16 +235,13 @@ async def test_cancellation_at_every_await_leaves_nothing(
 async def test_a_reader_that_stops_is_paused_then_cancelled(autojump_clock: MockClock) -> None:
     backend = ScriptedBackend(lambda prompt: prompt.upper() * 900, n_slots=2)
     async with serve(backend, unread_tokens=50, stall_timeout=7) as server:
-        woken: list[bool] = []
-        async with server.stream("a") as stream:
-            stream.mailbox.on_stalled = lambda: woken.append(True)
+        async with server.stream_complete("a") as stream:
             await trio.sleep(6)
             assert 50 <= stream.mailbox.n_unread <= 60
             status = await server.status()
             assert [slot.paused for slot in status.slots].count(True) == 1
             assert (await server.complete("b", max_tokens=40)).text == "B" * 40
             await trio.sleep(2)
-            assert woken == [True]
             with pytest.raises(StalledReaderError, match="unread for 7 seconds"):
                 await read(stream)
         await assert_at_rest(server)
@@ -255,11 +252,13 @@ async def test_readers_that_stop_make_way_for_others(autojump_clock: MockClock) 
     async with serve(backend, unread_tokens=50, stall_timeout=30) as server:
         async with AsyncExitStack() as stack:
             prompts = [chr(ord("a") + i) for i in range(26)]
-            stalled = [await stack.enter_async_context(server.stream(each)) for each in prompts]
+            stalled = [
+                await stack.enter_async_context(server.stream_complete(each)) for each in prompts
+            ]
             start = trio.current_time()
             assert (await server.complete("1", max_tokens=40)).text == "1" * 40
             assert trio.current_time() - start < 5
-            assert server.lifecycle.services.dispatcher.queued.n_requests == len(stalled) - 3
+            assert server._core.lifecycle.services.dispatcher.queued.n_requests == len(stalled) - 3
             await trio.sleep(20)
             # Those who read again have another turn, and miss nothing.
             for prompt, stream in zip(prompts[:13], stalled, strict=False):
@@ -285,12 +284,12 @@ async def test_what_is_unread_is_bounded_in_bytes(
     monkeypatch.setattr(ScriptedSampler, "sample_with_probs", with_candidates)
     backend = ScriptedBackend(lambda prompt: "x" * 900)
     async with serve(backend, unread_tokens=800) as server:
-        async with server.stream("a", n_probs=250) as stream:
+        async with server.stream_complete("a", n_probs=250) as stream:
             await trio.sleep(1)
             n_stalled = stream.mailbox.n_unread
             assert 2**20 <= n_stalled * 250 * 150 < stream.mailbox.n_bytes < 1.2 * 2**20
             assert await read(stream) == "x" * 900
-        async with server.stream("a") as stream:
+        async with server.stream_complete("a") as stream:
             await trio.sleep(1)
             assert stream.mailbox.n_unread >= 800
 
@@ -321,7 +320,7 @@ async def test_a_slow_reader_gets_everything(autojump_clock: MockClock) -> None:
     backend = ScriptedBackend(lambda prompt: "x" * 500)
     async with (
         serve(backend, unread_tokens=20, stall_timeout=10) as server,
-        server.stream("a") as stream,
+        server.stream_complete("a") as stream,
     ):
         text = ""
         async for event in stream:
@@ -340,7 +339,7 @@ def endless(prompt: str) -> str:
 
 
 async def _hold(server: Server, prompt: str = "busy", **options: object) -> None:
-    async with server.stream(prompt, **options):
+    async with server.stream_complete(prompt, **options):
         await trio.sleep_forever()
 
 
@@ -381,7 +380,7 @@ async def test_clients_and_priorities_decide_whose_turn_it_is() -> None:
     backend = ScriptedBackend(endless, n_slots=1)
     async with serve(backend) as server, trio.open_nursery() as nursery:
         with trio.CancelScope() as scope:
-            async with server.stream("x"):
+            async with server.stream_complete("x"):
                 await a_moment()
                 for name, priority in (("a1", 0), ("a2", 0), ("b1", 0), ("c1", 1)):
                     nursery.start_soon(ask, server, name, priority)
@@ -401,7 +400,7 @@ async def test_a_deadline_is_reported_as_one(stage: str, autojump_clock: MockClo
                 await wait_all_tasks_blocked()
             began = trio.current_time()
             with capture_logs() as logs, pytest.raises(DeadlineExceededError):
-                async with server.stream("a", timeout=3) as stream:
+                async with completing(server, "a", 3) as stream:
                     if stage == "unread":
                         await trio.sleep(5)
                     async for _ in stream:
@@ -443,9 +442,9 @@ async def test_a_prompt_that_is_too_long() -> None:
 
 async def test_settings_change_single_options() -> None:
     async with serve(n_predict=5) as server:
-        assert (await server.params({})).max_tokens == 5
+        assert (await server._core.params({})).max_tokens == 5
         fields = {"temperature": 0.0, "stop": "x"}
-        params = await server.params(fields, GenerationParams(max_tokens=9))
+        params = await server._core.params(fields, GenerationParams(max_tokens=9))
     assert (params.max_tokens, params.stop) == (9, ("x",))
     assert params.sampling.temperature == 0.0
     assert params.sampling.top_k == 40
@@ -465,7 +464,7 @@ async def test_a_reader_that_asks_again_gets_the_failure_again() -> None:
     backend = ScriptedBackend()
     async with serve(backend) as server:
         backend.fail_next = DecodeError("bad luck")
-        async with server.stream("x") as stream:
+        async with server.stream_complete("x") as stream:
             for _ in range(2):
                 with trio.fail_after(10), pytest.raises(DecodeError, match="bad luck"):
                     await anext(stream)
@@ -489,7 +488,10 @@ async def test_the_log_tells_the_story() -> None:
         with capture_logs() as logs:
             await server.complete("hello")
             with trio.CancelScope() as scope:
-                async with server.stream("hello", on_cancel=CancelReason.DISCONNECT):
+                core = server._core
+                context = RequestContext(on_cancel=CancelReason.DISCONNECT)
+                params = await core.params({})
+                async with core.stream_all(["hello"], params, context=context):
                     scope.cancel()
                     await trio.sleep_forever()
     started, ended, _, cancelled = logs
@@ -503,8 +505,8 @@ async def test_the_log_tells_the_story() -> None:
 
 async def test_text_goes_both_ways() -> None:
     async with serve() as server:
-        assert server.detokenize(await server.tokenize("häßlich")) == "häßlich"
-        assert server.detokenize([0xC3]) == "\ufffd"
+        assert await server.detokenize(await server.tokenize("häßlich")) == "häßlich"
+        assert await server.detokenize([0xC3]) == "\ufffd"
         with pytest.raises((TemplateError, InvalidRequestError)):
             await server.render([{"role": "user"}])
 

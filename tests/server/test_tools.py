@@ -176,7 +176,7 @@ async def test_a_model_without_a_place_for_tools() -> None:
 @asynccontextmanager
 async def serving_server(backend: ScriptedBackend) -> AsyncIterator[Server]:
     async with serving_script(backend) as (_, service):
-        yield service.server
+        yield Server._of(service.server)
 
 
 # -- the wire
@@ -246,7 +246,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
         "at #/properties/a/not.",
         "tools[0].function.parameters",
     ),
-    ({"tools": [TIME, tool("f", {"type": "array"})]}, None, "tools[1].function.parameters"),
+    ({"tools": [TIME, strict("f", {"type": "array"})]}, None, "tools[1].function.parameters"),
     ({"parallel_tool_calls": "no"}, None, "parallel_tool_calls"),
 ]
 

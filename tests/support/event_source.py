@@ -11,10 +11,11 @@ from typing import Any
 import attrs
 import httpx
 import pytest
+import trio
 
 from tests.support.scripts import answering
 from trioserve.api import streams
-from trioserve.api.base.connection import current_request
+from trioserve.api.base.connection import Connection, current_request
 from trioserve.testing import ScriptedBackend
 
 
@@ -47,12 +48,19 @@ def gated(text: str, **settings: Any) -> tuple[ScriptedBackend, Gate]:
 def connections_of_readers(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """Note the readers of streams in the order in which they come: each can be cut off."""
     connections: list[Callable[[], None]] = []
-    respond = streams.respond
+    scopes: dict[str, trio.CancelScope] = {}
+    call, respond = Connection.__call__, streams.respond
+
+    async def cuttable(self: Connection, receive: Any, send: Any) -> None:
+        with trio.CancelScope() as scope:
+            scopes[self.scope["path"]] = scope
+            await call(self, receive, send)
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        connections.append(current_request().abort)
+        connections.append(scopes[current_request().path].cancel)
         return respond(*args, **kwargs)
 
+    monkeypatch.setattr(Connection, "__call__", cuttable)
     monkeypatch.setattr(streams, "respond", noted)
     return connections
 

@@ -19,12 +19,12 @@ class WordProjector(ScriptedProjector):
         *,
         add_special: bool,
         parse_special: bool = True,
-        stop: Callable[[int], bool] = lambda _n: False,
+        check: Callable[[int], object] = lambda _n: None,
     ) -> Prompt:
         """Write text and words."""
         text = ""
         for index, part in enumerate(parts):
-            assert not stop(len(text))
+            check(len(text))
             text += part if isinstance(part, str) else _word(part, index)
         return Prompt(byte_vocab.tokenize(text, add_special=add_special))
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import attrs
+import trio
 
+from trioserve.chat.params import ChatParams
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
-from trioserve.server import Server
+from trioserve.server import RequestContext, Server
+from trioserve.server.runs.params import RunParams
+from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import Stream
 from trioserve.testing import ScriptedBackend, scripted, stepping
 from trioserve.types import Chunk
@@ -21,6 +27,38 @@ def serve(backend: ScriptedBackend | None = None, **config: object) -> Server:
     return Server(Config(**config), load=scripted(backend), drive=stepping)
 
 
+def within(seconds: float) -> RequestContext:
+    """Make the context of a request with a deadline, which the HTTP interface sets."""
+    return RequestContext(deadline=trio.current_time() + seconds)
+
+
+@asynccontextmanager
+async def completing(server: Server, prompt: str, seconds: float) -> AsyncIterator[Stream]:
+    """Continue a prompt with a deadline."""
+    core, context = server._core, within(seconds)
+    params = await core.params({}, context=context)
+    opened = core.stream_all([prompt], params, context=context)
+    async with opened as (stream,):
+        yield stream
+
+
+async def complete_within(server: Server, prompt: str, seconds: float) -> str:
+    async with completing(server, prompt, seconds) as stream:
+        return await read(stream)
+
+
+@asynccontextmanager
+async def running(server: Server, tools: Sequence[Any], seconds: float) -> AsyncIterator[AgentRun]:
+    """Run tools with a deadline."""
+    core, messages = server._core, [{"role": "user", "content": "Hi"}]
+    params = await core.params({})
+    opened = core.stream_run(
+        messages, tools, params, ChatParams(), RunParams(), context=within(seconds)
+    )
+    async with opened as run:
+        yield run
+
+
 async def read(stream: Stream) -> str:
     return "".join([event.text async for event in stream if isinstance(event, Chunk)])
 
@@ -30,7 +68,7 @@ async def assert_at_rest(server: Server) -> None:
     status = await server.status()
     assert [slot.state for slot in status.slots] == ["idle"] * server.model.n_slots
     assert status.waiting == ()
-    assert len(server.lifecycle.services.dispatcher) == 0
+    assert len(server._core.lifecycle.services.dispatcher) == 0
 
 
 @attrs.define(eq=False)

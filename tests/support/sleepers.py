@@ -11,6 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.scripted_server import ScriptedLoader
 from trioserve.server import Server
+from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.testing import ScriptedBackend
 
@@ -21,8 +22,9 @@ def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
 
 
-async def until(server: Server, state: ServerState) -> None:
-    await server.state.wait_value(state)
+async def until(server: Server | ServerCore, state: ServerState) -> None:
+    core = server._core if isinstance(server, Server) else server
+    await core.state.wait_value(state)
 
 
 def n_loads(loader: ScriptedLoader) -> int:

@@ -31,6 +31,11 @@ def tool(name: str, parameters: Any = None) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+def strict(*tools: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same tools, whose schemas have to be enforced."""
+    return [{**one, "function": {**one["function"], "strict": True}} for one in tools]
+
+
 def taking(schema: Any, **others: Any) -> list[dict[str, Any]]:
     """A tool with one argument of this schema."""
     properties = {"a": schema, **others}

@@ -25,12 +25,7 @@ from trioserve.api import (
     streams,
 )
 from trioserve.api.base import access, app_state, errors, http, tcp, vendors
-from trioserve.api.base.connection import (
-    PREFIX,
-    SEND_TIMEOUT,
-    Connection,
-    Request,
-)
+from trioserve.api.base.connection import PREFIX, Connection, Request
 from trioserve.api.base.service import Service
 from trioserve.api.openai import responses
 from trioserve.api.router import routes as router_routes
@@ -101,11 +96,8 @@ def _install_base(app: QuartTrio, served: app_state.AppState) -> None:
 def configure(app: QuartTrio, config: Config) -> None:
     """Set the limits that Quart and the connections keep. To be done before requests come."""
     app.config["MAX_CONTENT_LENGTH"] = config.max_body_size
-    app.config["BODY_TIMEOUT"] = config.timeout
+    app.config["BODY_TIMEOUT"] = None  # `body.py` counts the time
     app.config[PREFIX] = config.api_prefix
     predict.configure(app, config)
     if config.static_path is not None:
         app.before_request(pages.serve_static)  # after the check of keys
-    # The watch over unread tokens comes first; this is for clients that leave a response unread
-    # whose request has ended.
-    app.config[SEND_TIMEOUT] = 2 * config.stall_timeout

@@ -84,10 +84,9 @@ async def _predict(app: QuartTrio, formats: Mapping[str, str]) -> Response:
     async def fill(place: int) -> None:
         try:
             path, payload = _request_of(instances[place], formats)
+            predictions[place] = await _ask(app, scope, path, payload)
         except TrioServeError as error:
             predictions[place] = error_body(error)
-        else:
-            predictions[place] = await _ask(app, scope, path, payload)
 
     async with trio.open_nursery() as nursery:
         for place in range(len(instances)):

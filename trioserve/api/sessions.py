@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import attrs
 import trio
 
+from trioserve.concurrency import Bell
 from trioserve.config import Config
 from trioserve.errors import (
     InvalidRequestError,
@@ -387,7 +388,7 @@ class Sessions:
         self._by_secret: dict[str, StreamSession] = {}
         self._running: dict[StreamSession, None] = {}  # oldest first
         self._finished: dict[StreamSession, float] = {}  # when each expires, earliest first
-        self._has_finished = trio.Event()
+        self._has_finished = Bell()
 
     async def run(self, config: Config) -> None:
         """Run sessions until cancelled, which also cancels the sessions still running."""
@@ -452,7 +453,7 @@ class Sessions:
         if session in self._running:  # not forgotten meanwhile
             del self._running[session]
             self._finished[session] = self._clock() + self._limits.keep_seconds
-            self._has_finished.set()
+            self._has_finished.ring()
 
     def stop(self, session: StreamSession, why: str) -> None:
         """Stop a stream and forget it. Its readers get `why` as an error."""
@@ -528,7 +529,7 @@ class Sessions:
         """Forget ended streams after `keep_seconds`, unless they have readers. Never returns."""
         while True:
             while not self._finished:
-                self._has_finished = trio.Event()
+                self._has_finished = Bell()
                 await self._has_finished.wait()
             session, until = next(iter(self._finished.items()))
             if until > self._clock():

@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import attrs
 
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
+from trioserve.left_out import leave_out
 from trioserve.types import DecodedDocument, DocumentSource, MediaKind, MediaSource
 
 #: The roles that every client may use. Others must be known to the model's template.
@@ -38,6 +39,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1024
 MAX_PARTS = 1024
+
+#: Why a tool that a provider's servers run is left out.
+NOT_HOSTED = "this server has no such tool"
 
 #: Characters of the arguments of a call, as JSON.
 MAX_ARGUMENTS = 2**20
@@ -79,21 +83,28 @@ def parse_messages(messages: object, path: str = "messages") -> Messages:
 def parse_tools(tools: object, path: str = "tools") -> Tools:
     """Check OpenAI's list of tools. A function without parameters gets an empty schema.
 
+    Tools that OpenAI's servers run are left out: they are neither functions nor the client's.
+
     Raises:
-        UnsupportedFieldError: a tool is not a function.
+        UnsupportedFieldError: a tool is a custom one, which a chat cannot call.
         InvalidRequestError: something is missing or of the wrong type; `param` names it.
     """
     if isinstance(tools, Tools):
         return tools
     given = () if tools is None else _list(tools, path, "tools", MAX_TOOLS)
-    return Tools(_parse_tool(tool, f"{path}[{i}]") for i, tool in enumerate(given))
+    parsed = (_parse_tool(tool, f"{path}[{i}]") for i, tool in enumerate(given))
+    return Tools(tool for tool in parsed if tool is not None)
 
 
-def _parse_tool(tool: object, path: str) -> Tool:
+def _parse_tool(tool: object, path: str) -> Tool | None:
     if not isinstance(tool, Mapping):
         raise _invalid(path, "must be an object")
-    if tool.get("type") != "function":
-        raise _unsupported(f"{path}.type", 'must be "function"')
+    kind = _text(tool, "type", path, filled=True)
+    if kind == "custom":
+        raise _unsupported(f"{path}.type", 'is "custom"; the Responses API has custom tools')
+    if kind != "function":
+        leave_out(f"tools of type {kind}", NOT_HOSTED)
+        return None
     path = f"{path}.function"
     function = _mapping(tool.get("function"), path)
     _text(function, "name", path, filled=True)
@@ -108,7 +119,8 @@ def _parse_tool(tool: object, path: str) -> Tool:
 
 
 def _parse_message(message: object, path: str) -> Message:
-    fields = {key: value for key, value in _mapping(message, path).items() if value is not None}
+    given = _mapping(message, path)
+    fields = {key: value for key, value in given.items() if value is not None}
     role = _text(fields, "role", path, filled=True)
     if fields.get("function_call"):
         raise _unsupported(f"{path}.function_call", "is not supported; use 'tool_calls'")
@@ -120,16 +132,18 @@ def _parse_message(message: object, path: str) -> Message:
             _text(fields, name, path)
     if "content" in fields:
         fields["content"] = _parse_content(fields["content"], path)
-    elif role == "assistant" and (calls is not None or "reasoning_content" in fields):
-        fields["content"] = ""
+    elif "content" in given or (
+        role == "assistant" and (calls is not None or "reasoning_content" in fields)
+    ):
+        fields["content"] = ""  # clients send null where there is no text
     else:
         raise _invalid(f"{path}.content", "is missing")
     if not fields.get("reasoning_content"):
         fields.pop("reasoning_content", None)
     if calls:
-        given = _list(calls, f"{path}.tool_calls", "tool calls", MAX_PARTS)
+        each = _list(calls, f"{path}.tool_calls", "tool calls", MAX_PARTS)
         fields["tool_calls"] = [
-            _parse_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(given)
+            _parse_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(each)
         ]
     return fields
 

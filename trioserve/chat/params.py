@@ -32,6 +32,8 @@ def parse_tool_choice(value: object, path: str = "tool_choice") -> ToolChoice:
     if value in MODES:
         return ToolChoice(value)
     match value:
+        case {"type": "auto" | "none" | "required" as mode}:
+            return ToolChoice(mode)
         case {"type": "function"}:
             return ToolChoice("required", (_function_name(value, path),))
         case {"type": "allowed_tools", "allowed_tools": {} as allowed}:

@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -206,6 +205,7 @@ async def _follow_model(
     nursery.start_soon(keep_collecting, lambda: service.memory.n_held)
     if not isinstance(service, Service):
         _log.info("ready", models=len(service.fleet.catalog.entries))
+        status.tell("ready")
         return
     model = service.server.model
     _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
@@ -229,32 +229,14 @@ async def _until_signal(
         signal.signal(each, signal.SIG_DFL)
     _log.info("draining", signal=signal.Signals(number).name)
     await service.drain()
-    _exit_soon(0)
     stop.set()
 
 
 async def _follow_failure(service: AppState, status: StatusPipe) -> None:
-    """End the process soon after its server fails."""
+    """Report why the server fails. The process ends with it."""
     await service.wait_ended()
     if service.failure is not None:
         status.tell("failed", message=service.failure.message)
-        _exit_soon(1)
-
-
-def _exit_soon(code: int) -> None:
-    """End the process even if a connection cannot be closed.
-
-    Hypercorn writes to a socket in a shielded scope, so a client that does not read could keep the
-    server from ending.
-    """
-
-    def end() -> None:
-        _log.warning("some connections did not close in time")
-        os._exit(code)
-
-    timer = threading.Timer(_GRACE + 2.0, end)
-    timer.daemon = True
-    timer.start()
 
 
 # -- sockets

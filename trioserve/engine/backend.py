@@ -142,16 +142,15 @@ class Projector(Protocol):
         *,
         add_special: bool,
         parse_special: bool = True,
-        stop: Callable[[int], bool] = lambda _n: False,
+        check: Callable[[int], object] = lambda _n: None,
     ) -> Prompt:
         """Tokenize text, and cut media into chunks, with the tokens that surround them.
 
-        May be called from any thread. `stop` gets the number of cells so far, now and then, and
-        returns whether the caller has given up.
+        May be called from any thread. `check` gets the number of cells so far, now and then, and
+        what it raises ends the work.
 
         Raises:
             InvalidMediaError: the model cannot take one of the media; `index` is its part.
-            AbandonedError: `stop` said so.
         """
 
     def encode(self, chunk: MediaChunk) -> Embeddings:
@@ -207,17 +206,14 @@ class Vocab(Protocol):
         add_special: bool = False,
         parse_special: bool = True,
         is_fragment: bool = False,
-        stop: Callable[[int], bool] = lambda _n: False,
+        check: Callable[[int], object] = lambda _n: None,
     ) -> tuple[TokenId, ...]:
         """Turn text into token ids.
 
         `add_special` adds BOS and EOS where the model wants them; `parse_special` reads names of
         control tokens in the text as those tokens; `is_fragment` means that the text follows other
-        text, so no space is put before it. `stop` runs in this thread now and then, gets the number
-        of tokens so far, and returns whether the caller has given up.
-
-        Raises:
-            AbandonedError: `stop` returned true.
+        text, so no space is put before it. `check` runs in this thread now and then, and gets the
+        number of tokens so far; what it raises ends the work.
         """
 
     def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:

@@ -149,14 +149,26 @@ def read(
         words = file.read(4 * n_words)
         state = bytearray(prefix)
         state += file.read()
-    note = _take_note(state, zlib.crc32(words, zlib.crc32(head)))
     keys, has_media = _keys(words)
+    note = _take_note(state, _checksums(head, words, keys))
     if len(keys) > max_tokens:
         raise _refusal(f"holds more than the {max_tokens} tokens of a context")
     if has_media:
         _check_projector(note, projector)
     root = CacheRoot(default) if note is None else _root(note, loaded)
     return SlotState(keys=keys, root=root, state=bytes(state)), size
+
+
+def _checksums(head: bytes, words: bytes, keys: Sequence[CellKey]) -> list[int]:
+    """The checksums that the beginning of a file may have.
+
+    A list as old servers wrote it may be what is left of ours: then the checksum is that of ours.
+    """
+    found = [zlib.crc32(words, zlib.crc32(head))]
+    if not words.startswith(b"\xff\xff\xff\xff"):
+        ours, _ = _words(keys)
+        found.append(zlib.crc32(ours, zlib.crc32(_HEAD.pack(_MAGIC, _VERSION, len(ours) // 4))))
+    return found
 
 
 def _words(keys: Sequence[CellKey]) -> tuple[bytes, bool]:
@@ -220,10 +232,10 @@ def _check_projector(note: object, projector: str | None) -> None:
     raise _refusal("has media in it that were encoded with another projector")
 
 
-def _take_note(state: bytearray, checksum: int) -> object:
+def _take_note(state: bytearray, checksums: Sequence[int]) -> object:
     """Cut off the JSON that trioserve wrote after the state, and read it; None if there is none.
 
-    `checksum` is that of what comes before the state.
+    `checksums` are those that what comes before the state may have.
     """
     mark = bytes(state[-len(_MARK) :])
     if mark == _OLD_MARK and len(state) >= PREFIX + _OLD_TAIL.size:
@@ -232,8 +244,10 @@ def _take_note(state: bytearray, checksum: int) -> object:
         tail = _TAIL.size
         length, expected, _ = _TAIL.unpack_from(state, len(state) - tail)
         with memoryview(state) as view:
-            found = zlib.crc32(view[PREFIX:-_UNCHECKED], checksum)
-        if mark != _MARK or found != expected:
+            rest = view[PREFIX:-_UNCHECKED]
+            is_whole = any(zlib.crc32(rest, before) == expected for before in checksums)
+            rest.release()
+        if mark != _MARK or not is_whole:
             raise _refusal("is damaged: its checksum is wrong")
     else:
         return None

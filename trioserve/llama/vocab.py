@@ -14,7 +14,6 @@ import attrs
 import numpy as np
 
 from trioserve.errors import (
-    AbandonedError,
     InvalidRequestError,
     ModelLoadError,
 )
@@ -248,7 +247,7 @@ class LlamaVocab:
         add_special: bool = False,
         parse_special: bool = True,
         is_fragment: bool = False,
-        stop: Callable[[int], bool] = lambda _n: False,
+        check: Callable[[int], object] = lambda _n: None,
     ) -> tuple[TokenId, ...]:
         """Turn text into token ids. NUL characters are treated like any others.
 
@@ -261,17 +260,16 @@ class LlamaVocab:
             parse_special: read names of control tokens in the text as those tokens.
             is_fragment: the text follows other text, so it does not get the space that some
                 vocabularies put before a text. Not together with `add_special`.
-            stop: called between two parts, in this thread, with the number of tokens so far;
-                returns whether the caller has given up.
+            check: called between two parts, in this thread, with the number of tokens so far. What
+                it raises ends the work.
 
         Raises:
-            AbandonedError: `stop` returned true.
             InvalidRequestError: the text is not Unicode, too long, or holds a word so long that
                 llama.cpp's tokenizer for this model cannot take it.
             ServerClosingError: the vocabulary is closed.
         """
         if is_fragment and self._n_prefix > 0:
-            return self._tokenize_fragment(text, parse_special, stop)
+            return self._tokenize_fragment(text, parse_special, check)
         data = _encode(text)
         if self._too_long is not None and (match := self._too_long.search(text)):
             raise InvalidRequestError(
@@ -287,22 +285,21 @@ class LlamaVocab:
         before, after = self.added if add_special else ((), ())
         tokens = list(before)
         for part in parts.split(text):
-            if stop(len(tokens)):
-                raise AbandonedError("The request for the tokens of this text was abandoned.")
+            check(len(tokens))
             with self.in_use() as handle:
                 found = _tokenize(handle, part.text.encode(), False, parse_special)
                 tokens.extend(found[self._n_prefix :] if part.follows_text else found)
         return (*tokens, *after)
 
     def _tokenize_fragment(
-        self, text: str, parse_special: bool, stop: Callable[[int], bool]
+        self, text: str, parse_special: bool, check: Callable[[int], object]
     ) -> tuple[TokenId, ...]:
         """Tokenize text without the spaces that SentencePiece puts before it.
 
         There is one at the beginning, which a NUL character keeps off the text, and one after each
         special token.
         """
-        marked = self.tokenize("\0" + text, parse_special=parse_special, stop=stop)
+        marked = self.tokenize("\0" + text, parse_special=parse_special, check=check)
         tokens = marked[self._n_prefix + 1 :]
         data, place, found = text.encode(), 0, list[TokenId]()
         for token in tokens:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain, pairwise
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 import numpy as np
 import trio
@@ -34,25 +35,50 @@ from trioserve.errors import (
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.client import ServerClient, ServerEvents, read_json, receive_all
 from trioserve.router.fleet import Fleet, send_to_model
-from trioserve.server.generation.embeddings import Array
+from trioserve.server.generation.embeddings import Embeddings, Ranking
+from trioserve.server.keywords import (
+    ChatFields,
+    CompletionFields,
+    ContextFields,
+    RenderFields,
+    TranscriptionFields,
+)
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import Messages
 from trioserve.server.stream import ChatChunk, ChatCompletion, Completion
 from trioserve.server.transcription.transcript import Segment, Summary, Transcript, Word
-from trioserve.types import Chunk, Finished, FinishReason, Prompt, Timings
+from trioserve.types import Chunk, Finished, FinishReason, Grammar, Prompt, Timings
+
+if TYPE_CHECKING:
+    from trioserve.server import Server
+    from trioserve.server.protocol import AnyServer
 
 #: A recording: a path, or the bytes of a file.
 Recording = Audio | bytes | str | os.PathLike[str]
 
-#: Fields that a `RemoteStream` does not have.
-_UNTOLD = frozenset({"best_of", "logprobs", "n", "n_probs", "return_progress", "top_logprobs"})
+#: Fields without an effect here: a `RemoteStream` has no probabilities, and the other process
+#: takes all requests for those of one client.
+_UNTOLD = frozenset(
+    {
+        "best_of", "client", "logprobs", "n", "n_probs", "request_id", "return_progress",
+        "top_logprobs", "traceparent", "tracestate",
+    }
+)  # fmt: skip
 
-#: Fields that decide how a transcript is written, which is done here.
-_OF_FORM = frozenset({"file", "include", "response_format", "stream"})
+#: Fields of the HTTP interface, by their names in a program, where they differ.
+_HTTP_NAMES = {
+    "draft_max": "speculative.n_max",
+    "reasoning_budget": "reasoning_budget_tokens",
+    "reasoning_message": "reasoning_budget_message",
+    "template_kwargs": "chat_template_kwargs",
+}
 
 
-class RemoteStream:
-    """The events of one request, as they come: `Chunk` or `ChatChunk`, and at last `Finished`.
+_Whole = TypeVar("_Whole")
+
+
+class RemoteStream(Generic[_Whole]):
+    """The output of one request, as it arrives: `Chunk` or `ChatChunk`.
 
     Iterate over it within the block that opened it; leaving the block cancels the request. Of a
     chat, the ids of tokens are not known.
@@ -61,11 +87,16 @@ class RemoteStream:
         TrioServeError: from the iteration, when the request fails or its process ends.
     """
 
-    def __init__(self, events: ServerEvents[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        events: ServerEvents[dict[str, Any]],
+        whole: Callable[[RemoteStream[_Whole], list[Chunk]], _Whole],
+    ) -> None:
         self.finished: Finished | None = None
         #: The whole prompt, once the stream has ended.
         self.prompt_text = ""
         self._events = events
+        self._whole = whole
         self._unread = Feed[Chunk | ChatChunk | Finished]()
         self._builder = MessageBuilder()
 
@@ -74,10 +105,10 @@ class RemoteStream:
         """The message of a chat, as far as it has been read."""
         return self._builder.build()
 
-    def __aiter__(self) -> AsyncIterator[Chunk | ChatChunk | Finished]:
+    def __aiter__(self) -> AsyncIterator[Chunk | ChatChunk]:
         return self
 
-    async def __anext__(self) -> Chunk | ChatChunk | Finished:
+    async def __anext__(self) -> Chunk | ChatChunk:
         while not (self._unread or self._unread.is_over):
             data = await anext(self._events, None)
             if data is None:
@@ -92,33 +123,22 @@ class RemoteStream:
         elif isinstance(event, Finished):
             self.finished = event
             self._unread.end()
+            raise StopAsyncIteration
         return event
 
-    async def read(self) -> Completion:
-        """Read the rest of a prompt's continuation. Raises what the iteration raises."""
-        chunks = [event async for event in self if isinstance(event, Chunk)]
-        assert self.finished is not None
-        return Completion(
-            text="".join(chunk.text for chunk in chunks),
-            tokens=tuple(chain.from_iterable(chunk.tokens for chunk in chunks)),
-            probs=(),
-            prompt=Prompt(()),
-            finished=self.finished,
-        )
+    async def text(self) -> AsyncIterator[str]:
+        """Iterate over the text alone; of a chat, without reasoning and tool calls."""
+        async for event in self:
+            if isinstance(event, Chunk):
+                yield event.text
+                continue
+            for delta in event.deltas:
+                if isinstance(delta, ContentDelta):
+                    yield delta.text
 
-    async def read_chat(self) -> ChatCompletion:
-        """Read the rest of an answer. The message also has the part that was read before."""
-        async for _ in self:
-            pass
-        assert self.finished is not None
-        return ChatCompletion(
-            message=self.message,
-            tokens=(),
-            probs=(),
-            prompt=Prompt(()),
-            prompt_text=self.prompt_text,
-            finished=self.finished,
-        )
+    async def read(self) -> _Whole:
+        """Read to the end. Raises what the iteration raises."""
+        return self._whole(self, [event async for event in self if isinstance(event, Chunk)])
 
     def _events_in(self, data: Mapping[str, Any]) -> Iterator[Chunk | ChatChunk | Finished]:
         """Read an event of the stream."""
@@ -146,6 +166,29 @@ class RemoteStream:
                 yield ToolCallStart(call["index"], call["id"], function["name"])
             if function["arguments"]:
                 yield ToolCallArguments(call["index"], function["arguments"])
+
+
+def _completion(stream: RemoteStream[Completion], chunks: list[Chunk]) -> Completion:
+    assert stream.finished is not None
+    return Completion(
+        text="".join(chunk.text for chunk in chunks),
+        tokens=tuple(chain.from_iterable(chunk.tokens for chunk in chunks)),
+        probs=(),
+        prompt=Prompt(()),
+        finished=stream.finished,
+    )
+
+
+def _chat(stream: RemoteStream[ChatCompletion], _chunks: list[Chunk]) -> ChatCompletion:
+    assert stream.finished is not None
+    return ChatCompletion(
+        message=stream.message,
+        tokens=(),
+        probs=(),
+        prompt=Prompt(()),
+        prompt_text=stream.prompt_text,
+        finished=stream.finished,
+    )
 
 
 def _finished(last: Mapping[str, Any]) -> Finished:
@@ -288,99 +331,150 @@ class ChildModels(EnteredOnce, Mapping[str, "RemoteServer"]):
 
 
 class RemoteServer:
-    """A model in a separate process. Any Trio cancel scope around a call cancels its work there.
+    """A model in a separate process, with methods of `Server`: see `AnyServer`.
 
-    Fields are those of the requests of the HTTP interface, such as `temperature`, `max_tokens` or
-    `tools`. `timeout` is in seconds from now, and counts while the process is started, too.
+    Any Trio cancel scope around a call cancels its work there, also while the process starts.
+    Prompts in results are empty, and the numbers of tokens of single texts are not known.
     """
 
     def __init__(self, fleet: Fleet, entry: ModelEntry) -> None:
         self._client = ServerClient(partial(send_to_model, fleet, entry))
 
     @asynccontextmanager
-    async def stream(
-        self, prompt: str | Sequence[int], **fields: Any
-    ) -> AsyncIterator[RemoteStream]:
+    async def stream_complete(
+        self, prompt: str | Sequence[int], **fields: Unpack[CompletionFields]
+    ) -> AsyncIterator[RemoteStream[Completion]]:
         """Continue a prompt, token by token. Leaving the block early cancels the request.
 
         Raises:
-            TrioServeError: as `Server.stream`; the process cannot be started, or has ended.
+            TrioServeError: as `Server.stream_complete`; the process cannot be started, or has
+                ended.
         """
-        body = {**fields, "prompt": prompt, "return_tokens": True}
-        _refuse(_UNTOLD, body)
+        body = {**_http(fields), "prompt": prompt, "return_tokens": True}
         async with self._client.events("/completion", body, form=dict) as events:
-            yield RemoteStream(events)
+            yield RemoteStream(events, _completion)
 
-    async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
-        """Continue a prompt, and return all of it at the end. Raises as `stream`."""
-        async with self.stream(prompt, **fields) as stream:
+    async def complete(
+        self, prompt: str | Sequence[int], **fields: Unpack[CompletionFields]
+    ) -> Completion:
+        """Continue a prompt, and return the whole output. Raises as `stream_complete`."""
+        async with self.stream_complete(prompt, **fields) as stream:
             return await stream.read()
 
     @asynccontextmanager
-    async def stream_chat(self, messages: Messages, **fields: Any) -> AsyncIterator[RemoteStream]:
-        """Answer a chat, token by token. Like `stream`, with `ChatChunk` in place of `Chunk`."""
-        body = {**fields, "messages": messages, "verbose": True}
-        _refuse(_UNTOLD, body)
+    async def stream_chat(
+        self, messages: Messages, **fields: Unpack[ChatFields]
+    ) -> AsyncIterator[RemoteStream[ChatCompletion]]:
+        """Answer a chat, token by token. Like `stream_complete`, with `ChatChunk` for `Chunk`."""
+        body = {**_http(fields), "messages": messages, "verbose": True}
         async with self._client.events("/v1/chat/completions", body, form=dict) as events:
-            yield RemoteStream(events)
+            yield RemoteStream(events, _chat)
 
-    async def chat(self, messages: Messages, **fields: Any) -> ChatCompletion:
-        """Answer a chat, and return the message at the end. Raises as `stream`."""
+    async def chat(self, messages: Messages, **fields: Unpack[ChatFields]) -> ChatCompletion:
+        """Answer a chat, and return the whole message. Raises as `stream_complete`."""
         async with self.stream_chat(messages, **fields) as stream:
-            return await stream.read_chat()
+            return await stream.read()
 
     async def embed(
-        self, inputs: str | Sequence[str | MixedPrompt], **fields: Any
-    ) -> tuple[Array, ...]:
-        """Make an embedding of each text. Raises as `Server.embed`, and as `stream`."""
+        self,
+        inputs: str | Sequence[str | MixedPrompt],
+        *,
+        dimensions: int | None = None,
+        normalize: int | None = None,
+        priority: int = 0,
+        **fields: Unpack[ContextFields],
+    ) -> Embeddings:
+        """Compute an embedding of each text. Raises as `Server.embed`, and as `stream_complete`."""
         given = inputs if isinstance(inputs, str) else [_as_input(one) for one in inputs]
-        answer = await self._client.ask("/v1/embeddings", {**fields, "input": given}, form=dict)
-        return tuple(np.array(one["embedding"], np.float32) for one in answer["data"])
+        body = {**_http(fields), "input": given, "priority": priority}
+        chosen = {"dimensions": dimensions, "embd_normalize": normalize}
+        body |= {name: value for name, value in chosen.items() if value is not None}
+        answer = await self._client.ask("/v1/embeddings", body, form=dict)
+        vectors = tuple(np.array(one["embedding"], np.float32) for one in answer["data"])
+        return Embeddings(vectors, (), Timings())
 
     async def rerank(
-        self, query: str, documents: Sequence[str], **fields: Any
-    ) -> tuple[float, ...]:
+        self,
+        query: str,
+        documents: str | Sequence[str],
+        *,
+        priority: int = 0,
+        **fields: Unpack[ContextFields],
+    ) -> Ranking:
         """Score how well each document fits a query; higher is better. Raises as `embed`."""
-        body = {**fields, "query": query, "documents": documents}
+        texts = [documents] if isinstance(documents, str) else documents
+        body = {**_http(fields), "query": query, "documents": texts, "priority": priority}
         answer = await self._client.ask("/v1/rerank", body, form=dict)
         ranked = sorted(answer["results"], key=lambda one: int(one["index"]))
-        return tuple(one["relevance_score"] for one in ranked)
+        return Ranking(tuple(one["relevance_score"] for one in ranked), (), Timings())
 
     async def transcribe(
-        self, recording: Recording, *, translate: bool = False, **fields: Any
+        self, recording: Recording, **fields: Unpack[TranscriptionFields]
     ) -> Transcript:
         """Transcribe the speech in a recording: a path, or the bytes of a file.
 
-        The times of words are there if ``timestamp_granularities=["word"]`` asks for them;
-        probabilities of tokens are not.
-
-        Args:
-            recording: the recording.
-            translate: write it in English, whatever is spoken.
-            fields: of the form, such as `language`, `prompt`, `temperature` and `timeout`.
+        Probabilities of tokens are not there.
 
         Raises:
-            TrioServeError: as `Server.transcribe`, and as `stream`.
+            TrioServeError: as `Server.transcribe`, and as `stream_complete`.
         """
-        _refuse(_OF_FORM, fields)
-        path = f"/v1/audio/{'translations' if translate else 'transcriptions'}"
-        if granularities := fields.get("timestamp_granularities"):
-            fields["timestamp_granularities"] = [*granularities, "segment"]
-        body = {**fields, "response_format": "verbose_json", "file": recording}
+        given = _http(fields)
+        _refuse(frozenset({"skip_silence", "timed", "max_tokens"}), given)
+        path = f"/v1/audio/{'translations' if given.pop('translate', False) else 'transcriptions'}"
+        if given.pop("words", False):
+            given["timestamp_granularities"] = ["word", "segment"]
+        body = {**given, "response_format": "verbose_json", "file": recording}
         async with self._client.answer(path, body, write_form) as answer:
             return read_transcript(read_json(await receive_all(answer), dict))
 
-    async def tokenize(self, text: str, **fields: Any) -> tuple[int, ...]:
-        """Turn text into token ids. Raises as `stream`."""
-        answer = await self._client.ask(
-            "/tokenize", {"add_special": True, **fields, "content": text}, form=dict
-        )
+    async def tokenize(
+        self, prompt: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> tuple[int, ...]:
+        """Convert text to token ids. Raises as `stream_complete`."""
+        body = {"content": prompt, "add_special": add_special, "parse_special": parse_special}
+        answer = await self._client.ask("/tokenize", body, form=dict)
         return tuple(answer["tokens"])
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
-        """Turn token ids into text. Raises as `stream`."""
+        """Convert token ids to text. Raises as `stream_complete`."""
         answer = await self._client.ask("/detokenize", {"tokens": tokens}, form=dict)
         return str(answer["content"])
+
+    async def render(self, messages: Messages, **fields: Unpack[RenderFields]) -> str:
+        """Render a chat with the model's template. Raises as `Server.render`."""
+        body = {**_http(fields), "messages": messages}
+        return str((await self._client.ask("/apply-template", body, form=dict))["prompt"])
+
+    async def count_tokens(self, messages: Messages, **fields: Unpack[RenderFields]) -> int:
+        """Count the tokens of a chat's prompt. Raises as `Server.count_tokens`."""
+        body = {**_http(fields), "messages": messages}
+        path = "/v1/chat/completions/input_tokens"
+        return int((await self._client.ask(path, body, form=dict))["input_tokens"])
+
+
+def _http(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the parameters of a program as fields of the HTTP interface."""
+    body = {_HTTP_NAMES.get(name, name): value for name, value in fields.items()}
+    if isinstance(grammar := body.get("grammar"), Grammar):
+        del body["grammar"]
+        if grammar.kind not in _GRAMMARS:
+            raise UnsupportedFieldError(
+                f"A {grammar.kind} grammar cannot be sent.", param="grammar"
+            )
+        name, read = _GRAMMARS[grammar.kind]
+        body[name] = read(grammar.source)
+    if "lora" in body:
+        body["lora"] = [{"id": id_, "scale": scale} for id_, scale in body["lora"]]
+    _refuse(_UNTOLD, body)
+    return body
+
+
+#: Where a grammar stands in a request, by its kind, and how its source is read.
+_GRAMMARS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "gbnf": ("grammar", str),
+    "json_schema": ("json_schema", json.loads),
+    "json_object": ("response_format", lambda _source: {"type": "json_object"}),
+}
 
 
 def _refuse(names: frozenset[str], fields: Mapping[str, Any]) -> None:
@@ -393,3 +487,9 @@ def _as_input(text: str | MixedPrompt) -> Any:
         return text
     parts = [text_part(part) if isinstance(part, str) else part for part in text.parts]
     return {"content": parts}
+
+
+if TYPE_CHECKING:
+
+    def _both_are_servers(one: Server, other: RemoteServer) -> tuple[AnyServer, AnyServer]:
+        return one, other

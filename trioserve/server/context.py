@@ -1,8 +1,4 @@
-"""The context of a request, and parameters that a program passes as keyword arguments.
-
-``server.chat(messages, tools=[...], temperature=0, timeout=5)`` sets a field of `ChatParams`, one
-of `SamplingParams` and the deadline of a `RequestContext`. Each class takes its fields.
-"""
+"""The context of a request, and parameters made from fields by name."""
 
 from __future__ import annotations
 
@@ -12,9 +8,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 import attrs
-import trio
 
-from trioserve.errors import DeadlineExceededError, InvalidRequestError
+from trioserve.errors import InvalidRequestError
 from trioserve.types import CancelReason, GenerationParams, SamplingParams
 from trioserve.types.params import changed
 
@@ -40,30 +35,21 @@ class RequestContext:
     request_id: str = attrs.field(default="", kw_only=True)
     traceparent: str = attrs.field(default="", kw_only=True)
     tracestate: str = attrs.field(default="", kw_only=True)
+    #: Whether it continues work that has begun: the limits of the queue and draining let it pass.
+    has_begun: bool = attrs.field(default=False, kw_only=True)
     #: The reason to log when the caller's scope is cancelled.
     on_cancel: CancelReason = attrs.field(default=CancelReason.CALLER, kw_only=True)
 
-    def check_time(self) -> None:
-        """Check the deadline. Raises DeadlineExceededError if it has passed."""
-        if self.deadline <= trio.current_time():
-            raise DeadlineExceededError
+
+#: The context of a request without a client and a deadline.
+ANYONE = RequestContext()
 
 
-def take(cls: type[_T], fields: dict[str, Any], base: _T | None) -> _T:
+def take(cls: type[_T], fields: dict[str, Any], base: _T | None = None) -> _T:
     """Copy `base`, and remove the class's fields from `fields` to set them."""
     changes = {name: fields.pop(name) for name in _names_of(cls) & fields.keys()}
     base = cls() if base is None else base
     return changed(base, changes) if changes else base
-
-
-def take_context(fields: dict[str, Any], base: RequestContext | None = None) -> RequestContext:
-    """Make the context of a call; `timeout` is in seconds from now, None for no limit."""
-    base = fields.pop("context", None) or base
-    if "timeout" in fields:
-        timeout = fields.pop("timeout")
-        deadline = math.inf if timeout is None else trio.current_time() + timeout
-        base = attrs.evolve(base or RequestContext(), deadline=deadline)
-    return take(RequestContext, fields, base)
 
 
 def take_params(fields: dict[str, Any], base: GenerationParams) -> GenerationParams:
@@ -90,4 +76,4 @@ def refuse(fields: Mapping[str, Any]) -> None:
 
 @cache
 def _names_of(cls: type) -> frozenset[str]:
-    return frozenset(attrs.fields_dict(cls)) - {"deadline"}
+    return frozenset(attrs.fields_dict(cls))

@@ -21,7 +21,7 @@ import outcome
 import trio
 from trio_util import AsyncValue
 
-from trioserve.concurrency import Bell, Feed, Gate
+from trioserve.concurrency import TURN, Bell, Feed, Gate
 from trioserve.engine.loop import EngineLoop
 from trioserve.errors import (
     BridgeError,
@@ -161,11 +161,10 @@ class Mailbox(Feed[Event]):
         self.n_unread = 0  # unread tokens
         self.n_bytes = 0  # approximate bytes of the unread events
         self.deadline = math.inf
-        #: When its reader is given up. The task is paused meanwhile; infinity: it is not.
+        #: When the dispatcher looks at the reader of a paused task again; infinity: not paused.
         self.paused_until = math.inf
+        self.patience = 0.0  # seconds after that until the reader is given up
         self.cancel_reason: CancelReason | None = None
-        #: Called when the reader is stalled, to wake it where Trio cannot.
-        self.on_stalled: Callable[[], None] | None = None
         # Single tokens since the last event; the reader gets them as one chunk.
         self._texts: list[str] = []
         self._tokens: list[TokenId] = []
@@ -394,8 +393,14 @@ class Dispatcher:
         """Pause the task of a full mailbox."""
         if not mailbox.is_over and mailbox.paused_until == math.inf:
             self._engine.pause(mailbox.task_id)
-            mailbox.paused_until = trio.current_time() + self._stall_timeout
-            self._watch_at(mailbox.paused_until, mailbox)
+            mailbox.patience = self._stall_timeout
+            self._give_turn(mailbox)
+
+    def _give_turn(self, mailbox: Mailbox) -> None:
+        """Give a reader more time. As with `Patience`, a pause of the process costs it one turn."""
+        mailbox.paused_until = trio.current_time() + min(mailbox.patience, TURN)
+        mailbox.patience -= TURN
+        self._watch_at(mailbox.paused_until, mailbox)
 
     def _watch_at(self, time: float, mailbox: Mailbox) -> None:
         """Look at a mailbox at a time."""
@@ -418,6 +423,8 @@ class Dispatcher:
                     continue
                 if mailbox.deadline <= now:
                     self.end(mailbox, DeadlineExceededError(), CancelReason.DEADLINE)
+                elif mailbox.paused_until <= now and mailbox.patience > 0:
+                    self._give_turn(mailbox)
                 elif mailbox.paused_until <= now:
                     self._give_up(mailbox)
 
@@ -426,5 +433,3 @@ class Dispatcher:
             f"{mailbox.n_unread} tokens were left unread for {self._stall_timeout:g} seconds."
         )
         self.end(mailbox, error, CancelReason.STALLED)
-        if mailbox.on_stalled is not None:
-            mailbox.on_stalled()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
@@ -57,19 +57,11 @@ class VocabFacts:
             fim=vocab.fim,
         )
 
-    def tokenize(
-        self,
-        text: str,
-        *,
-        add_special: bool = False,
-        parse_special: bool = True,
-        is_fragment: bool = False,
-        stop: Callable[[int], bool] = lambda _n: False,
-    ) -> tuple[TokenId, ...]:
+    def tokenize(self, *_args: Any, **_options: Any) -> tuple[TokenId, ...]:
         """Raise ServerSleepingError."""
         raise ServerSleepingError
 
-    def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
+    def detokenize(self, *_args: Any, **_options: Any) -> bytes:
         """Raise ServerSleepingError."""
         raise ServerSleepingError
 

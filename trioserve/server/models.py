@@ -7,11 +7,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import trio
+from trio_util import wait_any
 
 from trioserve import llama
 from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError
+from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.server import Server
@@ -53,8 +55,8 @@ class Models(EnteredOnce, Mapping[str, Server]):
         if max_loaded < 0:
             raise ConfigError(f"max_loaded must be at least 0, not {max_loaded}")
         self._places = trio.CapacityLimiter(max_loaded or max(1, len(models)))
-        self._servers = {
-            name: Server(
+        self._cores = {
+            name: ServerCore(
                 Config(model=config) if isinstance(config, str) else config,
                 load=load,
                 drive=drive,
@@ -63,6 +65,7 @@ class Models(EnteredOnce, Mapping[str, Server]):
             )
             for name, config in models.items()
         }
+        self._servers = {name: Server._of(core) for name, core in self._cores.items()}
 
     def __getitem__(self, name: str) -> Server:
         return self._servers[name]
@@ -76,8 +79,8 @@ class Models(EnteredOnce, Mapping[str, Server]):
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for server in self.values():
-                await stack.enter_async_context(server)
+            for core in self._cores.values():
+                await stack.enter_async_context(core)
             yield
 
     @asynccontextmanager
@@ -99,23 +102,10 @@ class Models(EnteredOnce, Mapping[str, Server]):
         A freed place may go to a server that has waited for longer.
         """
         while True:
-            others = [server for other, server in self.items() if other != name]
+            others = [core for other, core in self._cores.items() if other != name]
             loaded = [one for one in others if one.state.value in _IN_MEMORY]
             since = [(one.lifecycle.idle_since, one) for one in loaded]
             idle = [(at, one) for at, one in since if at is not None]
             oldest = [min(idle, key=lambda pair: pair[0])[1]] if idle else loaded
             with trio.move_on_after(_LOOK_AGAIN):
-                await _first_to_sleep(oldest)
-
-
-async def _first_to_sleep(servers: list[Server]) -> None:
-    """Wait until one of some servers was idle and has fallen asleep."""
-
-    async def sleep(server: Server) -> None:
-        await server.sleep()
-        nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for server in servers:
-            nursery.start_soon(sleep, server)
-        await trio.sleep_forever()
+                await wait_any(trio.sleep_forever, *(server.sleep for server in oldest))

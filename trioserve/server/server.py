@@ -1,42 +1,45 @@
-"""`Server`: a model that answers requests inside an ``async with`` block."""
+"""`Server`: a model that answers a program's requests inside an ``async with`` block."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack
 
 from trioserve import llama
 from trioserve.chat.messages import Audio
 from trioserve.chat.params import ChatParams
-from trioserve.concurrency import EnteredOnce, alongside, deadline_scope
+from trioserve.concurrency import EnteredOnce
 from trioserve.config import Config
-from trioserve.errors import ConfigError, ServerClosingError
-from trioserve.server.context import RequestContext, refuse, take, take_context, take_params
+from trioserve.server.context import RequestContext, refuse, take
+from trioserve.server.core import ServerCore
 from trioserve.server.former import former_attribute
 from trioserve.server.generation.embeddings import Embeddings, Ranking
-from trioserve.server.generation.requests import ServerResources
-from trioserve.server.generation.slots import SlotFiles
-from trioserve.server.generation.text import check_copies
+from trioserve.server.keywords import (
+    ChatFields,
+    CompletionFields,
+    ContextFields,
+    RenderFields,
+    RunFields,
+    TranscriptionFields,
+    take_context,
+    warn_of_scope,
+)
 from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
-from trioserve.server.lifecycle.sleep import ModelLifecycle
-from trioserve.server.limits.admission import Queue
-from trioserve.server.model import AdapterScales, LoadedModel
-from trioserve.server.prompts.infill import InfillPrompts
+from trioserve.server.lifecycle.sleep import ServerState
+from trioserve.server.model import LoadedModel
+from trioserve.server.observers.observer import Observer
+from trioserve.server.observers.telemetry import Telemetry
 from trioserve.server.prompts.text import AnyPrompt, Messages, PromptLike
 from trioserve.server.runs.events import RunAnswer
-from trioserve.server.runs.loop import Question, check_chat, open_run
-from trioserve.server.runs.params import AnyTool, RunParams, RunTools, tools_of
+from trioserve.server.runs.params import AnyTool, RunParams
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatCompletion, ChatStream, Completion, Stream
-from trioserve.server.transcription.transcript import (
-    Transcript,
-    TranscriptionParams,
-    Transcriptions,
-)
-from trioserve.tools.registry import ToolRegistry, open_registry
-from trioserve.types import EngineStatus, GenerationParams, Prompt, TokenId
+from trioserve.server.transcription.transcript import Transcript, TranscriptionParams
+from trioserve.types import EngineStatus, Prompt, TokenId
 
 
 class Server(EnteredOnce):
@@ -44,13 +47,11 @@ class Server(EnteredOnce):
 
     Entering loads the model in a worker thread. Leaving ends all running requests (their readers
     get a `ServerClosingError`), joins the inference thread and frees the memory; call `drain`
-    before to let requests finish. Cancelling a call with a Trio scope cancels its work in the
-    engine.
+    before to let requests finish.
 
-    The parameters of a request are in `GenerationParams` and, for chats, `ChatParams`; the client
-    and the deadline are in a `RequestContext`. Keyword arguments set single fields of all three,
-    and take precedence: ``server.chat(messages, tools=[...], temperature=0, timeout=5)``.
-    `timeout` is in seconds from now.
+    A Trio cancel scope around a call is its deadline, and the way to cancel it from another task:
+    the slot is free within a step. Keyword arguments set the parameters of a call; `ChatFields`
+    and its neighbors list them.
 
     The server frees the memory of its model after `Config.sleep_idle_seconds` without requests, or
     when `sleep` is called. The next call that needs the model loads it again, and waits for that.
@@ -61,7 +62,7 @@ class Server(EnteredOnce):
         load: loads the model. The default loads a GGUF file with llama.cpp.
         drive: runs the engine. The default runs it on a thread.
         asleep: start without loading the model; the first request loads it.
-        room: a context manager around the model's time in memory, which makes room for it.
+        observers: called with the events of requests; see `telemetry` for batches of them.
 
     Raises:
         ModelLoadError: on entry, when the model cannot be loaded.
@@ -76,175 +77,101 @@ class Server(EnteredOnce):
         load: Loader = llama.load,
         drive: Driver = in_thread,
         asleep: bool = False,
-        room: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        observers: Iterable[Observer] = (),
     ) -> None:
-        self.config = config or Config()
-        if self.config.rpc and load is llama.load:
-            raise ConfigError("rpc: a machine that fails ends the process, so such a model needs "
-                              "a separate one: use the command, or ChildModels")  # fmt: skip
-        self.resources = ServerResources(self.config)
-        #: The memory budget of requests, including unread requests of other connections.
-        self.memory = self.resources.memory
-        #: Request metrics; None unless the configuration enables them.
-        self.metrics = self.resources.metrics
-        #: Observers of requests.
-        self.observers = self.resources.observers
-        #: Passes events to callbacks of a program; see `Telemetry.subscribe`.
-        self.telemetry = self.resources.telemetry
-        #: The configured tools, while the server runs. They work without the model.
-        self.tools = ToolRegistry()
-        #: Loads the model, puts it to sleep and wakes it.
-        self.lifecycle = ModelLifecycle(self.resources, load, drive, room, asleep=asleep)
-        #: The state of the model, as a value to wait for. Do not change it.
-        self.state = self.lifecycle.state
+        self._make = partial(ServerCore, config, load=load, drive=drive, asleep=asleep)
+        self._observers = observers
+        self._running: ServerCore | None = None
+
+    @classmethod
+    def _of(cls, core: ServerCore) -> Server:
+        """Make the interface of a core that runs."""
+        server = cls()
+        server._running = core
+        return server
 
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
-        async with (
-            self.resources.traced(),
-            open_registry(self.config) as self.tools,
-            alongside(self.memory.keep_trim, self.lifecycle.run),
-        ):
-            if not self.sleeping:
-                await self.wake()
-            await self.tools.listed()
-            try:
-                yield
-            finally:
-                self.lifecycle.runs.end(ServerClosingError("The server was closed."))
-            await self.lifecycle.close()
+        async with self._make() as self._running:
+            self._running.observers.extend(self._observers)
+            yield
 
-    # -- completions
+    @property
+    def _core(self) -> ServerCore:
+        if self._running is None:
+            raise RuntimeError("this Server is not open: enter it with `async with`")
+        return self._running
+
+    # -- completions and chats
 
     @asynccontextmanager
-    async def stream(
-        self,
-        prompt: AnyPrompt,
-        params: GenerationParams | None = None,
-        **fields: Any,
+    async def stream_complete(
+        self, prompt: AnyPrompt, **fields: Unpack[CompletionFields]
     ) -> AsyncIterator[Stream]:
-        """Continue a prompt, token by token: ``async with server.stream("Once") as events:``.
+        """Continue a prompt, token by token.
+
+        ::
+
+            async with server.stream_complete("Once upon a time") as completion:
+                async for text in completion.text():
+                    print(text, end="")
 
         Leaving the block before the end, for any reason, cancels the request: its slot is free
         within a step.
 
         Args:
             prompt: text, token ids, or a `MixedPrompt` with images or sound.
-            params: the generation parameters.
-            fields: single fields, by name, and `context`: the client and the deadline.
+            fields: the parameters of the request.
 
         Raises:
             InvalidRequestError: the prompt or a parameter is invalid.
             QueueFullError: too many requests wait already.
-            DeadlineExceededError: the deadline has passed; also from the iteration.
             ServerClosingError: the server drains, or is closed.
         """
-        async with self.stream_all([prompt], params, **fields) as (stream,):
+        given: dict[str, Any] = {**fields}
+        context = take_context(given)
+        params = await self._core.params(given, context=context)
+        async with self._core.stream_all([prompt], params, context=context) as (stream,):
             yield stream
 
-    @asynccontextmanager
-    async def stream_all(
-        self,
-        prompts: Sequence[AnyPrompt],
-        params: GenerationParams | None = None,
-        *,
-        n: int = 1,
-        **fields: Any,
-    ) -> AsyncIterator[list[Stream]]:
-        """Continue each prompt `n` times, concurrently. Otherwise like `stream`.
-
-        The outputs of one prompt are adjacent, in the order of their seeds.
-        """
-        context = take_context(fields)
-        params = await self.params(fields, params, n=n)
-        async with (
-            self.lifecycle.use(context) as services,
-            services.text.stream(prompts, params, context, n) as streams,
-        ):
-            yield streams
-
-    async def complete(
-        self, prompt: AnyPrompt, params: GenerationParams | None = None, **fields: Any
-    ) -> Completion:
-        """Continue a prompt, and return the whole output. Arguments are those of `stream`.
+    async def complete(self, prompt: AnyPrompt, **fields: Unpack[CompletionFields]) -> Completion:
+        """Continue a prompt, and return the whole output. Arguments are as in `stream_complete`.
 
         Raises:
-            TrioServeError: as `stream`, and when the request fails.
+            TrioServeError: as `stream_complete`, and when the request fails.
         """
-        async with self.stream(prompt, params, **fields) as stream:
+        async with self.stream_complete(prompt, **fields) as stream:
             return await stream.read()
-
-    # -- chats
 
     @asynccontextmanager
     async def stream_chat(
-        self,
-        messages: Messages,
-        params: GenerationParams | None = None,
-        chat: ChatParams | None = None,
-        **fields: Any,
+        self, messages: Messages, **fields: Unpack[ChatFields]
     ) -> AsyncIterator[ChatStream]:
-        """Answer a chat, token by token. Like `stream`, with `ChatChunk` in place of `Chunk`.
+        """Answer a chat, token by token. Like `stream_complete`, with `ChatChunk` for `Chunk`.
 
         Args:
             messages: the chat, in OpenAI's form: ``[{"role": "user", "content": "Hi"}]``.
-            params: the generation parameters.
-            chat: tools, reasoning, and other parameters of chats.
-            fields: single fields, by name, and `context`: the client and the deadline.
+            fields: the parameters of the request.
 
         Raises:
             TemplateError: the template rejects the messages.
-            TrioServeError: as `stream`.
+            TrioServeError: as `stream_complete`.
         """
-        async with self.stream_chats(messages, params, chat, **fields) as (stream,):
+        given: dict[str, Any] = {**fields}
+        context, chat = take_context(given), take(ChatParams, given)
+        params = await self._core.params(given, context=context)
+        opened = self._core.stream_chats(messages, params, chat, context=context)
+        async with opened as (stream,):
             yield stream
 
-    @asynccontextmanager
-    async def stream_chats(
-        self,
-        messages: Messages,
-        params: GenerationParams | None = None,
-        chat: ChatParams | None = None,
-        *,
-        n: int = 1,
-        **fields: Any,
-    ) -> AsyncIterator[list[ChatStream]]:
-        """Answer a chat `n` times, concurrently. Otherwise like `stream_chat`."""
-        chat, context = take(ChatParams, fields, chat), take_context(fields)
-        params = await self.params(fields, params, n=n)
-        async with (
-            self.lifecycle.use(context) as services,
-            services.text.stream_chats(messages, params, chat, context, n) as streams,
-        ):
-            yield streams
-
-    async def chat(
-        self,
-        messages: Messages,
-        params: GenerationParams | None = None,
-        chat: ChatParams | None = None,
-        **fields: Any,
-    ) -> ChatCompletion:
-        """Answer a chat, and return the whole message. Arguments are those of `stream_chat`.
+    async def chat(self, messages: Messages, **fields: Unpack[ChatFields]) -> ChatCompletion:
+        """Answer a chat, and return the whole message. Arguments are as in `stream_chat`.
 
         Raises:
             TrioServeError: as `stream_chat`, and when the request fails.
         """
-        async with self.stream_chat(messages, params, chat, **fields) as stream:
+        async with self.stream_chat(messages, **fields) as stream:
             return await stream.read()
-
-    async def end_reasoning(self, stream: Stream | ChatStream) -> bool:
-        """End the reasoning of an answer now, if it is in progress. May be cancelled.
-
-        Returns whether that was possible: the answer still runs, the model supports reasoning, and
-        `reasoning_control` or a budget was set.
-
-        Raises:
-            ServerClosingError: the server is closed.
-        """
-        if not self.lifecycle.ready:
-            raise ServerClosingError
-        return await self.lifecycle.services.text.end_reasoning(stream.task_id)
 
     # -- chats with tools
 
@@ -253,14 +180,13 @@ class Server(EnteredOnce):
         self,
         messages: Messages,
         tools: Sequence[AnyTool] | None = None,
-        params: GenerationParams | None = None,
-        chat: ChatParams | None = None,
-        run: RunParams | None = None,
-        **fields: Any,
+        *,
+        client_tools: Sequence[Mapping[str, Any]] = (),
+        **fields: Unpack[RunFields],
     ) -> AsyncIterator[AgentRun]:
         """Answer a chat, run the tools that the model calls, and let it answer again.
 
-        This repeats until an answer has no calls: ``async with server.stream_run(...) as events:``.
+        This repeats until an answer has no calls: ``async with server.stream_run(...) as run:``.
         Calls of one answer run concurrently. Leaving the block before the end cancels the model and
         the tools, with all their tasks. Between two answers the run holds no slot, and the model
         may fall asleep.
@@ -270,38 +196,30 @@ class Server(EnteredOnce):
             tools: the available tools: a `Tool`, a Python function (see `tool_of`), or the name of
                 a configured tool, which may have wildcards as in ``"weather_*"``. None: all
                 configured tools.
-            params: the generation parameters of each answer.
-            chat: as for `stream_chat`. Its `tools` are the caller's: a call of one of them ends the
-                run, and `RunAnswer.client_calls` has the calls. A call required by `tool_choice`
-                applies to the first answer.
-            run: the limits of the run and of its tools.
-            fields: single fields, by name, and `context`: the client and the run's deadline.
+            client_tools: tools in OpenAI's form that the caller runs: a call of one of them ends
+                the run, and `RunAnswer.client_calls` has the calls.
+            fields: the parameters of each answer, and the limits of the run. A call required by
+                `tool_choice` applies to the first answer.
 
         Raises:
             InvalidRequestError: a tool or a parameter is invalid.
             UnknownToolError: a tool of this name does not exist.
             TrioServeError: as `stream_chat`.
         """
-        run, context = take(RunParams, fields, run), take_context(fields)
-        chat = take(ChatParams, fields, chat)
-        params = await self.params(fields, params)
-        check_chat(chat, self.config, self.model)
-        chosen = RunTools.of(tools_of(tools, self.tools), chat.tools or ())
-        self.tools.check(run.place)
-        with self.memory.hold(context.client) as hold:
-            async with self.lifecycle.use(context) as services:
-                with deadline_scope(context.deadline):
-                    loaded = await services.prompts.load(messages, hold)
-            question = Question(loaded, params, chat, context, run)
-            async with open_run(self, question, chosen) as opened:
-                yield opened
+        given: dict[str, Any] = {**fields, "tools": client_tools}
+        context, run, chat = take_context(given), take(RunParams, given), take(ChatParams, given)
+        params = await self._core.params(given, context=context)
+        opened = self._core.stream_run(messages, tools, params, chat, run, context=context)
+        async with opened as events:
+            yield events
 
     async def run(
         self,
         messages: Messages,
         tools: Sequence[AnyTool] | None = None,
-        run: RunParams | None = None,
-        **fields: Any,
+        *,
+        client_tools: Sequence[Mapping[str, Any]] = (),
+        **fields: Unpack[RunFields],
     ) -> RunAnswer:
         """Answer a chat and run tools, as `stream_run`, and return the result.
 
@@ -311,11 +229,11 @@ class Server(EnteredOnce):
         Raises:
             TrioServeError: as `stream_run`, and when the model fails.
         """
-        run = take(RunParams, fields, run)
-        if run.approve == "ask":
-            run = take(RunParams, {"approve": "none"}, run)
-        async with self.stream_run(messages, tools, run=run, **fields) as opened:
-            return await opened.read()
+        if fields.get("approve", "ask") == "ask":
+            fields["approve"] = "none"
+        opened = self.stream_run(messages, tools, client_tools=client_tools, **fields)
+        async with opened as run:
+            return await run.read()
 
     # -- embeddings
 
@@ -326,7 +244,7 @@ class Server(EnteredOnce):
         dimensions: int | None = None,
         normalize: int | None = None,
         priority: int = 0,
-        **fields: Any,
+        **fields: Unpack[ContextFields],
     ) -> Embeddings:
         """Compute an embedding of each text. Cancelling it frees the engine within a step.
 
@@ -337,20 +255,22 @@ class Server(EnteredOnce):
             normalize: the norm, as `Config.embd_normalize`, which is the default. With pooling
                 "none", embeddings are not normalized.
             priority: -100 to 100; higher goes first in the queue.
-            fields: single fields of the context, by name, or `context`: the client and deadline.
+            fields: the client.
 
         Raises:
             InvalidRequestError: a text has no tokens or too many, or a value is out of range.
             InvalidMediaError: media cannot be read, or the model does not support them.
             NotSupportedError: the server was not started with `embeddings`, or its model ranks.
             QueueFullError: too many requests wait already.
-            DeadlineExceededError: the deadline has passed.
             ServerClosingError: the server drains, or is closed.
         """
-        context = take_context(fields)
-        refuse(fields)
-        async with self.lifecycle.use(context, LoadedModel.check_embeds) as services:
-            return await services.embedder.embed(inputs, dimensions, normalize, priority, context)
+        return await self._core.embed(
+            inputs,
+            dimensions=dimensions,
+            normalize=normalize,
+            priority=priority,
+            context=_only_context(fields),
+        )
 
     async def rerank(
         self,
@@ -358,7 +278,7 @@ class Server(EnteredOnce):
         documents: str | Sequence[str],
         *,
         priority: int = 0,
-        **fields: Any,
+        **fields: Unpack[ContextFields],
     ) -> Ranking:
         """Score how well each document fits a query; see `Ranking.best`. Arguments as in `embed`.
 
@@ -367,25 +287,21 @@ class Server(EnteredOnce):
             NotSupportedError: the server was not started with `reranking`.
             TrioServeError: as `embed`.
         """
-        context = take_context(fields)
-        refuse(fields)
-        async with self.lifecycle.use(context, LoadedModel.check_ranks) as services:
-            return await services.embedder.rerank(query, documents, priority, context)
+        context = _only_context(fields)
+        return await self._core.rerank(query, documents, priority=priority, context=context)
 
     # -- recordings
 
     async def transcribe(
         self,
         recording: Audio | bytes | str | os.PathLike[str],
-        params: TranscriptionParams | None = None,
-        **fields: Any,
+        **fields: Unpack[TranscriptionFields],
     ) -> Transcript:
         """Transcribe a recording. Cancelling it ends the work.
 
         Args:
             recording: a path, or the bytes of a file.
-            params: how to transcribe it.
-            fields: single fields, by name, and `context`: the client and the deadline.
+            fields: how to transcribe it.
 
         Raises:
             InvalidMediaError: the recording cannot be read.
@@ -394,79 +310,40 @@ class Server(EnteredOnce):
             TranscriberError: Whisper did not start, has failed, or has ended.
             TrioServeError: as `chat`.
         """
-        context = take_context(fields)
-        params = take(TranscriptionParams, fields, params)
-        refuse(fields)
+        given: dict[str, Any] = {**fields}
+        params = take(TranscriptionParams, given)
         audio = recording if isinstance(recording, Audio) else Audio(recording)
         source = audio.source("recording")
-        async with (
-            self.lifecycle.use(context, LoadedModel.check_transcribes) as services,
-            services.transcriptions.stream(source, params, context) as stream,
-        ):
-            return await stream.read()
+        return await self._core.transcribe(source, params, context=_only_context(given))
 
-    # -- parameters, tokens and rendered chats
-
-    async def params(
-        self, fields: Mapping[str, Any], base: GenerationParams | None = None, *, n: int = 1
-    ) -> GenerationParams:
-        """Make parameters from fields of `GenerationParams` and `SamplingParams`, by name.
-
-        Unset fields are as in `base`, or as in the server's configuration. `logit_bias` may name
-        text in place of a token id. `n` is the number of outputs of each prompt.
-
-        Raises:
-            InvalidRequestError: a field is unknown, has the wrong type or is out of range.
-            NotSupportedError: the server generates no text.
-        """
-        model = await self.lifecycle.known_model()
-        if model.pooling is not None:
-            model.check_generates()
-        check_copies(n, model.n_slots)
-        fields = dict(fields)
-        if fields.get("logit_bias") is not None:
-            async with self.lifecycle.use(RequestContext()) as services:
-                biases = await services.tokenizer.biases_of(fields["logit_bias"])
-            fields["logit_bias"] = biases
-        return take_params(fields, base or model.defaults)
+    # -- tokens and rendered chats
 
     async def tokenize(
-        self,
-        prompt: PromptLike,
-        *,
-        param: str = "prompt",
-        add_special: bool = True,
-        parse_special: bool = True,
+        self, prompt: PromptLike, *, add_special: bool = True, parse_special: bool = True
     ) -> tuple[TokenId, ...]:
-        """Convert text to token ids; see `Vocab.tokenize`. Ids in the input are kept.
+        """Convert text to token ids. Ids in the input are kept.
 
         Long text is tokenized in a worker thread. Special tokens are added if it begins with text.
 
         Raises:
-            InvalidRequestError: text cannot be encoded, or an id is not in the vocabulary; `param`
-                names the field.
+            InvalidRequestError: text cannot be encoded, or an id is not in the vocabulary.
         """
-        async with self.lifecycle.use(RequestContext()) as services:
-            made = await services.tokenizer.prompt_of(
-                prompt, add_special=add_special, parse_special=parse_special, aside=True
-            )
-        made.check(self.model.vocab.n_tokens, param)
-        return made.tokens
+        return await self._core.tokenize(
+            prompt, add_special=add_special, parse_special=parse_special
+        )
 
-    def detokenize(self, tokens: Sequence[TokenId] | Prompt) -> str:
+    async def detokenize(self, tokens: Sequence[TokenId] | Prompt) -> str:
         """Convert token ids to text. Invalid bytes become U+FFFD.
 
         Media in a `Prompt` become ``[image]`` or the like.
 
         Raises:
             InvalidRequestError: an id is not in the vocabulary.
-            ServerSleepingError: the server sleeps; `awake` loads the model.
         """
-        return self.lifecycle.services.tokenizer.detokenize(tokens)
+        async with self._core.awake():
+            return self._core.detokenize(tokens)
 
-    async def render(
-        self, messages: Messages, chat: ChatParams | None = None, **fields: Any
-    ) -> str:
+    async def render(self, messages: Messages, **fields: Unpack[RenderFields]) -> str:
         """Render a chat with the model's template. Media become markers: see `media_marker`.
 
         Raises:
@@ -474,90 +351,47 @@ class Server(EnteredOnce):
             UnsupportedFieldError: the model does not support one of the media.
             InvalidRequestError: a message is malformed.
         """
-        chat = take(ChatParams, fields, chat)
-        refuse(fields)
-        async with self.lifecycle.use(RequestContext()) as services:
-            return await services.prompts.render_marked(messages, chat)
+        return await self._core.render(messages, _only_chat(fields))
 
-    async def count_tokens(
-        self, messages: Messages, chat: ChatParams | None = None, **fields: Any
-    ) -> int:
+    async def count_tokens(self, messages: Messages, **fields: Unpack[RenderFields]) -> int:
         """Count the tokens of a chat's prompt, including those of its media.
 
-        Arguments and errors are those of `render`, and those of loading media.
+        Raises:
+            TrioServeError: as `render`; media cannot be loaded.
         """
-        chat = take(ChatParams, fields, chat)
-        refuse(fields)
-        async with self.lifecycle.use(RequestContext()) as services:
-            return await services.prompts.count_tokens(messages, chat)
+        return await self._core.count_tokens(messages, _only_chat(fields))
 
-    # -- sleep
+    # -- the model
 
-    @property
-    def sleeping(self) -> bool:
-        """Whether the model is not in memory. True until a request has loaded it again."""
-        return self.lifecycle.sleeping
-
-    def awake(
-        self, context: RequestContext | None = None, **fields: Any
-    ) -> AbstractAsyncContextManager[object]:
+    def loaded(self, **fields: Unpack[ContextFields]) -> AbstractAsyncContextManager[object]:
         """Keep the model in memory during a block. Loads it if needed.
 
         All methods that need the model do this. Waiting calls continue in the order of arrival.
         Cancelling one of them does not stop the loading.
 
         Args:
-            context: the deadline of the wait, and how long the idle model stays in memory
-                afterwards.
-            fields: single fields of the context, by name.
+            fields: `keep_alive` is how long the idle model stays in memory afterwards.
 
         Raises:
             ModelLoadError: the model cannot be loaded; the next call tries again.
-            DeadlineExceededError: the deadline passed before the model was loaded.
             QueueFullError: too many requests wait already.
             ServerClosingError: the server sleeps, and drains or is closed.
         """
-        context = take_context(fields, context)
-        refuse(fields)
-        return self.lifecycle.use(context)
-
-    async def wake(self, context: RequestContext | None = None, **fields: Any) -> None:
-        """Load the model if the server sleeps. Arguments and errors are those of `awake`."""
-        async with self.awake(context, **fields):
-            pass
+        return self._core.awake(_only_context(fields))
 
     async def sleep(self) -> None:
         """Free the model's memory as soon as no request runs, and wait for that.
 
         The next request loads the model again, with empty caches. When cancelled, the server stays
-        awake, unless it is falling asleep already. Inside `awake`, this would wait for itself.
+        awake, unless it is falling asleep already. Inside `loaded`, this would wait for itself.
         """
-        await self.lifecycle.end()
+        await self._core.sleep()
 
     @property
-    def slots(self) -> SlotFiles:
-        """Saves, restores and erases slots. Raises as `model`, and while asleep."""
-        return self.lifecycle.services.slots
-
-    @property
-    def adapters(self) -> AdapterScales:
-        """The LoRA adapters, and their default scales. Raises as `slots`."""
-        return self.lifecycle.services.adapters
-
-    @property
-    def queue(self) -> Queue:
-        """The positions of waiting requests. Raises as `slots`."""
-        return self.lifecycle.services.queue
-
-    @property
-    def transcriptions(self) -> Transcriptions:
-        """Transcribes recordings as streams. Raises as `slots`."""
-        return self.lifecycle.services.transcriptions
-
-    @property
-    def infill(self) -> InfillPrompts:
-        """Makes prompts to fill a gap in a text. Raises as `slots`."""
-        return self.lifecycle.services.infill
+    def state(self) -> ServerState:
+        """The state of the model."""
+        state: ServerState = self._core.state.value
+        return state
 
     @property
     def model(self) -> LoadedModel:
@@ -567,16 +401,23 @@ class Server(EnteredOnce):
             ServerSleepingError: the server started asleep and has not loaded the model yet.
             ServerClosingError: the server closed before it loaded the model.
         """
-        return self.lifecycle.model
+        return self._core.model
 
-    async def drain(self, timeout: float) -> None:
-        """Reject new requests, and let running ones finish within `timeout` seconds.
+    @property
+    def telemetry(self) -> Telemetry:
+        """Passes events to callbacks; see `Telemetry.subscribe`."""
+        return self._core.telemetry
 
-        After that, remaining requests are ended: their readers get a `ServerClosingError`. Requests
-        that wait for the model to load are ended at once. When cancelled, the server keeps
-        rejecting new requests, and running ones continue.
+    async def drain(self, timeout: float | None = None) -> None:
+        """Reject new requests, and wait until the running ones have finished.
+
+        Requests that wait for the model to load are ended at once. When cancelled, the server
+        keeps rejecting new requests, and running ones continue. Leaving the server's block ends
+        them: their readers get a `ServerClosingError`.
         """
-        await self.lifecycle.drain(timeout)
+        if timeout is not None:
+            warn_of_scope("timeout")
+        await self._core.drain(math.inf if timeout is None else timeout)
 
     async def status(self) -> EngineStatus:
         """Get the slots and the queue, between two steps; during a long step, an earlier status.
@@ -587,10 +428,24 @@ class Server(EnteredOnce):
         Raises:
             ServerClosingError: the server is closed.
         """
-        return await self.lifecycle.status()
+        return await self._core.status()
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """Find a renamed attribute, and warn."""
             return former_attribute(self, name)
+
+
+def _only_context(fields: Mapping[str, Any]) -> RequestContext:
+    given = {**fields}
+    context = take_context(given)
+    refuse(given)
+    return context
+
+
+def _only_chat(fields: Mapping[str, Any]) -> ChatParams:
+    given = {**fields}
+    chat = take(ChatParams, given)
+    refuse(given)
+    return chat

@@ -11,7 +11,7 @@ from typing import Any, overload
 import attrs
 import trio
 
-from trioserve.chat.deltas import Delta, Message, MessageBuilder
+from trioserve.chat.deltas import ContentDelta, Delta, Message, MessageBuilder
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.concurrency import all_of
 from trioserve.errors import RequestEndedError
@@ -51,6 +51,8 @@ class ChatCompletion:
     prompt: Prompt
     prompt_text: str
     finished: Finished
+    #: The parts of the message with the candidates for their tokens; none where there are none.
+    chunks: tuple[ChatChunk, ...] = ()
 
 
 #: Factor on `size_of` for candidates in a response that is written at its end. It exists as
@@ -59,11 +61,11 @@ _KEPT = 2
 
 
 class Stream:
-    """The events of one request, as they arrive: `Progress`, `Chunk`, and at last `Finished`.
+    """The output of one request, as it arrives: `Chunk`, and `Progress` if that was asked for.
 
-    Iterate over it within the block that opened it. Pending chunks are merged into one, unless they
-    are paced: a paced chunk arrives when it is due. Cancelling an iteration loses no events;
-    leaving the block cancels the request.
+    Iterate over it within the block that opened it; `finished` is set when the iteration ends.
+    Pending chunks are merged into one, unless they are paced: a paced chunk arrives when it is due.
+    Cancelling an iteration loses no events; leaving the block cancels the request.
 
     Raises:
         TrioServeError: from the iteration, when the request fails or is ended by the server.
@@ -90,12 +92,23 @@ class Stream:
         """The number of the request in this server."""
         return self.mailbox.task_id
 
-    def __aiter__(self) -> AsyncIterator[Progress | Chunk | Finished]:
+    def __aiter__(self) -> AsyncIterator[Progress | Chunk]:
         return self
 
-    async def __anext__(self) -> Progress | Chunk | Finished:
-        if self.finished is not None:
+    async def __anext__(self) -> Progress | Chunk:
+        event = await self.next_event()
+        if isinstance(event, Finished):
             raise StopAsyncIteration
+        return event
+
+    def text(self) -> AsyncIterator[str]:
+        """Iterate over the text alone."""
+        return (event.text async for event in self if isinstance(event, Chunk) and event.text)
+
+    async def next_event(self) -> Progress | Chunk | Finished:
+        """Wait for the next event, the last of which is `Finished`. Raises as the iteration."""
+        if self.finished is not None:
+            return self.finished
         if not self._unread:
             await self._take()
         if self.is_paced and _pace(self._unread[-1]):
@@ -147,7 +160,7 @@ class Stream:
 
 
 async def _read(
-    events: AsyncIterator[Chunk | ChatChunk | Progress | Finished], stream: Stream
+    events: AsyncIterator[Chunk | ChatChunk | Progress], stream: Stream
 ) -> tuple[list[Any], dict[str, Any]]:
     """Read to the end. Returns the chunks, and the fields that all outputs have."""
     stream.is_paced = False
@@ -255,14 +268,31 @@ class ChatStream:
         """The message as far as it has been read."""
         return self._builder.build()
 
-    def __aiter__(self) -> AsyncIterator[Progress | ChatChunk | Finished]:
+    def __aiter__(self) -> AsyncIterator[Progress | ChatChunk]:
         return self
 
-    async def __anext__(self) -> Progress | ChatChunk | Finished:
+    async def __anext__(self) -> Progress | ChatChunk:
+        event = await self.next_event()
+        if isinstance(event, Finished):
+            raise StopAsyncIteration
+        return event
+
+    def text(self) -> AsyncIterator[str]:
+        """Iterate over the text of the message alone, without reasoning and tool calls."""
+        return (
+            delta.text
+            async for event in self
+            if isinstance(event, ChatChunk)
+            for delta in event.deltas
+            if isinstance(delta, ContentDelta)
+        )
+
+    async def next_event(self) -> Progress | ChatChunk | Finished:
+        """Wait for the next event, the last of which is `Finished`. Raises as the iteration."""
         if self._last is not None:
             last, self._last = self._last, None
             return last
-        event = await self.stream.__anext__()
+        event = await self.stream.next_event()
         if isinstance(event, Chunk):
             return self._chunk(self._parser.feed(event.text), event)
         if isinstance(event, Finished) and (deltas := self._parser.finish()):
@@ -283,7 +313,8 @@ class ChatStream:
 
     async def read(self) -> ChatCompletion:
         """Read to the end. The message includes what was read before."""
-        _, rest = await _read(self, self.stream)
+        chunks, rest = await _read(self, self.stream)
+        rest["chunks"] = tuple(chunks) if rest["probs"] else ()
         return ChatCompletion(message=self.message, prompt_text=self.prompt_text, **rest)
 
 

@@ -1,7 +1,7 @@
 """Helpers for tests of programs that use trioserve, such as a backend that follows a script.
 
 `ScriptedBackend` takes the place of a model: no file, no llama.cpp, the same output each time.
-`ScriptedProjector` gives it eyes and ears.
+`ScriptedProjector` gives it eyes and ears, and `ToolScript` has it call tools.
 `stepping` runs an engine on the event loop itself, so that a `trio.testing.MockClock` is in
 charge of all the time there is.
 """
@@ -22,9 +22,17 @@ from trioserve.engine.loop import EngineLoop
 from trioserve.renamed import renamed_names
 from trioserve.testing.backend import ScriptedBackend
 from trioserve.testing.projector import ScriptedProjector
+from trioserve.testing.scripts import ToolScript
 from trioserve.testing.vocab import byte_vocab
 
-__all__ = ["ScriptedBackend", "ScriptedProjector", "byte_vocab", "scripted", "stepping"]
+__all__ = [
+    "ScriptedBackend",
+    "ScriptedProjector",
+    "ToolScript",
+    "byte_vocab",
+    "scripted",
+    "stepping",
+]
 
 
 def scripted(backend: Backend) -> Callable[..., Backend]:

@@ -11,7 +11,6 @@ import numpy as np
 
 from trioserve.engine.backend import Embeddings
 from trioserve.errors import (
-    AbandonedError,
     EncodeInterruptedError,
     InvalidMediaError,
     TrioServeError,
@@ -80,7 +79,7 @@ class ScriptedProjector:
         *,
         add_special: bool,
         parse_special: bool = True,
-        stop: Callable[[int], bool] = lambda _n: False,
+        check: Callable[[int], object] = lambda _n: None,
     ) -> Prompt:
         """Encode text as UTF-8, and put chunks between."""
         tokens: list[int] = []
@@ -90,8 +89,7 @@ class ScriptedProjector:
                 tokens += byte_vocab.tokenize(part, add_special=add_special)
             else:
                 media += [(len(tokens), chunk) for chunk in self._chunks(part, index)]
-            if stop(len(tokens) + self.n_cells * len(media)):
-                raise AbandonedError("The request for the prompt was abandoned.")
+            check(len(tokens) + self.n_cells * len(media))
         return Prompt(tokens, media=media)
 
     def chunk(self, kind: MediaKind, id_: str) -> MediaChunk:

@@ -32,7 +32,7 @@ class ByteVocab:
         add_special: bool = False,
         parse_special: bool = True,
         is_fragment: bool = False,
-        stop: Callable[[int], bool] = lambda _n: False,
+        check: Callable[[int], object] = lambda _n: None,
     ) -> tuple[TokenId, ...]:
         """Encode as UTF-8."""
         return tuple(text.encode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import attrs
@@ -23,6 +23,9 @@ from trioserve.api.anthropic.request import (
 from trioserve.chat.messages import parse_messages, parse_tools
 from trioserve.errors import InvalidRequestError
 from trioserve.types import DocumentSource, MediaSource
+
+#: What the log says is left out since the last call: what, and why.
+LeftOut: TypeAlias = Callable[[], list[tuple[str, str]]]
 
 # -- messages
 
@@ -235,7 +238,6 @@ def misplaced(kind: str, where: str) -> str:
 BLOCKS: Wrong = [
     ({}, "type", "is required."),
     ({"type": "text"}, "text", "is required."),
-    (part("Hi") | {"citations": [{}]}, "citations", LEAVE_OUT),
     ({"type": "tool_use"}, "type", misplaced("tool_use", "a message of the user")),
     ({"type": "image"}, "source", "is required."),
     (image(), "source.type", "is required."),
@@ -261,7 +263,6 @@ BLOCKS: Wrong = [
         "is 'pdf'; it must be one of base64, text, content, url.",
     ),
     (document(**PDF, data="/w=="), "source.data", "is neither a PDF nor a text."),
-    (document(type="text", data="x") | {"citations": {"enabled": True}}, "citations", LEAVE_OUT),
     (document(type="text", data="x") | {"title": 5}, "title", "must be a string."),
     (
         document(**CONTENT, content=[document(**CONTENT, content=[])]),
@@ -270,8 +271,8 @@ BLOCKS: Wrong = [
     ),
     (
         RESULT | {"content": [{"type": "tool_reference"}]},
-        "content[0].type",
-        misplaced("tool_reference", "the result of a tool"),
+        "content[0].tool_name",
+        "is required.",
     ),
     ({"type": "tool_result"}, "tool_use_id", "is required."),
     (RESULT | {"is_error": 1}, "is_error", "must be true or false."),
@@ -281,15 +282,10 @@ BLOCKS: Wrong = [
         "content[0].type",
         misplaced("image", "the result of a search"),
     ),
-    (FOUND | {"citations": {"enabled": True}}, "citations", LEAVE_OUT),
 ]
 #: Blocks of the assistant.
 SAID: Wrong = [
-    (
-        {"type": "server_tool_use"},
-        "type",
-        misplaced("server_tool_use", "a message of the assistant"),
-    ),
+    ({"type": "tool_result"}, "type", misplaced("tool_result", "a message of the assistant")),
     (USE | {"input": "{}"}, "input", "must be an object."),
     ({"type": "redacted_thinking", "data": "trioserve.%"}, "data", "must be as it was received."),
 ]
@@ -324,12 +320,6 @@ FIELDS: Wrong = [
         "must be a string, and not empty.",
     ),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "is required."),
-    (
-        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        "tools[0].type",
-        "is 'web_search_20250305': this server has no such built-in tool.",
-    ),
-    ({"tools": [WEATHER | {"defer_loading": True}]}, "tools[0].defer_loading", UNSUPPORTED),
     ({"tool_choice": "any"}, "tool_choice", "must be an object."),
     (
         {"tool_choice": {"type": "required"}},
@@ -359,12 +349,13 @@ FIELDS: Wrong = [
     ),
     ({"output_format": {"type": "json_schema"}}, "output_format.schema", "is required."),
 ]
-NO_EFFECT = {
+HARMLESS: dict[str, Any] = {
     "container": "c1",
+    "context_management": {"edits": []},
     "diagnostics": {"previous_message_id": "msg_1"},
     "inference_geo": "us",
     "mcp_servers": [{}],
-    "n": 2,
+    "return_progress": True,
     "speed": "fast",
     "timings_per_token": True,
     "user_profile_id": "u1",
@@ -376,8 +367,8 @@ def wrong() -> Iterator[tuple[dict[str, Any], str, str]]:
         for block, name, problem in blocks:
             yield {"messages": [role(block), *HI]}, f"{M}.content[0].{name}", problem
     yield from FIELDS
-    for name, value in NO_EFFECT.items():
-        yield {name: value}, name, UNSUPPORTED
+    for name in ("n", "n_cmpl"):
+        yield {name: 2}, name, UNSUPPORTED
 
 
 @pytest.mark.parametrize(("fields", "param", "problem"), [*wrong()])
@@ -385,6 +376,65 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, problem: str
     with pytest.raises(InvalidRequestError) as caught:
         MessagesRequest.parse(ASK | fields)
     assert (caught.value.message, caught.value.param) == (f"'{param}' {problem}", param)
+
+
+def test_what_changes_no_answer_is_left_out(left_out: LeftOut) -> None:
+    MessagesRequest.parse(ASK | HARMLESS)
+    assert {what for what, _ in left_out()} == HARMLESS.keys()
+    cited = [part("Hi") | {"citations": [{}]}, FOUND | {"citations": {"enabled": True}}]
+    MessagesRequest.parse(ASK | {"messages": [user(*cited)]})
+    assert left_out() == [("citations", "answers have none")]
+
+
+def test_blocks_of_tools_that_are_not_here_are_left_out(left_out: LeftOut) -> None:
+    hosted = [
+        {"type": "server_tool_use", "id": "1", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "1", "content": []},
+        {"type": "compaction", "content": "So far."},
+    ]
+    upload = {"type": "container_upload", "file_id": "f"}
+    request = MessagesRequest.parse(
+        ASK | {"messages": [*HI, assistant(*hosted, part("X.")), user(upload, part("Why?"))]}
+    )
+    assert [message["content"] for message in request.messages[1:]] == [
+        [part("So far."), part("X.")],
+        "Why?",
+    ]
+    kinds = ("server_tool_use", "web_search_tool_result", "container_upload")
+    assert [what for what, _ in left_out()] == [f"blocks of type {kind}" for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("kind", "commands"),
+    [
+        ("text_editor_20241022", ["view", "create", "str_replace", "insert", "undo_edit"]),
+        ("text_editor_20250728", ["view", "create", "str_replace", "insert"]),
+        ("memory_20250818", ["view", "create", "str_replace", "insert", "delete", "rename"]),
+    ],
+)
+def test_tools_that_the_client_runs_have_known_schemas(kind: str, commands: list[str]) -> None:
+    given = [{"type": kind, "name": "edit"}, {"type": "bash_20250124", "name": "bash"}]
+    request = MessagesRequest.parse(ASK | {"tools": given})
+    edit, bash = (tool["function"] for tool in request.tools)
+    assert (edit["name"], bash["name"]) == ("edit", "bash")
+    assert edit["parameters"]["properties"]["command"]["enum"] == commands
+    assert bash["parameters"]["properties"].keys() == {"command", "restart"}
+
+
+def test_tools_of_the_api_are_left_out(left_out: LeftOut) -> None:
+    given = [
+        {"type": "web_search_20250305", "name": "web_search"},
+        WEATHER | {"defer_loading": True, "input_examples": [{"city": "Paris"}]},
+        WEATHER | {"name": "f", "allowed_callers": ["code_execution_20250825"]},
+    ]
+    request = MessagesRequest.parse(ASK | {"tools": given})
+    weather, _ = (tool["function"] for tool in request.tools)
+    assert weather["description"].endswith('Example of input: {"city": "Paris"}')
+    assert [what for what, _ in left_out()] == [
+        "tools of type web_search_20250305",
+        "tools[].defer_loading",
+        "tools[].allowed_callers",
+    ]
 
 
 FILES = [

@@ -32,3 +32,19 @@ async def test_each_request_has_the_failure_of_a_service_as_an_error_of_its_own(
         with pytest.raises(ModelLoadError, match="no such file"):
             _ = service.server
     assert service.failure.__traceback__ is None
+
+
+async def test_a_failure_in_a_group_of_one_is_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, cause = Service(), OSError("torn")
+    failure = ModelLoadError("no such file")
+    failure.__cause__ = cause
+
+    async def serve(task_status: trio.TaskStatus[None]) -> None:
+        raise ExceptionGroup("", [ExceptionGroup("", [failure])])
+
+    monkeypatch.setattr(service, "_serve", serve)
+    with pytest.raises(ModelLoadError) as caught:
+        await service.run()
+    assert service.failure is caught.value is failure
+    assert failure.__cause__ is cause
+    await service.wait_ended()

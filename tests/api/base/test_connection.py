@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import json
-import math
 import os
 import socket
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import trio
+from quart_trio.wrappers.request import TrioBody
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
+from werkzeug.exceptions import RequestTimeout
 
 from tests.support.clients import client_of
 from tests.support.http_server import connected, post, serving_script, slots_in_use
 from tests.support.scripts import endless
 from tests.support.waiting import patiently, until
-from trioserve.api.base import connection
+from trioserve.api.base import body as body_module, connection
 from trioserve.api.base.service import Service
-from trioserve.testing import ScriptedBackend
+from trioserve.app import create_app
+from trioserve.config import Config
+from trioserve.testing import ScriptedBackend, scripted
 
 
 def body(**fields: Any) -> bytes:
@@ -44,7 +47,7 @@ async def read_all(stream: trio.SocketStream) -> bytes:
 
 
 async def until_broken(stream: trio.SocketStream) -> None:
-    """Wait until the other side has closed a connection that nobody reads here."""
+    """Send until the other side has closed a connection. Reads nothing."""
     with patiently():
         try:
             while True:
@@ -135,7 +138,7 @@ async def test_a_client_that_sends_too_much_still_reads_why(chunked: bool) -> No
         answer = await client.post("/completion", content=content)
         assert answer.status_code == 413
         assert "100000 bytes" in answer.json()["error"]["message"]
-        # And the server goes on.
+        # The server still answers.
         assert (await client.get("/health")).status_code == 200
 
 
@@ -205,155 +208,64 @@ async def test_nothing_is_left_open_after_many_requests() -> None:
         await until_in_use(service, 0)
 
 
-def test_abort_of_another_server_does_nothing_and_says_so() -> None:
-    async def send(message: object) -> None: ...
+async def test_a_disconnect_in_the_last_message_cancels_nothing() -> None:
+    messages: list[Any] = [{"type": "http.request", "body": b"{}", "more_body": False}]
+    is_last, is_sent = trio.Event(), trio.Event()
 
-    with capture_logs() as logs:
-        assert connection.abort(send) is False
-    assert "cannot close" in logs[0]["event"]
-
-
-def nothing() -> None:
-    pass
-
-
-def test_abort_closes_a_socket_that_takes_no_options() -> None:
-    class Socket:
-        is_closed = False
-
-        def fileno(self) -> int:
-            return 3
-
-        def setsockopt(self, *_args: object) -> None:
-            raise OSError(errno.EINVAL, "Invalid argument")
-
-        def close(self) -> None:
-            self.is_closed = True
-
-    class Step:
-        """An object between an ASGI `send` and the socket."""
-
-        def __init__(self, **fields: object) -> None:
-            vars(self).update(fields)
-
-        async def pass_on(self) -> None: ...
-
-    sock = Socket()
-    server = Step(stream=Step(socket=sock))
-    http_stream = Step(send=Step(send=server.pass_on).pass_on)
-    assert connection.abort(http_stream.pass_on)
-    assert sock.is_closed
-
-
-async def test_a_send_that_takes_too_long_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = trio.Event()
-    told: list[bool] = []
-    monkeypatch.setattr(connection, "abort", lambda send: closed.set())
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await is_last.wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
-        with trio.CancelScope(shield=True):  # as Hypercorn does
-            await closed.wait()
-
-    sender = connection.Sender(send, 0.01, lambda: told.append(closed.is_set()))
-    with patiently():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(sender.watch)
-            nursery.start_soon(sender, {})
-    assert told == [False]  # before the connection is closed
-
-
-async def test_a_send_in_progress_is_given_some_time_when_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection, "GRACE", 0.01)
-    for blocks in (False, True):
-        closed = trio.Event()
-        monkeypatch.setattr(connection, "abort", lambda send, closed=closed: closed.set())
-
-        async def send(message: Any, blocks: bool = blocks, closed: trio.Event = closed) -> None:
-            with trio.CancelScope(shield=True):
-                if blocks:
-                    await closed.wait()
-                else:
-                    await trio.lowlevel.checkpoint()
-
-        sender = connection.Sender(send, 1000, nothing)
-        with patiently():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(sender.watch)
-                nursery.start_soon(sender, {})
-                await wait_all_tasks_blocked()
-                nursery.cancel_scope.cancel()
-        assert closed.is_set() is blocks
-
-
-async def test_a_send_that_was_cancelled_is_over(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
-    aborted: list[object] = []
-    monkeypatch.setattr(connection, "abort", aborted.append)
-
-    async def send(message: Any) -> None:
-        await trio.sleep_forever()
-
-    sender = connection.Sender(send, math.inf, nothing)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(sender.watch)
-        nursery.start_soon(sender, {})
-        await wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-    assert aborted == []
-    assert trio.current_time() < connection.GRACE
-
-
-async def test_a_send_that_ends_just_when_a_turn_is_over(
-    monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
-) -> None:
-    aborted: list[object] = []
-    monkeypatch.setattr(connection, "abort", aborted.append)
-    may_end = trio.Event()
-
-    async def send(message: Any) -> None:
-        with trio.CancelScope(shield=True):
-            await may_end.wait()
-            mock_clock.jump(connection.GRACE / 10)  # Trio sees this before `watch` is woken
-
-    sender = connection.Sender(send, math.inf, nothing)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(sender.watch)
-        nursery.start_soon(sender, {})
-        await wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-        with trio.CancelScope(shield=True):
+        if message["type"] == "http.response.body" and not message["more_body"]:
+            is_last.set()  # Hypercorn reports a disconnect, and then ends the response
             await wait_all_tasks_blocked()
-            mock_clock.jump(connection.GRACE / 10)
-            may_end.set()
-            for _ in range(20):
-                await wait_all_tasks_blocked()
-                mock_clock.jump(connection.GRACE / 10)
-    assert aborted == []
+            is_sent.set()
+
+    app = create_app(Config(), load=scripted(ScriptedBackend()))
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/tokenize",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-length", b"2")],
+    }
+    async with trio.open_nursery() as nursery:
+        app.nursery = nursery
+        await nursery.start(app.extensions["trioserve"].run)
+        await app(scope, receive, send)  # type: ignore[arg-type]
+        assert is_sent.is_set()
+        await app.extensions["trioserve"].stop()
 
 
-async def test_a_machine_that_stands_still_cuts_nobody_off(
+async def test_a_pause_of_the_server_costs_an_upload_one_second(
     monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
-    aborted: list[object] = []
-    monkeypatch.setattr(connection, "abort", aborted.append)
+    state = Mock(config=Config(timeout=3))
+    monkeypatch.setattr("trioserve.api.base.body.current_app_state", lambda: state)
+    bodies: list[bytes] = []
 
-    async def send(message: Any) -> None:
-        nursery.cancel_scope.cancel()  # Hypercorn tells of the disconnect before it is done
-        for _ in range(10):
-            await trio.lowlevel.cancel_shielded_checkpoint()
-        mock_clock.jump(3600)
-        for _ in range(10):
-            await trio.lowlevel.cancel_shielded_checkpoint()
+    async def read(arriving: TrioBody) -> None:
+        bodies.append(await body_module._received(Mock(body=arriving)))
 
-    sender = connection.Sender(send, math.inf, nothing)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(sender.watch)
-        await wait_all_tasks_blocked()
-        await sender.close({})
-    assert aborted == []
+        nursery.start_soon(read, arriving := TrioBody(None, None))
+        for _ in range(2):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(3600)
+        arriving.set_result(b"{}")
+    assert bodies == [b"{}"]
+    with pytest.raises(ExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, TrioBody(None, None))
+            for _ in range(3):
+                await wait_all_tasks_blocked()
+                mock_clock.jump(3600)
+    assert caught.group_contains(RequestTimeout)
 
 
 async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockClock) -> None:
@@ -366,7 +278,7 @@ async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockCl
     async def beat() -> bytes:
         return b"beat"
 
-    sender = connection.Sender(send, math.inf, nothing)
+    sender = connection.Sender(send)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
         nursery.start_soon(sender.keep_alive, connection.KeepAlive(10, beat))
@@ -399,7 +311,7 @@ async def test_a_beat_is_not_sent_when_something_else_was(autojump_clock: MockCl
         await trio.sleep(5)
         return b"beat"
 
-    sender = connection.Sender(send, math.inf, nothing)
+    sender = connection.Sender(send)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
         nursery.start_soon(sender.keep_alive, connection.KeepAlive(10, slow_beat))

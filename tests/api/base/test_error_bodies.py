@@ -37,7 +37,6 @@ _NEVER_SENT = {
     "takes ten minutes; tests/api/tools has tests of it": "ProxyTimeoutError",
     "ends the command before there is a server": "ConfigError BridgeError",
     "only its children are raised": "RequestEndedError TooManyRequestsError",
-    "its client has gone": "AbandonedError",
     "its client does not read; the connection is cut": "StalledReaderError",
     "the batch is decoded again, without the prompt that was cancelled": "DecodeInterruptedError",
     "no request waits for the image any more": "EncodeInterruptedError",
@@ -221,12 +220,12 @@ async def a_text_that_is_too_long_to_embed() -> httpx.Response:
 @answers(
     errors.UnsupportedFieldError,
     400,
-    "'n_cache_reuse' is not supported with this value; leave it out.",
-    param="n_cache_reuse",
+    "'image_data' is not supported with this value; leave it out.",
+    param="image_data",
 )
 async def a_field_without_effect() -> httpx.Response:
     async with client_of() as client:
-        return await client.post("/completion", json={"prompt": "a", "n_cache_reuse": 64})
+        return await client.post("/completion", json={"prompt": "a", "image_data": [1]})
 
 
 @answers(

@@ -50,9 +50,6 @@ NOT_SUPPORTED: dict[str, Any] = {
     "modalities": ["text", "audio"],
     "moderation": {"model": "omni"},
     "suffix": "b",
-    "web_search_options": {},
-    "backend_sampling": True,
-    "n_cache_reuse": 5,
     "image_data": [{"data": "aGk=", "id": 1}],
 }
 
@@ -80,6 +77,12 @@ async def test_what_one_machine_has_no_use_for_is_taken() -> None:
         "store": True,
         "user": "u",
         "modalities": ["text"],
+        "web_search_options": {},
+        "backend_sampling": True,
+        "n_cache_reuse": 5,
+        "seed": 2**63 + 7,
+        "top_logprobs": 0,
+        "tool_choice": {"type": "auto"},
         "nobody_knows_this": 1,
     }
     async with client_of(ScriptedBackend(chat_template=TEMPLATE)) as client:

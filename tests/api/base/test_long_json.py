@@ -117,3 +117,16 @@ def test_half_a_pair_is_refused_wherever_it_is(bad: str, where: str) -> None:
     for filler in ("", "a" * 100_000):
         with pytest.raises(InvalidRequestError, match="surrogates"):
             parse_json(where.format(filler + bad).encode())
+
+
+@pytest.mark.parametrize("value", [[[0] * 9] * 9, "a" * 99, {"a": "b" * 99}])
+def test_reading_checks_for_cancellation(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cancelled(BaseException):
+        pass
+
+    def check_cancelled() -> None:
+        raise Cancelled
+
+    monkeypatch.setattr(body, "check_cancelled", check_cancelled)
+    with pytest.raises(Cancelled):
+        read(json.dumps(value))

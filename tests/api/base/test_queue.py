@@ -20,7 +20,8 @@ from tests.support.scripts import CHAT, ENDLESS, HI
 from tests.support.waiting import patiently, until
 from trioserve.api.base import sse
 from trioserve.api.base.sse import PING, Pings, comment_on
-from trioserve.server import RequestContext, Server
+from trioserve.server import RequestContext
+from trioserve.server.core import ServerCore
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.limits.admission import FRESH, Queue
 from trioserve.testing import ScriptedBackend
@@ -39,7 +40,7 @@ ROUTES = [
 ]
 
 
-async def until_queued(server: Server, n: int = 1) -> list[WaitingStatus]:
+async def until_queued(server: ServerCore, n: int = 1) -> list[WaitingStatus]:
     """Wait until so many tasks are in the queue, and give their places."""
     with patiently():
         while len(waiting := (await server.status()).waiting) != n:
@@ -302,7 +303,7 @@ async def test_a_deadline_in_a_stream_is_an_event(path: str) -> None:
         assert logs[-1]["cancelled"] == "deadline"
 
 
-def pass_deadline(server: Server) -> None:
+def pass_deadline(server: ServerCore) -> None:
     """Make the time pass that the one request has, without waiting for it."""
     dispatcher = server.lifecycle.services.dispatcher
     (mailbox,) = dispatcher.mailboxes

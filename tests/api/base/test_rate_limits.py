@@ -48,7 +48,7 @@ async def test_tokens_are_reserved_and_settled(stream: bool) -> None:
         assert answer.status_code == 200
         assert int(answer.headers["x-ratelimit-remaining-tokens"]) <= (103 if stream else 1000)
         requests = service.server.lifecycle.services.requests
-        await requests.wait_none()
+        await service.server.lifecycle.gate.drained()
         assert (
             requests.resources.rate_limits.remaining("127.0.0.1")["tokens"].remaining > 900
         )  # it used a few

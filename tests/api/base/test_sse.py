@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,15 +32,10 @@ class FakeStream:
         self._script: Iterator[tuple[float, Any]] = iter(script)
         self._due: tuple[float, Any] | None = None
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self
-
-    async def __anext__(self) -> Any:
+    async def next_event(self) -> Any:
         if self._due is None:
-            step = next(self._script, None)
-            if step is None:
-                raise StopAsyncIteration
-            self._due = (trio.current_time() + step[0], step[1])
+            pause, event = next(self._script)
+            self._due = (trio.current_time() + pause, event)
         await trio.sleep_until(self._due[0])
         event, self._due = self._due[1], None
         if isinstance(event, Exception):
@@ -99,32 +94,32 @@ def test_events_are_lines_of_json() -> None:
 
 async def test_a_stream_to_its_end(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((0, Chunk(1, "a", (1,))), (0, Chunk(1, "", (2,))), (0, finished()))
-    assert await write(sse.EventSource.of(stream)) == [b"0:a ", b"0:finished end"]
+    assert await write(sse.EventSource.of(stream.next_event)) == [b"0:a ", b"0:finished end"]
 
 
 async def test_a_response_begins_with_a_ping_when_nothing_comes(
     autojump_clock: MockClock,
 ) -> None:
     stream: Any = FakeStream((70, Chunk(1, "a", (1,))), (10, finished()))
-    assert await write(sse.EventSource.of(stream)) == [PING, b"0:a ", b"0:finished end"]
+    assert await write(sse.EventSource.of(stream.next_event)) == [PING, b"0:a ", b"0:finished end"]
     assert trio.current_time() == pytest.approx(80)
 
 
 async def test_pings_can_be_off(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((1e6, finished()))
-    assert await write(sse.EventSource.of(stream), math.inf) == [b"0:finished end"]
+    assert await write(sse.EventSource.of(stream.next_event), math.inf) == [b"0:finished end"]
 
 
 async def test_the_place_in_the_queue_is_told_when_it_changes(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((10, Chunk(1, "a", (1,))), (0, finished()))
     places = [b"2nd", b"2nd", b"1st"]
-    parts = await write(sse.EventSource.of(stream), places=places, tell_place=True)
+    parts = await write(sse.EventSource.of(stream.next_event), places=places, tell_place=True)
     assert parts == [b"2nd", b"1st", b"0:a ", b"0:finished end"]
 
 
 async def test_a_place_that_nobody_asked_for_is_told_at_a_ping(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((31, Chunk(1, "a", (1,))), (0, finished()))
-    parts = await write(sse.EventSource.of(stream), places=[b"2nd", b"1st"])
+    parts = await write(sse.EventSource.of(stream.next_event), places=[b"2nd", b"1st"])
     assert parts == [b"2nd", b"0:a ", b"0:finished end"]
 
 
@@ -134,14 +129,14 @@ async def test_an_error_before_the_first_event_is_raised(
 ) -> None:
     stream: Any = FakeStream((delay, DecodeError("no")))
     with pytest.raises(DecodeError):  # nothing was sent, so it has a status
-        await write(sse.EventSource.of(stream), places=places, tell_place=True)
+        await write(sse.EventSource.of(stream.next_event), places=places, tell_place=True)
 
 
 async def test_an_error_later_is_an_event(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((0, Chunk(1, "a", (1,))), (0, DecodeError("no")))
-    assert await write(sse.EventSource.of(stream)) == [b"0:a ", b"error no"]
+    assert await write(sse.EventSource.of(stream.next_event)) == [b"0:a ", b"error no"]
     stream = FakeStream((31, ValueError("odd")))
-    assert await write(sse.EventSource.of(stream)) == [PING, b"error odd"]
+    assert await write(sse.EventSource.of(stream.next_event)) == [PING, b"error odd"]
 
 
 async def test_several_streams_come_as_they_are_ready(autojump_clock: MockClock) -> None:

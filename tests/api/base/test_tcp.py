@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
 import trio
+import trio.testing
+import trustme
 from hypercorn.events import RawData, Updated
+from quart_trio.wrappers import TrioResponse
 from structlog.testing import capture_logs
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.attacks import ATTACKS, PREFACE, WEBSOCKET, answer_to, send_all_mutated
-from tests.support.http_server import connected, post, serving_script
+from tests.support.http_server import connected, post, serving, serving_script, slots_in_use
+from tests.support.scripts import endless
 from tests.support.waiting import patiently, until
+from trioserve.api.base import connection as requests
+from trioserve.api.base.app_state import NAME
 from trioserve.api.base.service import Service
-from trioserve.api.base.tcp import TCPConnection
+from trioserve.api.base.tcp import Reset, TCPConnection
+from trioserve.app import create_app
+from trioserve.config import Config
+from trioserve.errors import UnavailableError
+from trioserve.testing import ScriptedBackend, scripted
+
+
+def connection_on(stream: trio.abc.Stream, stall_timeout: float = 10) -> TCPConnection:
+    """A connection of an app, without its protocol."""
+    app = Mock(app=Mock(extensions={NAME: Mock(config=Config(stall_timeout=stall_timeout))}))
+    return TCPConnection(app, Mock(read_timeout=None), Mock(), Mock(), stream)
+
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -57,10 +78,11 @@ TWO_LENGTHS = (
 )
 
 
-async def test_a_request_that_can_be_read_in_two_ways_is_refused() -> None:
+async def test_a_request_that_can_be_read_in_two_ways_or_not_at_all_is_refused() -> None:
     async with unharmed() as (url, _):
         for data in (
             TWO_LENGTHS,
+            b"GET /health HTTP/1.1\r\nno colon\r\n\r\n" + HEALTH,
             b"GET ?a HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET health HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET http://[/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -111,21 +133,21 @@ async def test_an_error_in_a_connection_is_one_line_in_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def fail(*_arguments: object) -> None:
-        raise RuntimeError("nobody expected this")
+        raise RuntimeError("a defect")
 
     async with unharmed() as (url, _):
         with monkeypatch.context() as patching, capture_logs() as lines:
             patching.setattr("trioserve.api.base.tcp.HTTP1.handle", fail)
             await answer_to(url, b"GET / HTTP/1.1\r\n\r\n")
         (line,) = (line for line in lines if line["event"] == "connection failed")
-        assert "nobody expected this" in line["error"]
+        assert "a defect" in line["error"]
 
 
 async def test_an_answer_that_comes_while_the_connection_is_being_closed() -> None:
     for _ in range(30):  # Trio runs tasks in any order
         ours, theirs = (trio.SocketStream(each) for each in trio.socket.socketpair())
         async with ours, theirs, trio.open_nursery() as nursery:
-            connection = TCPConnection(Mock(), Mock(), Mock(), Mock(), ours)
+            connection = connection_on(ours)
             connection.protocol = Mock(handle=AsyncMock())
             nursery.start_soon(connection.protocol_send, RawData(b"an answer"))
             nursery.start_soon(connection._close)
@@ -146,7 +168,7 @@ async def test_what_the_system_does_not_take_at_once_is_sent_in_parts() -> None:
     long = bytes(range(256)) * 2**14
     received = b""
     async with ours, theirs, trio.open_nursery() as nursery:
-        connection = TCPConnection(Mock(), Mock(), Mock(), Mock(), ours)
+        connection = connection_on(ours)
         nursery.start_soon(connection.protocol_send, RawData(long))
         await wait_all_tasks_blocked()
         nursery.start_soon(connection.protocol_send, RawData(b"the end"))
@@ -158,13 +180,234 @@ async def test_what_the_system_does_not_take_at_once_is_sent_in_parts() -> None:
 async def test_a_response_that_ends_after_its_client_has_gone_keeps_nothing_open() -> None:
     ours, theirs = (trio.SocketStream(each) for each in trio.socket.socketpair())
     async with ours, theirs:
-        connection = TCPConnection(Mock(), Mock(read_timeout=None), Mock(), Mock(), ours)
+        connection = connection_on(ours)
         connection.protocol = Mock(handle=AsyncMock())
         connection.idle_task = Mock(restart=AsyncMock(), stop=AsyncMock())
         await theirs.aclose()
         await connection._read_data()
         await connection.protocol_send(Updated(idle=True))
     connection.idle_task.restart.assert_not_called()
+
+
+# -- clients that do not read
+
+
+@asynccontextmanager
+async def unread(
+    *, stall_timeout: float = 10, is_secure: bool = False
+) -> AsyncIterator[tuple[TCPConnection, list[object], trio.abc.Stream]]:
+    """A connection, the events that its protocol gets, and the client's end of it."""
+    events: list[object] = []
+
+    async def handle(event: object) -> None:
+        events.append(event)
+
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    theirs = await trio.testing.open_stream_to_socket_listener(listener)
+    async with listener, await listener.accept() as ours, theirs:
+        ends = await encrypted(ours, theirs) if is_secure else (ours, theirs)
+        connection = connection_on(ends[0], stall_timeout)
+        connection.protocol = Mock(handle=handle)
+        yield connection, events, ends[1]
+
+
+async def encrypted(
+    server: trio.SocketStream, client: trio.SocketStream
+) -> tuple[trio.SSLStream[trio.SocketStream], trio.SSLStream[trio.SocketStream]]:
+    authority = trustme.CA()
+    known, trusting = (
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),
+        ssl.create_default_context(),
+    )
+    authority.issue_cert("localhost").configure_cert(known)
+    authority.configure_trust(trusting)
+    ours = trio.SSLStream(server, known, server_side=True)
+    theirs = trio.SSLStream(client, trusting, server_hostname="localhost")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ours.do_handshake)
+        nursery.start_soon(theirs.do_handshake)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+async def test_a_client_that_stops_reading_gets_a_reset(
+    is_secure: bool, autojump_clock: MockClock
+) -> None:
+    with capture_logs() as logs:
+        async with unread(is_secure=is_secure) as (connection, events, theirs):
+            await connection.protocol_send(RawData(bytes(2**24)))
+            assert trio.current_time() == 20
+            assert [type(event) for event in events] == [Reset]
+            with pytest.raises(trio.BrokenResourceError):
+                while await theirs.receive_some():
+                    pass
+    assert [line["event"] for line in logs] == ["client stopped reading"]
+
+
+async def test_a_pause_of_the_server_cuts_off_no_client(mock_clock: MockClock) -> None:
+    received = 0
+    async with unread() as (connection, events, theirs), trio.open_nursery() as nursery:
+        nursery.start_soon(connection.protocol_send, RawData(bytes(2**24)))
+        for _ in range(3):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(3600)
+        while received < 2**24:
+            received += len(await theirs.receive_some())
+    assert events == []
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+async def test_a_send_ends_at_once_when_its_request_is_cancelled(is_secure: bool) -> None:
+    async with unread(stall_timeout=1e6, is_secure=is_secure) as (connection, _, theirs):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.protocol_send, RawData(bytes(2**24)))
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        with pytest.raises(trio.BrokenResourceError):  # a part of a message must not be the last
+            while await theirs.receive_some():
+                pass
+
+
+@asynccontextmanager
+async def serving_body(make: Any, **config: object) -> AsyncIterator[str]:
+    """Serve ``GET /body``, whose body `make` returns."""
+    app = create_app(Config(**config), load=scripted(ScriptedBackend()))
+
+    async def answer() -> TrioResponse:
+        return TrioResponse(make(), content_type="text/plain")
+
+    app.add_url_rule("/body", "body", answer)
+    async with serving(app) as url:
+        await app.extensions[NAME].wait_loaded()
+        yield url
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_a_body_that_raises_breaks_the_response_off(version: bytes) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"a part"
+        raise UnavailableError("The rest is not available.")
+
+    with capture_logs() as logs, patiently():
+        async with serving_body(body) as url, connected(url) as stream:
+            await stream.send_all(b"GET /body HTTP/%b\r\nHost: localhost\r\n\r\n" % version)
+            received = b""
+            with pytest.raises(trio.BrokenResourceError):  # not an end of file
+                while part := await stream.receive_some():
+                    received += part
+    assert received.startswith(b"HTTP/1.1 200")
+    assert "The rest is not available." in [line.get("error") for line in logs]
+
+
+async def test_a_client_that_leaves_cancels_its_request_with_the_reason() -> None:
+    cancelled: list[str | None] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"a part"
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as error:
+            cancelled.append(error.reason)
+            raise
+
+    async with serving_body(body) as url:
+        async with connected(url) as stream:
+            await stream.send_all(HEALTH.replace(b"health", b"body"))
+            await stream.receive_some()
+        await until(lambda: cancelled)
+    assert cancelled == ["disconnect"]
+
+
+# -- requests that wait behind another
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_a_client_that_leaves_while_its_next_requests_wait(is_reset: bool) -> None:
+    body = b'{"prompt": "go", "stream": true}'
+    async with serving_script(endless()) as (url, service):
+        async with connected(url) as stream:
+            await stream.send_all(post("/completion", body) + HEALTH * 3)
+            await stream.receive_some()
+            await until(lambda: len(service.server.lifecycle.services.dispatcher) == 1)
+            if is_reset:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        async def is_free() -> bool:
+            return not await slots_in_use(service)
+
+        await until(is_free)
+        await until(lambda: not service.n_connections)
+        assert not [1 for route, _ in service.n_answers if route == "/health"]
+
+
+async def test_requests_behind_another_are_answered_in_their_order() -> None:
+    asked = [post("/tokenize", b'{"content": "%c"}' % letter) for letter in b"abcdefgh"]
+    async with serving_script() as (url, _), connected(url) as stream:
+        await stream.send_all(b"".join(asked))
+        answers = b""
+        with patiently():
+            while answers.count(b"tokens") < len(asked):
+                answers += await stream.receive_some()
+        tokens = [b'{"tokens":[%d]}' % letter for letter in b"abcdefgh"]
+        assert [answers.find(each) for each in tokens] == sorted(map(answers.find, tokens))
+        assert -1 not in map(answers.find, tokens)
+        await stream.send_all(HEALTH)  # the connection stays open
+        assert b" 200 " in await stream.receive_some()
+
+
+@pytest.mark.parametrize(
+    "behind", [HEALTH * 17, post("/tokenize", bytes(300_000))], ids=["many", "long"]
+)
+async def test_too_much_behind_a_request_is_dropped(behind: bytes) -> None:
+    may_end = trio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"a part"
+        await may_end.wait()
+        yield b" and the end"
+
+    async with serving_body(body) as url, connected(url) as stream:
+        await stream.send_all(HEALTH.replace(b"health", b"body") + behind)
+        received = await stream.receive_some()
+        await wait_all_tasks_blocked()
+        may_end.set()
+        with patiently():
+            async for part in stream:  # ends because the server closes
+                received += part
+    assert received.count(b"HTTP/1.1 ") == 1
+    assert received.endswith(b" and the end\r\n0\r\n\r\n")
+
+
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def test_a_body_in_tiny_chunks_is_refused() -> None:
+    async with unharmed() as (url, _), connected(url) as stream:
+        await stream.send_all(CHUNKED + b"1\r\n \r\n" * 4097)
+        received = b""
+        with patiently():
+            async for part in stream:
+                received += part
+        assert received.startswith(b"HTTP/1.1 400 ")
+        assert b"4096 chunks, of less than 16 bytes on average" in received
+
+
+async def test_chunks_are_handed_over_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    take = requests.Connection._take
+
+    def note(self: Any, request: Any, data: bytes) -> None:
+        sizes.append(len(data))
+        take(self, request, data)
+
+    monkeypatch.setattr(requests.Connection, "_take", note)
+    data = b'{"content": "%b"}' % (b"a" * 3000)
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in data)
+    async with serving_script() as (url, _):
+        answer = await answer_to(url, CHUNKED + chunks + b"0\r\n\r\n")
+    assert answer.count(b"97") == 3000
+    assert sum(sizes) == len(data)
+    assert len(sizes) < len(data) / 50
 
 
 @pytest.mark.system

@@ -15,6 +15,7 @@ from trioserve.api.base.vendors import (
     StreamForm,
     Vendor,
 )
+from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError
 
 PATH = "/made-up/chat"
@@ -31,7 +32,10 @@ async def chat() -> Response:
         raise InvalidRequestError("There is no question.", param="question")
     server = await awake_server(body.get("engine"))
     messages = [{"role": "user", "content": body["question"]}]
-    async with server.stream_chat(messages, context=current_context(None)) as stream:
+    opened = server.stream_chats(
+        messages, await server.params({}), ChatParams(), context=current_context(None)
+    )
+    async with opened as (stream,):
         answer = (await stream.read()).message.content
     if body.get("live"):
         return Response(f"{answer}\n", content_type=CONTENT_TYPE)

@@ -67,8 +67,8 @@ async def test_a_failure_has_a_status_or_ends_the_stream_that_has_begun() -> Non
 async def test_errors_as_the_client_raises_them() -> None:
     def use(client: ollama.Client) -> None:
         for stream in (True, False):
-            with pytest.raises(ollama.ResponseError, match="num_gpu") as caught:
-                for _ in client.chat(**ASK, options={"num_gpu": 5}, stream=stream):
+            with pytest.raises(ollama.ResponseError, match="top_p") as caught:
+                for _ in client.chat(**ASK, options={"top_p": -1}, stream=stream):
                     pass
             assert caught.value.status_code == 400
         with pytest.raises(ollama.ResponseError) as caught:

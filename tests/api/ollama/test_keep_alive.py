@@ -14,7 +14,7 @@ from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_server import ScriptedLoader
 from tests.support.waiting import patiently
 from trioserve.config import Config
-from trioserve.server import Server
+from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.sleep import ServerState
 
 
@@ -24,7 +24,7 @@ def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
 
 
-async def until_asleep(server: Server) -> None:
+async def until_asleep(server: ServerCore) -> None:
     with patiently():
         await server.state.wait_value(ServerState.SLEEPING)
 
@@ -87,7 +87,7 @@ async def test_a_request_that_is_refused_does_not_wake_the_model() -> None:
                 assert server.sleeping
             answer = await client.post("/api/chat", json=ASK | {"keep_alive": keep_alive})
             assert "'keep_alive'" in answer.json()["error"]
-        for fields in ({"options": {"num_ctx": 10**6}}, {"think": "high"}, {"format": 5}):
+        for fields in ({"options": {"num_ctx": 0}}, {"think": "high"}, {"format": 5}):
             answer = await client.post("/api/chat", json=ASK | fields)
             assert answer.status_code == 400
             assert server.sleeping

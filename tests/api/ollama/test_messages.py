@@ -166,7 +166,8 @@ def test_the_type_of_a_tool_may_be_left_out() -> None:
     tools = read_tools([{"function": WEATHER["function"]}])
     assert tools == (WEATHER,)
     assert parse_tools(tools) is tools
+    assert read_tools([{"type": "web_search"}]) == ()
     with pytest.raises(InvalidRequestError, match="function"):
-        read_tools([{"type": "web_search"}])
+        read_tools([{}])
     with pytest.raises(MismatchError):
         read_tools({})

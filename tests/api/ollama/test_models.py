@@ -164,7 +164,7 @@ async def test_names_the_tag_latest_and_the_version() -> None:
             assert answer.status_code == 404
             expected = f"Model {wrong!r} not found; the model here is 'scripted'."
             assert answer.json() == {"error": expected}
-        for field, value in (("verbose", True), ("system", "x"), ("options", {"seed": 1})):
+        for field, value in (("system", "x"), ("options", {"seed": 1})):
             answer = await client.post("/api/show", json={"model": "scripted", field: value})
             assert answer.status_code == 400
             assert f"'{field}'" in answer.json()["error"]

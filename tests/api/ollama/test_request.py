@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import attrs
 import ollama
@@ -24,8 +25,11 @@ from trioserve.api.ollama.request import (
 )
 from trioserve.chat.messages import parse_messages
 from trioserve.chat.params import ChatParams
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError
 from trioserve.types import GenerationParams, Grammar, MediaSource, SamplingParams
+
+#: What the log says is left out since the last call: what, and why.
+LeftOut: TypeAlias = Callable[[], list[tuple[str, str]]]
 
 
 def names_of(cls: Any) -> set[str]:
@@ -97,13 +101,21 @@ def test_the_number_of_tokens() -> None:
         assert request.given_params() == {"max_tokens": limit}
 
 
-def test_an_option_that_is_a_flag_is_refused() -> None:
+def test_options_that_flags_decide_are_left_out(left_out: LeftOut) -> None:
     for name, only in OllamaOptions.unsupported.items():
-        with pytest.raises(UnsupportedFieldError, match=only.flag or "leave it out") as caught:
-            OllamaChatRequest.parse({"options": {name: 3}})
-        assert caught.value.param == f"options.{name}"
-        assert f"'options.{name}'" in caught.value.message
         OllamaChatRequest.parse({"options": {name: None}})
+        assert not left_out()
+        OllamaChatRequest.parse({"options": {name: 3}})
+        assert left_out() == [(f"options.{name}", only.harmless)]
+
+
+def test_a_context_that_is_too_long_is_cut(left_out: LeftOut) -> None:
+    request = OllamaChatRequest.parse({"options": {"num_ctx": 9}})
+    request.options.check(9)
+    assert not left_out()
+    request.options.check(8)
+    why = "a request has a context of 8 tokens, which --ctx-size sets"
+    assert left_out() == [("options.num_ctx", why)]
 
 
 def test_an_option_that_asks_for_nothing_is_taken() -> None:
@@ -137,9 +149,7 @@ def test_an_option_that_asks_for_nothing_is_taken() -> None:
         (OllamaChatRequest, {"think": ""}, "think"),
         (OllamaChatRequest, {"top_logprobs": 3}, "top_logprobs"),
         (OllamaChatRequest, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        (OllamaChatRequest, {"truncate": True}, "truncate"),
         (OllamaChatRequest, {"n": 2}, "n"),
-        (OllamaChatRequest, {"queue_comments": True}, "queue_comments"),
         (OllamaChatRequest, {"_debug_render_only": True}, "_debug_render_only"),
         (OllamaGenerateRequest, {"images": "aGk="}, "images"),
         (OllamaGenerateRequest, {"images": ["aG?="]}, "images[0]"),

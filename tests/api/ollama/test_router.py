@@ -151,8 +151,8 @@ async def test_chats_go_to_the_model_that_they_name() -> None:
             with pytest.raises(ollama.ResponseError, match="There is no model 'three'") as caught:
                 client.chat("three", messages)
             assert caught.value.status_code == 404
-            with pytest.raises(ollama.ResponseError, match="num_gpu") as caught:
-                client.chat("one", messages, options={"num_gpu": 5})
+            with pytest.raises(ollama.ResponseError, match="top_p") as caught:
+                client.chat("one", messages, options={"top_p": -1})
             assert caught.value.status_code == 400
 
         await with_client(router.url, use)

@@ -292,37 +292,17 @@ async def test_nothing_to_answer_loads_the_model() -> None:
 # -- what the model and the server cannot do
 
 
-UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    (
-        {"options": {"num_ctx": 4097}},
-        "'options.num_ctx' is 4097, and a request has a context of 4096 tokens here; the flag "
-        "--ctx-size sets it.",
-    ),
-    (
-        {"shift": True},
-        "'shift' is not supported with this value; the flag --context-shift sets it for all "
-        "requests.",
-    ),
-    (
-        {"options": {"num_thread": 4}},
-        "'options.num_thread' is not supported with this value; the flag --threads sets it for "
-        "all requests.",
-    ),
-]
-
-
-async def test_a_field_that_cannot_be_honoured() -> None:
+async def test_what_the_flags_decide_is_left_out() -> None:
+    options = {"num_ctx": 4097, "num_thread": 4, "num_gpu": 99, "seed": 2**63 - 1}
     async with client_of(answering("Hi")) as client:
         for path, body in (("/api/chat", ASK), ("/api/generate", {"prompt": "Hi"})):
-            for fields, message in UNSUPPORTED:
-                answer = await client.post(path, json=body | fields)
-                assert (answer.status_code, answer.json()) == (400, {"error": message})
+            fields = {"options": options, "shift": True, "truncate": True}
+            answer = await client.post(path, json=body | fields)
+            assert answer.status_code == 200
             answer = await client.post(path, json=body | {"options": {"top_p": -1}})
             assert answer.status_code == 400
             assert set(answer.json()) == {"error"}
             assert "'top_p'" in answer.json()["error"]
-        fine = {"options": {"num_ctx": 4096}, "shift": False}
-        assert (await client.post("/api/chat", json=ASK | fine)).status_code == 200
 
 
 async def test_a_model_that_cannot_think() -> None:

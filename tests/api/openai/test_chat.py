@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.clients import client_of, events_in, use_openai
 from tests.support.scripts import HI, answering, noting
+from tests.support.tool_calls import calls
 from trioserve.chat.template.builtin import CHATML
 from trioserve.errors import DecodeError
 from trioserve.testing import ScriptedBackend
@@ -33,8 +34,10 @@ async def test_a_whole_chat() -> None:
     assert data["object"] == "chat.completion"
     assert data["model"] == "scripted"
     assert data["id"].startswith("chatcmpl-")
-    message = {"role": "assistant", "content": "Hello"}
-    assert data["choices"] == [{"finish_reason": "length", "index": 0, "message": message}]
+    message = {"role": "assistant", "content": "Hello", "refusal": None}
+    assert data["choices"] == [
+        {"finish_reason": "length", "index": 0, "message": message, "logprobs": None}
+    ]
     usage = data["usage"]
     assert usage["completion_tokens"] == 5
     assert usage["total_tokens"] == usage["prompt_tokens"] + 5
@@ -54,12 +57,13 @@ async def test_a_streamed_chat() -> None:
     assert answer.headers["X-Accel-Buffering"] == "no"
     first, *middle, last = events_in(answer.text)
     assert first["object"] == "chat.completion.chunk"
+    begin = {"role": "assistant", "content": None}
     assert first["choices"] == [
-        {"finish_reason": None, "index": 0, "delta": {"role": "assistant", "content": None}}
+        {"finish_reason": None, "index": 0, "delta": begin, "logprobs": None}
     ]
     assert "".join(event["choices"][0]["delta"]["content"] for event in middle) == "Hello you"
     assert {event["choices"][0]["finish_reason"] for event in middle} == {None}
-    assert last["choices"] == [{"finish_reason": "stop", "index": 0, "delta": {}}]
+    assert last["choices"] == [{"finish_reason": "stop", "index": 0, "delta": {}, "logprobs": None}]
     assert last["timings"]["predicted_n"] == 10  # with the token that ended it
     assert all("usage" not in event for event in (first, *middle, last))
     assert len({event["id"] for event in (first, *middle, last)}) == 1
@@ -101,6 +105,37 @@ async def test_logprobs_progress_and_timings_in_a_stream() -> None:
     assert with_text[-1]["timings"]["prompt_n"] == progress[-1]["total"]
 
 
+@pytest.mark.parametrize(
+    ("said", "content", "reasoning"),
+    [
+        ("<think>\nHm, é.\n</think>\n\n1 é", "1 é", "Hm, é."),
+        ("Yes.", "Yes.", ""),
+        ("Well.\n\n" + calls(("weather", {"city": "Paris"})), "Well.", ""),
+        ("a b\n" + calls(("weather", {}), ("weather", {"city": "b"})), "a b", ""),
+    ],
+)
+async def test_the_tokens_of_logprobs_are_those_of_the_text(
+    said: str, content: str, reasoning: str
+) -> None:
+    body = {"messages": HI, "logprobs": True, "top_logprobs": 1, "tools": [WEATHER]}
+    async with client_of(answering(said)) as client:
+        whole = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]
+        stream = await client.post("/v1/chat/completions", json=body | {"stream": True})
+    texts = {"content": b"", "reasoning_content": b""}
+    for event in events_in(stream.text):
+        (choice,) = event["choices"]
+        delta = choice["delta"]
+        (name,) = [name for name in texts if delta.get(name)] or [""]
+        assert (choice["logprobs"] is None) == (not name)
+        if name:
+            tokens = b"".join(bytes(each["bytes"]) for each in choice["logprobs"]["content"])
+            assert delta[name] in tokens.decode()  # a character may be split
+            texts[name] += tokens
+    assert texts == {"content": content.encode(), "reasoning_content": reasoning.encode()}
+    tokens = b"".join(bytes(each["bytes"]) for each in whole["logprobs"]["content"])
+    assert tokens == content.encode()
+
+
 async def test_tool_calls() -> None:
     body = {"messages": HI, "tools": [WEATHER]}
     async with client_of(answering(CALL)) as client:
@@ -117,15 +152,15 @@ async def test_tool_calls() -> None:
     assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
     events = events_in(answer.text)
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    calls = [
+    written = [
         call for event in events for call in event["choices"][0]["delta"].get("tool_calls", [])
     ]
-    assert calls[0]["function"] == {"name": "weather", "arguments": ""}
-    assert calls[0]["id"]
-    arguments = "".join(call["function"]["arguments"] for call in calls)
+    assert written[0]["function"] == {"name": "weather", "arguments": ""}
+    assert written[0]["id"]
+    arguments = "".join(call["function"]["arguments"] for call in written)
     assert json.loads(arguments) == {"city": "Paris"}
     # Calls are text when none may be made, and when they are not to be parsed.
-    said = {"role": "assistant", "content": CALL}
+    said = {"role": "assistant", "content": CALL, "refusal": None}
     for other in (none, left):
         (choice,) = other.json()["choices"]
         assert (choice["finish_reason"], choice["message"]) == ("stop", said)
@@ -160,11 +195,24 @@ async def test_a_whole_completion() -> None:
     (choice,) = data["choices"]
     assert choice["text"] == "ABC"
     assert choice["finish_reason"] == "stop"
-    assert choice["logprobs"]["tokens"][:3] == ["A", "B", "C"]
+    assert choice["logprobs"]["tokens"] == ["A", "B", "C"]  # and no token without text
     assert choice["logprobs"]["token_logprobs"][0] == 0.0
     assert choice["logprobs"]["top_logprobs"][0] == {"A": 0.0}
     assert choice["logprobs"]["content"][0]["id"] == ord("A")
     assert choice["logprobs"]["text_offset"][:3] == [0, 1, 2]
+
+
+async def test_the_tokens_of_a_text_end_before_a_stop_string() -> None:
+    body = {"prompt": "a", "logprobs": 1, "stop": ["stop"]}
+    async with client_of(answering("é and st stop it")) as client:
+        whole = (await client.post("/v1/completions", json=body)).json()["choices"][0]
+        stream = await client.post("/v1/completions", json=body | {"stream": True})
+    assert whole["text"] == "é and st "
+    parts = [event["choices"][0] for event in events_in(stream.text)]
+    for each in (whole, *parts):
+        tokens = each["logprobs"]["content"] if each["logprobs"] else []
+        assert b"".join(bytes(token["bytes"]) for token in tokens).decode() == each["text"]
+    assert "".join(each["text"] for each in parts) == whole["text"]
 
 
 async def test_several_prompts_run_at_the_same_time() -> None:
@@ -317,5 +365,5 @@ async def test_without_jinja_output_is_content_and_there_are_no_tools() -> None:
             refused = await client.post("/v1/chat/completions", json={"messages": HI, **body})
             assert refused.status_code == 400
             assert "--no-jinja" in refused.json()["error"]["message"]
-    assert answer.json()["choices"][0]["message"] == {"role": "assistant", "content": said}
+    assert answer.json()["choices"][0]["message"]["content"] == said
     assert prompt.json()["prompt"].startswith("<|im_start|>user\n")

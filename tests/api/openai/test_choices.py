@@ -43,9 +43,10 @@ async def test_the_choices_of_a_chat() -> None:
         one = (await client.post("/v1/chat/completions", json={"messages": HI})).json()
         body = {"messages": HI, "n": 3, "cache_prompt": False}
         data = (await client.post("/v1/chat/completions", json=body)).json()
-    message = {"role": "assistant", "content": "Yes"}
+    message = {"role": "assistant", "content": "Yes", "refusal": None}
     assert data["choices"] == [
-        {"finish_reason": "stop", "index": index, "message": message} for index in range(3)
+        {"finish_reason": "stop", "index": index, "message": message, "logprobs": None}
+        for index in range(3)
     ]
     n_prompt = one["usage"]["prompt_tokens"]
     assert data["usage"] == {

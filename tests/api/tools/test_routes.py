@@ -354,6 +354,29 @@ async def test_the_end_of_the_server_waits_for_calls_but_not_for_ever() -> None:
     assert statuses == {"played": 503, "quick": 200}
 
 
+async def test_a_server_that_ends_soon_ends_calls_of_mcp_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app_state, "_MCP_SECONDS", 0.0)
+    of_mcp, own = (
+        Played(kind="mcp", name="of_mcp", go_on=trio.Event()),
+        Played(name="own", go_on=trio.Event()),
+    )
+    statuses = {}
+    async with with_tools(of_mcp, own) as (client, service), trio.open_nursery() as nursery:
+
+        async def call(name: str) -> None:
+            statuses[name] = (await client.post("/tools", json={"tool": name})).status_code
+            assert own.go_on is not None
+            own.go_on.set()  # which is still waited for
+
+        for tool in (of_mcp, own):
+            nursery.start_soon(call, tool.name)
+            await tool.started.wait()
+        nursery.start_soon(service.drain, 60)
+    assert statuses == {"of_mcp": 503, "own": 200}
+
+
 async def test_a_router_runs_tools_itself(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x\n")
     config = {

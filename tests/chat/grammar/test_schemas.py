@@ -1,13 +1,23 @@
-"""Schemas of tools that cannot be enforced: they are refused, and the error says where."""
+"""Schemas of strict tools that cannot be enforced: they are refused, and the error says where."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.support.message_writers import WRITERS
-from tests.support.tool_grammars import AUTO, NOTATIONS, REQUIRED, TOOLS, compiled, taking, tool
+from tests.support.tool_grammars import (
+    AUTO,
+    NOTATIONS,
+    REQUIRED,
+    TOOLS,
+    compiled,
+    strict,
+    taking,
+    tool,
+)
 from trioserve.chat.formats import families
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.grammar.answer import constrain
@@ -37,9 +47,7 @@ from trioserve.types import Grammar
 def test_schemas_that_are_refused(
     backend: LlamaBackend, name: str, parameters: dict[str, Any], where: str
 ) -> None:
-    strict = tool("f", parameters)
-    strict["function"]["strict"] = True
-    tools = [tool("stop"), strict]
+    tools = [tool("stop"), *strict(tool("f", parameters))]
     for choice in (AUTO, REQUIRED):
         with pytest.raises(InvalidRequestError) as caught:
             grammar = constrain(WRITERS[name].format, tools, choice, parallel=True)
@@ -106,8 +114,8 @@ for _ in range(60):
         ),
         ("minimax-m3", {"enum": ["]<]minimax[>[</a>"]}, "no value that this model can write"),
         ("gemma-4", {"enum": ['<|"|>']}, "cannot write such a text"),
-        ("gemma-4", {"enum": [{"a b": 1}]}, "cannot write such a name"),
-        ("gemma-4", {"type": "array", "prefixItems": []}, "'prefixItems' is not supported"),
+        ("gemma-4", {"enum": [{'<|"|>': 1}]}, "cannot write such a name"),
+        ("gemma-4", {"type": "array", "prefixItems": [{}]}, "'prefixItems' is not supported"),
         ("gemma-4", {"type": "array", "minItems": 1.5}, "must be integers"),
         ("gemma-4", {"type": "array", "minItems": 3, "maxItems": 2}, "is less than 'minItems'"),
         ("gemma-4", {"allOf": [{}, {}]}, "'allOf' is not supported here"),
@@ -117,9 +125,12 @@ for _ in range(60):
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_a_notation_has_no_room_for(name: str, schema: Any, problem: str) -> None:
+def test_what_a_notation_has_no_room_for(
+    backend: LlamaBackend, name: str, schema: Any, problem: str
+) -> None:
+    grammar = constrain(WRITERS[name].format, strict(*taking(schema)), AUTO, parallel=True)
     with pytest.raises(InvalidRequestError, match=problem) as caught:
-        constrain(WRITERS[name].format, taking(schema), AUTO, parallel=True)
+        compiled(backend, grammar)
     assert str(caught.value.param).startswith("tools[0].function.parameters.properties.a")
 
 
@@ -128,19 +139,23 @@ def test_what_a_notation_has_no_room_for(name: str, schema: Any, problem: str) -
     [
         ("qwen3-coder", {"properties": {"a>b": {}}}, "cannot write such a name"),
         ("minimax-m3", {"properties": {"a>b": {}}}, "cannot write such a name"),
-        ("gemma-4", {"properties": {"a b": {}}}, "cannot write such a name"),
-        ("minimax-m3", {}, "'additionalProperties' must be false"),
+        ("gemma-4", {"properties": {'<|"|>': {}}}, "cannot write such a name"),
+        ("minimax-m3", {}, "arguments must be in 'properties'"),
         ("qwen3-coder", {"anyOf": [{"properties": {}}]}, "'anyOf' is not supported for an object"),
         ("qwen3-coder", {"required": ["a"]}, "'a' must be in 'properties'"),
-        ("qwen3-coder", {"properties": []}, "'properties' is an object"),
+        ("qwen3-coder", {"properties": []}, "'properties' is malformed"),
+        ("hermes", {"properties": {"a": {"enum": "abc"}}}, "'enum' is malformed"),
+        ("hermes", {"required": ["a", 5]}, "'required' is malformed"),
     ],
     ids=str,
 )
 def test_arguments_that_a_notation_has_no_room_for(
-    name: str, parameters: dict[str, Any], problem: str
+    backend: LlamaBackend, name: str, parameters: dict[str, Any], problem: str
 ) -> None:
+    tools = strict(tool("f", parameters))
+    grammar = constrain(WRITERS[name].format, tools, AUTO, parallel=True)
     with pytest.raises(InvalidRequestError, match=problem) as caught:
-        constrain(WRITERS[name].format, [tool("f", parameters)], AUTO, parallel=True)
+        compiled(backend, grammar)
     assert str(caught.value.param).startswith("tools[0].function.parameters")
 
 
@@ -177,19 +192,36 @@ def test_an_answer_whose_schema_is_none(source: str) -> None:
     assert caught.value.param == "response_format"
 
 
+@pytest.mark.parametrize("tools", [TOOLS, [tool(f"t{i}") for i in range(60)]], ids=len)
+def test_the_schema_of_an_answer_is_not_relaxed(backend: LlamaBackend, tools: list[Any]) -> None:
+    schema = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    answer = Grammar("json_schema", json.dumps(schema), param="response_format")
+    grammar = constrain(families.HERMES, tools, AUTO, parallel=True, answer=answer)
+    with pytest.raises(InvalidRequestError, match="oneOf") as caught:
+        compiled(backend, grammar)
+    assert caught.value.param == "response_format"
+
+
 def test_tools_that_are_not_json() -> None:
-    deep: Any = {}
-    for _ in range(150):
-        deep = {"type": "object", "properties": {"a": deep}}
     deeper: Any = []
     for _ in range(100_000):
         deeper = [deeper]
     for parameters, param in (
         ({"a": object()}, "tools"),
         ({"a": deeper}, "tools"),
-        ({"default": [deep]}, "tools[0].function.parameters"),
         ("x", "tools[0].function.parameters"),
     ):
         with pytest.raises(InvalidRequestError) as caught:
             constrain(families.HERMES, [tool("f", parameters)], AUTO, parallel=True)
         assert caught.value.param == param
+
+
+def test_a_schema_that_is_nested_too_deeply(backend: LlamaBackend) -> None:
+    deep: Any = {}
+    for _ in range(150):
+        deep = {"type": "object", "properties": {"a": deep}}
+    tools = [tool("f", {"type": "object", "default": [deep]})]
+    compiled(backend, constrain(families.HERMES, tools, AUTO, parallel=True))
+    with pytest.raises(InvalidRequestError, match="nested") as caught:
+        compiled(backend, constrain(families.HERMES, strict(*tools), AUTO, parallel=True))
+    assert caught.value.param == "tools[0].function.parameters"

@@ -255,3 +255,15 @@ def test_a_long_conversation_is_rendered() -> None:
     )
     messages = [{"role": "user", "content": "Hello there. " * 20} for _ in range(500)]
     assert ChatTemplate(source).render(messages).endswith("500")
+
+
+def test_what_a_check_raises_ends_a_render() -> None:
+    class GivenUp(BaseException):  # as `trio.Cancelled` is
+        pass
+
+    def check() -> None:
+        raise GivenUp
+
+    source = "{% for i in range(20000) %}{% for j in range(20000) %}{% endfor %}{% endfor %}"
+    with pytest.raises(GivenUp):
+        ChatTemplate(source)._run([], {}, [], Limits(seconds=60, check=check))

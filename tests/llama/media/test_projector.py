@@ -20,7 +20,6 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine.backend import MediaPiece
 from trioserve.errors import (
-    AbandonedError,
     DecodeInterruptedError,
     EncodeInterruptedError,
     EngineError,
@@ -255,13 +254,17 @@ def test_media_that_the_model_cannot_take_are_named(
 def test_preparing_stops_when_nobody_waits(backends: Backends) -> None:
     asked = []
 
-    def stop(n_cells: int) -> bool:
+    class GivenUpError(Exception):
+        pass
+
+    def check(n_cells: int) -> None:
         asked.append(n_cells)
-        return len(asked) == 2
+        if len(asked) == 2:
+            raise GivenUpError
 
     parts = ["a", random_image(), random_image(), random_image()]
-    with pytest.raises(AbandonedError):
-        projector_of(backends("mlp")).prepare(parts, add_special=False, stop=stop)
+    with pytest.raises(GivenUpError):
+        projector_of(backends("mlp")).prepare(parts, add_special=False, check=check)
     assert asked == [1, 17]
 
 

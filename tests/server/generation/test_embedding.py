@@ -28,6 +28,7 @@ from tests.support.gguf_models import (
 )
 from tests.support.plain_loop import EXACT
 from tests.support.scripted_embedder import ScriptedEmbedder
+from tests.support.scripted_server import within
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import (
@@ -306,7 +307,7 @@ async def test_a_server_does_one_thing(mean: Bert, ranker: Bert, decoder: Path) 
         with pytest.raises(NotSupportedError, match="no text"):
             await server.chat([{"role": "user", "content": "Hi"}])
         assert await server.tokenize("the cat sits") == CAT
-        server.lifecycle.services.health.check_live()
+        server._core.lifecycle.services.health.check_live()
     async with serving(ranker.path) as server:
         with pytest.raises(NotSupportedError, match="ranks"):
             await server.embed(["a"])
@@ -317,7 +318,7 @@ async def test_a_server_does_one_thing(mean: Bert, ranker: Bert, decoder: Path) 
         with pytest.raises(NotSupportedError, match="--reranking"):
             await server.rerank("a", ["b"])
         with pytest.raises(NotSupportedError):
-            server.lifecycle.services.loop.check(EmbeddingTask(1, ((1,),)))
+            server._core.lifecycle.services.loop.check(EmbeddingTask(1, ((1,),)))
 
 
 async def test_models_that_cannot_do_it_are_refused(mean: Bert, decoder: Path) -> None:
@@ -361,7 +362,7 @@ async def test_leaving_frees_the_engine(autojump_clock: trio.testing.MockClock) 
         n_batches = len(backend.batches)
         await trio.testing.wait_all_tasks_blocked()
         assert len(backend.batches) == n_batches
-        assert len(server.lifecycle.services.dispatcher) == 0
+        assert len(server._core.lifecycle.services.dispatcher) == 0
         assert (await server.status()).slots[0].state == "idle"
         assert len((await server.embed([(1, 2)])).vectors) == 1
     assert backend.closed
@@ -373,7 +374,7 @@ async def test_a_deadline_ends_it(mock_clock: trio.testing.MockClock) -> None:
 
         async def ask() -> None:
             with pytest.raises(DeadlineExceededError):
-                await server.embed([(1,) * 16] * 10_000, timeout=5)
+                await server._core.embed([(1,) * 16] * 10_000, context=within(5))
 
         nursery.start_soon(ask)
         while not backend.batches:
@@ -387,12 +388,12 @@ async def test_the_queue_is_bounded_and_draining_refuses() -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(2):
                 nursery.start_soon(server.embed, [(1,) * 16] * 10_000)
-            while len(server.lifecycle.services.dispatcher) < 2:
+            while len(server._core.lifecycle.services.dispatcher) < 2:
                 await trio.lowlevel.checkpoint()
             with pytest.raises(QueueFullError):
                 await server.embed([(1, 2)])
             nursery.cancel_scope.cancel()
-        await server.drain(1)
+        await server.drain()
         with pytest.raises(ServerClosingError):
             await server.embed([(1, 2)])
 

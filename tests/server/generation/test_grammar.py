@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.support.scripted_server import serve
+from tests.support.scripted_server import serve, within
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import (
@@ -70,10 +71,10 @@ async def test_an_output_follows_its_grammar() -> None:
 async def test_a_grammar_that_cannot_be_used(grammar: Grammar) -> None:
     async with serve(ScriptedBackend(digits)) as server:
         with pytest.raises(InvalidRequestError) as caught:
-            async with server.stream("x", grammar=grammar):
+            async with server.stream_complete("x", grammar=grammar):
                 pytest.fail("it was submitted")
         assert caught.value.param == grammar.param
-        assert len(server.lifecycle.services.dispatcher) == 0
+        assert len(server._core.lifecycle.services.dispatcher) == 0
 
 
 async def test_compiling_does_not_hold_up_the_event_loop(gate: Gate) -> None:
@@ -102,7 +103,7 @@ async def test_cancelling_while_it_compiles(gate: Gate) -> None:
             nursery.start_soon(lambda: server.complete("x", grammar=DIGITS))
             await gate.wait()
             nursery.cancel_scope.cancel()
-        assert len(server.lifecycle.services.dispatcher) == 0
+        assert len(server._core.lifecycle.services.dispatcher) == 0
         assert (await server.complete("y")).text == "123"
         gate.opened.set()
         assert (await server.complete("x", grammar=DIGITS)).text == "123"
@@ -110,11 +111,11 @@ async def test_cancelling_while_it_compiles(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "error"), [({}, InvalidRequestError), ({"timeout": 3.0}, DeadlineExceededError)]
+    ("seconds", "error"), [(math.inf, InvalidRequestError), (3, DeadlineExceededError)]
 )
 async def test_compiling_takes_bounded_time(
     gate: Gate,
-    settings: dict[str, float],
+    seconds: float,
     error: type[Exception],
     mock_clock: MockClock,
 ) -> None:
@@ -125,12 +126,15 @@ async def test_compiling_takes_bounded_time(
 
             async def request() -> None:
                 with pytest.raises(error):
-                    await server.complete("x", grammar=DIGITS, **settings)
+                    params = await server._core.params({"grammar": DIGITS})
+                    opened = server._core.stream_all(["x"], params, context=within(seconds))
+                    async with opened:
+                        raise AssertionError("unreachable")
 
             nursery.start_soon(request)
             await gate.wait()
             mock_clock.jump(11)
-        assert len(server.lifecycle.services.dispatcher) == 0
+        assert len(server._core.lifecycle.services.dispatcher) == 0
         gate.opened.set()
 
 
@@ -140,8 +144,8 @@ async def test_a_full_queue_is_known_before_compiling() -> None:
     backend.on_compile = compiled.append
     async with (
         serve(backend, max_queue=1) as server,
-        server.stream("a") as first,
-        server.stream("b"),
+        server.stream_complete("a") as first,
+        server.stream_complete("b"),
     ):
         await anext(first)
         with pytest.raises(QueueFullError):
@@ -172,7 +176,7 @@ async def test_draining_refuses_what_has_just_been_compiled(gate: Gate) -> None:
 
         nursery.start_soon(request)
         await gate.wait()
-        await server.drain(1)
+        await server._core.drain(1)
         gate.opened.set()
 
 

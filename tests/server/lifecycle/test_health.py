@@ -57,7 +57,7 @@ async def test_a_server_whose_engine_has_failed_is_neither_ready_nor_live() -> N
     backend = ScriptedBackend()
     backend.on_decode = explode
     async with serve(backend) as server:
-        health = server.lifecycle.services.health
+        health = server._core.lifecycle.services.health
         health.check_ready()
         health.check_live()
         with pytest.raises(EngineError):
@@ -66,7 +66,7 @@ async def test_a_server_whose_engine_has_failed_is_neither_ready_nor_live() -> N
             with pytest.raises(UnavailableError, match=r"^The inference engine failed\.$"):
                 check()
         assert len((await server.status()).slots) == 2, "what was last known"
-        await server.drain(10)
+        await server.drain()
 
 
 async def test_commands_behind_one_that_breaks_the_engine_are_not_lost() -> None:
@@ -74,14 +74,16 @@ async def test_commands_behind_one_that_breaks_the_engine_are_not_lost() -> None
 
     @asynccontextmanager
     async def by_hand(loop: EngineLoop) -> AsyncIterator[None]:
-        yield
-        assert stop.is_set()
-        loop.stop()
-        loop.run()
+        try:
+            yield
+        finally:
+            assert stop.is_set()
+            loop.stop()
+            loop.run()
 
     backend = ScriptedBackend()
     async with Server(Config(), load=scripted(backend), drive=by_hand) as server:
-        loop = server.lifecycle.services.loop
+        loop = server._core.lifecycle.services.loop
 
         def break_it() -> None:
             raise RuntimeError(SECRET)
@@ -120,7 +122,7 @@ async def test_a_thread_that_dies_ends_what_waits_for_it() -> None:
                     await server.complete("a")
             await server.status()
             with pytest.raises(UnavailableError):
-                server.lifecycle.services.health.check_live()
+                server._core.lifecycle.services.health.check_live()
     assert backend.closed
 
 
@@ -178,7 +180,7 @@ async def _settle(server: Server) -> None:
 async def test_a_step_that_takes_too_long(mock_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with blocked(watchdog_timeout=120) as at:
-            health = at.server.lifecycle.services.health
+            health = at.server._core.lifecycle.services.health
             mock_clock.jump(15)  # the watchdog looks
             await wait_all_tasks_blocked()
             mock_clock.jump(119)
@@ -212,7 +214,7 @@ async def test_without_a_watchdog_no_step_takes_too_long(mock_clock: MockClock) 
     async with blocked(watchdog_timeout=0) as at:
         mock_clock.jump(100_000)
         await wait_all_tasks_blocked()
-        at.server.lifecycle.services.health.check_live()
+        at.server._core.lifecycle.services.health.check_live()
         await at.until_freed()
 
 
@@ -233,7 +235,7 @@ async def test_a_look_does_not_wait_for_a_long_step(mock_clock: MockClock) -> No
 
 
 async def test_time_between_two_steps_is_no_long_step(autojump_clock: MockClock) -> None:
-    async with serve(watchdog_timeout=1) as server, server.stream("hello") as stream:
+    async with serve(watchdog_timeout=1) as server, server.stream_complete("hello") as stream:
         await trio.sleep(100)
-        server.lifecycle.services.health.check_live()
+        server._core.lifecycle.services.health.check_live()
         assert await read(stream) == "HELLO"

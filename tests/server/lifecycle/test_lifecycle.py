@@ -24,6 +24,7 @@ from trioserve.errors import (
     ServerClosingError,
 )
 from trioserve.server import Server
+from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.engine import in_thread
 from trioserve.testing import ScriptedBackend, scripted
 
@@ -36,14 +37,14 @@ async def test_drain_lets_running_requests_finish(autojump_clock: MockClock) -> 
         texts: list[str] = []
 
         async def follow() -> None:
-            async with server.stream("finish me") as stream:
+            async with server.stream_complete("finish me") as stream:
                 await trio.sleep(3)
                 texts.append(await read(stream))
 
         nursery.start_soon(follow)
         await wait_all_tasks_blocked()
         with trio.fail_after(4):
-            await server.drain(10)
+            await server.drain()
         assert texts == ["FINISH ME"]
         with pytest.raises(ServerClosingError):
             await server.complete("too late")
@@ -51,7 +52,7 @@ async def test_drain_lets_running_requests_finish(autojump_clock: MockClock) -> 
 
 async def test_slot_files_do_not_wait_for_an_engine_that_has_stopped(tmp_path: Path) -> None:
     async with serve(slot_save_path=str(tmp_path)) as server:
-        slots = server.slots
+        slots = server._core.slots
     with pytest.RaisesGroup(ServerClosingError):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(slots.save, 0, "file", "")
@@ -97,14 +98,16 @@ async def test_a_backend_that_no_engine_takes_is_closed() -> None:
 
 
 async def test_an_end_that_takes_long_says_why(mock_clock: MockClock) -> None:
-    taken: list[trio.CapacityLimiter] = []
-    is_closing = trio.Event()
+    is_closing, may_end = trio.Event(), trio.Event()
+
+    async def work(server: Server) -> None:
+        with server._core.lifecycle.services.workers.gate.open(lambda _error: None):
+            await may_end.wait()
 
     async def live() -> None:
         async with serve() as server:
-            limiter = server.lifecycle.services.workers._threads
-            limiter.acquire_on_behalf_of_nowait(limiter)
-            taken.append(limiter)
+            nursery.start_soon(work, server)
+            await wait_all_tasks_blocked()
             is_closing.set()
 
     async with trio.open_nursery() as nursery:
@@ -115,7 +118,7 @@ async def test_an_end_that_takes_long_says_why(mock_clock: MockClock) -> None:
             assert not logs
             mock_clock.jump(11)
             await wait_all_tasks_blocked()
-        taken[0].release_on_behalf_of(taken[0])
+        may_end.set()
     assert [one["event"] for one in logs] == [
         "the model is not freed yet: threads still work with it"
     ]
@@ -142,14 +145,14 @@ async def test_drain_ends_what_takes_too_long(autojump_clock: MockClock) -> None
 
         async def follow() -> None:
             with pytest.raises(ServerClosingError, match="5 seconds"):
-                async with server.stream("a") as stream:
+                async with server.stream_complete("a") as stream:
                     await anext(stream)
                     await trio.sleep(6)
                     await read(stream)
 
         nursery.start_soon(follow)
         await wait_all_tasks_blocked()
-        await server.drain(5)
+        await server._core.drain(5)
         await wait_all_tasks_blocked()
 
 
@@ -159,7 +162,7 @@ async def test_leaving_the_server_ends_what_runs(autojump_clock: MockClock) -> N
 
     async def follow(server: Server) -> None:
         with pytest.raises(ServerClosingError):
-            async with server.stream("a") as stream:
+            async with server.stream_complete("a") as stream:
                 await anext(stream)
                 await trio.sleep(1)
                 await read(stream)
@@ -224,15 +227,15 @@ async def test_loading_can_be_cancelled(too_late: bool) -> None:
 
     async def cancel_when_loading(scope: trio.CancelScope) -> None:
         await trio.to_thread.run_sync(loading.wait)
+        assert server.lifecycle.load_progress == 0.5
         scope.cancel()
         cancelled.set()
 
     async with trio.open_nursery() as nursery:
-        server = Server(load=load)
+        server = ServerCore(load=load)
         nursery.start_soon(cancel_when_loading, nursery.cancel_scope)
         async with server:
             raise AssertionError("unreachable")
-    assert server.lifecycle.load_progress == 0.5
     assert backend.closed
 
 
@@ -252,6 +255,7 @@ async def test_an_unknown_strategy_is_a_config_error() -> None:
             pass
 
 
-def test_other_machines_need_a_process_of_their_own() -> None:
+async def test_other_machines_need_a_process_of_their_own() -> None:
     with pytest.raises(ConfigError, match="use the command, or ChildModels"):
-        Server(Config(rpc=("10.0.0.1:50052",)))
+        async with Server(Config(rpc=("10.0.0.1:50052",))):
+            raise AssertionError("unreachable")

@@ -40,15 +40,15 @@ async def test_it_sleeps_when_it_was_idle_for_long_enough(mock_clock: MockClock)
         assert (await server.complete("hi")).text == "HI"
         mock_clock.jump(9.9)
         await wait_all_tasks_blocked()
-        assert not server.sleeping
-        assert server.lifecycle.ready
+        assert not server._core.sleeping
+        assert server._core.lifecycle.ready
         mock_clock.jump(0.2)
         await until(server, ServerState.SLEEPING)
-        assert server.sleeping
-        assert not server.lifecycle.ready
+        assert server._core.sleeping
+        assert not server._core.lifecycle.ready
         assert loader.backends[0].closed
         assert (await server.complete("ho")).text == "HO"
-        assert not server.sleeping
+        assert not server._core.sleeping
         assert n_loads(loader) == 2
         await assert_at_rest(server)
     assert loader.backends[1].closed
@@ -60,7 +60,7 @@ async def test_the_log_says_when_it_sleeps_and_wakes() -> None:
             assert logs == []
             await server.sleep()
             assert [one["event"] for one in logs] == ["asleep"]
-            await server.wake()
+            await server._core.wake()
         assert [one["event"] for one in logs] == ["asleep", "awake"]  # and nothing at its end
     assert {one["model"] for one in logs} == {"scripted"}
 
@@ -69,7 +69,7 @@ async def test_by_default_it_does_not(mock_clock: MockClock) -> None:
     async with ScriptedLoader().serve() as server:
         mock_clock.jump(10**9)
         await wait_all_tasks_blocked()
-        assert not server.sleeping
+        assert not server._core.sleeping
 
 
 @pytest.mark.parametrize("seconds", [0, -0.5, -2, math.inf])
@@ -81,7 +81,7 @@ def test_what_is_no_time_to_sleep_after(seconds: float) -> None:
 async def test_requests_in_flight_are_not_cut(mock_clock: MockClock) -> None:
     loader = ScriptedLoader()
     async with loader.serve(sleep_idle_seconds=1, stall_timeout=1e6) as server:
-        async with server.stream("hello") as stream:
+        async with server.stream_complete("hello") as stream:
             mock_clock.jump(100)
             await wait_all_tasks_blocked()
             async with trio.open_nursery() as nursery:
@@ -89,7 +89,7 @@ async def test_requests_in_flight_are_not_cut(mock_clock: MockClock) -> None:
                 await wait_all_tasks_blocked()
                 assert await read(stream) == "HELLO"
                 await wait_all_tasks_blocked()
-                assert not server.sleeping  # the stream is still open
+                assert not server._core.sleeping  # the stream is still open
                 nursery.cancel_scope.cancel()
         assert n_loads(loader) == 1
 
@@ -97,7 +97,7 @@ async def test_requests_in_flight_are_not_cut(mock_clock: MockClock) -> None:
 async def test_what_is_opened_below_the_server_is_not_cut_either(mock_clock: MockClock) -> None:
     loader = ScriptedLoader()
     async with loader.serve(sleep_idle_seconds=1, stall_timeout=1e6) as server:
-        opened = server.stream_all(["hello"], GenerationParams(), context=RequestContext())
+        opened = server._core.stream_all(["hello"], GenerationParams(), context=RequestContext())
         async with opened as (stream,):
             mock_clock.jump(100)
             await wait_all_tasks_blocked()
@@ -107,16 +107,16 @@ async def test_what_is_opened_below_the_server_is_not_cut_either(mock_clock: Moc
 
 async def test_a_program_keeps_it_awake(mock_clock: MockClock) -> None:
     async with ScriptedLoader().serve(sleep_idle_seconds=1) as server:
-        async with server.awake():
+        async with server.loaded():
             mock_clock.jump(100)
             await wait_all_tasks_blocked()
-            assert server.detokenize([104, 105]) == "hi"
+            assert await server.detokenize([104, 105]) == "hi"
         mock_clock.jump(2)
         await until(server, ServerState.SLEEPING)
-        async with server.awake(timeout=5):
-            assert server.detokenize([104, 105]) == "hi"
+        async with server.loaded(keep_alive=5):
+            assert await server.detokenize([104, 105]) == "hi"
         with pytest.raises(InvalidRequestError, match="'temperature' is not a parameter"):
-            async with server.awake(temperature=1):
+            async with server.loaded(temperature=1):
                 raise AssertionError("unreachable")
 
 
@@ -125,7 +125,7 @@ async def test_a_look_at_it_does_not_count(mock_clock: MockClock) -> None:
         for _ in range(3):
             mock_clock.jump(3)
             await server.status()
-            assert not server.sleeping
+            assert not server._core.sleeping
         mock_clock.jump(1.1)
         await until(server, ServerState.SLEEPING)
 
@@ -137,29 +137,29 @@ async def test_it_is_told_to_sleep_and_to_wake(mock_clock: MockClock) -> None:
     loader = ScriptedLoader()
     async with loader.serve() as server:
         await server.sleep()
-        assert server.sleeping
+        assert server._core.sleeping
         await server.sleep()
-        await server.wake()
-        assert not server.sleeping
-        await server.wake()
+        await server._core.wake()
+        assert not server._core.sleeping
+        await server._core.wake()
         assert n_loads(loader) == 2
     await server.sleep()  # the memory is free
 
 
 async def test_it_sleeps_when_what_runs_is_done(mock_clock: MockClock) -> None:
     async with ScriptedLoader().serve() as server, trio.open_nursery() as nursery:
-        async with server.stream("hello") as stream:
+        async with server.stream_complete("hello") as stream:
             nursery.start_soon(server.sleep)
             await wait_all_tasks_blocked()
             assert (await server.complete("others may come")).text == "OTHERS MAY COME"
             assert await read(stream) == "HELLO"
-            assert not server.sleeping
+            assert not server._core.sleeping
         await until(server, ServerState.SLEEPING)
 
 
 async def test_sleep_that_is_cancelled_leaves_it_awake(mock_clock: MockClock) -> None:
     async with ScriptedLoader().serve() as server:
-        async with server.stream("hello") as stream:
+        async with server.stream_complete("hello") as stream:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(server.sleep)
                 await wait_all_tasks_blocked()
@@ -167,7 +167,7 @@ async def test_sleep_that_is_cancelled_leaves_it_awake(mock_clock: MockClock) ->
             await read(stream)
         mock_clock.jump(100)
         await wait_all_tasks_blocked()
-        assert not server.sleeping
+        assert not server._core.sleeping
 
 
 # -- keep_alive
@@ -180,7 +180,7 @@ async def test_a_request_says_how_long_it_stays_awake(mock_clock: MockClock) -> 
         await server.complete("b")  # as the last one said
         mock_clock.jump(99)
         await wait_all_tasks_blocked()
-        assert not server.sleeping
+        assert not server._core.sleeping
         mock_clock.jump(2)
         await until(server, ServerState.SLEEPING)
         await server.chat([{"role": "user", "content": "c"}])  # and now as the configuration says
@@ -198,10 +198,11 @@ async def test_it_sleeps_right_after_a_request(mock_clock: MockClock) -> None:
 @pytest.mark.parametrize("seconds", [-1, -0.5, math.inf])
 async def test_it_stays_awake_for_ever(mock_clock: MockClock, seconds: float) -> None:
     async with ScriptedLoader().serve(sleep_idle_seconds=1) as server:
-        await server.wake(keep_alive=seconds)
+        async with server.loaded(keep_alive=seconds):
+            pass
         mock_clock.jump(10**9)
         await wait_all_tasks_blocked()
-        assert not server.sleeping
+        assert not server._core.sleeping
 
 
 # -- the end
@@ -211,18 +212,30 @@ async def test_drain_while_it_sleeps() -> None:
     loader = ScriptedLoader()
     async with loader.serve() as server:
         await server.sleep()
-        await server.drain(10)
-        assert server.lifecycle.draining
-        for call in (lambda: server.complete("a"), server.wake):
+        await server.drain()
+        assert server._core.lifecycle.draining
+        for call in (lambda: server.complete("a"), server._core.wake):
             with pytest.raises(ServerClosingError):
                 await call()
         with pytest.raises(ServerClosingError):
-            server.lifecycle.check_ready()
+            server._core.lifecycle.check_ready()
     assert loader.n_begun == 1
     with pytest.raises(ServerClosingError):
         await server.status()
     with pytest.raises(ServerClosingError):
-        _ = server.lifecycle.services
+        _ = server._core.lifecycle.services
+
+
+async def test_what_has_begun_does_not_wake_it_while_it_drains() -> None:
+    loader = ScriptedLoader()
+    async with loader.serve() as server:
+        await server.sleep()
+        await server.drain()
+        core, context = server._core, RequestContext(has_begun=True)
+        with pytest.raises(ServerClosingError):
+            async with core.stream_all(["a"], await core.params({}), context=context):
+                raise AssertionError("unreachable")
+    assert loader.n_begun == 1
 
 
 async def test_drain_while_it_wakes(mock_clock: MockClock) -> None:
@@ -234,7 +247,7 @@ async def test_drain_while_it_wakes(mock_clock: MockClock) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             await wait_all_tasks_blocked()
-            await server.drain(10)
+            await server.drain()
         loader.may_go_on.set()
         await until(server, ServerState.READY)
         await ask()
@@ -252,7 +265,7 @@ async def test_leaving_it_while_it_wakes_gives_up_loading(mock_clock: MockClock)
             loader.may_go_on.clear()
             nursery.start_soon(ask, server)
             await wait_all_tasks_blocked()
-        assert server.state.value is ServerState.CLOSED
+        assert server._core.state.value is ServerState.CLOSED
     assert (loader.n_begun, n_loads(loader)) == (2, 1)
 
 
@@ -260,7 +273,7 @@ async def test_the_failure_of_a_later_engine_is_seen() -> None:
     loader = ScriptedLoader()
     async with loader.serve() as server:
         await server.sleep()
-        await server.wake()
+        await server._core.wake()
 
         def fail(backend: ScriptedBackend) -> None:
             raise ZeroDivisionError
@@ -268,7 +281,9 @@ async def test_the_failure_of_a_later_engine_is_seen() -> None:
         loader.backends[1].on_decode = fail
         with pytest.raises(EngineError):
             await server.complete("a")
-        assert isinstance((await server.lifecycle.wait_failure()).__cause__, ZeroDivisionError)
+        assert isinstance(
+            (await server._core.lifecycle.wait_failure()).__cause__, ZeroDivisionError
+        )
         # Another engine is another chance.
         await server.sleep()
         assert (await server.complete("a")).text == "A"

@@ -33,7 +33,7 @@ async def test_a_file_that_is_gone_damaged_or_another_one(tmp_path: Path) -> Non
         with pytest.raises(ModelLoadError):
             await server.complete("Once")
         tiny_models.write_generating(tmp_path, "llama").rename(path)
-        await server.wake()
+        await server._core.wake()
         assert server.model.info.n_vocab != own
         await server.sleep()
         path.write_bytes(data)
@@ -65,7 +65,7 @@ async def main() -> None:
         for _ in range(4):
             await server.sleep()
             later.append(resident())
-            await server.wake()
+            await server._core.wake()
         print("resident:", awake, asleep, min(later), file=sys.stderr)
 
 limit_arenas()

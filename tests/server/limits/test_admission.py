@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from contextvars import copy_context
 from typing import Any, cast
 
 import pytest
@@ -12,11 +11,12 @@ from tests.support.clients import client_of
 from tests.support.configs import read, refused
 from tests.support.scripted_server import serve
 from tests.support.scripts import CHAT
+from trioserve.concurrency import Gate
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, QueueFullError, ServerClosingError
 from trioserve.server import RequestContext, Server
 from trioserve.server.dispatch import Dispatcher
-from trioserve.server.limits.admission import Admission, let_finish
+from trioserve.server.limits.admission import Admission
 from trioserve.testing import ScriptedBackend
 
 KEYS = ("one", "two")
@@ -32,7 +32,7 @@ async def fill(server: Server, stack: AsyncExitStack, client: str, prompt: str =
     """Send requests until one is refused; returns how many were let in."""
     for n in range(1000):
         try:
-            await stack.enter_async_context(server.stream(prompt, client=client))
+            await stack.enter_async_context(server.stream_complete(prompt, client=client))
         except QueueFullError:
             return n
     raise AssertionError("the queue has no bound")
@@ -50,14 +50,14 @@ async def test_a_key_fills_its_share_of_the_queue(
             assert await fill(server, stack, "one") == 1 + n_waiting  # one of them runs
             n_left = min(max_queue - n_waiting, n_waiting)
             assert await fill(server, stack, "two") == n_left
-        dispatcher = server.lifecycle.services.dispatcher
+        dispatcher = server._core.lifecycle.services.dispatcher
         assert dispatcher.queued.n_requests == dispatcher.queued.n_tokens == 0
         assert not dispatcher._queued_of
 
 
 async def test_a_key_fills_its_share_of_the_tokens() -> None:
     async with server_of(max_queue_tokens=100) as server, AsyncExitStack() as stack:
-        await stack.enter_async_context(server.stream("runs", client="one"))
+        await stack.enter_async_context(server.stream_complete("runs", client="one"))
         assert await fill(server, stack, "one", "ten tokens") == 5
         with pytest.raises(QueueFullError, match=r"60 prompt tokens with this API key .* 50"):
             await server.complete("ten tokens", client="one")
@@ -66,16 +66,16 @@ async def test_a_key_fills_its_share_of_the_tokens() -> None:
 
 async def test_each_prompt_of_a_request_takes_a_place() -> None:
     async with server_of(max_queue=20) as server:
-        context, params = RequestContext("one"), await server.params({})
-        async with server.stream_all(["x"] * 11, params, context=context):
-            async with server.stream("y", client="two"):
+        context, params = RequestContext("one"), await server._core.params({})
+        async with server._core.stream_all(["x"] * 11, params, context=context):
+            async with server.stream_complete("y", client="two"):
                 pass
             with pytest.raises(QueueFullError, match="10 requests with this API key"):
                 await server.complete("z", client="one")
         with pytest.raises(QueueFullError, match="with this API key"):
-            async with server.stream_all(["x"] * 12, params, context=context):
+            async with server._core.stream_all(["x"] * 12, params, context=context):
                 pass
-        assert len(server.lifecycle.services.dispatcher) == 0
+        assert len(server._core.lifecycle.services.dispatcher) == 0
 
 
 async def test_without_keys_there_is_one_bound() -> None:
@@ -134,28 +134,25 @@ def test_waits_are_told_from_how_long_requests_took() -> None:
 
 
 def test_what_has_begun_may_end_while_the_server_drains() -> None:
-    def check() -> str:
+    def check(*, has_begun: bool) -> str:
         try:
-            admission.check_open()
-            admission.check(1, "")
+            gate.check(has_begun=has_begun)
+            admission.check(1, RequestContext(has_begun=has_begun))
         except (ServerClosingError, QueueFullError) as error:
             return type(error).__name__
         return "open"
 
-    def check_begun() -> str:
-        let_finish()
-        return check()
-
     dispatcher = Dispatcher(cast(Any, None), cast(Any, None), unread_tokens=1, stall_timeout=1)
+    gate = Gate()
     admission = Admission(Config(max_queue=0), dispatcher, 1)
     said = []
     for _ in range(2):
-        said.append((check(), copy_context().run(check_begun)))
+        said.append((check(has_begun=False), check(has_begun=True)))
         dispatcher.open(1, 1)
-    admission.draining = True
-    said.append((check(), copy_context().run(check_begun)))
-    admission.closed, admission.draining = True, False
-    said.append((check(), copy_context().run(check_begun)))
+    gate.refuse()
+    said.append((check(has_begun=False), check(has_begun=True)))
+    gate.end()
+    said.append((check(has_begun=False), check(has_begun=True)))
     closing = "ServerClosingError"
     expected = [("open", "open"), ("QueueFullError", "open"), (closing, "open"), (closing, closing)]
     assert said == expected

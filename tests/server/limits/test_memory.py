@@ -97,9 +97,9 @@ async def test_prompts_that_wait_are_held() -> None:
         async with AsyncExitStack() as stack:
             with pytest.raises(MemoryFullError):
                 for _ in range(10):
-                    await stack.enter_async_context(server.stream("x" * 5000))
-            assert server.memory.n_held == 3 * 5000 * BYTES_PER_TOKEN
-        assert server.memory.n_held == 0
+                    await stack.enter_async_context(server.stream_complete("x" * 5000))
+            assert server._core.memory.n_held == 3 * 5000 * BYTES_PER_TOKEN
+        assert server._core.memory.n_held == 0
         await assert_at_rest(server)
         assert await server.complete("x" * 5000, max_tokens=1)
 
@@ -129,7 +129,7 @@ class FakeLibrary:
 async def test_candidates_that_are_kept_for_the_end_count() -> None:
     backend = ScriptedBackend(lambda prompt: "x" * 2000, n_ctx=4096)
     async with serve(backend, max_request_memory=2**20) as server:
-        async with server.stream("a", n_probs=1) as stream:
+        async with server.stream_complete("a", n_probs=1) as stream:
             async for _ in stream:  # one that reads as it comes keeps nothing
                 pass
         with pytest.raises(PayloadTooLargeError):

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from tests.support.loop_probe import probing
-from tests.support.scripted_server import serve
+from tests.support.scripted_server import serve, within
 from tests.support.scripts import HI
 from tests.support.waiting import patiently, until
-from trioserve.errors import AbandonedError, ContextLengthExceededError, TemplateError
+from trioserve.errors import ContextLengthExceededError, DeadlineExceededError, TemplateError
 from trioserve.server import Server
 from trioserve.server.workers import SMALL
 from trioserve.testing import ScriptedBackend
@@ -23,7 +23,7 @@ LONG = "a" * (SMALL + 1)
 
 
 class WatchedVocab(ByteVocab):
-    """Takes as long as it is not stopped for texts that begin with "slow"."""
+    """Takes as long as it is not cancelled for texts that begin with "slow"."""
 
     def __init__(self) -> None:
         self.n_calls = 0
@@ -37,17 +37,18 @@ class WatchedVocab(ByteVocab):
         add_special: bool = False,
         parse_special: bool = True,
         is_fragment: bool = False,
-        stop: Callable[[int], bool] = lambda _n: False,
+        check: Callable[[int], object] = lambda _n: None,
     ) -> tuple[TokenId, ...]:
         self.n_calls += 1
         if text.startswith("slow"):
             self.begun.set()
-            while not stop(0):
-                self.stopped.wait(0.001)
-            self.stopped.set()
-            raise AbandonedError("stopped")
-        if stop(len(text)):
-            raise AbandonedError("stopped")
+            try:
+                while True:
+                    check(0)
+                    self.stopped.wait(0.001)
+            finally:
+                self.stopped.set()
+        check(len(text))
         return super().tokenize(text)
 
 
@@ -92,6 +93,15 @@ async def test_work_is_given_up_with_its_client() -> None:
         with trio.CancelScope(shield=True):
             await until(vocab.stopped.is_set)
             assert len(await server.tokenize(LONG)) == len(LONG)
+
+
+async def test_a_deadline_ends_tokenizing() -> None:
+    server, vocab = watched()
+    async with server:
+        with pytest.raises(DeadlineExceededError):
+            fields = {"logit_bias": (("slow" + LONG, 1.0),)}
+            await server._core.params(fields, context=within(0.1))
+        assert vocab.stopped.is_set()
 
 
 async def test_prompts_do_not_wait_for_those_who_only_ask_for_tokens() -> None:

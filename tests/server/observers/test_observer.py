@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from trioserve.config import Config
-from trioserve.server import Server
+from trioserve.server import RequestContext, Server
 from trioserve.server.observers import observer
 from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import (
@@ -40,23 +40,42 @@ class Recorder:
             self.ends.append(event.end)
 
 
+async def test_the_reason_of_a_cancellation_comes_with_it() -> None:
+    recorder = Recorder()
+    backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
+    async with Server(Config(), load=scripted(backend)) as server:
+        server._core.observers.append(recorder)
+        for reason in ("stalled_reader", "a reason of the program", None):
+            with trio.CancelScope() as scope:
+                async with server.stream_complete("a"), trio.open_nursery() as nursery:
+                    nursery.start_soon(trio.sleep_forever)
+                    scope.cancel(reason=reason)
+                    await trio.sleep_forever()
+    assert [end.cancelled for end in recorder.ends] == [
+        CancelReason.STALLED,
+        CancelReason.CALLER,
+        CancelReason.CALLER,
+    ]
+
+
 async def test_each_way_to_end_is_told_once() -> None:
     recorder = Recorder()
     backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
     async with Server(Config(), load=scripted(backend)) as server:
-        server.observers.append(recorder)
-        async with server.stream("abc", max_tokens=3) as stream:
+        server._core.observers.append(recorder)
+        async with server.stream_complete("abc", max_tokens=3) as stream:
             assert recorder.running == [RequestInfo(stream.task_id, server.model.info.name, 3)]
             async for _ in stream:
                 pass
-        async with server.stream("a"):
+        async with server.stream_complete("a"):
             pass  # left before its end
         with trio.CancelScope() as scope:
-            async with server.stream("a", on_cancel=CancelReason.DISCONNECT):
+            core, context = server._core, RequestContext(on_cancel=CancelReason.DISCONNECT)
+            async with core.stream_all(["a"], await core.params({}), context=context):
                 scope.cancel()
                 await trio.sleep_forever()
         with pytest.raises(ZeroDivisionError):
-            async with server.stream("a"):
+            async with server.stream_complete("a"):
                 raise ZeroDivisionError
     assert not recorder.running
     finished, left, cancelled, failed = recorder.ends
@@ -73,7 +92,7 @@ async def test_a_server_logs_and_counts_if_told_to() -> None:
     kinds: list[list[type[Observer]]] = []
     for config in (Config(), Config(metrics_endpoint=True)):
         async with Server(config, load=scripted(ScriptedBackend())) as server:
-            kinds.append([type(one) for one in server.observers])
+            kinds.append([type(one) for one in server._core.observers])
     assert kinds == [[RequestLog], [RequestLog, Metrics]]
 
 
@@ -81,9 +100,9 @@ async def test_several_tasks_that_are_cancelled_at_once_are_a_cancellation() -> 
     recorder = Recorder()
     backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
     async with Server(Config(), load=scripted(backend)) as server:
-        server.observers.append(recorder)
+        server._core.observers.append(recorder)
         with trio.CancelScope() as scope:
-            async with server.stream("a"), trio.open_nursery() as nursery:
+            async with server.stream_complete("a"), trio.open_nursery() as nursery:
                 nursery.start_soon(trio.sleep_forever)
                 scope.cancel()
                 await trio.sleep_forever()

@@ -12,7 +12,7 @@ from tests.server.observers.test_otel import PARENT, TRACEPARENT, Traced
 from tests.support.scripted_server import serve
 from tests.support.scripts import HI
 from tests.support.tool_calls import FakeTool, calls, saying
-from trioserve import RequestContext, ToolCallContext
+from trioserve import ToolCallContext
 
 EVERY = calls(("good", {}), ("bad", {}), ("not there", {}), ("denied", {}))
 
@@ -29,8 +29,8 @@ async def test_calls_are_counted_by_tool_and_outcome() -> None:
     backend, _ = saying([EVERY, "Done."])
     async with serve(backend, metrics_endpoint=True) as server:
         await server.run(HI, tools())
-        assert server.metrics is not None
-        text = server.metrics.render(await server.status()).decode()
+        assert server._core.metrics is not None
+        text = server._core.metrics.render(await server.status()).decode()
     counted = {
         (labels["tool"], labels["outcome"]): float(value)
         for line in text.splitlines()
@@ -67,8 +67,8 @@ async def test_each_call_has_a_span() -> None:
     traced = Traced()
     backend, _ = saying([EVERY, "Done."])
     async with serve(backend) as server:
-        server.observers.append(traced.observer)
-        await server.run(HI, tools(), context=RequestContext(traceparent=TRACEPARENT))
+        server._core.observers.append(traced.observer)
+        await server.run(HI, tools(), traceparent=TRACEPARENT)
     spans = {span.name: span for span in traced.spans if "execute_tool" in span.name}
     names = ("execute_tool good", "execute_tool bad", "execute_tool", "execute_tool denied")
     assert spans.keys() == set(names)

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from tests.support.cancellation import CancelAtStep
-from tests.support.scripted_server import ScriptedLoader, assert_at_rest, serve
+from tests.support.scripted_server import ScriptedLoader, assert_at_rest, running, serve
 from tests.support.scripts import HI, endless
 from tests.support.tool_calls import FakeTool, calls, forever, saying
 from trioserve import (
@@ -73,10 +73,10 @@ async def test_cancelling_anywhere_leaves_nothing() -> None:
             n += 1
             await CancelAtStep(n).run(run_all)
             assert tool.n_running == writing.n_running == 0
-            assert len(server.lifecycle.services.dispatcher) == 0
+            assert len(server._core.lifecycle.services.dispatcher) == 0
         await trio.testing.wait_all_tasks_blocked()
         await assert_at_rest(server)
-        await server.lifecycle.runs.drained()
+        await server._core.lifecycle.gate.drained()
     assert n > 50
 
 
@@ -142,7 +142,7 @@ async def test_one_deadline_for_all(mock_clock: trio.testing.MockClock) -> None:
     backend, _ = saying([A_CALL])
     tool = FakeTool(work=forever)
     async with serve(backend) as server:
-        async with server.stream_run(HI, [tool], timeout=5) as run:
+        async with running(server, [tool], 5) as run:
             await until(run, ToolStarted)
             mock_clock.jump(6)
             with pytest.raises(DeadlineExceededError):
@@ -150,12 +150,13 @@ async def test_one_deadline_for_all(mock_clock: trio.testing.MockClock) -> None:
         assert tool.n_running == 0
         await assert_at_rest(server)
         with pytest.raises(DeadlineExceededError):
-            await server.run(HI, [tool], timeout=0)
+            async with running(server, [tool], 0):
+                raise AssertionError("unreachable")
 
 
 async def test_the_deadline_of_the_model(mock_clock: trio.testing.MockClock) -> None:
     async with serve(endless()) as server:
-        async with server.stream_run(HI, [], timeout=5) as run:
+        async with running(server, [], 5) as run:
             await until(run, StepChunk)
             mock_clock.jump(6)
             with pytest.raises(DeadlineExceededError):
@@ -173,7 +174,7 @@ async def test_the_reasoning_of_the_running_step_can_be_ended() -> None:
         assert run.stream is None
         await until(run, StepChunk)
         assert run.stream is not None
-        assert await server.end_reasoning(run.stream)
+        assert await server._core.end_reasoning(run.stream)
 
 
 async def test_who_watches_is_told_of_each_step() -> None:
@@ -201,13 +202,13 @@ async def test_a_run_is_finished_while_the_server_drains() -> None:
         tools = [FakeTool(work=wait)]
         async with trio.open_nursery() as nursery, server.stream_run(HI, tools) as run:
             await until(run, ToolStarted)
-            nursery.start_soon(server.drain, 600)
+            nursery.start_soon(server.drain)
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(ServerClosingError):
                 await server.run(HI, [FakeTool()])
             may_end.set()
             assert (await run.read()).steps == 3
-        assert server.lifecycle.draining
+        assert server._core.lifecycle.draining
 
 
 async def test_a_run_ends_when_the_drain_runs_out_of_time(
@@ -218,7 +219,7 @@ async def test_a_run_ends_when_the_drain_runs_out_of_time(
     async with serve(backend) as server:
         async with server.stream_run(HI, [tool]) as run, trio.open_nursery() as nursery:
             await until(run, ToolStarted)
-            nursery.start_soon(server.drain, 5)
+            nursery.start_soon(server._core.drain, 5)
             await trio.testing.wait_all_tasks_blocked()
             mock_clock.jump(6)
             with pytest.raises(ServerClosingError, match="5 seconds after"):
@@ -299,7 +300,7 @@ async def test_observers_are_told_how_each_call_ended() -> None:
     ]
     noting = Noting()
     async with serve(backend) as server:
-        server.observers.append(noting)
+        server._core.observers.append(noting)
         async with server.stream_run(HI, tools, approve="none") as run:
             async for event in run:
                 if isinstance(event, ToolStarted) and event.call.tool.name == "slow":

@@ -15,7 +15,6 @@ from tests.support.scripts import HI
 from tests.support.tool_calls import FakeTool, calls, saying
 from trioserve import (
     ChatChunk,
-    ChatParams,
     ContentDelta,
     InvalidRequestError,
     RunAnswer,
@@ -284,16 +283,12 @@ async def test_results_that_are_too_long_are_cut() -> None:
 CLIENT_TOOL = {"type": "function", "function": {"name": "mine", "parameters": {"type": "object"}}}
 
 
-def chat_with(*tools: Any) -> ChatParams:
-    return ChatParams(tools=tools)
-
-
 async def test_a_call_of_the_callers_tool_ends_the_run() -> None:
     both = calls(("work", {"n": 1}), ("mine", {"m": 2}))
     backend, prompts = saying([both, "Done."])
     tool = FakeTool()
     async with serve(backend) as server:
-        async with server.stream_run(HI, [tool], chat=chat_with(CLIENT_TOOL)) as run:
+        async with server.stream_run(HI, [tool], client_tools=[CLIENT_TOOL]) as run:
             answer = await run.read()
         assert (answer.reason, answer.steps, len(tool.begun)) == ("client_tools", 1, 1)
         (call,) = answer.client_calls
@@ -302,7 +297,7 @@ async def test_a_call_of_the_callers_tool_ends_the_run() -> None:
         assert [one["role"] for one in answer.messages] == ["assistant", "tool"]
         done = {"role": "tool", "tool_call_id": call.id, "content": "mine is done"}
         async with server.stream_run(
-            [*HI, *answer.messages, done], [tool], chat=chat_with(CLIENT_TOOL)
+            [*HI, *answer.messages, done], [tool], client_tools=[CLIENT_TOOL]
         ) as run:
             answer = await run.read()
     assert answer.message.content == "Done."
@@ -319,7 +314,7 @@ async def test_a_call_of_the_callers_tool_ends_the_run() -> None:
         (None, {}, "tools"),
         (["read_file"], {}, "tools"),
         ([FakeTool(), FakeTool()], {}, "tools"),
-        ([FakeTool("mine")], {"chat": chat_with(CLIENT_TOOL)}, "tools"),
+        ([FakeTool("mine")], {"client_tools": [CLIENT_TOOL]}, "tools"),
         ([lambda: None], {}, "tools"),
         ([FakeTool()], {"max_steps": 0}, "max_steps"),
         ([FakeTool()], {"max_steps": True}, "max_steps"),
@@ -364,7 +359,7 @@ async def test_the_tools_of_the_server_are_named_or_all_there_are() -> None:
     tools = {name: FakeTool(name) for name in ("work", "weather_now", "weather_later")}
     backend, prompts = saying([A_CALL, "Done.", A_CALL, "Done."])
     async with serve(backend) as server:
-        server.tools = ToolRegistry([Source(tools)])
+        server._core.tools = ToolRegistry([Source(tools)])
         await server.run(HI)
         assert all(f'"{name}"' in prompts[0] for name in tools)
         answer = await server.run(HI, ["weather_*", FakeTool("other")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from tests.support import fake_whisper
 from tests.support.media_files import wav_file
 from tests.support.waiting import patiently, until
+from trioserve.concurrency import Feed, alongside
 from trioserve.config import Config
 from trioserve.errors import (
     DeadlineExceededError,
@@ -62,11 +63,34 @@ async def whisper(
 async def transcribe(
     transcriber: WhisperTranscriber, context: RequestContext | None = None, **params: Any
 ) -> list[TranscriptEvent]:
+    events = list[TranscriptEvent]()
+
+    async def send(event: TranscriptEvent) -> None:
+        events.append(event)
+
     asked = TranscriptionParams(**params)
-    async with aclosing(
-        transcriber.transcribe(AUDIO, asked, context or RequestContext())
-    ) as events:
-        return [event async for event in events]
+    await transcriber.transcribe(AUDIO, asked, context or RequestContext(), send)
+    return events
+
+
+@asynccontextmanager
+async def transcribing(
+    transcriber: WhisperTranscriber, **params: Any
+) -> AsyncIterator[Feed[TranscriptEvent]]:
+    """The events of a transcript, one by one, as the work goes on."""
+    events = Feed[TranscriptEvent](1)
+
+    async def send(event: TranscriptEvent) -> None:
+        events.put(event)
+        await events.room()
+
+    async def work() -> None:
+        asked = TranscriptionParams(**params)
+        await transcriber.transcribe(AUDIO, asked, RequestContext(), send)
+        events.end()
+
+    async with alongside(work):
+        yield events
 
 
 def pid_in(events: list[TranscriptEvent]) -> int:
@@ -128,8 +152,7 @@ async def test_the_process_stays_for_the_next_one() -> None:
 
 async def test_cancelling_ends_the_process_and_the_next_one_has_another() -> None:
     async with whisper() as transcriber:
-        events = transcriber.transcribe(AUDIO, TranscriptionParams(prompt="hang"), RequestContext())
-        async with aclosing(events):
+        async with transcribing(transcriber, prompt="hang") as events:
             first = [await anext(events)]
             await anext(events)
             with trio.CancelScope() as scope:
@@ -142,8 +165,7 @@ async def test_cancelling_ends_the_process_and_the_next_one_has_another() -> Non
 
 async def test_leaving_early_ends_the_process() -> None:
     async with whisper() as transcriber:
-        events = transcriber.transcribe(AUDIO, TranscriptionParams(), RequestContext())
-        async with aclosing(events):
+        async with transcribing(transcriber) as events:
             first = [await anext(events)]
         assert not is_running(pid_in(first))
 
@@ -200,13 +222,12 @@ async def test_a_python_that_is_not_there(tmp_path: Path) -> None:
 
 async def test_recordings_take_turns_and_few_may_wait(nursery: trio.Nursery) -> None:
     async with whisper(max_waiting=1) as transcriber:
-        running = transcriber.transcribe(AUDIO, TranscriptionParams(), RequestContext())
         waited: list[list[TranscriptEvent]] = []
 
         async def wait() -> None:
             waited.append(await transcribe(transcriber))
 
-        async with aclosing(running):
+        async with transcribing(transcriber) as running:
             first = [await anext(running)]
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
@@ -228,11 +249,11 @@ async def test_what_whisper_cannot_do_is_refused(params: dict[str, Any], param: 
 
 
 async def test_the_process_ends_with_the_one_that_has_started_it() -> None:
-    child = await WhisperChild.start(WhisperSettings(model="tiny"), deadline=float("inf"))
+    child = await WhisperChild.start(WhisperSettings(model="tiny"))
     try:
         fields = {"initial_prompt": "hang", "word_timestamps": False}
-        await child.send(fields, b"\0" * 4, float("inf"))
-        await child.receive(float("inf"))
+        await child.send(fields, b"\0" * 4)
+        await child.receive()
         stdin = child._process.stdin
         assert stdin is not None
         await stdin.aclose()  # as when the parent dies, in the middle of the work
@@ -261,19 +282,29 @@ async def test_whisper_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_server_that_drains_waits_for_it_but_not_for_ever() -> None:
     config = Config(transcription_model="tiny")
     async with Server(config, load=scripted(ScriptedBackend())) as server:
-        parts = server.lifecycle.services
+        parts = server._core.lifecycle.services
         source = MediaSource(kind="audio", data=wav_file(1.0), param="file")
         params = TranscriptionParams(prompt="hang")
         async with parts.transcriptions.stream(source, params, RequestContext()) as stream:
             await anext(stream)
-            await server.drain(0.1)
+            await server._core.drain(0.1)
             with trio.move_on_after(0) as waiting:
-                await parts.requests.wait_none()
+                await server._core.lifecycle.gate.drained()
             assert waiting.cancelled_caught
             await parts.close()
             with pytest.raises(ServerClosingError):
                 while True:
                     await anext(stream)
+
+
+async def test_a_transcript_ends() -> None:
+    config = Config(transcription_model="tiny")
+    source = MediaSource(kind="audio", data=wav_file(1.0), param="file")
+    async with Server(config, load=scripted(ScriptedBackend())) as server:
+        opened = server.transcriptions.stream(source, TranscriptionParams(), RequestContext())
+        async with opened as stream:
+            events = [event async for event in stream]
+    assert isinstance(events[-1], Summary)
 
 
 async def test_a_process_that_is_starting_ends_with_the_transcriber(
@@ -305,13 +336,13 @@ async def test_recordings_are_counted_and_logged() -> None:
             with pytest.raises(InvalidRequestError):
                 await server.transcribe(b"no sound")  # refused, so nothing has begun
             source = MediaSource(kind="audio", data=wav)
-            opened = server.transcriptions.stream(
+            opened = server._core.transcriptions.stream(
                 source, TranscriptionParams(prompt="hang"), RequestContext()
             )
             async with opened as stream:
                 await anext(stream)
-            assert server.metrics is not None
-            written = server.metrics.render(await server.status()).decode()
+            assert server._core.metrics is not None
+            written = server._core.metrics.render(await server.status()).decode()
     label = 'model_name="scripted"'
     for end in ("finished", "failed", "cancelled"):
         assert f'trioserve:recordings_total{{end="{end}",{label}}} 1.0' in written

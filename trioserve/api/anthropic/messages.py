@@ -1,4 +1,4 @@
-"""Checks Anthropic's messages and tools, and converts them to the normal form of `trioserve.chat`.
+"""Checks Anthropic's messages, and converts them to the normal form of `trioserve.chat`.
 
 A message is a list of blocks: text, images, documents, search results. Consecutive messages of one
 role are one turn. A tool result becomes a separate message, and thinking becomes
@@ -16,10 +16,7 @@ from typing import Any, TypeAlias
 from trioserve.api.base import sse
 from trioserve.api.base.chat_request import as_content
 from trioserve.api.base.fields import (
-    OBJECT,
-    STRING,
     MismatchError,
-    Only,
     boolean,
     json_type,
     list_schema,
@@ -28,18 +25,15 @@ from trioserve.api.base.fields import (
     object_schema,
     objects,
     one_of,
-    or_null,
-    refuse_unsupported,
     required,
     text,
 )
 from trioserve.chat.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
-    MAX_TOOLS,
+    NOT_HOSTED,
     Message,
     Messages,
-    Tools,
     check_count,
     decode_base64,
     document_part,
@@ -51,6 +45,7 @@ from trioserve.chat.messages import (
     write_document,
 )
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
+from trioserve.left_out import leave_out
 from trioserve.types import DocumentSource, MediaSource
 
 # -- blocks
@@ -84,7 +79,7 @@ def blocks_of(content: str | tuple[dict[str, Any], ...], path: str) -> list[Bloc
 
 def text_of(block: Mapping[str, Any], path: str) -> str:
     """Read a block of text."""
-    _refuse_citations(block, path)
+    _leave_out_citations(block)
     return required(block, "text", text, path)
 
 
@@ -122,10 +117,10 @@ def unsupported(kind: str, path: str, owner: str) -> UnsupportedFieldError:
     )
 
 
-def _refuse_citations(block: Mapping[str, Any], path: str) -> None:
+def _leave_out_citations(block: Mapping[str, Any]) -> None:
     citations = block.get("citations")
     if citations and citations != {"enabled": False}:
-        raise UnsupportedFieldError.at(f"{path}.citations", "is not supported; leave it out.")
+        leave_out("citations", "answers have none")
 
 
 # -- images
@@ -154,7 +149,7 @@ def _image(block: Mapping[str, Any], path: str) -> list[Part]:
 
 def _document(block: Mapping[str, Any], path: str) -> list[Part]:
     """Read a document: its title and what is said about it stand before it."""
-    _refuse_citations(block, path)
+    _leave_out_citations(block)
     name = _optional_text(block, "title", path)
     about = _optional_text(block, "context", path)
     source, kind, path = _source(block, path)
@@ -195,7 +190,7 @@ def _optional_text(block: Mapping[str, Any], name: str, path: str) -> str:
 
 def _search_result(block: Mapping[str, Any], path: str) -> list[Part]:
     """Read what a search has found: its title and where it is from stand before it."""
-    _refuse_citations(block, path)
+    _leave_out_citations(block)
     title, source = (required(block, name, text, path) for name in ("title", "source"))
     content = required(block, "content", content_of, path)
     said = texts_of(blocks_of(content, f"{path}.content"), "the result of a search")
@@ -225,7 +220,19 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], str], list[Part]]] = {
     "image": _image,
     "document": _document,
     "search_result": _search_result,
+    "tool_reference": lambda block, path: [text_part(required(block, "tool_name", text, path))],
 }
+
+#: Blocks of tools that Anthropic's servers run. The model has seen nothing like them here.
+_HOSTED = re.compile(r"server_tool_use|mcp_tool_(use|result)|container_upload|\w+_tool_result")
+
+
+def _is_hosted(block: Mapping[str, Any]) -> bool:
+    kind = block.get("type")
+    if not isinstance(kind, str) or not _HOSTED.fullmatch(kind):
+        return False
+    leave_out(f"blocks of type {kind}", NOT_HOSTED)
+    return True
 
 
 #: Stands before the result of a tool that failed, as templates have no field for that.
@@ -352,6 +359,8 @@ def _assistant(blocks: list[Block], names: dict[str, str]) -> dict[str, Any]:
     thinking: list[str] = []
     calls: list[dict[str, Any]] = []
     for path, block in blocks:
+        if _is_hosted(block):
+            continue
         match required(block, "type", text, path):
             case "text":
                 said.append({"type": "text", "text": text_of(block, path)})
@@ -359,6 +368,8 @@ def _assistant(blocks: list[Block], names: dict[str, str]) -> dict[str, Any]:
                 thinking.append(_thinking(block, path))
             case "redacted_thinking":
                 thinking.append(required(block, "data", lambda data: _signed(text(data)), path))
+            case "compaction":  # what the client has summed up
+                said.append(text_part(required(block, "content", text, path)))
             case "tool_use":
                 calls.append(_call(block, path))
                 names[calls[-1]["id"]] = calls[-1]["function"]["name"]
@@ -381,7 +392,7 @@ def _thinking(block: Mapping[str, Any], path: str) -> str:
 
 def _call(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     function = {
-        "name": required(block, "name", _filled, path),
+        "name": required(block, "name", filled, path),
         "arguments": sse.encode(required(block, "input", mapping, path)),
     }
     return {"id": required(block, "id", text, path), "type": "function", "function": function}
@@ -402,7 +413,7 @@ def _user(role: str, blocks: list[Block], names: Mapping[str, str]) -> list[dict
         if block.get("type") == "tool_result" and role == "user":
             say()
             messages.append(_result(block, path, names))
-        else:
+        elif not _is_hosted(block):
             said += parts_of([(path, block)], owner, kinds)
     say()
     return messages
@@ -412,68 +423,19 @@ def _result(block: Mapping[str, Any], path: str, names: Mapping[str, str]) -> di
     id_ = required(block, "tool_use_id", text, path)
     given, where = block.get("content"), f"{path}.content"
     blocks = [] if given is None else blocks_of(named(content_of, given, where), where)
-    parts = parts_of(blocks, "the result of a tool")
+    parts = parts_of(blocks, "the result of a tool", (*KINDS, "tool_reference"))
     failed = block.get("is_error")
     if failed is not None and named(boolean, failed, f"{path}.is_error"):
         parts.insert(0, {"type": "text", "text": ERROR_MARK})
     content: str | list[Part] = parts
-    if all(each["type"] == "text" for _, each in blocks):
+    if all(each["type"] in ("text", "tool_reference") for _, each in blocks):
         content = "".join(part["text"] for part in parts)
     message = {"role": "tool", "tool_call_id": id_, "content": content}
     return {**message, "name": names[id_]} if id_ in names else message
 
 
-# -- tools
-
-#: Fields of a tool that have no effect.
-_UNSUPPORTED_IN_TOOLS: Mapping[str, Only] = {
-    "allowed_callers": Only(["direct"]),
-    "defer_loading": Only(False),
-    "input_examples": Only([]),
-}
-
-_TOOL = object_schema(
-    "name",
-    "input_schema",
-    name={"type": "string", "minLength": 1},
-    description=or_null(STRING),
-    input_schema=OBJECT,
-)
-
-
-@json_type(list_schema(_TOOL, MAX_TOOLS))
-def read_tools(value: Any) -> Tools:
-    """Read ``tools``: functions that the client runs.
-
-    Raises:
-        MismatchError: it is no list of objects.
-        UnsupportedFieldError: a tool would have to be run by the server.
-        InvalidRequestError: something is missing or has the wrong type. Both name it.
-    """
-    given = objects(value)
-    check_count(len(given), MAX_TOOLS, "tools", "tools")
-    return Tools(_tool(tool, f"tools[{i}]") for i, tool in enumerate(given))
-
-
-def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
-    kind = tool.get("type")
-    if kind is not None and kind != "custom":
-        raise UnsupportedFieldError.at(
-            f"{path}.type", f"is {kind!r}: this server has no such built-in tool."
-        )
-    refuse_unsupported(tool, _UNSUPPORTED_IN_TOOLS, f"{path}.")
-    description = "" if tool.get("description") is None else tool["description"]
-    function: dict[str, Any] = {
-        "name": required(tool, "name", _filled, path),
-        "description": named(text, description, f"{path}.description"),
-        "parameters": required(tool, "input_schema", mapping, path),
-    }
-    if tool.get("strict") is not None:
-        function["strict"] = named(boolean, tool["strict"], f"{path}.strict")
-    return {"type": "function", "function": function}
-
-
-def _filled(value: Any) -> str:
+def filled(value: Any) -> str:
+    """Take a string that is not empty."""
     if not text(value):
         raise MismatchError("a string, and not empty")
     return str(value)

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import attrs
 
-from trioserve.api.anthropic.messages import continues_final_message, read_messages, read_tools
+from trioserve.api.anthropic.messages import continues_final_message, read_messages
+from trioserve.api.anthropic.tools import read_tools
 from trioserve.api.base import readers
 from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import (
@@ -22,7 +23,7 @@ from trioserve.api.base.fields import (
     field,
 )
 from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.chat.messages import Messages, Tools
+from trioserve.chat.messages import NOT_HOSTED, Messages, Tools
 from trioserve.chat.params import ChatParams, Mode, ToolChoice
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Grammar
@@ -35,17 +36,18 @@ BUDGET_TOKENS = 10_000
 
 #: Known fields without effect; see `RequestBody.unsupported`.
 _UNSUPPORTED: Mapping[str, Only] = {
-    "container": Only(),
-    "diagnostics": Only({"previous_message_id": None}),
-    "inference_geo": Only("global"),
-    "mcp_servers": Only([]),
+    "container": Only(harmless=NOT_HOSTED),
+    "context_management": Only(harmless="the client keeps the conversation"),
+    "diagnostics": Only({"previous_message_id": None}, harmless="there are none"),
+    "inference_geo": Only("global", harmless="there is one place"),
+    "mcp_servers": Only([], harmless="the configuration names the MCP servers"),
     "n": Only(1),
     "n_cmpl": Only(1),
-    "return_progress": Only(False),
-    "speed": Only("standard"),
-    "timings_per_token": Only(False),
+    "return_progress": Only(False, harmless="these streams have no place for it"),
+    "speed": Only("standard", harmless="there is one speed"),
+    "timings_per_token": Only(False, harmless="these streams have no place for them"),
     "trioserve_run_tools": Only(False),
-    "user_profile_id": Only(),
+    "user_profile_id": Only(harmless="there are no profiles"),
 }
 
 # -- tools

@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -16,13 +16,9 @@ from quart import Quart, Response, current_app, request
 from trio_util import AsyncValue
 
 from trioserve.api.sessions import Sessions
+from trioserve.concurrency import Gate, Phase, deadline_scope
 from trioserve.config import Config
-from trioserve.errors import (
-    DeadlineExceededError,
-    ServerClosingError,
-    TrioServeError,
-    UnknownToolCallError,
-)
+from trioserve.errors import TrioServeError, UnknownToolCallError, raised_alone
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer, ToolRecord
 from trioserve.server.runs.run import AgentRun
@@ -36,15 +32,17 @@ from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 #: Calls that run at the same time. Others wait: each may start processes.
 _MAX_RUNNING = 32
 
+#: Seconds that calls of MCP servers have to finish when the server ends.
+_MCP_SECONDS = 1.0
+
 
 class ClientToolCalls:
     """The calls of an app: a bounded number of them, which end with the app."""
 
     def __init__(self) -> None:
-        self.n_open = AsyncValue(0)  # that run, or wait
+        self.gate = Gate()
         self._places = trio.CapacityLimiter(_MAX_RUNNING)
-        self._scopes: set[trio.CancelScope] = set()
-        self._is_refusing = False
+        self._of_mcp = Gate()
 
     async def run(
         self,
@@ -66,38 +64,21 @@ class ClientToolCalls:
             DeadlineExceededError: the deadline has passed.
             TrioServeError: as `Tool.call`.
         """
-        if self._is_refusing:
-            raise ServerClosingError
-        deadline = record.context.deadline
-        with trio.CancelScope(deadline=deadline) as scope, self._open(scope):
+        message = f"The deadline passed while {tool.info.name} ran."
+        of_mcp = self._of_mcp.open() if tool.info.kind == "mcp" else nullcontext()
+        with self.gate.open(), of_mcp, deadline_scope(record.context.deadline, message):
             async with self._places:
                 return await _call(tool, arguments, context, record)
-        if trio.current_time() >= deadline:
-            raise DeadlineExceededError(f"The deadline passed while {tool.info.name} ran.")
-        raise ServerClosingError
-
-    @contextmanager
-    def _open(self, scope: trio.CancelScope) -> Iterator[None]:
-        """Count a call, and let `drain` end it, as long as a block lasts."""
-        self._scopes.add(scope)
-        self.n_open.value += 1
-        try:
-            yield
-        finally:
-            self.n_open.value -= 1
-            self._scopes.remove(scope)
-
-    def refuse(self) -> None:
-        """Take no more calls."""
-        self._is_refusing = True
 
     async def drain(self, deadline: float) -> None:
-        """Wait for the calls that run, until a time (`trio.current_time`), and end the others."""
-        with trio.move_on_at(deadline):
-            await self.n_open.wait_value(0)
-        for scope in self._scopes:
-            scope.cancel()
-        await self.n_open.wait_value(0)  # what they have started ends soon
+        """Wait for the calls that run, until a time (`trio.current_time`), and end the others.
+
+        Those of MCP servers have `_MCP_SECONDS`: nothing bounds how long they take.
+        """
+        self.gate.refuse()
+        await self._of_mcp.drain(min(deadline, trio.current_time() + _MCP_SECONDS))
+        await self.gate.drain(deadline)
+        await self.gate.drained()  # what they have started ends soon
 
 
 async def _call(
@@ -207,10 +188,10 @@ class AppState(ABC):
         self.failure: TrioServeError | None = None
         #: The calls of `tools` by clients.
         self.tool_calls = ClientToolCalls()
+        #: Refuses requests while the app drains, and has ended when the app is to end, or broke.
+        self.gate = Gate()
         self._scope = trio.CancelScope()
-        self._has_begun = self._stopping = False
         self._loaded = trio.Event()
-        self._ended = trio.Event()
 
     @property
     def memory(self) -> MemoryBudget:
@@ -262,7 +243,8 @@ class AppState(ABC):
 
     async def wait_ended(self) -> None:
         """Wait until this has ended, or could not begin; `failure` says why."""
-        await self._ended.wait()
+        await self.gate.phase.wait_value(Phase.CLOSED)
+        await self.gate.drained()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop` is called. Reports started once requests are taken.
@@ -270,26 +252,27 @@ class AppState(ABC):
         Raises:
             TrioServeError: whatever ends it. Written to the log, and kept in `failure`.
         """
-        self._has_begun = True
-        try:
-            with self._scope:
-                await self._serve(task_status)
-        except TrioServeError as error:
-            self.failure = error
-            _log.error(error.message)
-            raise
-        finally:
-            self._forget()
-            self._stopping = True
-            self._ended.set()
+        if self.gate.phase.value is not Phase.OPEN:
+            return  # it was stopped before it began
+        with self.gate.open(lambda _error: self._scope.cancel()):
+            try:
+                with self._scope:
+                    await self._serve(task_status)
+            except Exception as group:
+                error = raised_alone(group)
+                if isinstance(error, TrioServeError):
+                    self.failure = error
+                    _log.error(error.message)
+                raise error from error.__cause__
+            finally:
+                self._forget()
+                self.gate.end()
 
     async def stop(self) -> None:
-        """End what runs, if `run` was called, and wait until it has ended."""
-        self._stopping = True
-        self._scope.cancel()
-        if self._has_begun:
-            with trio.CancelScope(shield=True):
-                await self._ended.wait()
+        """End `run`, if it was called, and wait until it has ended."""
+        self.gate.end()
+        with trio.CancelScope(shield=True):
+            await self.gate.drained()
 
 
 def attach(app: Quart, state: AppState) -> None:

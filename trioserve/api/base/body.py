@@ -16,12 +16,15 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn, TypeVar, cast
 
 import attrs
-from werkzeug.exceptions import RequestEntityTooLarge
+import trio
+from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
 from trioserve.api.base import limits
-from trioserve.api.base.connection import current_request
+from trioserve.api.base.app_state import current_app_state
+from trioserve.api.base.connection import Request, current_request
+from trioserve.concurrency import Patience, check_cancelled
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
 from trioserve.server.limits.memory import weight_of
 from trioserve.server.workers import offload
@@ -163,6 +166,7 @@ class LongReader:
         pieces: list[str] = []
         place = at + 1
         while (found := _PIECE.match(self._text, place)) is not None:
+            check_cancelled()
             try:
                 piece, _ = scanstring(found[0] + '"', 0)
             except json.JSONDecodeError:
@@ -184,6 +188,7 @@ class LongReader:
         return at + 1
 
     def _count(self, n: int) -> None:
+        check_cancelled()
         self._n_values += n
         if self._n_values > limits.MAX_VALUES:
             raise InvalidRequestError(f"The body has more than {limits.MAX_VALUES} values.")
@@ -306,6 +311,7 @@ class _FormParser:
     def parse(self, data: bytes) -> Form:
         view = memoryview(data)
         for start in range(0, len(data), _FORM_PIECE):
+            check_cancelled()
             self._decoder.receive_data(bytes(view[start : start + _FORM_PIECE]))
             self._take_events()
         self._decoder.receive_data(None)
@@ -417,8 +423,9 @@ async def look_into(look: Callable[[bytes], _T]) -> _T:
 
 async def _read(parse: Callable[[bytes], _T], *, keep: bool = False) -> _T:
     current = current_request()
-    data = await current.get_data(cache=keep)
-    assert isinstance(data, bytes)
+    data = await _received(current)
+    if not keep:
+        current.body.clear()
     if current.overload is not None:
         raise current.overload
     weigh = weight_of_form if is_form(current.headers.get("Content-Type", "")) else weight_of
@@ -429,6 +436,18 @@ async def _read(parse: Callable[[bytes], _T], *, keep: bool = False) -> _T:
     finally:
         if keep:  # what was made of it is gone
             current.held.shrink_to(len(data))
+
+
+async def _received(current: Request) -> bytes:
+    """The whole body of a request. Raises RequestTimeout if it does not arrive in time."""
+
+    async def receive() -> bytes:
+        return bytes(await current.body)
+
+    try:
+        return await Patience(current_app_state().config.timeout).wait(receive)
+    except trio.TooSlowError:
+        raise RequestTimeout from None
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

@@ -299,7 +299,7 @@ class ChatRequest(TemplateRequest, GenerationRequest):
         )
 
     def __attrs_post_init__(self) -> None:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError.at("top_logprobs", "needs 'logprobs' to be true.")
         if self.run_tools is not None:
             _check_run(self, self.run_tools)

@@ -27,6 +27,7 @@ from typing import (
 import attrs
 
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.left_out import leave_out
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -126,10 +127,11 @@ class Only:
     Args:
         values: the accepted values. True and 1 differ, as in JSON.
         flag: the flag that sets for all requests what the field would set for one.
+        harmless: why an answer is right with any other value. These are left out, and logged.
     """
 
-    def __init__(self, *values: Any, flag: str = "") -> None:
-        self.flag = flag
+    def __init__(self, *values: Any, flag: str = "", harmless: str = "") -> None:
+        self.flag, self.harmless = flag, harmless
         self._values = values
 
     def has(self, value: Any) -> bool:
@@ -140,7 +142,9 @@ class Only:
 def refuse_unsupported(
     body: Mapping[str, Any], unsupported: Mapping[str, Only], path: str = ""
 ) -> None:
-    """Refuse fields that would be without effect; `path` stands before their names in errors.
+    """Refuse fields that would be without effect, or leave them out where that is harmless.
+
+    `path` stands before their names in errors.
 
     Raises:
         UnsupportedFieldError: naming the first one.
@@ -148,6 +152,9 @@ def refuse_unsupported(
     for name, only in unsupported.items():
         value = body.get(name)
         if value is not None and not only.has(value):
+            if only.harmless:
+                leave_out(f"{path}{name}", only.harmless)
+                continue
             flag = only.flag
             instead = f"the flag {flag} sets it for all requests" if flag else "leave it out"
             raise UnsupportedFieldError.at(
@@ -161,7 +168,8 @@ def refuse_unsupported(
 class RequestBody:
     """What a request class inherits that is made of the body of a request, or of a part of it."""
 
-    #: Known fields without effect. They are refused, unless they ask for what happens anyway.
+    #: Known fields without effect. They are refused, unless they ask for what happens anyway, or
+    #: are harmless to leave out.
     unsupported: ClassVar[Mapping[str, Only]] = {}
 
     @classmethod

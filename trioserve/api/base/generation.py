@@ -26,7 +26,8 @@ from trioserve.api.base.service import (
     keep_awake,
 )
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-from trioserve.server import RequestContext, Server
+from trioserve.server import RequestContext
+from trioserve.server.core import ServerCore
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.generation.text import check_copies
 from trioserve.server.prompts.infill import Gap, missing_tokens
@@ -40,7 +41,7 @@ _R = TypeVar("_R")
 _S = TypeVar("_S", Stream, ChatStream)
 
 
-async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, RequestContext]:
+async def admit(request: GenerationRequest) -> tuple[ServerCore, GenerationParams, RequestContext]:
     """Find the server of a request, and make its parameters and its context.
 
     The server is awake until the request has been answered.
@@ -63,8 +64,8 @@ async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, R
             )
         given["n_probs"] = limit
     # First, so that an invalid request neither counts nor wakes the model.
-    params = await server.params(given, n=request.n_copies)
     context = current_context(request.timeout, request.keep_alive)
+    params = await server.params(given, n=request.n_copies, context=context)
     await keep_awake(server, context)
     return server, params, context
 
@@ -88,7 +89,7 @@ async def read_chat(parse: Callable[[dict[str, Any]], _R]) -> _R:
 
 
 async def gap_prompt(
-    server: Server, prefix: AnyPrompt, suffix: str, params: GenerationParams
+    server: ServerCore, prefix: AnyPrompt, suffix: str, params: GenerationParams
 ) -> PromptLike:
     """Make the prompt that fills the gap between two texts, for a field that is called `suffix`.
 
@@ -105,7 +106,7 @@ async def gap_prompt(
     return await server.infill.prompt_for(gap, params.max_tokens)
 
 
-def check_pools(server: Server) -> None:
+def check_pools(server: ServerCore) -> None:
     """Check that a server makes a vector of each text.
 
     Raises:
@@ -126,14 +127,12 @@ async def open_streams(streams: AbstractAsyncContextManager[list[_S]]) -> list[_
     Raises:
         TrioServeError: one of them cannot run.
     """
-    request = current_request()
-    opened = await request.resources.enter_async_context(streams)
-    for stream in opened:
-        request.sends(stream.mailbox)
-    return opened
+    return await current_request().resources.enter_async_context(streams)
 
 
-def pings_of(server: Server, request: GenerationRequest, mailboxes: Sequence[Mailbox]) -> sse.Pings:
+def pings_of(
+    server: ServerCore, request: GenerationRequest, mailboxes: Sequence[Mailbox]
+) -> sse.Pings:
     """Say what is sent of a request while its streams, which have these mailboxes, are silent."""
     interval = request.sse_ping_interval
     if interval is None:
@@ -147,7 +146,7 @@ def pings_of(server: Server, request: GenerationRequest, mailboxes: Sequence[Mai
 
 
 async def respond_stream(
-    server: Server,
+    server: ServerCore,
     request: GenerationRequest,
     streams: Sequence[Stream | ChatStream],
     writer: sse.EventWriter[sse.Event],
@@ -185,7 +184,7 @@ async def counted_tokens(request: ChatRequest) -> Response:
     return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
 
-def tools_to_run(server: Server, asked: RunToolsOptions) -> Sequence[Tool]:
+def tools_to_run(server: ServerCore, asked: RunToolsOptions) -> Sequence[Tool]:
     """The tools that a request has the server run.
 
     Raises:

@@ -33,7 +33,7 @@ from trioserve.types import GenerationParams, Grammar, SamplingParams
 UNSUPPORTED: Mapping[str, Only] = {
     "adapters": Only([]),
     "audio": Only(),
-    "backend_sampling": Only(False),
+    "backend_sampling": Only(False, harmless="samplers run where the flags say, with one result"),
     "function_call": Only("auto", "none"),
     "functions": Only([]),
     "grammar_lazy": Only(False),
@@ -41,14 +41,14 @@ UNSUPPORTED: Mapping[str, Only] = {
     "image_data": Only([]),
     "modalities": Only(["text"]),
     "moderation": Only(),
-    "n_cache_reuse": Only(0),
-    "parallel_tool_calls": Only(True),
+    "n_cache_reuse": Only(0, harmless="the cache finds the longest beginning of a prompt"),
+    "parallel_tool_calls": Only(True, harmless="without tools, there are no calls"),
     "preserved_tokens": Only([]),
     "reasoning_budget_tokens": Only(-1),
     "reasoning_control": Only(False),
     "thinking_budget_tokens": Only(-1),
     "trioserve_run_tools": Only(False),
-    "web_search_options": Only(),
+    "web_search_options": Only(harmless="this server does not search the web"),
 }
 
 #: Those that do have an effect on a chat, whose template tells where reasoning and calls are.
@@ -96,7 +96,7 @@ ACCEPTED: Mapping[str, str] = {
 
 
 #: Scalars that separate fields below read.
-_WITH_FIELDS = frozenset({"max_tokens", "draft_max", "n_probs", "return_progress"})
+_WITH_FIELDS = frozenset({"max_tokens", "draft_max", "n_probs", "return_progress", "seed"})
 
 #: How the other numbers and booleans of `GenerationParams` and `SamplingParams` are read.
 _SCALARS: Mapping[str, Callable[[Any], Any]] = {
@@ -165,6 +165,7 @@ class GenerationRequest(RequestBody):
     dry_sequence_breakers: tuple[str, ...] | None = field(read=readers.breakers, default=None)
     logit_bias: tuple[Bias, ...] | None = field(read=readers.biases, default=None)
     lora: tuple[tuple[int, float], ...] | None = field(read=readers.lora, default=None)
+    seed: int | None = field(read=readers.seed, default=None)
     cache_salt: str | None = field(read=readers.salt, default=None)
     grammar: Grammar | None = field(whole=read_grammar)
     scalars: dict[str, Any] = field(whole=_read_scalars)

@@ -14,7 +14,7 @@ import attrs
 from trioserve._version import __version__
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.sse import LazyList
-from trioserve.server import Server
+from trioserve.server.core import ServerCore
 from trioserve.types import (
     Finished,
     FinishReason,
@@ -268,9 +268,11 @@ class OutputWriter:
     """
 
     def __init__(
-        self, server: Server, request: GenerationRequest, params: GenerationParams
+        self, server: ServerCore, request: GenerationRequest, params: GenerationParams
     ) -> None:
         self.model = server.model.info.name
+        #: The bytes of each token.
+        self.pieces = server.model.vocab.pieces
         self._server, self._request, self._params = server, request, params
         wanted = request.verbose
         self._is_verbose = server.config.log_level == "debug" if wanted is None else wanted

@@ -88,6 +88,20 @@ count = integer_in(0)
 #: A count; -1: no limit.
 budget = integer_in(-1)
 
+
+@json_type(
+    {
+        "type": "integer",
+        "description": "The seed of the random numbers; -1: a new one. Of larger numbers, the "
+        "lowest 32 bits count.",
+    }
+)
+def seed(value: Any) -> int:
+    """Read a seed. Clients send up to 64 bits, and llama.cpp takes 32."""
+    given = integer(value)
+    return given if given == -1 else given % 2**32
+
+
 #: How many candidates to report for each token.
 probs = integer_in(0, limits.MAX_PROBS)
 

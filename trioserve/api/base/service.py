@@ -14,13 +14,10 @@ from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.concurrency import alongside
 from trioserve.config import Config
-from trioserve.errors import (
-    ModelLoadingError,
-    ServerClosingError,
-    UnavailableError,
-)
+from trioserve.errors import ModelLoadingError, UnavailableError
 from trioserve.models.fetch import fetch
-from trioserve.server import RequestContext, Server
+from trioserve.server.context import ANYONE, RequestContext
+from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.engine import Loader
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer
@@ -48,7 +45,7 @@ class Service(AppState):
         #: Finds the files of the models, and downloads missing ones.
         self.fetch: Callable[[Config], Awaitable[Config]] = fetch
         self._load = load
-        self._server: Server | None = None
+        self._server: ServerCore | None = None
 
     @property
     def memory(self) -> MemoryBudget:
@@ -56,7 +53,7 @@ class Service(AppState):
         return self._own_memory if self._server is None else self._server.memory
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ServerCore:
         """The server, for requests.
 
         Raises:
@@ -68,8 +65,7 @@ class Service(AppState):
             return self._server
         if self.failure is not None:
             raise self.failure.again()
-        if self._stopping:
-            raise ServerClosingError
+        self.gate.check()
         raise ModelLoadingError
 
     @property
@@ -112,10 +108,10 @@ class Service(AppState):
     def _forget(self) -> None:
         self._server = None
 
-    def _make_server(self, config: Config) -> Server:
-        return Server(config) if self._load is None else Server(config, load=self._load)
+    def _make_server(self, config: Config) -> ServerCore:
+        return ServerCore(config) if self._load is None else ServerCore(config, load=self._load)
 
-    async def _until_failure(self, server: Server) -> None:
+    async def _until_failure(self, server: ServerCore) -> None:
         """Wait until the engine has failed and clients have the error, then raise the failure."""
         failure = await server.lifecycle.wait_failure()
         if self.config.on_engine_failure == "stay":
@@ -129,13 +125,13 @@ class Service(AppState):
         """Refuse new requests, and wait for the running ones. Those that are still running after
         `timeout` seconds end with an error. The default is the configuration's `drain_timeout`.
         """
-        self._stopping = True
+        self.gate.refuse()
         if self._server is None:
             self._scope.cancel()  # gives up loading
             return
         timeout = self.config.drain_timeout if timeout is None else timeout
         deadline = trio.current_time() + timeout
-        self.tool_calls.refuse()
+        self.tool_calls.gate.refuse()
         await self._server.drain(timeout)
         await self.tool_calls.drain(deadline)
 
@@ -147,7 +143,7 @@ def current_service() -> Service:
     return service
 
 
-def current_server(model: str | None = None) -> Server:
+def current_server(model: str | None = None) -> ServerCore:
     """The server of a model, for the current request. It may sleep. Raises as `Service.server`.
 
     Args:
@@ -156,7 +152,9 @@ def current_server(model: str | None = None) -> Server:
     return current_service().server
 
 
-async def awake_server(model: str | None = None, context: RequestContext | None = None) -> Server:
+async def awake_server(
+    model: str | None = None, context: RequestContext | None = None
+) -> ServerCore:
     """The server of a model, awake until the current request has been answered.
 
     Raises:
@@ -167,14 +165,14 @@ async def awake_server(model: str | None = None, context: RequestContext | None 
     return server
 
 
-async def keep_awake(server: Server, context: RequestContext | None = None) -> None:
+async def keep_awake(server: ServerCore, context: RequestContext | None = None) -> None:
     """Keep a server awake until the current request has been answered; see `Server.awake`."""
-    await current_request().resources.enter_async_context(server.awake(context))
+    await current_request().resources.enter_async_context(server.awake(context or ANYONE))
 
 
 async def read_for_model(
-    parse: Callable[[dict[str, Any]], _T], check: Callable[[Server], object]
-) -> tuple[_T, Server]:
+    parse: Callable[[dict[str, Any]], _T], check: Callable[[ServerCore], object]
+) -> tuple[_T, ServerCore]:
     """Read a body that is for a model of a certain kind, and find the server of that model.
 
     Args:
@@ -188,7 +186,7 @@ async def read_for_model(
         TrioServeError: from `check`; there is no server; requests hold too much memory.
     """
 
-    def parse_checked(body: dict[str, Any]) -> tuple[_T, Server]:
+    def parse_checked(body: dict[str, Any]) -> tuple[_T, ServerCore]:
         name = body.get("model")
         server = current_server(name if isinstance(name, str) else None)
         check(server)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -15,7 +15,7 @@ import trio
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.connection import PING, KeepAlive, Request
-from trioserve.concurrency import alongside
+from trioserve.concurrency import Feed, alongside
 from trioserve.errors import TrioServeError
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.limits.admission import Queue
@@ -138,9 +138,8 @@ class EventSource(Generic[_E]):
     next: Callable[[], Awaitable[tuple[int, _E]]]
 
     @classmethod
-    def of(cls, stream: AsyncIterator[_E]) -> EventSource[_E]:
-        """Make the source of a single stream."""
-        take = stream.__anext__
+    def of(cls, take: Callable[[], Awaitable[_E]]) -> EventSource[_E]:
+        """Make the source of a single stream, whose next event a function takes."""
 
         async def next_event() -> tuple[int, _E]:
             return 0, await take()
@@ -153,37 +152,24 @@ async def open_source(
 ) -> EventSource[Event]:
     """Make the source of several streams, which `resources` keeps running."""
     if len(streams) == 1:
-        return EventSource.of(streams[0])
-    return await resources.enter_async_context(_merged(streams))
-
-
-@asynccontextmanager
-async def _merged(
-    streams: Sequence[Stream | ChatStream],
-) -> AsyncGenerator[EventSource[Event], None]:
-    # No buffer: if the client does not read, tokens must stay in the mailboxes, which are watched.
-    into, out = trio.open_memory_channel[tuple[int, Event | TrioServeError]](0)
+        return EventSource.of(streams[0].next_event)
+    # Room for one: if the client does not read, tokens must stay in the mailboxes, as these are
+    # watched.
+    events: Feed[tuple[int, Event]] = Feed(size=1)
 
     async def pump(index: int, stream: Stream | ChatStream) -> None:
         try:
-            async for event in stream:
-                await into.send((index, event))
+            event: Event | None = None
+            while not isinstance(event, Finished):
+                event = await stream.next_event()
+                await events.room()
+                events.put((index, event))
         except TrioServeError as error:
-            await into.send((index, error))
+            events.end(error)
 
-    async def take() -> tuple[int, Event]:
-        index, event = await out.receive()
-        if isinstance(event, TrioServeError):
-            raise event
-        return index, event
-
-    async def pump_all() -> None:
-        async with trio.open_nursery() as nursery:
-            for index, stream in enumerate(streams):
-                nursery.start_soon(pump, index, stream)
-
-    async with alongside(pump_all):
-        yield EventSource(len(streams), take)
+    pumps = [partial(pump, index, stream) for index, stream in enumerate(streams)]
+    await resources.enter_async_context(alongside(*pumps))
+    return EventSource(len(streams), events.__anext__)
 
 
 #: Turns an error that ends a response which had begun into bytes.

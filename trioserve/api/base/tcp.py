@@ -5,10 +5,16 @@ Hypercorn's Trio server catches `OSError`; whatever else a connection raises end
 that one does, and in addition:
 
 - An exception ends its connection and is logged in one line.
+- Each request has a cancel scope. It is cancelled as soon as the client leaves, also while further
+  requests wait behind the one that is being answered; these are dropped.
+- A client that stops reading is cut off: it gets a reset, and its request is cancelled. Hypercorn
+  would wait for it in a shielded scope. A response that breaks off ends in a reset, too, so that
+  no client takes it for complete.
 - It speaks HTTP/1.1 only. A request to upgrade to h2c or to a websocket is answered as if it did
   not ask, which RFC 9110 (section 7.8) allows; HTTP/2's preface gets status 400.
 - A request that can be read in two ways is refused: ``Transfer-Encoding`` beside
   ``Content-Length`` (request smuggling), and a target that is neither a path nor a URL.
+- Requests that wait behind another are bounded, and so is the number of tiny chunks in a body.
 - The descriptor is closed when the client has gone. Hypercorn keeps it for the rest of the
   keep-alive timeout.
 - Beyond ``--max-connections`` a client gets status 503.
@@ -20,7 +26,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
+import struct
 import sys
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -30,23 +40,36 @@ import hypercorn.trio.run
 import structlog
 import trio
 from hypercorn.events import Closed, RawData, Updated
-from hypercorn.protocol.events import Body
-from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.events import Body, EndBody, StreamClosed
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 
 from trioserve.api.base import errors, sse
 from trioserve.api.base.app_state import NAME, AppState
+from trioserve.concurrency import Patience
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError, first_error
+from trioserve.types import CancelReason
 
 if TYPE_CHECKING:
     from hypercorn.events import Event
     from hypercorn.protocol.events import Event as StreamEvent
-    from hypercorn.typing import H11SendableEvent
+    from hypercorn.typing import AppWrapper, H11SendableEvent
 
 _log = structlog.stdlib.get_logger("trioserve.api")
 
 #: Seconds that closing may take: under TLS it sends, and a client may not read.
 _CLOSE_TIMEOUT = 2.0
+
+#: Requests, and bytes of them, that may wait behind the one that is being answered.
+_MAX_QUEUED = 16
+_MAX_QUEUED_BYTES = 64 * 1024
+
+#: A body may have this many chunks of any size, and more if they have this many bytes on average.
+_MANY_CHUNKS = 4096
+_SMALL_CHUNK = 16
+
+#: Chunks of a body that are read between two turns of the event loop.
+_CHUNKS_AT_ONCE = 256
 
 #: Clients that the server waits for at a time while they read that it has too many connections.
 #: Others get the message, too, but the close that follows may discard it.
@@ -55,8 +78,21 @@ _MAX_REFUSED = 32
 
 def install() -> None:
     """Have Hypercorn's Trio server use `TCPConnection`, also when its command started it."""
-    hypercorn.trio.run.TCPServer = TCPConnection  # type: ignore[attr-defined]
-    hypercorn.protocol.H11Protocol = HTTP1  # type: ignore[attr-defined]
+    hypercorn.trio.run.TCPServer = _server_of  # type: ignore[assignment, attr-defined]
+    hypercorn.protocol.H11Protocol = _protocol_of  # type: ignore[assignment, attr-defined]
+
+
+def _server_of(app: Any, *args: Any) -> TCPServer:
+    return (TCPServer if _state_in(app) is None else TCPConnection)(app, *args)
+
+
+def _protocol_of(app: Any, *args: Any) -> H11Protocol:
+    return (H11Protocol if _state_in(app) is None else HTTP1)(app, *args)
+
+
+@dataclass(frozen=True)
+class Reset(Closed):
+    """The connection ends in a reset: a response breaks off, or its client does not read it."""
 
 
 class HTTP1(H11Protocol):
@@ -68,31 +104,129 @@ class HTTP1(H11Protocol):
 
     _in_chunks = False  # whether the body of the response that is being sent is
     _unsent = b""  # the head of one whose body has a length: it goes with the first part
+    _n_chunks = _n_chunk_bytes = 0  # of the body that is being received
+    _is_paused = False  # something waits behind the request that is being answered
+    _is_full = False  # too much waits: drop what follows
+    _is_closed = False
+
+    def __init__(self, app: AppWrapper, *args: Any) -> None:
+        super().__init__(self._answer, *args)  # type: ignore[arg-type]
+        self._app = app
+        self._parsing = trio.Lock()
+        self._scope = trio.CancelScope()  # of the request that is being answered
+
+    async def _answer(self, *args: Any) -> None:
+        """Have the app answer a request, within the scope that cancels it."""
+        with self._scope:
+            try:
+                await self._app(*args)
+            except TrioServeError as error:
+                _log.warning("a response broke off", error=error.message)
 
     async def handle(self, event: Event) -> None:
-        """Handle data from the client. A refused request ends the connection."""
-        try:
-            await super().handle(event)
-        except TrioServeError as error:
-            if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
-                await self._respond(error)
-            await self.send(Closed())
+        """Handle data from the client, or the end of the connection, which cancels the request."""
+        if isinstance(event, RawData):
+            if not (self._is_full or self._is_closed):
+                self.connection.receive_data(event.data)
+                await self._handle_events()
+            return
+        self._is_closed = True
+        if self.stream is not None:
+            has_stalled = isinstance(event, Reset)
+            reason = CancelReason.STALLED if has_stalled else CancelReason.DISCONNECT
+            self._scope.cancel(reason=reason.value)
+        await super().handle(event)
+
+    async def _handle_events(self) -> None:
+        """Handle what has arrived, to the end of the request that is being answered.
+
+        What waits behind it does not stop the reader: it has to notice when the client leaves.
+        """
+        async with self._parsing:
+            try:
+                await self._parse()
+            except h11.RemoteProtocolError as error:
+                refused = InvalidRequestError(f"The request is malformed: {error}.")
+                await self._refuse(refused, error.error_status_hint)
+            except InvalidRequestError as error:
+                await self._refuse(error, error.status)
+
+    async def _refuse(self, error: TrioServeError, status: int) -> None:
+        """End the connection because of what the client has sent."""
+        self._is_closed = True
+        self._scope.cancel(reason=CancelReason.DISCONNECT.value)
+        if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            await self.send(RawData(data=_last_response(error, status)))
+        await self.send(Closed())
+
+    async def _parse(self) -> None:
+        """Parse what has arrived. Raises RemoteProtocolError or InvalidRequestError."""
+        parts: list[bytes] = []  # of a body
+        while not self._is_closed:
+            if self.connection.they_are_waiting_for_100_continue:
+                headers = self.config.response_headers("h11")
+                await self._send_h11_event(
+                    h11.InformationalResponse(status_code=100, headers=headers)
+                )
+            event = self.connection.next_event()
+            if isinstance(event, h11.Data):
+                self._check_chunk(event)
+                parts.append(event.data)
+                if len(parts) < _CHUNKS_AT_ONCE:
+                    continue
+            if parts and self.stream is not None:
+                await self.stream.handle(Body(stream_id=STREAM_ID, data=b"".join(parts)))
+            parts = []
+            if isinstance(event, h11.Request):
+                await self.send(Updated(idle=False))
+                await self._check_protocol(event)
+                await self._create_stream(event)
+            elif isinstance(event, h11.EndOfMessage) and self.stream is not None:
+                await self.stream.handle(EndBody(stream_id=STREAM_ID))
+            elif event is h11.PAUSED:
+                queued, _ = self.connection.trailing_data
+                too_many = queued.count(b" HTTP/1.1\r\n") > _MAX_QUEUED
+                self._is_paused = True
+                if self.connection.our_state is not h11.DONE:  # the response has not ended
+                    self._is_full = too_many or len(queued) > _MAX_QUEUED_BYTES
+                return
+            elif event is h11.NEED_DATA or isinstance(event, h11.ConnectionClosed):
+                return
+
+    def _check_chunk(self, part: h11.Data) -> None:
+        self._n_chunks += part.chunk_start
+        self._n_chunk_bytes += len(part.data)
+        if self._n_chunks > max(_MANY_CHUNKS, self._n_chunk_bytes // _SMALL_CHUNK):
+            raise InvalidRequestError(
+                f"The body has more than {_MANY_CHUNKS} chunks, of less than {_SMALL_CHUNK} bytes "
+                "on average."
+            )
 
     async def stream_send(self, event: StreamEvent) -> None:
         """Send a part of a response."""
         writing = self._in_chunks and self.connection.our_state is h11.SEND_BODY
         if writing and isinstance(event, Body):
             await self.send(RawData(data=b"%x\r\n%b\r\n" % (len(event.data), event.data)))
+        elif isinstance(event, StreamClosed) and self.connection.our_state is h11.SEND_BODY:
+            await self._close_stream()
+            await self.send(Reset())
         else:
             await super().stream_send(event)
 
-    async def _send_h11_event(self, event: H11SendableEvent) -> None:
-        try:
-            data = self.connection.send(event)
-        except h11.LocalProtocolError:
-            if self.connection.their_state is not h11.ERROR:
-                raise
+    async def _maybe_recycle(self) -> None:
+        if self._is_full:
+            await self._close_stream()
+            await self.send(Closed())
             return
+        await super()._maybe_recycle()
+        if self._is_paused and self.connection.our_state is h11.IDLE:
+            self._is_paused = False
+            self.task_group.spawn(self._handle_events)
+
+    async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        if self._is_closed:
+            return
+        data = self.connection.send(event)
         if isinstance(event, h11.Response):
             self._in_chunks = b"\r\ntransfer-encoding: chunked\r\n" in data.lower()
             if not self._in_chunks:
@@ -104,9 +238,6 @@ class HTTP1(H11Protocol):
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Refuse a request by its head. Raises InvalidRequestError."""
-        if _state_in(self.app) is None:
-            await super()._check_protocol(event)
-            return
         if event.http_version not in (b"1.0", b"1.1"):
             raise InvalidRequestError("This server speaks HTTP/1.1 only.")
         names = {name for name, _ in event.headers}
@@ -116,25 +247,30 @@ class HTTP1(H11Protocol):
             raise InvalidRequestError("The target of the request is neither a path nor a URL.")
 
     async def _create_stream(self, request: h11.Request) -> None:
-        if _state_in(self.app) is not None:
-            request = h11.Request(
+        self._scope = trio.CancelScope()
+        self._n_chunks = self._n_chunk_bytes = 0
+        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        await super()._create_stream(
+            h11.Request(
                 method=request.method,
                 target=request.target,
-                headers=[(name, value) for name, value in request.headers if name != b"upgrade"],
+                headers=headers,
                 http_version=request.http_version,
             )
-        await super()._create_stream(request)
+        )
 
-    async def _respond(self, error: TrioServeError) -> None:
-        body = sse.encode(errors.body(error)).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"connection", b"close"),
-        ]
-        response = h11.Response(status_code=error.status, headers=headers)
-        for part in (response, h11.Data(data=body), h11.EndOfMessage()):
-            await self._send_h11_event(part)
+
+def _last_response(error: TrioServeError, status: int, *headers: str) -> bytes:
+    """Write a response that ends a connection."""
+    body = sse.encode(errors.body(error)).encode()
+    head = [
+        f"HTTP/1.1 {status} ",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+        *headers,
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
 
 
 class TCPConnection(TCPServer):
@@ -142,14 +278,21 @@ class TCPConnection(TCPServer):
 
     _client_has_gone = False
 
+    def __init__(self, app: AppWrapper, *args: Any) -> None:
+        super().__init__(app, *args)
+        state = _state_in(app)
+        assert state is not None
+        self._state = state
+        # The watch over unread tokens comes first. This one is for what that does not count.
+        self._send_timeout = 2 * state.config.stall_timeout
+        stream: Any = self.stream  # Hypercorn's annotation knows TLS only
+        self._transport = getattr(stream, "transport_stream", stream)
+        self._transport.send_all = self._send_all
+
     async def run(self) -> None:
         """Serve the client until either side closes the connection."""
-        state = _state_in(self.app)
         try:
-            if state is None:
-                await super().run()
-            else:
-                await self._serve(state)
+            await self._serve()
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client went away
         except* Exception as group:
@@ -157,9 +300,10 @@ class TCPConnection(TCPServer):
         finally:
             await self._close()
 
-    async def _serve(self, state: AppState) -> None:
+    async def _serve(self) -> None:
+        state = self._state
         if state.n_connections >= (state.config.max_connections or max_connections()):
-            await self._refuse(state)
+            await self._refuse()
             return
         state.n_connections += 1
         try:
@@ -170,15 +314,45 @@ class TCPConnection(TCPServer):
     async def protocol_send(self, event: Event) -> None:
         """Send what the protocol writes. Data that arrives while the connection closes is lost."""
         if isinstance(event, RawData):
-            if not (rest := self._send_now(event.data)):
-                return
-            event = RawData(data=rest)
-        if self._client_has_gone and isinstance(event, Updated):
-            return  # a response has ended, and there is no next request to wait for
-        try:
+            if rest := self._send_now(event.data):
+                await self._send(rest)
+        elif isinstance(event, Updated) and self._client_has_gone:
+            pass  # a response has ended, and there is no next request to wait for
+        else:
+            if isinstance(event, Reset):
+                self._reset()
             await super().protocol_send(event)
-        except trio.BusyResourceError:  # `send_eof` is at work: only one task sends at a time
+
+    async def _send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send data as it is. Raises OSError, or TooSlowError if the client does not read it."""
+        patience, rest = Patience(self._send_timeout), memoryview(data)
+        while rest:
+            rest = rest[await patience.wait(partial(self._transport.socket.send, rest)) :]
+
+    async def _send(self, data: bytes) -> None:
+        """Send what the kernel does not take at once, and cut off a client that does not read.
+
+        When cancelled, the connection ends, because a part of the data may be on its way.
+        """
+        try:
+            async with self.send_lock:
+                await self.stream.send_all(data)
+        except trio.TooSlowError:
+            _log.warning("client stopped reading", seconds=self._send_timeout)
+            self._reset()
+            await self.protocol.handle(Reset())
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             await self.protocol.handle(Closed())
+        except trio.Cancelled:
+            self._reset()
+            raise
+
+    def _reset(self) -> None:
+        """Close the socket, and drop what the kernel has buffered for the client."""
+        sock = self._transport.socket
+        with contextlib.suppress(OSError):  # some systems refuse that where the client has left
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
 
     def _send_now(self, data: bytes) -> bytes:
         """Write as much as the kernel accepts without waiting. Returns the rest.
@@ -199,22 +373,19 @@ class TCPConnection(TCPServer):
         self._client_has_gone = True
         await self.idle_task.stop()  # or the descriptor would stay open until it ends by itself
 
-    async def _refuse(self, state: AppState) -> None:
+    async def _refuse(self) -> None:
         """Respond that there are too many connections, without reading a request."""
+        state = self._state
         stream: Any = self.stream  # Hypercorn's annotation knows TLS only
         is_plain, waits = hasattr(stream, "send_eof"), state.n_refused < _MAX_REFUSED
         if not waits and not is_plain:
             return  # TLS would wait for the client
         error = UnavailableError("The server has as many connections as it takes.")
-        body = sse.encode(errors.body(error)).encode()
-        head = (
-            f"HTTP/1.1 {error.status} \r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        )
+        response = _last_response(error, error.status, "Retry-After: 1")
         state.n_refused += 1
         try:
             with trio.move_on_after(_CLOSE_TIMEOUT):
-                await stream.send_all(head.encode() + body)
+                await stream.send_all(response)
                 if is_plain:
                     await stream.send_eof()
                 if waits:  # with unread bytes, the close would be a reset

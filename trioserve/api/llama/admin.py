@@ -15,7 +15,7 @@ from trioserve.api.base.service import current_server, current_service
 from trioserve.api.openapi import takes
 from trioserve.chat.markers import media_marker
 from trioserve.errors import NotFoundError, NotSupportedError
-from trioserve.server import Server
+from trioserve.server.core import ServerCore
 from trioserve.server.observers.metrics import Metrics
 
 blueprint = Blueprint("admin", __name__)
@@ -64,7 +64,7 @@ async def model(name: str) -> Response:
     return json_response(openai_model(server))
 
 
-def openai_model(server: Server) -> dict[str, Any]:
+def openai_model(server: ServerCore) -> dict[str, Any]:
     """Describe the one model, as lists of models have it."""
     return {
         "id": server.model.info.name,
@@ -81,7 +81,7 @@ def openai_model(server: Server) -> dict[str, Any]:
     }
 
 
-def _ollama_model(server: Server) -> dict[str, Any]:
+def _ollama_model(server: ServerCore) -> dict[str, Any]:
     name = server.model.info.name
     takes_media = server.model.modalities.take(None)
     return {
@@ -106,7 +106,7 @@ def _ollama_model(server: Server) -> dict[str, Any]:
     }
 
 
-def _meta(server: Server) -> dict[str, Any]:
+def _meta(server: ServerCore) -> dict[str, Any]:
     info = server.model.info
     return {
         "vocab_type": info.vocab_type,
@@ -190,7 +190,7 @@ async def metrics_as_json() -> Response:
     return json_response(metrics.snapshot(await server.status()))
 
 
-def _current() -> tuple[Server, Metrics]:
+def _current() -> tuple[ServerCore, Metrics]:
     """The server and its metrics. Raises NotSupportedError where there are none."""
     server = current_server()
     if server.metrics is None:

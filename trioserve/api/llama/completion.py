@@ -37,7 +37,8 @@ from trioserve.api.base.service import (
 )
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError
-from trioserve.server import RequestContext, Server
+from trioserve.server import RequestContext
+from trioserve.server.core import ServerCore
 from trioserve.server.generation.text import copies_of
 from trioserve.server.prompts.infill import File, Gap, check_infill
 from trioserve.server.prompts.text import AnyPrompt
@@ -218,7 +219,7 @@ async def completion() -> Response:
 
 
 async def answer(
-    server: Server,
+    server: ServerCore,
     request: LlamaRequest,
     prompts: Sequence[AnyPrompt],
     params: GenerationParams,
@@ -255,7 +256,7 @@ class LlamaOutput:
 
     def __init__(
         self,
-        server: Server,
+        server: ServerCore,
         request: LlamaRequest,
         index: int,
         prompt: Prompt,

@@ -18,10 +18,13 @@ from trioserve.api.base import outputs, sse
 from trioserve.api.base.errors import message_of
 from trioserve.api.base.fields import STRING, object_schema
 from trioserve.api.base.outputs import read_arguments
+from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.chat.deltas import (
+    ContentDelta,
     Message,
     MessageBuilder,
+    ReasoningDelta,
     ToolCall,
     ToolCallArguments,
     ToolCallStart,
@@ -59,6 +62,9 @@ SHAPE = ErrorShape(body, _SCHEMA, line, status)
 
 
 CONTENT_TYPE = "application/x-ndjson"
+
+#: The parts of a message whose tokens have log probabilities.
+TEXT = (ContentDelta, ReasoningDelta)
 
 
 def rfc3339(moment: datetime) -> str:
@@ -161,8 +167,10 @@ class OllamaEvents(sse.EventWriter[sse.Event]):
 
     content_type = CONTENT_TYPE
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, pieces: Sequence[bytes] | None = None) -> None:
+        """Make it; `pieces` are the bytes of each token, where log probabilities are asked for."""
         self._writer = writer
+        self._tokens = None if pieces is None else TokensOfText(pieces)
         self._call: ToolCall | None = None  # that has begun
 
     def encode(self, index: int, event: sse.Event) -> bytes:
@@ -172,10 +180,19 @@ class OllamaEvents(sse.EventWriter[sse.Event]):
         if isinstance(event, Finished):
             return self._rest() + line(self._writer.last(Message(), event))
         message = self._message(event)
+        probs = self._probs(event)
         is_empty = not (message.content or message.reasoning_content or message.tool_calls)
-        if is_empty and not event.probs:
+        if is_empty and not probs:
             return b""
-        return line(self._writer.part(message, event.probs))
+        return line(self._writer.part(message, probs))
+
+    def _probs(self, event: Chunk | ChatChunk) -> Sequence[TokenProbs]:
+        """The candidates for the tokens of the text in an event."""
+        if self._tokens is None or isinstance(event, Chunk):
+            return event.probs
+        self._tokens.add(event.tokens, event.probs)
+        taken = zip(event.deltas, self._tokens.take(event.deltas), strict=True)
+        return [each for delta, (_, probs) in taken if isinstance(delta, TEXT) for each in probs]
 
     async def comment(self, pings: sse.Pings) -> bytes:
         """Write a part without text as a ping, because clients skip no line."""

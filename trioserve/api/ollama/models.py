@@ -24,15 +24,16 @@ from trioserve.api.ollama.events import CONTENT_TYPE, rfc3339
 from trioserve.api.openapi import takes
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import NotSupportedError, UnknownModelError
-from trioserve.server import Server
+from trioserve.server.core import ServerCore
 from trioserve.server.prompts.infill import missing_tokens
 from trioserve.types import GenerationParams, Modalities
 
 # -- descriptions of models, made from plain data: a server has one model, a router many
 
 
-#: The version of Ollama whose API the routes follow. Clients refuse to talk to older ones.
-OLLAMA_VERSION = "0.12.11"
+#: The version of Ollama whose API the routes follow: the first one with the Responses API (0.13.3)
+#: and Anthropic's. Clients refuse to talk to older ones.
+OLLAMA_VERSION = "0.14.0"
 
 #: When a model is unloaded that is not: clients take it for "never".
 _NEVER = datetime(2318, 1, 1, tzinfo=UTC)
@@ -234,7 +235,7 @@ class OllamaShowRequest(_NamedRequest):
         "options": Only({}),
         "system": Only(""),
         "template": Only(""),
-        "verbose": Only(False),
+        "verbose": Only(False, harmless="a description has all that there is"),
     }
 
 
@@ -321,7 +322,7 @@ async def delete() -> Response:
     )
 
 
-def described(server: Server) -> Described:
+def described(server: ServerCore) -> Described:
     """Describe the model of a server for Ollama's clients."""
     info = server.model.info
     return Described(
@@ -350,7 +351,7 @@ def parameters_of(defaults: GenerationParams, n_ctx: int) -> dict[str, Any]:
     }
 
 
-def check_name(server: Server, name: str) -> None:
+def check_name(server: ServerCore, name: str) -> None:
     """Refuse a name that the model does not have. The tag "latest" says nothing.
 
     Raises:
@@ -364,7 +365,7 @@ def check_name(server: Server, name: str) -> None:
         )
 
 
-def _capabilities(server: Server) -> list[str]:
+def _capabilities(server: ServerCore) -> list[str]:
     """Say what the model can do, in Ollama's words."""
     if (pooling := server.model.pooling) is not None:
         return ["embedding"] if pooling != "rank" else []

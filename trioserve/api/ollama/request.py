@@ -55,7 +55,8 @@ from trioserve.chat.messages import (
 )
 from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError
-from trioserve.server import Server
+from trioserve.left_out import leave_out
+from trioserve.server.core import ServerCore
 from trioserve.types import Grammar
 
 # -- ``options``
@@ -67,36 +68,43 @@ def _num_predict(value: Any) -> int:
     return -1 if n <= 0 else readers.max_tokens(n)
 
 
+_GONE = "llama.cpp no longer has it"
+
+
+def _by_flag(flag: str, *values: Any) -> Only:
+    """Leave out what is fixed when a model is loaded. `values` would change nothing."""
+    return Only(*values, harmless=f"the flag {flag} sets it for all requests")
+
+
 @attrs.frozen(kw_only=True)
 class ContextOptions(RequestBody):
     """The option of requests that generate nothing."""
 
     #: What is fixed when a model is loaded; the values that are taken are Ollama's defaults.
     unsupported: ClassVar[Mapping[str, Only]] = {
-        "num_batch": Only(flag="--batch-size"),
-        "num_gpu": Only(-1, flag="--n-gpu-layers"),
-        "main_gpu": Only(0, flag="--main-gpu"),
-        "num_thread": Only(0, flag="--threads"),
-        "use_mmap": Only(True, flag="--load-mode"),
-        "use_mlock": Only(False, flag="--load-mode"),
-        "numa": Only(False, flag="--numa"),
-        "f16_kv": Only(flag="--cache-type-k"),
-        "embedding_only": Only(False, flag="--embeddings"),
-        "low_vram": Only(False),
-        "logits_all": Only(False),
-        "vocab_only": Only(False),
-        "penalize_newline": Only(True),
-        "tfs_z": Only(1, 1.0),
+        "num_batch": _by_flag("--batch-size"),
+        "num_gpu": _by_flag("--n-gpu-layers", -1),
+        "main_gpu": _by_flag("--main-gpu", 0),
+        "num_thread": _by_flag("--threads", 0),
+        "use_mmap": _by_flag("--load-mode", True),
+        "use_mlock": _by_flag("--load-mode", False),
+        "numa": _by_flag("--numa", False),
+        "f16_kv": _by_flag("--cache-type-k"),
+        "embedding_only": _by_flag("--embeddings", False),
+        "low_vram": Only(False, harmless=_GONE),
+        "logits_all": Only(False, harmless=_GONE),
+        "vocab_only": Only(False, harmless=_GONE),
+        "penalize_newline": Only(True, harmless=_GONE),
+        "tfs_z": Only(1, 1.0, harmless=_GONE),
     }
     n_ctx: int | None = field("num_ctx", read=readers.integer_in(1), default=None)
 
     def check(self, n_ctx: int) -> None:
-        """Refuse a context longer than the server's. Raises InvalidRequestError."""
+        """Log that a context is not as long as it should be, if it is not."""
         if self.n_ctx is not None and self.n_ctx > n_ctx:
-            raise InvalidRequestError.at(
+            leave_out(
                 "options.num_ctx",
-                f"is {self.n_ctx}, and a request has a context of {n_ctx} tokens here; the flag "
-                "--ctx-size sets it.",
+                f"a request has a context of {n_ctx} tokens, which --ctx-size sets",
             )
 
 
@@ -106,7 +114,7 @@ class OllamaOptions(ContextOptions):
 
     max_tokens: int | None = field("num_predict", read=_num_predict, default=None)
     n_keep: int | None = field("num_keep", read=readers.budget, default=None)
-    seed: int | None = None
+    seed: int | None = field(read=readers.seed, default=None)
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -289,18 +297,21 @@ def read_tools(value: Any) -> Tools:
 #: Candidates for each token, as in Ollama.
 _MAX_TOP_LOGPROBS = 20
 
+_NO_PLACE = "these streams have no place for it"
+
 #: Known fields without effect, and which of their values change nothing. Null never does.
 UNSUPPORTED: Mapping[str, Only] = {
     "_debug_render_only": Only(False),
+    "shift": Only(harmless="the flag --context-shift sets it for all requests"),
     "n": Only(1),
     "n_cmpl": Only(1),
-    "queue_comments": Only(False),
-    "return_progress": Only(False),
-    "stream_options": Only({}, {"include_usage": True}),
-    "timings_per_token": Only(False),
+    "queue_comments": Only(False, harmless=_NO_PLACE),
+    "return_progress": Only(False, harmless=_NO_PLACE),
+    "stream_options": Only({}, {"include_usage": True}, harmless=_NO_PLACE),
+    "timings_per_token": Only(False, harmless=_NO_PLACE),
     "trioserve_run_tools": Only(False),
-    "truncate": Only(False),
-    "verbose": Only(False),
+    "truncate": Only(False, harmless="a prompt that is too long is an error"),
+    "verbose": Only(False, harmless=_NO_PLACE),
 }
 UNSUPPORTED_IN_GENERATE: Mapping[str, Only] = {
     **UNSUPPORTED,
@@ -343,7 +354,6 @@ class OllamaRequest(GenerationRequest):
     grammar: Grammar | None = field(whole=_format)
     options: OllamaOptions = attrs.field(factory=OllamaOptions)
     think: Think | None = field(read=_think, default=None)
-    shift: bool | None = None
     logprobs: bool = False
     top_logprobs: int | None = field(read=readers.integer_in(0, _MAX_TOP_LOGPROBS), default=None)
     chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
@@ -371,7 +381,7 @@ class OllamaRequest(GenerationRequest):
         """The fields of `GenerationParams` and `SamplingParams` that the request sets."""
         return super().given_params() | self.options.params
 
-    def check(self, server: Server) -> None:
+    def check(self, server: ServerCore) -> None:
         """Refuse what the model or the server's configuration does not support.
 
         Raises:
@@ -382,12 +392,6 @@ class OllamaRequest(GenerationRequest):
             raise InvalidRequestError.at(
                 "think",
                 f"is not for this model: {server.model.info.name!r} does not support thinking.",
-            )
-        if self.shift is not None and self.shift != server.config.context_shift:
-            raise InvalidRequestError.at(
-                "shift",
-                "is not supported with this value; the flag --context-shift sets it for all "
-                "requests.",
             )
 
     def __attrs_post_init__(self) -> None:

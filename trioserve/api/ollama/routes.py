@@ -31,8 +31,10 @@ from trioserve.api.base.generation import (
 )
 from trioserve.api.base.http import current_context, json_response, long_response, size_of_outputs
 from trioserve.api.base.service import current_server, keep_awake, read_for_model
+from trioserve.api.base.text_tokens import probs_of
 from trioserve.api.ollama.events import (
     CONTENT_TYPE,
+    TEXT,
     Body,
     OllamaEvents,
     Writer,
@@ -49,7 +51,8 @@ from trioserve.api.ollama.request import (
 from trioserve.api.openapi import takes
 from trioserve.chat.deltas import Message
 from trioserve.errors import InputTooLongError
-from trioserve.server import RequestContext, Server
+from trioserve.server import RequestContext
+from trioserve.server.core import ServerCore
 from trioserve.server.generation.embeddings import Array
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.prompts.text import PromptLike
@@ -93,7 +96,7 @@ async def generate() -> Response:
 
 
 async def _generated(
-    server: Server,
+    server: ServerCore,
     request: OllamaGenerateRequest,
     params: GenerationParams,
     context: RequestContext,
@@ -122,7 +125,7 @@ async def _loaded(request: OllamaRequest, body: Body) -> Response:
     return json_response(writer.nothing("unload" if unload else "load"))
 
 
-def _writer(server: Server, request: OllamaRequest, body: Body) -> Writer:
+def _writer(server: ServerCore, request: OllamaRequest, body: Body) -> Writer:
     """Make the writer of the answer to a request, once the model is loaded."""
     now = monotonic()
     return Writer(
@@ -135,15 +138,20 @@ def _writer(server: Server, request: OllamaRequest, body: Body) -> Writer:
 
 
 async def _answer(
-    server: Server, request: OllamaRequest, writer: Writer, stream: Stream | ChatStream
+    server: ServerCore, request: OllamaRequest, writer: Writer, stream: Stream | ChatStream
 ) -> Response:
     """Stream the answer, or send it whole."""
+    pieces = server.model.vocab.pieces
     if request.stream:
-        return await respond_stream(server, request, [stream], OllamaEvents(writer))
+        events = OllamaEvents(writer, pieces if request.logprobs else None)
+        return await respond_stream(server, request, [stream], events)
     done = await stream.read()
-    message = done.message if isinstance(done, ChatCompletion) else Message(done.text)
+    if isinstance(done, ChatCompletion):
+        message, probs = done.message, probs_of(pieces, done.chunks, TEXT)
+    else:
+        message, probs = Message(done.text), [*done.probs]
     return await long_response(
-        lambda: writer.last(message, done.finished, done.probs), size_of_outputs([done])
+        lambda: writer.last(message, done.finished, probs), size_of_outputs([done])
     )
 
 
@@ -255,7 +263,7 @@ def _numbers(vector: Array) -> list[float]:
     return numbers
 
 
-async def _ready(server: Server, request: _EmbeddingRequest) -> RequestContext:
+async def _ready(server: ServerCore, request: _EmbeddingRequest) -> RequestContext:
     """Load the model for a request, and make the request's context."""
     request.options.check(server.model.n_ctx_seq)
     context = current_context(request.timeout, request.keep_alive)
@@ -263,7 +271,7 @@ async def _ready(server: Server, request: _EmbeddingRequest) -> RequestContext:
     return context
 
 
-async def _cut(server: Server, text: str, limit: int) -> tuple[TokenId, ...]:
+async def _cut(server: ServerCore, text: str, limit: int) -> tuple[TokenId, ...]:
     """Cut a text that has too many tokens. A token that ends every text stays the last one."""
     tokens = await server.tokenize(text, param="input")
     if len(tokens) <= limit:

@@ -416,7 +416,7 @@ async def _answer(request_class: type[TranslationRequest]) -> Response:
     stream = await current_request().resources.enter_async_context(opened)
     if isinstance(request, TranscriptionRequest) and request.stream:
         writer = TranscriptEvents(with_logprobs=bool(request.include))
-        events = sse.EventSource.of(stream)
+        events = sse.EventSource.of(stream.__anext__)
         interval = server.config.sse_ping_interval
         pings = sse.Pings(interval if interval > 0 else math.inf)
         return await sse.respond(current_request(), events, writer, pings, errors.last_event)

@@ -26,6 +26,7 @@ from trioserve.api.base.generation_request import UNSUPPORTED, TextRequest
 from trioserve.api.base.http import long_response, size_of_outputs
 from trioserve.api.base.outputs import OutputWriter
 from trioserve.api.base.readers import GivenPrompt
+from trioserve.api.base.text_tokens import probs_of, probs_of_text
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
@@ -39,7 +40,8 @@ from trioserve.api.openapi import takes
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import InvalidRequestError
-from trioserve.server import RequestContext, Server
+from trioserve.server import RequestContext
+from trioserve.server.core import ServerCore
 from trioserve.server.generation.text import best_of
 from trioserve.server.prompts.text import AnyPrompt
 from trioserve.server.stream import ChatCompletion, Completion, read_all
@@ -123,7 +125,7 @@ async def chat_completions() -> Response:
 
 
 async def _stream_chat(
-    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
+    server: ServerCore, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> Response:
     streams = await open_streams(
         server.stream_chats(
@@ -136,7 +138,7 @@ async def _stream_chat(
 
 
 async def _run_chat(
-    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
+    server: ServerCore, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> Response:
     """Answer a chat whose tools the server runs."""
     run = await open_run(server, request, params, context)
@@ -156,21 +158,22 @@ async def _run_chat(
 
 
 def whole_chat(
-    server: Server,
+    server: ServerCore,
     request: ChatRequest,
     params: GenerationParams,
     answers: Sequence[ChatCompletion],
 ) -> dict[str, Any]:
     """Write an answer whose choices have all ended."""
     answers = [_with_echo(request, each) for each in answers]
-    choices = [_choice(request, params, i, each) for i, each in enumerate(answers)]
+    pieces = server.model.vocab.pieces
+    choices = [_choice(request, params, i, each, pieces) for i, each in enumerate(answers)]
     return _whole("chat.completion", choices, server, request, params, answers)
 
 
 def _whole(
     kind: str,
     choices: list[dict[str, Any]],
-    server: Server,
+    server: ServerCore,
     request: ChatRequest | CompletionRequest,
     params: GenerationParams,
     outputs: Sequence[ChatCompletion | Completion],
@@ -210,22 +213,27 @@ def _with_echo(request: ChatRequest, answer: ChatCompletion) -> ChatCompletion:
 
 
 def _choice(
-    request: ChatRequest, params: GenerationParams, index: int, answer: ChatCompletion
+    request: ChatRequest,
+    params: GenerationParams,
+    index: int,
+    answer: ChatCompletion,
+    pieces: Sequence[bytes],
 ) -> dict[str, Any]:
     called = bool(answer.message.tool_calls)
-    choice: dict[str, Any] = {
+    logprobs = None
+    if params.n_probs:
+        logprobs = chat_logprobs(probs_of(pieces, answer.chunks), request, params)
+    return {
         "finish_reason": writers.finish_reason(answer.finished.reason, tool_calls=called),
         "index": index,
         "message": message(answer.message),
+        "logprobs": logprobs,
     }
-    if answer.probs:
-        choice["logprobs"] = chat_logprobs(answer.probs, request, params)
-    return choice
 
 
 def message(value: Message) -> dict[str, Any]:
     """Write the message of an assistant."""
-    written: dict[str, Any] = {"role": "assistant", "content": value.content}
+    written: dict[str, Any] = {"role": "assistant", "content": value.content, "refusal": None}
     if value.reasoning_content:
         written["reasoning_content"] = value.reasoning_content
     if value.tool_calls:
@@ -276,14 +284,14 @@ async def completions() -> Response:
 
 
 async def _prompts(
-    server: Server, request: CompletionRequest, params: GenerationParams
+    server: ServerCore, request: CompletionRequest, params: GenerationParams
 ) -> Sequence[AnyPrompt]:
     if not request.suffix:
         return request.prompts
     return [await gap_prompt(server, each, request.suffix, params) for each in request.prompts]
 
 
-def _echo(server: Server, request: CompletionRequest, index: int, prompt: Prompt) -> str:
+def _echo(server: ServerCore, request: CompletionRequest, index: int, prompt: Prompt) -> str:
     """Write a prompt before its output: text as it came, tokens by their names."""
     if not request.echo:
         return ""
@@ -292,17 +300,24 @@ def _echo(server: Server, request: CompletionRequest, index: int, prompt: Prompt
 
 
 def whole_completion(
-    server: Server,
+    server: ServerCore,
     request: CompletionRequest,
     params: GenerationParams,
     outputs: Sequence[Completion],
 ) -> dict[str, Any]:
     """Write outputs that have ended."""
+    pieces = server.model.vocab.pieces
+
+    def logprobs(output: Completion) -> dict[str, Any] | None:
+        if not request.logprobs:
+            return None
+        return text_logprobs(probs_of_text(pieces, output), params)
+
     choices = [
         {
             "text": _echo(server, request, index // request.n, each.prompt) + each.text,
             "index": index,
-            "logprobs": text_logprobs(each.probs, params) if request.logprobs else None,
+            "logprobs": logprobs(each),
             "finish_reason": writers.finish_reason(each.finished.reason),
         }
         for index, each in enumerate(best_of(outputs, request.n_copies, request.n))

@@ -27,7 +27,7 @@ from trioserve.api.base.service import read_for_model
 from trioserve.api.openapi import takes
 from trioserve.chat.messages import MAX_PARTS, parse_media_part
 from trioserve.errors import InvalidRequestError
-from trioserve.server import Server
+from trioserve.server.core import ServerCore
 from trioserve.server.generation.embeddings import Array, Embeddings
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.types import MediaSource
@@ -144,7 +144,7 @@ async def own() -> Response:
     return await _own(server, request)
 
 
-async def _embed(server: Server, request: EmbeddingsRequest) -> Embeddings:
+async def _embed(server: ServerCore, request: EmbeddingsRequest) -> Embeddings:
     prompts = request.content if request.input is None else request.input
     if prompts is None:
         raise InvalidRequestError.at("input", "or 'content' must be provided.")
@@ -181,7 +181,7 @@ def _as_matrix(index: int, vectors: Array) -> dict[str, Any]:
     }
 
 
-async def _own(server: Server, request: EmbeddingsRequest) -> Response:
+async def _own(server: ServerCore, request: EmbeddingsRequest) -> Response:
     """Answer with a list that has a matrix for each text."""
     if request.encoding_format == "base64":
         raise InvalidRequestError.at(

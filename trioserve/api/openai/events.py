@@ -18,6 +18,7 @@ from trioserve.api.base import outputs, sse
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.outputs import OutputWriter
+from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
@@ -126,7 +127,8 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
         self.id = self._frame.id
         self._opened = n == 1
         self._choices = [
-            ChoiceEvents(i, self._frame, request, params, self._n_prompt) for i in range(n)
+            ChoiceEvents(i, self._frame, request, params, (self._n_prompt, writer.pieces))
+            for i in range(n)
         ]
         self._calls = ClientCalls(request.tool_names)
         self._totals: Mapping[str, Any] = {}  # of a run, when it has ended
@@ -194,20 +196,21 @@ class ChoiceEvents:
         frame: Frame,
         request: ChatRequest,
         params: GenerationParams,
-        n_prompt: int,
+        of_prompt: tuple[int, Sequence[bytes]],
     ) -> None:
         self.timings = Timings()  # known at the end
         self._index = index
         self._frame, self._request, self._params = frame, request, params
+        n_prompt, self._pieces = of_prompt
         self.begin_prompt(n_prompt)
         self._echo = final_message_deltas(request.messages) if request.continuation.echo else ()
         self._began = False
         self._called = False
-        self._probs: list[TokenProbs] = []  # of tokens whose text is held back
 
     def begin_prompt(self, n_prompt: int) -> None:
-        """Begin a prompt: further measurements are about this one."""
+        """Begin a prompt: further measurements are about this one, and its output."""
         self._live = outputs.LiveTimings(n_prompt, monotonic)
+        self._tokens = TokensOfText(self._pieces) if self._params.n_probs else None
 
     def aside(self, **fields: Any) -> str:
         """Write something outside the message."""
@@ -226,21 +229,20 @@ class ChoiceEvents:
     def chunk(self, event: ChatChunk) -> str:
         """Write what is new."""
         self._live.on_output(len(event.tokens), event.drafts)
-        self._probs += event.probs
-        deltas = [*self._begin(), *map(self._delta, event.deltas)]
+        deltas = [*self._begin(), *self._choices_of(event)]
         if not deltas:
             return ""
         *first, last = deltas
-        written = [self._frame.chunk(self._choice(delta)) for delta in first]
-        return "".join(written) + self._with_extras(last)
+        written = "".join(map(self._frame.chunk, first))
+        if not self._request.timings_per_token:
+            return written + self._frame.chunk(last)
+        return written + self._frame.chunk(last, timings=outputs.timings(self._live.now()))
 
     def last(self, event: Finished, more: Mapping[str, Any], *, reason: str = "") -> str:
         """Write why it ended, unless that is given, and `more` beside."""
         self.timings = event.timings
         reason = reason or outputs.finish_reason(event.reason, tool_calls=self._called)
-        choice: dict[str, Any] = {"finish_reason": reason, "index": self._index, "delta": {}}
-        if self._probs:
-            choice["logprobs"] = chat_logprobs(self._probs, self._request, self._params)
+        choice = {"finish_reason": reason, "index": self._index, "delta": {}, "logprobs": None}
         begin = self.begin()
         if self._request.stream_options.include_usage:
             return begin + self._frame.chunk(sse.encode(choice), **more)
@@ -249,30 +251,33 @@ class ChoiceEvents:
 
     def begin(self) -> str:
         """Write what comes before all that is new, once."""
-        return "".join(self._frame.chunk(self._choice(delta)) for delta in self._begin())
+        return "".join(map(self._frame.chunk, self._begin()))
 
     def _begin(self) -> list[str]:
-        """The deltas that come before all that is new."""
-        role = [] if self._began else [_ROLE]
+        """The choices that come before all that is new."""
+        role = [] if self._began else [self._choice(_ROLE)]
         self._began = True
         echo, self._echo = self._echo, ()
-        return role + [self._delta(each) for each in echo]
+        return role + [self._choice(self._delta(each)) for each in echo]
 
-    def _with_extras(self, delta: str) -> str:
-        """Write the last delta of an event, and with it what else was asked for."""
-        probs = ""
-        if self._probs:
-            logprobs = chat_logprobs(self._probs, self._request, self._params)
-            probs = f',"logprobs":{sse.encode(logprobs)}'
-            self._probs = []
-        choice = self._choice(delta, probs)
-        if not self._request.timings_per_token:
-            return self._frame.chunk(choice)
-        live = outputs.timings(self._live.now())
-        return self._frame.chunk(choice, timings=live)
+    def _choices_of(self, event: ChatChunk) -> list[str]:
+        """Write the choice of each delta, with the candidates for the tokens of its text."""
+        if self._tokens is None:
+            return [self._choice(self._delta(delta)) for delta in event.deltas]
+        self._tokens.add(event.tokens, event.probs)
+        taken = self._tokens.take(event.deltas)
+        written = []
+        for delta, (_, probs) in zip(event.deltas, taken, strict=True):
+            logprobs = "null"
+            if isinstance(delta, ContentDelta | ReasoningDelta):
+                logprobs = sse.encode(chat_logprobs(probs, self._request, self._params))
+            written.append(self._choice(self._delta(delta), logprobs))
+        return written
 
-    def _choice(self, delta: str, more: str = "") -> str:
-        return f'{{"finish_reason":null,"index":{self._index},"delta":{delta}{more}}}'
+    def _choice(self, delta: str, logprobs: str = "null") -> str:
+        return (
+            f'{{"finish_reason":null,"index":{self._index},"delta":{delta},"logprobs":{logprobs}}}'
+        )
 
     def _delta(self, delta: Delta) -> str:
         if isinstance(delta, ContentDelta):
@@ -321,6 +326,7 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         self._offsets = [len(echo) for echo in echoes]  # of the next token in the text
         self._live = [outputs.LiveTimings(n, monotonic) for n in self._n_prompts]
         self._timings = [Timings()] * len(prompts)  # known at the end
+        self._tokens = [TokensOfText(writer.pieces) for _ in prompts] if params.n_probs else []
 
     def encode(self, index: int, event: sse.Event) -> bytes:
         """Write an event of one output."""
@@ -346,17 +352,21 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
 
     def _chunk(self, index: int, event: Chunk) -> str:
         self._live[index].on_output(len(event.tokens), event.drafts)
-        if not event.text and not event.probs:
+        if self._tokens:
+            self._tokens[index].add(event.tokens, event.probs)
+        if not event.text:
             return ""
-        choice = self._choice(index, event.text, logprobs=self._logprobs(index, event.probs))
+        choice = self._choice(index, event.text, logprobs=self._logprobs(index, event.text))
         if not self._request.timings_per_token:
             return self._frame.chunk(choice)
         live = outputs.timings(self._live[index].now())
         return self._frame.chunk(choice, timings=live)
 
-    def _logprobs(self, index: int, probs: Sequence[TokenProbs]) -> dict[str, Any] | None:
-        if not probs:
+    def _logprobs(self, index: int, text: str) -> dict[str, Any] | None:
+        """Write the candidates for the tokens of a text."""
+        if not self._tokens:
             return None
+        ((_, probs),) = self._tokens[index].take([ContentDelta(text)])
         written = text_logprobs(probs, self._params, offset=self._offsets[index])
         self._offsets[index] += sum(map(len, written["tokens"]))
         return written

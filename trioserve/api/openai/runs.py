@@ -19,7 +19,8 @@ from trioserve.api.base.http import json_response
 from trioserve.api.base.service import current_responses
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError, NotFoundError
-from trioserve.server import RequestContext, Server
+from trioserve.server import RequestContext
+from trioserve.server.core import ServerCore
 from trioserve.server.dispatch import Mailbox, size_of
 from trioserve.server.runs.events import RunAnswer, RunEvent, StepChunk, StepStarted
 from trioserve.server.runs.params import RunParams
@@ -29,7 +30,7 @@ from trioserve.types import GenerationParams
 
 
 async def open_run(
-    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
+    server: ServerCore, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> AgentRun:
     """Start the run that a request asks for. It ends no later than the current request.
 
@@ -64,7 +65,7 @@ async def open_run(
 
 
 async def respond_run(
-    server: Server,
+    server: ServerCore,
     request: ChatRequest,
     run: AgentRun,
     writer: sse.EventWriter[RunEvent],
@@ -78,13 +79,16 @@ async def respond_run(
 
     def follow(stream: ChatStream) -> None:
         streams[:], mailboxes[:] = [stream], [stream.mailbox]
-        current.sends(stream.mailbox)
 
     run.watch(follow)
     running = Running(streams, current.api_key, request.reasoning_control, run)
     current.resources.enter_context(current_responses().running(id_, running))
     return await sse.respond(
-        current, sse.EventSource.of(run), writer, pings_of(server, request, mailboxes), on_error
+        current,
+        sse.EventSource.of(run.__anext__),
+        writer,
+        pings_of(server, request, mailboxes),
+        on_error,
     )
 
 
@@ -113,6 +117,7 @@ async def read_run(run: AgentRun) -> tuple[RunAnswer, ChatCompletion]:
         prompt=answer.prompt,
         prompt_text="",
         finished=attrs.evolve(answer.finished, timings=answer.timings),
+        chunks=tuple(chunks),
     )
 
 

@@ -23,7 +23,7 @@ from werkzeug.datastructures import Headers
 from trioserve.api.base import errors, limits, sse, vendors
 from trioserve.api.base.app_state import is_unknown
 from trioserve.api.base.body import read_whole
-from trioserve.api.base.connection import GRACE, KeepAlive, Request, counted, current_request
+from trioserve.api.base.connection import KeepAlive, Request, counted, current_request
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.http import TIMEOUT_HEADER, current_request_id, json_response
 from trioserve.api.base.readers import seconds
@@ -291,7 +291,7 @@ async def respond(answer: ChildAnswer) -> Response:
     )
     length = int(answer.header(b"content-length") or 0)
     if not answer.ended and not 0 < length <= _SHORT:
-        response = Response(_parts(answer, current_request(), _passed()), answer.status, headers)
+        response = Response(_parts(answer, _passed()), answer.status, headers)
     else:
         response = Response(await answer.receive_all(), answer.status, headers)
     if length:
@@ -304,9 +304,10 @@ def _passed() -> PassedStream:
 
 
 async def _parts(
-    answer: ChildAnswer, current: Request, passed: PassedStream, *, begun: bool = False
+    answer: ChildAnswer, passed: PassedStream, *, begun: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """Forward a body as it arrives. If the child ends early, a stream ends with an error.
+    """Forward a body as it arrives. If the child ends early, a stream ends with an error, and
+    another body breaks off with a ModelProcessError.
 
     With `begun`, the status of the response was sent before that of the answer was known. The
     request is not the current one any more.
@@ -319,11 +320,9 @@ async def _parts(
             passed.n_events += part.count(b"\n\n")
             yield part
     except ModelProcessError as error:
-        if passed.can_end(answer.header(b"content-type")):
-            yield passed.last_event(error)
-        else:
-            current.abort()  # which ends this task, too
-            await trio.sleep(GRACE)
+        if not passed.can_end(answer.header(b"content-type")):
+            raise
+        yield passed.last_event(error)
 
 
 async def _answer_late(
@@ -339,11 +338,12 @@ async def _answer_late(
             said = comment
             await place.wait(sse.LOOK_INTERVAL if wanted.tells_place else math.inf)
         answer = await place.connection.ask(outgoing(current, wanted.body))
-        async with aclosing(_parts(answer, current, passed, begun=True)) as parts:
-            async for part in parts:
-                yield part
     except TrioServeError as error:
         yield passed.last_event(error)
+        return
+    async with aclosing(_parts(answer, passed, begun=True)) as parts:
+        async for part in parts:
+            yield part
 
 
 async def forward_to_owner() -> Response:

@@ -16,12 +16,7 @@ from trioserve.api.router.metrics import RouterMetrics
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.config.parse import parse
-from trioserve.errors import (
-    ModelLoadError,
-    ServerClosingError,
-    TrioServeError,
-    UnavailableError,
-)
+from trioserve.errors import ModelLoadError, TrioServeError, UnavailableError
 from trioserve.models import resolve_projector
 from trioserve.models.catalog import GgufSummary, ModelEntry, describe, modalities_in
 from trioserve.router.downloads import Downloads
@@ -69,8 +64,7 @@ class RouterService(AppState):
         """
         if self.failure is not None:
             raise self.failure.again()
-        if self._stopping:
-            raise ServerClosingError
+        self.gate.check()
         if self._fleet is None:
             raise UnavailableError("The router is starting.")
         return self._fleet
@@ -130,9 +124,9 @@ class RouterService(AppState):
 
     async def drain(self) -> None:
         """Take nothing new, and let the models finish what runs, within the `drain_timeout`."""
-        self._stopping = True
+        self.gate.refuse()
         deadline = trio.current_time() + self.config.drain_timeout
-        self.tool_calls.refuse()
+        self.tool_calls.gate.refuse()
         if self._fleet is not None:
             await self._fleet.drain()
         await self.tool_calls.drain(deadline)

@@ -24,7 +24,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base import access
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import read_whole
-from trioserve.api.base.connection import GRACE, Request, current_request
+from trioserve.api.base.connection import Request, current_request
 from trioserve.api.openapi import takes
 from trioserve.config import Config
 from trioserve.errors import (
@@ -145,7 +145,7 @@ async def forward() -> Response:
         target,
     )
     _log.info("forwarded", method=current.method, to=target.netloc, status=answer.status)
-    return Response(_body(answer, current), status=answer.status, headers=_shown(answer))
+    return Response(_body(answer), status=answer.status, headers=_shown(answer))
 
 
 def _target(url: str) -> Target:
@@ -200,13 +200,11 @@ def _shown(answer: httpcore.Response) -> dict[str, str]:
     return headers | _FENCE
 
 
-async def _body(answer: httpcore.Response, current: Request) -> AsyncGenerator[bytes, None]:
-    """Forward the body of an answer as it arrives."""
+async def _body(answer: httpcore.Response) -> AsyncGenerator[bytes, None]:
+    """Forward the body of an answer as it arrives. Raises ProxyError if it breaks off."""
     async with aclosing(answer.aiter_stream()) as parts:  # type: ignore[type-var]
         try:
             async for part in parts:
                 yield part
         except FAILURES as error:
-            _log.warning("the answer of another server broke off", error=repr(error))
-            current.abort()  # which ends this task, too: the client must not take it for whole
-            await trio.sleep(GRACE)
+            raise ProxyError(f"The answer of another server broke off: {error!r}.") from error

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import attrs
-import trio
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
@@ -22,7 +21,7 @@ from trioserve.api.base.connection import KeepAlive, current_request
 from trioserve.api.base.fields import RequestBody
 from trioserve.api.base.http import uncounted_context
 from trioserve.api.openapi import takes
-from trioserve.concurrency import alongside
+from trioserve.concurrency import Bell, alongside
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
 from trioserve.server.observers.observer import ToolRecord, observed_tool
 from trioserve.server.workers import offload
@@ -131,7 +130,7 @@ class _StreamedCall:
         self._output: list[str] = []  # that is not written yet
         self._n_unwritten = 0
         self._end: dict[str, Any] | None = None  # the last event
-        self._news = trio.Event()
+        self._news = Bell()
 
     async def run(self) -> ToolResult:
         """Call the tool. Raises as `ClientToolCalls.run`."""
@@ -153,20 +152,19 @@ class _StreamedCall:
         except Exception as error:  # the status is sent: an event has to say it
             end["error"] = errors.unexpected(error).message
         self._end = end
-        self._news.set()
+        self._news.ring()
 
     def _add(self, text: str) -> None:
         if self._n_unwritten > _MAX_UNWRITTEN:
             return  # the client does not read; the result has the text for the model
         self._n_unwritten += len(text)
         self._output.append(text)
-        self._news.set()
+        self._news.ring()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Write the output as it arrives, and an event at the end."""
         while True:
             await self._news.wait()
-            self._news = trio.Event()
             if self._output:
                 text = "".join(self._output)
                 self._output, self._n_unwritten = [], 0

@@ -30,16 +30,15 @@ from trioserve.chat.formats.syntax import (
     Step,
     ToolCalls,
 )
-from trioserve.chat.grammar.arguments import LiteralWriter, ParameterWriter, write_elements
+from trioserve.chat.grammar.arguments import ArgumentsStep, dump_step
 from trioserve.chat.grammar.schemas import (
     ANYTHING,
+    ARGUMENTS,
+    NAME,
     Part,
     Rules,
     check_depth,
-    check_is_object,
     choice,
-    closed,
-    enforceable,
     quoted,
     sequence,
 )
@@ -83,11 +82,15 @@ _NO_ARGUMENTS: dict[str, Any] = {
 
 @attrs.frozen
 class Function:
-    """A function that may be called: its name, the schema of its arguments, where it stands."""
+    """A function that may be called: its name, the schema of its arguments, where it stands.
+
+    The schema of one that is not `strict` is relaxed where no grammar can enforce it.
+    """
 
     name: str
-    arguments: Part
+    schema: Mapping[str, Any]
     path: str
+    strict: bool
 
     def refuse_name(self) -> InvalidRequestError:
         """Make the error for a name that the model's notation cannot write."""
@@ -96,12 +99,22 @@ class Function:
             f"'{param}' is {self.name!r:.100}, which this model cannot write.", param=param
         )
 
+    def described(self, written: str) -> dict[str, Any]:
+        """Describe it for the compiler; `written` is how the model writes its name."""
+        return {
+            "name": self.name,
+            "written": written,
+            "schema": self.schema,
+            "param": f"{self.path}.parameters",
+            "strict": self.strict,
+        }
+
 
 def functions_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list[Function]:
     """Read the functions that a choice allows.
 
     Raises:
-        InvalidRequestError: the arguments of one are not an object.
+        InvalidRequestError: the schema of one is not an object.
     """
     found = []
     for i, tool in enumerate(tools):
@@ -111,13 +124,10 @@ def functions_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list
         path = f"tools[{i}].function"
         function = tool.get("function", tool)
         schema = function.get("parameters")
-        given = Part(_NO_ARGUMENTS if schema is None else schema, None, f"{path}.parameters")
-        if not isinstance(given.schema, Mapping):
-            raise given.refuse("it must be an object")
-        check_depth(given)
-        schema = enforceable(given.schema, strict=function.get("strict") is True)
-        arguments = check_is_object(Part(schema, schema, given.param))
-        found.append(Function(name, closed(arguments), path))
+        schema = _NO_ARGUMENTS if schema is None else schema
+        if not isinstance(schema, Mapping):
+            raise Part(schema, None, f"{path}.parameters").refuse("it must be an object")
+        found.append(Function(name, schema, path, function.get("strict") is True))
     return found
 
 
@@ -133,17 +143,45 @@ def _chosen(steps: Sequence[Step]) -> list[Step]:
     return chosen
 
 
-def _quoted_name(function: Function) -> str:
-    if not function.name:
+def _written(step: Name | QuotedName | JsonCall, function: Function) -> str:
+    """Write the name of a function.
+
+    Raises:
+        InvalidRequestError: the notation cannot.
+    """
+    name = function.name
+    if not isinstance(step, Name):
+        if not name:
+            raise function.refuse_name()
+        return json.dumps(name, ensure_ascii=False)
+    if not _WRITABLE_NAME.fullmatch(name) or (step.counted and _COUNTED_NAME.fullmatch(name)):
         raise function.refuse_name()
-    return json.dumps(function.name, ensure_ascii=False)
+    return step.prefix + name
+
+
+def _arguments_of(step: Step) -> ArgumentsStep | None:
+    """Say which step reads the arguments, if this one does."""
+    if isinstance(step, JsonCall):
+        return JsonArguments()
+    return step if isinstance(step, JsonArguments | Parameters | Literals | Elements) else None
+
+
+def _texts_before(syntax: ToolCalls, steps: Sequence[Step]) -> list[str]:
+    """Find the texts that may stand before a name; none if it is known by its quotes or prefix."""
+    if isinstance(steps[0], Name):
+        opening = [step.text for step in syntax.opening if isinstance(step, Marker)]
+        return [*syntax.starts, *opening, *syntax.between, *syntax.again]
+    for before, step in itertools.pairwise(steps):
+        if isinstance(step, Name) and not step.prefix and isinstance(before, Marker):
+            return [before.text]
+    return []
 
 
 _CHANNEL_NAME = re.compile(r"[\w.-]{1,200}", re.ASCII)
 #: Newlines before the first marker of a message belong to the marker.
 _NEWLINES = r"/\n{0,4}/"
-#: Grammars made of at most this many characters are cached.
-_MAX_REMEMBERED = 2**17
+#: Grammars made of at most this many characters are cached: many that are small, few others.
+_MAX_SMALL, _MAX_LARGE = 2**17, 2**21
 _BLANKS = ("", " ", "\n")
 
 
@@ -183,12 +221,11 @@ def constrain(
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"'tools' are not JSON: {error}.", param="tools") from None
     size = len(text) + (0 if answer is None else len(answer.source))
-    make = _made if size <= _MAX_REMEMBERED else _made.__wrapped__
+    make = _made if size <= _MAX_SMALL else _made_large if size <= _MAX_LARGE else _make
     return make(owner, format, text, choice, parallel, opened, answer)
 
 
-@lru_cache(maxsize=32)
-def _made(
+def _make(
     _owner: str,
     format: ChatFormat,
     tools: str,
@@ -215,6 +252,37 @@ def _made(
     return writer.calls_or(answer) if answer is not None else writer.lazy()
 
 
+_made = lru_cache(maxsize=32)(_make)
+_made_large = lru_cache(maxsize=4)(_make)
+
+
+def _grammar(
+    rules: Rules,
+    start: str,
+    step: ArgumentsStep,
+    functions: Sequence[tuple[Function, str]],
+    before: Sequence[str],
+    **fields: Any,
+) -> Grammar:
+    """Make the grammar: all of it matches `start`.
+
+    Args:
+        rules: of everything but the calls of single functions, which the compiler writes.
+        start: the first rule.
+        step: reads arguments.
+        functions: that may be called, each with how its name is written.
+        before: texts before a name, if it does not come first: one of them; none: any text.
+        fields: those of `Grammar`.
+    """
+    source = {
+        **rules.parts(start),
+        "arguments": dump_step(step),
+        "functions": [function.described(written) for function, written in functions],
+        "before": list(before),
+    }
+    return Grammar("tools", json.dumps(source, ensure_ascii=False), param="tools", **fields)
+
+
 def _schema_of(answer: Grammar) -> Any:
     if answer.kind == "json_object":
         return {"type": "object"}
@@ -234,22 +302,25 @@ class _MarkerWriter:
     def __init__(self, syntax: ToolCalls, functions: list[Function], parallel: bool) -> None:
         self._rules = Rules()
         self._syntax = syntax
-        self._functions = functions
         self._parallel = parallel
-        for function in functions:
-            self._rules.check(function.arguments.schema, function.arguments.param)
+        steps = _chosen(syntax.call)
+        readers = [_arguments_of(step) for step in steps]
+        self._arguments = next(step for step in readers if step is not None)
+        self._before = _texts_before(syntax, steps)
+        named = next(one for one in steps if isinstance(one, Name | QuotedName | JsonCall))
+        self._functions = [(function, _written(named, function)) for function in functions]
         self._call = self._any_call(syntax.call)
 
     def calls(self) -> Grammar:
         """Write an answer that is nothing but calls."""
-        return self._grammar(self._rules.rule(_NEWLINES), self._whole())
+        return self._grammar(sequence(self._rules.rule(_NEWLINES), self._whole()), required=True)
 
     def calls_or(self, answer: Grammar) -> Grammar:
         """Write an answer that is calls, or JSON."""
         rules = self._rules
         calls = sequence(rules.rule(_NEWLINES), self._whole())
         said = sequence(rules.space, rules.schema(_schema_of(answer), answer.param))
-        return self._grammar(choice([calls, said]))
+        return self._grammar(choice([calls, said]), required=True)
 
     def lazy(self) -> Grammar | None:
         """Write an answer that is free until a call begins."""
@@ -257,13 +328,15 @@ class _MarkerWriter:
         if self._syntax.bare and not self._parallel:
             # Without a marker, the first character decides.
             free = self._rules.terminal(rf"/[ \t\r\n]*[^{self._syntax.bare} \t\r\n](?s:.*)/")
-            return self._grammar(choice([self._whole(), free, '""']))
+            return self._grammar(choice([self._whole(), free, '""']), required=True)
         if not triggers:
             return None
-        return self._rules.grammar(self._rest(read), triggers=(triggers,))
+        return self._grammar(self._rest(read), triggers=(triggers,))
 
-    def _grammar(self, *parts: str) -> Grammar:
-        return self._rules.grammar(sequence(*parts), required=True)
+    def _grammar(self, start: str, **fields: Any) -> Grammar:
+        return _grammar(
+            self._rules, start, self._arguments, self._functions, self._before, **fields
+        )
 
     def _triggers(self) -> tuple[tuple[str, ...], int]:
         """Find the texts that show that a call begins, and how many steps they have read."""
@@ -344,32 +417,25 @@ class _MarkerWriter:
     # -- single calls
 
     def _any_call(self, steps: Sequence[Step]) -> str:
-        """Write the steps of a call of any of the functions.
-
-        Raises:
-            InvalidRequestError: the name of a function cannot be written so, or the schema of
-                its arguments not be enforced.
-        """
-        steps = _chosen(steps)
-        calls = (sequence(*self._steps(steps, function)) for function in self._functions)
-        return self._rules.rule(choice([self._rules.rule(call) for call in calls]))
+        """Write the steps of a call of any of the functions."""
+        call = sequence(*self._steps(_chosen(steps)))
+        return self._rules.calls(call) if NAME in call else self._rules.rule(call)
 
     def _opening(self, steps: Sequence[Step]) -> str:
         """Write the steps before the first call."""
-        none = Function("", Part({}, {}, ""), "")
-        return sequence(*self._steps(_chosen(steps), none))
+        return sequence(*self._steps(_chosen(steps)))
 
-    def _steps(self, steps: Sequence[Step], function: Function) -> Iterator[str]:
+    def _steps(self, steps: Sequence[Step]) -> Iterator[str]:
         before: Step | None = None
         for step in steps:
             joined = isinstance(step, Marker) and isinstance(before, Name | Ignore)
             if not joined and not isinstance(step, Name | Ignore | Literals):
                 yield self._rules.space
-            yield self._step(step, before, function)
+            yield self._step(step, before)
             before = step
 
-    def _step(self, step: Step, before: Step | None, function: Function) -> str:
-        rules, arguments = self._rules, function.arguments
+    def _step(self, step: Step, before: Step | None) -> str:
+        rules = self._rules
         match step:
             case Marker(text):
                 return rules.marker(text)
@@ -378,31 +444,22 @@ class _MarkerWriter:
             case Ignore():
                 return self._ignored(step, before)
             case Name():
-                return self._name(step, function)
+                return self._name(step)
             case QuotedName():
-                return quoted(_quoted_name(function))
-            case JsonArguments():
-                return rules.schema(arguments.whole, arguments.param)
+                return NAME
             case JsonCall():
-                return self._json_call(step, function)
-            case Parameters():
-                return ParameterWriter(rules, step).write(arguments)
-            case Literals():
-                return LiteralWriter(rules, step).write(arguments)
-            case Elements():
-                return write_elements(rules, step, arguments)
+                return self._json_call(step)
+            case JsonArguments() | Parameters() | Literals() | Elements():
+                return ARGUMENTS
             case JsonContent() | Choice():
                 raise AssertionError("these steps are no part of a call")
         assert_never(step)
 
-    def _name(self, step: Name, function: Function) -> str:
-        name = function.name
-        if not _WRITABLE_NAME.fullmatch(name) or (step.counted and _COUNTED_NAME.fullmatch(name)):
-            raise function.refuse_name()
+    def _name(self, step: Name) -> str:
         counter = self._rules.rule("/:[0-9]{1,3}/") if step.counted else ""
         blanks = [text for text in step.until if not text.strip()]
         end = choice(map(quoted, blanks)) if blanks else ""
-        return sequence(quoted(step.prefix + name), counter, end)
+        return sequence(NAME, counter, end)
 
     def _ignored(self, step: Ignore, before: Step | None) -> str:
         """Write text that is ignored. After a name it begins with the end of the name."""
@@ -416,19 +473,14 @@ class _MarkerWriter:
         written = choice(way for way in ways if way)
         return f"({written})?" if "" in ways else written
 
-    def _json_call(self, step: JsonCall, function: Function) -> str:
+    def _json_call(self, step: JsonCall) -> str:
         """Write a call as an object, with members that say nothing before or after the others."""
         rules, space = self._rules, self._rules.space
-        schema = rules.schema(function.arguments.whole, function.arguments.param)
         colon = rules.rule(f'{space} ":" {space}')
         comma = rules.rule(f'{space} "," {space}')
-        name = sequence(
-            choice(quoted(f'"{key}"') for key in step.name_keys),
-            colon,
-            quoted(_quoted_name(function)),
-        )
+        name = sequence(choice(quoted(f'"{key}"') for key in step.name_keys), colon, NAME)
         keys = choice(quoted(f'"{key}"') for key in step.arguments_keys)
-        pair = rules.rule(sequence(name, comma, keys, colon, schema))
+        pair = rules.calls(sequence(name, comma, keys, colon, ARGUMENTS))
         ways = []
         for places in itertools.product("-<>", repeat=len(step.ignored_keys)):
             members = dict.fromkeys("<>", "")
@@ -458,6 +510,11 @@ class _ChannelWriter:
             if not _CHANNEL_NAME.fullmatch(function.name) or function.name == "all":
                 raise function.refuse_name()
 
+    def _grammar(self, start: str, **fields: Any) -> Grammar:
+        named = [(function, function.name) for function in self._functions]
+        before = [self._channels.call_header.split("{}")[0] or self._channels.start]
+        return _grammar(self._rules, start, JsonArguments(), named, before, **fields)
+
     @property
     def _next(self) -> str:
         """The beginning of one more message."""
@@ -473,19 +530,15 @@ class _ChannelWriter:
         """Write calls: each header with the name, and then the arguments."""
         rules, channels = self._rules, self._channels
         before, after = channels.call_header.split("{}")
-        calls = []
-        for function in self._functions:
-            arguments = rules.schema(function.arguments.whole, function.arguments.param)
-            calls.append(
-                sequence(
-                    quoted(function.name),
-                    f"({rules.marker(after)})?" if after else "",
-                    rules.marker(channels.message),
-                    rules.space,
-                    arguments,
-                )
+        call = rules.calls(
+            sequence(
+                NAME,
+                f"({rules.marker(after)})?" if after else "",
+                rules.marker(channels.message),
+                rules.space,
+                ARGUMENTS,
             )
-        call = rules.rule(choice(calls))
+        )
         return call if rest or not before else sequence(rules.marker(before), call)
 
     def _calls(self, first: str) -> str:
@@ -494,7 +547,7 @@ class _ChannelWriter:
 
     def calls(self) -> Grammar:
         """Write an answer that is nothing but calls."""
-        return self._rules.grammar(self._calls(self._first(self._call())), required=True)
+        return self._grammar(self._calls(self._first(self._call())), required=True)
 
     def calls_or(self, answer: Grammar) -> Grammar:
         """Write an answer that is calls, or JSON."""
@@ -506,14 +559,14 @@ class _ChannelWriter:
             rules.schema(_schema_of(answer), answer.param),
         )
         first = self._first(choice([self._calls(self._call()), said]))
-        return rules.grammar(first, required=True)
+        return self._grammar(first, required=True)
 
     def lazy(self) -> Grammar:
         """Write an answer that is free until a call begins."""
         channels, rules = self._channels, self._rules
         before = channels.call_header.split("{}")[0]
         if before:
-            return rules.grammar(self._calls(self._call(rest=True)), triggers=((before,),))
+            return self._grammar(self._calls(self._call(rest=True)), triggers=((before,),))
         # A header is nothing but a name, so that each message has to be looked at.
         start = channels.start
         content = rules.marker(channels.content_header + channels.message)
@@ -522,5 +575,5 @@ class _ChannelWriter:
         talk = choice([sequence(content, rules.text(ANYTHING, start), calls), f"{content} {last}"])
         body = choice([calls, talk])
         if self._open:
-            return rules.grammar(body)
-        return rules.grammar(body, triggers=((start,),))
+            return self._grammar(body)
+        return self._grammar(body, triggers=((start,),))

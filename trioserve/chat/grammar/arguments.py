@@ -1,16 +1,35 @@
-"""Grammars of arguments that are not written as JSON, one for each such step of a call."""
+"""Grammars of arguments, one for each step of a call that reads some."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, assert_never
 
-from trioserve.chat.formats.syntax import Elements, Literals, Parameters
-from trioserve.chat.grammar.schemas import Part, Rules, choice, object_of, quoted, sequence, texts
+import attrs
+
+from trioserve.chat.formats.syntax import Elements, JsonArguments, Literals, Parameters
+from trioserve.chat.grammar.schemas import (
+    ANYTHING,
+    Part,
+    Rules,
+    choice,
+    object_of,
+    quoted,
+    sequence,
+    texts,
+)
+
+#: The steps that read arguments.
+ArgumentsStep: TypeAlias = JsonArguments | Parameters | Literals | Elements
+_STEPS: Mapping[str, Callable[..., ArgumentsStep]] = {
+    step.__name__: step for step in (JsonArguments, Parameters, Literals, Elements)
+}
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_.-]+")
+#: The same in literals without escapes, which also have names such as ``$match``.
+_PLAIN_KEY = re.compile(r"[\w.$@*+/-]+")
 _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/"
 _CDATA = "<![CDATA["
 #: What is not text, by the names of types.
@@ -29,6 +48,54 @@ _LIMITS = frozenset(
         *("properties", "required", "additionalProperties"),
     }
 )
+
+
+def dump_step(step: ArgumentsStep) -> dict[str, Any]:
+    """Write a step as JSON."""
+    return {"step": type(step).__name__, **attrs.asdict(step)}
+
+
+def load_step(fields: Mapping[str, Any]) -> ArgumentsStep:
+    """Read what `dump_step` has written."""
+    values: dict[str, Any] = {
+        key: tuple(one) if isinstance(one, list) else one
+        for key, one in fields.items()
+        if key != "step"
+    }
+    return _STEPS[fields["step"]](**values)
+
+
+def write_arguments(rules: Rules, step: ArgumentsStep, part: Part, told: Mapping[str, bool]) -> str:
+    """Write the arguments of a function.
+
+    Args:
+        rules: where rules go.
+        step: the step that reads them.
+        part: their schema.
+        told: what the reader knows: which arguments are text, and which are not.
+
+    Raises:
+        InvalidRequestError: the schema cannot be enforced.
+    """
+    match step:
+        case JsonArguments():
+            return rules.schema(part.whole, part.param)
+        case Parameters():
+            return ParameterWriter(rules, step, told).write(part)
+        case Literals():
+            return LiteralWriter(rules, step).write(part)
+        case Elements():
+            return write_elements(rules, step, part, told)
+    assert_never(step)
+
+
+def write_any_arguments(rules: Rules, step: ArgumentsStep) -> str:
+    """Write any arguments, for a function that is not known yet."""
+    if isinstance(step, Elements):  # the end of an element has to be that of its beginning
+        end = f"{step.mark}</{step.parent}>"
+        return rules.text(ANYTHING, end)
+    schema = {"type": "object"}
+    return write_arguments(rules, step, Part(schema, schema, "tools"), {})
 
 
 def write_members(
@@ -73,9 +140,10 @@ def _declared(part: Part) -> list[str]:
 class ParameterWriter:
     """Writes parameters that stand one by one between markers."""
 
-    def __init__(self, rules: Rules, syntax: Parameters) -> None:
+    def __init__(self, rules: Rules, syntax: Parameters, told: Mapping[str, bool]) -> None:
         self._rules = rules
         self._syntax = syntax
+        self._told = told
 
     def write(self, part: Part) -> str:
         """Write all the parameters of a function.
@@ -88,13 +156,13 @@ class ParameterWriter:
         for key, value, needed in content.members:
             self._check_key(key, value)
             head = rules.marker(f"{self._syntax.open}{key}{self._syntax.key_end}")
-            body = self._value(value, value.is_text is True)
+            body = self._value(value, self._told.get(key))
             members.append((rules.rule(sequence(head, body)), needed))
         others = ""
         if content.others is not None:
             key = rules.terminal(_any_key(_declared(part)))
             open_, end = rules.marker(self._syntax.open), rules.marker(self._syntax.key_end)
-            others = rules.rule(sequence(open_, key, end, self._value(content.others, False)))
+            others = rules.rule(sequence(open_, key, end, self._value(content.others, None)))
         return write_members(rules, members, others, rules.space)
 
     def _check_key(self, key: str, part: Part) -> None:
@@ -102,15 +170,16 @@ class ParameterWriter:
         if not key or len(key) > _MAX_KEY or any(mark in key for mark in marks):
             raise part.refuse("this model cannot write such a name")
 
-    def _value(self, part: Part, is_text: bool) -> str:
+    def _value(self, part: Part, is_text: bool | None) -> str:
         """Write a value and its end. Unless it is known to be text, readers look for JSON."""
         syntax, rules = self._syntax, self._rules
         newline = "\n" if syntax.newlines else ""
         typed = bool(syntax.text_attribute)
+        is_text = None if typed else is_text
         end = f"{newline}{syntax.close}"
         ways = []
-        if part.is_text is not False:
-            body = _text_body(part, end, like_json=is_text or typed)
+        if part.is_text is not False and is_text is not False:
+            body = _text_body(part, end, like_json=is_text is True or typed)
             open_ = self._open(syntax.text_attribute) + newline
             if body and syntax.cdata:
                 plain = rf"{body} & ~/<!\[CDATA\[(?s:.*)/"
@@ -120,7 +189,7 @@ class ParameterWriter:
                 end = f"]]>{end}"
             if body:
                 ways.append(sequence(self._marker(open_), rules.text(body, end)))
-        if part.is_text is not True:
+        if part.is_text is not True and is_text is not True:
             attributes = _attributes(syntax.text_attribute, part) if typed else [""]
             opens = choice(self._marker(self._open(one) + newline) for one in attributes)
             value = rules.schema(part.without_strings, part.param)
@@ -158,36 +227,38 @@ def _attributes(text_attribute: str, part: Part) -> list[str]:
 # -- elements of XML
 
 
-def write_elements(rules: Rules, syntax: Elements, part: Part) -> str:
+def write_elements(rules: Rules, syntax: Elements, part: Part, told: Mapping[str, bool]) -> str:
     """Write all the arguments of a function, and the end of the element around them.
 
-    Text is written as it is, and anything else as JSON.
+    Text is written as it is, and anything else as JSON. There are no other members than those
+    that are declared: a rule cannot repeat the name of an element at its end.
 
     Raises:
         InvalidRequestError: their schema cannot be enforced.
     """
     content = object_of(part)
-    if content.others is not None:
-        raise part.refuse("with this model, 'additionalProperties' must be false")
+    if content.others is not None and not content.members:
+        raise part.refuse("with this model, arguments must be in 'properties'")
     members = [
-        (_element(rules, syntax.mark, key, value), needed) for key, value, needed in content.members
+        (_element(rules, syntax.mark, key, value, told.get(key)), needed)
+        for key, value, needed in content.members
     ]
     end = rules.marker(f"{syntax.mark}</{syntax.parent}>")
     return sequence(write_members(rules, members, "", rules.space), rules.space, end)
 
 
-def _element(rules: Rules, mark: str, key: str, part: Part) -> str:
+def _element(rules: Rules, mark: str, key: str, part: Part, is_text: bool | None) -> str:
     if not key or len(key) > _MAX_KEY or ">" in key or key.startswith("/"):
         raise part.refuse("this model cannot write such a name")
     end = f"{mark}</{key}>"
     ways = []
-    if part.is_text is not False:
-        body = _text_body(part, end, like_json=part.is_text is True)
-        if body and part.is_text is None:  # or it might begin with another element
-            body = rf"{body} & /[^\{mark[0]}]*/"
+    if part.is_text is not False and is_text is not False:
+        body = _text_body(part, end, like_json=is_text is True)
+        if body and is_text is None:  # or it might begin with another element
+            body = rf"{body} & ~/(?s:.*)\{mark[0]}(?s:.*)/"
         if body:
             ways.append(rules.text(body, end))
-    if part.is_text is not True:
+    if part.is_text is not True and is_text is not True:
         ways.append(sequence(rules.schema(part.without_strings, part.param), rules.marker(end)))
     if not ways:
         raise part.refuse("there is no value that this model can write")
@@ -231,11 +302,16 @@ class LiteralWriter:
         return sequence(quoted(open_), inside, quoted(close))
 
     def _key(self, key: str, part: Part) -> str:
-        if _BARE_KEY.fullmatch(key) and len(key) <= _MAX_KEY:
+        bare = _BARE_KEY if self._syntax.escapes else _PLAIN_KEY
+        if bare.fullmatch(key) and len(key) <= _MAX_KEY:
             return quoted(key)
         if self._syntax.escapes:
             return quoted(json.dumps(key, ensure_ascii=False))
-        raise part.refuse("this model cannot write such a name")
+        quote = self._syntax.quotes[0]
+        if quote in key:
+            raise part.refuse("this model cannot write such a name")
+        mark = self._rules.marker(quote)
+        return sequence(mark, quoted(key) if key else "", mark)
 
     def _value(self, part: Part, depth: int) -> str:
         if self._syntax.escapes:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import attrs
 
 from trioserve.chat.json_scanner import as_json
 from trioserve.errors import InvalidRequestError
-from trioserve.types import Grammar
 
+#: Places in the rule of a call, for the name of the function and for its arguments.
+NAME, ARGUMENTS = "\0name", "\0arguments"
 #: Any text.
 ANYTHING = "/(?s:.*)/"
 #: Whitespace where the parsers skip it, as in JSON; a weak model comes to its end.
@@ -24,37 +25,50 @@ SPACE = r"/([ ]|\n{1,2}[ \t]{0,20})?/"
 
 
 class Rules:
-    """A grammar in the making. The methods give names of rules, or parts of Lark."""
+    """A grammar in the making. The methods give names of rules, or parts of Lark.
 
-    def __init__(self) -> None:
+    Args:
+        suffix: ends all names, so that two grammars can be joined.
+    """
+
+    def __init__(self, suffix: str = "") -> None:
+        self._suffix = suffix
+        self._calls: dict[str, str] = {}
         self._lines: dict[str, str] = {}
         self._terminals: dict[str, str] = {}
-        self._named: list[str] = []
+        self._named: dict[str, str] = {}
         self._markers: dict[str, str] = {}
         self._texts: dict[tuple[str, str], str] = {}
         self._schemas: dict[str, str] = {}
-        self._checks: list[dict[str, Any]] = []
 
     def rule(self, body: str) -> str:
         """Add a rule, unless there is the same one."""
         if body not in self._lines:
-            self._lines[body] = f"r{len(self._lines)}"
+            self._lines[body] = self._name("r", self._lines)
         return self._lines[body]
 
     def terminal(self, body: str) -> str:
         """Add a regular expression, unless there is the same one."""
         if body not in self._terminals:
-            self._terminals[body] = f"W{len(self._terminals)}"
+            self._terminals[body] = self._name("W", self._terminals)
         return self._terminals[body]
 
     def later(self) -> str:
         """Name a rule that others can refer to before it is there."""
-        self._named.append("")
-        return f"v{len(self._named) - 1}"
+        name = self._name("v", self._named)
+        self._named[name] = ""
+        return name
 
     def define(self, name: str, body: str) -> None:
         """Add the rule that `later` gave a name."""
-        self._named[int(name[1:])] = body
+        self._named[name] = body
+
+    def calls(self, body: str) -> str:
+        """Add a rule for a call of any function: `body` has places for `NAME` and `ARGUMENTS`."""
+        return self._calls.setdefault(body, self._name("c", self._calls))
+
+    def _name(self, letter: str, known: Sized) -> str:
+        return f"{letter}{len(known)}{self._suffix}"
 
     @property
     def space(self) -> str:
@@ -63,35 +77,30 @@ class Rules:
 
     def marker(self, text: str) -> str:
         """Add a text that the model may write as control tokens."""
-        return self._markers.setdefault(text, f"m{len(self._markers)}")
+        return self._markers.setdefault(text, self._name("m", self._markers))
 
     def text(self, body: str, end: str) -> str:
         """Add text that goes up to a marker, and the marker."""
-        return self._texts.setdefault((body, end), f"t{len(self._texts)}")
+        return self._texts.setdefault((body, end), self._name("t", self._texts))
 
     def schema(self, schema: Any, param: str) -> str:
         """Add JSON that a schema describes. Errors of the schema name `param`."""
         entry = json.dumps({"schema": schema, "param": param}, ensure_ascii=False)
-        return self._schemas.setdefault(entry, f"s{len(self._schemas)}")
+        return self._schemas.setdefault(entry, self._name("s", self._schemas))
 
-    def check(self, schema: Any, param: str) -> None:
-        """Check that a schema can be enforced, without making a rule for it."""
-        self._checks.append({"schema": schema, "param": param})
-
-    def grammar(self, start: str, **fields: Any) -> Grammar:
-        """Make the grammar: all of it matches `start`. The fields are those of `Grammar`."""
-        lines = [f"start: {start}"]
-        lines += [f"{name}: {body}" for body, name in self._lines.items()]
-        lines += [f"{name}: {body}" for body, name in self._terminals.items()]
-        lines += [f"v{i}: {body}" for i, body in enumerate(self._named)]
-        source = {
+    def parts(self, start: str) -> dict[str, Any]:
+        """Give all of it: what matches `start`, in Lark, and what the compiler writes."""
+        lines = [f"start: {start}"] if start else []
+        for bodies in (self._lines, self._terminals):
+            lines += [f"{name}: {body}" for body, name in bodies.items()]
+        lines += [f"{name}: {body}" for name, body in self._named.items()]
+        return {
             "rules": "\n".join(lines),
             "markers": {name: text for text, name in self._markers.items()},
             "texts": {name: {"body": b, "end": e} for (b, e), name in self._texts.items()},
-            "checks": self._checks,
             "schemas": {name: json.loads(entry) for entry, name in self._schemas.items()},
+            "calls": {name: body for body, name in self._calls.items()},
         }
-        return Grammar("tools", json.dumps(source, ensure_ascii=False), param="tools", **fields)
 
 
 def quoted(text: str) -> str:
@@ -114,7 +123,7 @@ _NO_STRINGS = {"type": ["object", "array", "number", "boolean", "null"]}
 #: What JSON readers would take for something else than a string.
 _LIKE_WORD = r"/\s*(-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?|[tT]rue|[fF]alse|null|None)\s*/"
 _LIKE_CONTAINER = r"/\s*[\[{](?s:.*)/"
-_MAX_LENGTH = 2**16
+MAX_LENGTH = 2**16
 _MAX_PATTERN = 2**12
 MAX_DEPTH = 100  # values in values
 
@@ -130,8 +139,10 @@ _NOT_ENFORCED = frozenset(
 )
 #: Keywords whose values are no schemas.
 _VALUES = frozenset({"const", "default", "enum", "examples"})
+#: The types of values.
+TYPES = ("string", "integer", "number", "boolean", "null", "object", "array")
 #: The formats of text that llguidance knows.
-_FORMATS = frozenset(
+FORMATS = frozenset(
     {
         *("date", "date-time", "duration", "email", "hostname"),
         *("ipv4", "ipv6", "time", "uri", "uuid"),
@@ -146,19 +157,22 @@ _MAX_REFERENCES = 20
 
 def texts_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, bool]]:
     """Say for each tool and parameter whether it is text; those that may be either are left out."""
-    found = {}
-    for tool in tools:
-        function = tool.get("function", tool)
-        if not isinstance(function, Mapping):
-            continue
-        root = function.get("parameters")
-        parameters = resolve(root, root)
-        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-        if isinstance(properties, Mapping):
-            kinds = {key: is_text(schema, root) for key, schema in properties.items()}
-            name = str(function.get("name", ""))
-            found[name] = {key: kind for key, kind in kinds.items() if kind is not None}
-    return found
+    functions = (tool.get("function", tool) for tool in tools)
+    return {
+        str(function.get("name", "")): texts_in(function.get("parameters"))
+        for function in functions
+        if isinstance(function, Mapping)
+    }
+
+
+def texts_in(root: Any) -> dict[str, bool]:
+    """Say for each parameter of a function whether it is text, by the schema of all."""
+    parameters = resolve(root, root)
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return {}
+    kinds = {key: is_text(schema, root) for key, schema in properties.items()}
+    return {key: kind for key, kind in kinds.items() if kind is not None}
 
 
 def is_text(schema: object, root: object = None, depth: int = 0) -> bool | None:
@@ -171,13 +185,15 @@ def is_text(schema: object, root: object = None, depth: int = 0) -> bool | None:
     if isinstance(schema.get("enum"), list):
         return _agreed([isinstance(value, str) for value in schema["enum"]])
     kinds = schema.get("type")
-    if isinstance(kinds, str):
-        return kinds == "string"
-    if isinstance(kinds, list):
-        return _agreed([kind == "string" for kind in kinds])
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if all(isinstance(kind, str) and kind.lower() in TYPES for kind in kinds):
+        return _agreed([kind.lower() == "string" for kind in kinds])
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list):
             return _agreed([is_text(part, root, depth + 1) for part in schema[word]])
+    if isinstance(schema.get("allOf"), list):
+        verdicts = [is_text(part, root, depth + 1) for part in schema["allOf"]]
+        return _agreed([verdict for verdict in verdicts if verdict is not None])
     return None
 
 
@@ -255,6 +271,8 @@ class Part:
             return self.whole
         if self.schema is True or self.schema == {}:
             return _NO_STRINGS
+        if (rest := _without_strings(self.resolved)) is not None:
+            return attrs.evolve(self, schema=rest).whole
         whole = dict(self.whole)
         definitions = {"$defs": whole.pop("$defs")} if "$defs" in whole else {}
         return {"allOf": [whole, _NO_STRINGS], **definitions}
@@ -266,6 +284,22 @@ class Part:
     def refuse(self, problem: str) -> InvalidRequestError:
         """Make the error for a schema that cannot be enforced."""
         return InvalidRequestError(f"'{self.param}' cannot be used: {problem}.", param=self.param)
+
+
+def _without_strings(schema: Mapping[str, Any]) -> Any:
+    """Leave out strings where the schema names them; None: it does not."""
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        return {**schema, "type": [kind for kind in kinds if kind != "string"]}
+    if isinstance(schema.get("enum"), list):
+        return {**schema, "enum": [one for one in schema["enum"] if not isinstance(one, str)]}
+    for word in ("anyOf", "oneOf"):
+        parts = schema.get(word)
+        if isinstance(parts, list) and all(isinstance(part, Mapping) for part in parts):
+            rest = [part for part in parts if part.get("type") != "string"]
+            if all(isinstance(part.get("type"), str) for part in rest):
+                return {**schema, word: rest}
+    return None
 
 
 @attrs.frozen
@@ -317,7 +351,7 @@ def enforceable(schema: Any, *, strict: bool) -> Any:
             kept[key] = value
         elif key in _NAMED and isinstance(value, Mapping):
             kept[key] = {name: enforceable(one, strict=strict) for name, one in value.items()}
-        elif key == "format" and isinstance(value, str) and value not in _FORMATS:
+        elif key == "format" and isinstance(value, str) and value not in FORMATS:
             continue
         elif strict or key not in _NOT_ENFORCED:
             kept[key] = enforceable(value, strict=strict)
@@ -424,38 +458,51 @@ def texts(part: Part, end: str, *, like_json: bool) -> Iterator[str]:
 def _bodies(schema: Mapping[str, Any], part: Part, *, like_json: bool) -> Iterator[str]:
     shortest, longest = schema.get("minLength", 0), schema.get("maxLength")
     for name, length in (("minLength", shortest), ("maxLength", longest)):
-        if length is not None and not (type(length) is int and 0 <= length <= _MAX_LENGTH):
-            raise part.refuse(f"'{name}' must be an integer between 0 and {_MAX_LENGTH}")
-    conditions = []
+        if length is not None and not (type(length) is int and 0 <= length <= MAX_LENGTH):
+            raise part.refuse(f"'{name}' must be an integer between 0 and {MAX_LENGTH}")
+    conditions = [ANYTHING]
     if shortest or longest is not None:
-        conditions.append(f"/(?s:.{{{shortest},{'' if longest is None else longest}}})/")
+        conditions = [f"/(?s:.{{{shortest},{'' if longest is None else longest}}})/"]
     if "pattern" in schema:
         conditions.append(_pattern(schema["pattern"], part))
     if not like_json:
         conditions += [f"~{_LIKE_WORD}", f"~{_LIKE_CONTAINER}"]
-    yield " & ".join([ANYTHING, *conditions])
+    yield " & ".join(conditions)
 
 
-def _pattern(pattern: object, part: Part) -> str:
+def check_pattern(pattern: object) -> str:
+    """Say why a pattern cannot be enforced: it is none, or has anchors inside. Empty: it can be."""
+    try:
+        if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
+            return f"'pattern' must be text of at most {_MAX_PATTERN} characters"
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"'pattern' is not a regular expression: {error}"
+    inner, at_start, at_end = _without_anchors(pattern)
+    bare = re.sub(r"\\[^bB1-9]|\[\^?\]?(?:\\.|[^\]\\])*\]", "", inner, flags=re.DOTALL)
+    if re.search(r"\(\?(?:[=!<(]|P[=<])|\\[1-9]", bare):
+        return "with this model, 'pattern' may not look around or back"
+    if re.search(r"[$^]|\\[bB]", bare) or ((at_start or at_end) and "|" in _outside(bare)):
+        return "with this model, 'pattern' may have anchors at its ends only"
+    return ""
+
+
+def _without_anchors(pattern: str) -> tuple[str, bool, bool]:
+    """Take a pattern apart: what is between its anchors, and whether it has them."""
+    at_start = pattern.startswith("^")
+    at_end = bool(re.search(r"(?<!\\)(?:\\\\)*\$$", pattern))
+    return pattern[at_start : len(pattern) - at_end], at_start, at_end
+
+
+def _pattern(pattern: Any, part: Part) -> str:
     """Write a pattern, which may be found anywhere in a text, for a whole text.
 
     Raises:
-        InvalidRequestError: it is none, or has anchors inside.
+        InvalidRequestError: it cannot be enforced.
     """
-    try:
-        if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
-            raise part.refuse(f"'pattern' must be text of at most {_MAX_PATTERN} characters")
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise part.refuse(f"'pattern' is not a regular expression: {error}") from None
-    at_start = pattern.startswith("^")
-    at_end = bool(re.search(r"(?<!\\)(?:\\\\)*\$$", pattern))
-    inner = pattern[at_start : len(pattern) - at_end]
-    bare = re.sub(r"\\[^bB1-9]|\[\^?\]?(?:\\.|[^\]\\])*\]", "", inner, flags=re.DOTALL)
-    if re.search(r"\(\?(?:[=!<(]|P[=<])|\\[1-9]", bare):
-        raise part.refuse("with this model, 'pattern' may not look around or back")
-    if re.search(r"[$^]|\\[bB]", bare) or ((at_start or at_end) and "|" in _outside(bare)):
-        raise part.refuse("with this model, 'pattern' may have anchors at its ends only")
+    if problem := check_pattern(pattern):
+        raise part.refuse(problem)
+    inner, at_start, at_end = _without_anchors(pattern)
     body = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", inner).replace("\n", r"\n")
     free = "(?s:.*)"
     return f"/{'' if at_start else free}({body}){'' if at_end else free}/"

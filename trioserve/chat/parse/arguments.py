@@ -20,7 +20,9 @@ _WORDS: Final = {
     "null": "null",
 }
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+#: What ends a key; keys such as ``$match`` are for notations in which strings have no escapes.
 _KEY_END = re.compile(r"[^\w.-]")
+_PLAIN_KEY_END = re.compile(r"[^\w.$@*+/-]")
 _WORD_END = re.compile(r"[^-+.\w]")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 _HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
@@ -74,7 +76,8 @@ class LiteralReader:
             yield from cursor.one_of((equals,))
             cursor.give(": ")
             return
-        while (found := _KEY_END.search(cursor.rest)) is None:
+        end = _KEY_END if self._syntax.escapes else _PLAIN_KEY_END
+        while (found := end.search(cursor.rest)) is None:
             if len(cursor.rest) > _MAX_WORD:
                 raise Refused
             yield

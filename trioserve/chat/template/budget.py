@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from contextvars import ContextVar
 from typing import Any
 
@@ -34,6 +34,9 @@ MAX_INPUT_INT = 2**70
 #: The size of an empty value that is not text.
 SCALAR = 32
 
+#: Seconds between two calls of `Limits.check`.
+_CHECK_SECONDS = 0.02
+
 _CONTAINERS = (list, tuple, dict)
 _ITERATORS = (Iterator, KeysView, ValuesView, ItemsView)
 
@@ -46,6 +49,7 @@ class Limits:
     made: int = 128 * MIB  # the sum of the values that are made
     seconds: float = 2.0  # of processor time
     hurried: bool = False  # whether `OutOfTimeError` says that it took longer
+    check: Callable[[], object] = lambda: None  # called now and then; what it raises ends it
 
 
 class OutOfTimeError(Exception):
@@ -102,16 +106,18 @@ class Meter:
         self._made = 0
         self._seconds = limits.seconds + size / 8e6
         self._began = time.thread_time()
-        self._look_again = time.monotonic() + self._seconds
+        self._look_again = time.monotonic() + min(self._seconds, _CHECK_SECONDS)
+        self._check = limits.check
 
     def tick(self) -> None:
         """Look at the clock. Time that other threads take does not count."""
         if time.monotonic() < self._look_again:
             return
+        self._check()
         left = self._seconds - (time.thread_time() - self._began)
         if left <= 0:
             raise OutOfTimeError("does too much work")
-        self._look_again = time.monotonic() + left
+        self._look_again = time.monotonic() + min(left, _CHECK_SECONDS)
 
     def check_size(self, size: int) -> None:
         """Refuse a value of this size, before it is made."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import attrs
 
+from trioserve.cli.agents import AGENTS
 from trioserve.config import Config, logs
 from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import ConfigError, TrioServeError
@@ -72,6 +73,16 @@ COMMANDS: Mapping[str, Command] = {
         "  --url URL    address of a server, such as http://127.0.0.1:8080, or the path of its\n"
         "               Unix socket; --api-key is its key\n",
     ),
+    "launch": Command(
+        "AGENT [--model MODEL] [--url URL] [flags] [-- ARGUMENTS]",
+        "start a coding agent that uses a local model",
+        f"AGENT is one of {', '.join(AGENTS)}.\n"
+        "It uses the server that the flags and variables describe, or the one at URL. If none has\n"
+        "the model, a server is started with these flags, and ends with the agent.\n"
+        "The settings hold for this run: no file of the agent's configuration is changed.\n"
+        "ARGUMENTS are passed to the agent.\n\n"
+        "  --url URL    address of a server, such as http://127.0.0.1:8080; --api-key is its key\n",
+    ),
     "rpc": Command(
         "build [--sources PATH] | serve [flags]",
         "compute a part of a model for another machine's trioserve --rpc",
@@ -115,7 +126,8 @@ def run(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
         argv: its arguments.
         environ: the environment variables.
     """
-    if "--help" in argv or "-h" in argv:
+    ours = argv[: argv.index("--")] if "--" in argv else argv
+    if "--help" in ours or "-h" in ours:
         command = COMMANDS[name]
         print(f"usage: trioserve {name} {command.usage}\n\n{_sentence(command)}", end="")
         return 0

@@ -9,277 +9,26 @@ bounds below, and what fails its `trial`.
 from __future__ import annotations
 
 import json
-import re
-import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from time import monotonic
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import attrs
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits
 
-from trioserve.chat.grammar.schemas import MAX_DEPTH, is_too_deep, moved, quoted
-from trioserve.errors import EngineError, InvalidRequestError, OutputError
+from trioserve.errors import EngineError, InvalidRequestError
 from trioserve.llama.grammar import gbnf, trial
-from trioserve.llama.grammar.matcher import CompiledGrammar, MaskPool, brief
+from trioserve.llama.grammar.json_schema import UnusableError, brief, locate, read_schema
+from trioserve.llama.grammar.matcher import CompiledGrammar, MaskPool
+from trioserve.llama.grammar.stack import with_stack
 from trioserve.llama.grammar.tokens import GrammarVocab
+from trioserve.llama.grammar.tools import ToolGrammar
 from trioserve.llama.vocab import LlamaVocab
-from trioserve.types import Grammar, TokenId
+from trioserve.types import Grammar
 
-_MAX_TEXT = 2**18  # characters
-_MAX_REQUIRED = 2500  # names in all lists of required properties; the time grows with their square
-#: The time to compile grows with the square of this: 0.7 s for this many properties in an object.
-#: Compiling recurses too, see `STACK`.
-_MAX_SCHEMAS = 2500
-_LOCATE_SECONDS = 0.25
-
-#: Keywords of any draft that restrict values and that llguidance cannot enforce. It refuses those
-#: of the schema's own draft and silently ignores those of others.
-# fmt: off
-_UNSUPPORTED = frozenset(
-    {
-        "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired",
-        "dependentSchemas", "disallow", "divisibleBy", "else", "extends", "if", "maxContains",
-        "minContains", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
-        "uniqueItems",
-        "x-guidance",  # options of llguidance, which clients may not set
-    }
-)
-# fmt: on
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_SINGLES = ("items", "additionalItems", "additionalProperties")
-
-
-class _UnusableError(Exception):
-    """The grammar cannot be used. The message is a part of a sentence.
-
-    Args:
-        problem: a description of the error.
-        path: where, in a schema.
-        param: which field of the request it is, if it is not that of the grammar.
-    """
-
-    def __init__(self, problem: str, path: str = "", param: str = "") -> None:
-        super().__init__(f"{problem}, at {path}" if path else problem)
-        self.param = param
-
-
-def read_schema(text: str) -> Any:
-    """Read the JSON of a schema, and check it: 262,144 characters, and nested 100 deep, at most.
-
-    Raises:
-        _UnusableError: it is not JSON, too large, or has an unsupported keyword.
-    """
-    if len(text) > _MAX_TEXT:
-        raise _UnusableError(f"it has {len(text)} characters, more than {_MAX_TEXT}")
-    try:
-        schema = json.loads(text)
-    except RecursionError:
-        raise _UnusableError("it is nested too deeply") from None
-    except ValueError as error:
-        raise _UnusableError(f"it is not JSON: {error}") from None
-    check_schema(schema)
-    if schema is False:
-        raise _UnusableError("nothing can follow it", "#")
-    return {} if schema is True else schema
-
-
-def check_schema(schema: Any) -> None:
-    """Check the bounds of a schema, and that all its keywords can be enforced.
-
-    Raises:
-        _UnusableError: it is too large, or has an unsupported keyword; the message names the
-            place.
-    """
-    if is_too_deep(schema):
-        raise _UnusableError(f"it is nested more than {MAX_DEPTH} deep")
-    if not isinstance(schema, dict | bool):
-        raise _UnusableError("a schema is an object or a boolean", "#")
-    n_required = 0
-    for count, (path, part) in enumerate(_walk(schema)):
-        if count == _MAX_SCHEMAS:
-            raise _UnusableError(f"it has more than {_MAX_SCHEMAS} schemas in it")
-        required = part.get("required") if isinstance(part, dict) else None
-        n_required += len(required) if isinstance(required, list) else 0
-        if n_required > _MAX_REQUIRED:
-            raise _UnusableError(f"it requires more than {_MAX_REQUIRED} properties")
-        for keyword in part if isinstance(part, dict) else ():
-            if keyword in _UNSUPPORTED:
-                place = f"{path}/{_escape(keyword)}"
-                raise _UnusableError(f"the keyword '{keyword}' is not supported", place)
-
-
-def locate(schema: Any, problem: str, ask: Callable[[Any], str]) -> str:
-    """Find the smallest part of a schema that has a problem; gives up after a while.
-
-    Args:
-        schema: the whole.
-        problem: the answer of `ask` for the whole schema.
-        ask: describes the error in a schema; empty if there is none.
-
-    Returns:
-        A JSON pointer, of the whole schema if no smaller part was found.
-    """
-    until = monotonic() + _LOCATE_SECONDS
-    whole = moved(schema, "#/$defs/_")
-    path, part = "#", schema
-    while True:
-        for child_path, child in _children(path, part):
-            if monotonic() > until:
-                return path
-            if ask({"$defs": {"_": whole}, "$ref": f"#/$defs/_{child_path[1:]}"}) == problem:
-                path, part = child_path, child
-                break
-        else:
-            return path
-
-
-def _walk(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a schema and all schemas in it, with their places."""
-    waiting = [("#", schema)]
-    while waiting:
-        path, part = waiting.pop()
-        yield path, part
-        waiting += _children(path, part)
-
-
-def _children(path: str, schema: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(schema, dict):
-        return
-    for keyword in _MAPS:
-        if isinstance(parts := schema.get(keyword), Mapping):
-            for name, part in parts.items():
-                yield f"{path}/{keyword}/{_escape(name)}", part
-    for keyword in _LISTS:
-        if isinstance(parts := schema.get(keyword), list):
-            for i, part in enumerate(parts):
-                yield f"{path}/{keyword}/{i}", part
-    for keyword in _SINGLES:
-        if isinstance(part := schema.get(keyword), dict | bool):
-            yield f"{path}/{keyword}", part
-
-
-def _escape(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
-
-
-_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}/&~#\-]")
-
-
-def tools_to_lark(
-    source: str, control: Mapping[str, TokenId], ends: frozenset[TokenId], options: Any
-) -> str:
-    """Write a grammar in Lark.
-
-    Args:
-        source: the parts of the grammar, as JSON.
-        control: control tokens by name.
-        ends: tokens that end an output at any point.
-        options: llguidance's, for JSON.
-
-    Raises:
-        _UnusableError: a schema cannot be enforced.
-    """
-    parts = json.loads(source)
-    for entry in parts["checks"]:
-        _checked(entry)
-    lines = [parts["rules"]]
-    for name, text in parts["markers"].items():
-        lines.append(f"{name}: {_marker(text, control, ends)}")
-    for name, entry in parts["texts"].items():
-        lines += _text(name, entry["body"], entry["end"], control, ends)
-    for name, entry in parts["schemas"].items():
-        schema = _checked(entry)
-        lines.append(f"{name}: %json {json.dumps({**schema, 'x-guidance': options})}")
-    return "\n".join([*lines, ""])
-
-
-def blame(source: str, attempt: Callable[[Any], object]) -> None:
-    """Raise for the schema that makes a grammar unusable, if a single one does.
-
-    Args:
-        source: the grammar.
-        attempt: compiles a schema, or raises _UnusableError.
-
-    Raises:
-        _UnusableError: for that schema.
-    """
-    for entry in json.loads(source)["schemas"].values():
-        try:
-            attempt(_checked(entry))
-        except _UnusableError as error:
-            raise _UnusableError(str(error), param=entry["param"]) from None
-
-
-def _checked(entry: Mapping[str, Any]) -> Any:
-    try:
-        return read_schema(json.dumps(entry["schema"]))
-    except _UnusableError as error:
-        raise _UnusableError(str(error), param=entry["param"]) from None
-
-
-def _marker(text: str, control: Mapping[str, TokenId], ends: frozenset[TokenId]) -> str:
-    written = quoted(text)
-    tokens = _tokens(text, control, ends)
-    return written if tokens is None else f"{written} | {' '.join(tokens)}"
-
-
-def _tokens(
-    text: str, control: Mapping[str, TokenId], ends: frozenset[TokenId]
-) -> list[str] | None:
-    """Write a text as text and control tokens; None if it has no name of a control token.
-
-    A control token that ends the output ends the text too.
-    """
-    names = sorted((name for name in control if name in text), key=len, reverse=True)
-    if not names:
-        return None
-    parts = []
-    for piece in re.split(f"({'|'.join(map(re.escape, names))})", text):
-        if piece not in control:
-            parts += [quoted(piece)] if piece else []
-        elif control[piece] in ends:
-            break
-        else:
-            parts.append(f"<[{control[piece]}]>")
-    return parts or ['""']
-
-
-def _text(
-    name: str, body: str, end: str, control: Mapping[str, TokenId], ends: frozenset[TokenId]
-) -> list[str]:
-    """Write text up to its end marker, as one lexeme because lexemes are greedy."""
-    terminal = name.upper()
-    # Blanks before the marker are a part of it, but the body may not hold it without them either.
-    found = _pattern(end.strip() or end)
-    lines = [f"{terminal}_BODY: {body} & ~/(?s:.*){found}(?s:.*)/"]
-    lines.append(f"{terminal}: {terminal}_BODY {quoted(end)}")
-    tokens = _tokens(end, control, ends)
-    if tokens is None:
-        return [*lines, f"{name}: {terminal}"]
-    # What comes before the first token must be in the lexeme too, which would take it otherwise.
-    n_before = 1 if tokens[0].startswith('"') else 0
-    lines.append(f"{terminal}_ALONE: {' '.join([f'{terminal}_BODY', *tokens[:n_before]])}")
-    rest = " ".join([f"{terminal}_ALONE", *tokens[n_before:]])
-    return [*lines, f"{name}: {terminal} | {rest}"]
-
-
-def _pattern(text: str) -> str:
-    """Write a text as a regular expression."""
-    escaped = _SPECIAL.sub(lambda found: f"\\{found[0]}", text)
-    return escaped.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
-
-
-_T = TypeVar("_T")
 _Key: TypeAlias = tuple[str, Grammar]  # whose it is, and what
 
-#: Bytes of stack for a thread that compiles. llguidance follows references by recursion: a chain of
-#: 1,000 overruns 8 MiB. Only what is used is ever allocated.
-STACK = 2**28 if sys.maxsize > 2**32 else 2**25
 #: Bounds that keep one mask within a few milliseconds, and a grammar within some 50 MB.
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 10_000,  # four for each of as many properties as a schema may have
@@ -330,7 +79,7 @@ class Compiler:
         if (known := self._find(key)) is not None:
             return known
         with self._vocab.in_use():
-            return _with_stack(lambda: self._compile(key))
+            return with_stack(lambda: self._compile(key))
 
     def forget(self, owner: str, compiled: CompiledGrammar) -> None:
         """Compile the grammar again when it is needed."""
@@ -338,7 +87,7 @@ class Compiler:
         with self._lock:
             if self._compiled.get(key) is compiled:
                 del self._compiled[key]
-                self._n_bytes -= _size_of(compiled.grammar)
+                self._n_bytes -= compiled.n_bytes
 
     def close(self) -> None:
         """Wait for masks that are being made, and free everything. Closing twice is fine."""
@@ -355,16 +104,12 @@ class Compiler:
             return known
 
     def _compile(self, key: _Key) -> CompiledGrammar:
-        _, grammar = key
+        owner, grammar = key
         if not self._tokens.ends:
             raise _invalid(grammar, "the model has no token that ends an output")
         try:
-            text = self._text(grammar)
-            if trial.is_needed(grammar.kind, text):
-                trial.run(text, _LIMITS)
-            with self._compiling:
-                return self._find(key) or self._compile_text(key, text)
-        except _UnusableError as error:
+            compiled = self._made(grammar, owner)
+        except UnusableError as error:
             param = error.param or grammar.param
             raise _invalid(attrs.evolve(grammar, param=param), str(error)) from error
         except (gbnf.GbnfError, trial.TrialError) as error:
@@ -372,111 +117,99 @@ class Compiler:
         except EngineError as error:
             problem = error.message.removeprefix("The grammar cannot be followed: ")
             raise _invalid(grammar, problem.rstrip(".")) from error
+        if grammar.thinking is not None:
+            self._tokens.names  # noqa: B018 (made now, not on the inference thread)
+        return self._kept(key, compiled)
+
+    def _made(self, grammar: Grammar, owner: str) -> CompiledGrammar:
+        tools: ToolGrammar | None = None
+        if grammar.kind == "tools":
+            tools = self._tools(grammar.source)
+            matcher = tools.start()
+        else:
+            text = self._text(grammar)
+            if trial.is_needed(grammar.kind, text):
+                trial.run(text, _LIMITS)
+            matcher = self._matcher_of(grammar, text)
+        growing = tools if tools is not None and tools.grows else None
+        forget = partial(self.forget, owner)
+        return CompiledGrammar(grammar, matcher, self._tokens, self.pool, forget, growing)
+
+    def _matcher_of(self, grammar: Grammar, text: str) -> LLMatcher:
+        with self._compiling:
+            try:
+                return self._matcher(text)
+            except UnusableError:
+                if grammar.kind == "json_schema":
+                    self._explain(read_schema(grammar.source))
+                raise
+
+    def _tools(self, source: str) -> ToolGrammar:
+        return ToolGrammar(
+            source,
+            self._tokens.control,
+            self._tokens.ends,
+            options=_JSON_OPTIONS,
+            limits=_LIMITS,
+            compile=self._matcher,
+            explain=self._explain,
+        )
 
     def _text(self, grammar: Grammar) -> str:
-        """Write a grammar of any kind as llguidance reads it."""
+        """Write a grammar of any kind but "tools" as llguidance reads it."""
         source = grammar.source
         match grammar.kind:
             case "json_schema":
                 return _schema_text(read_schema(source))
             case "json_object":
                 return _schema_text({"type": "object"})
-            case "tools":
-                control, ends = self._tokens.control, self._tokens.ends
-                return _lark_text(tools_to_lark(source, control, ends, _JSON_OPTIONS))
         if (size := len(source)) > _MAX_SOURCE:
-            raise _UnusableError(f"it has {size} characters, more than {_MAX_SOURCE}")
+            raise UnusableError(f"it has {size} characters, more than {_MAX_SOURCE}")
         if grammar.kind == "regex":
             return str(LLMatcher.grammar_from_regex(source))
-        return _lark_text(gbnf.to_lark(source, self._tokens.in_lark))
+        return str(LLMatcher.grammar_from_lark(gbnf.to_lark(source, self._tokens.in_lark)))
 
-    def _compile_text(self, key: _Key, text: str) -> CompiledGrammar:
-        owner, grammar = key
-        tokenizer = self._tokens.tokenizer
-        matcher = _new_matcher(text, tokenizer)
+    def _matcher(self, text: str) -> LLMatcher:
+        """Compile a grammar in llguidance's form. Raises UnusableError."""
+        limits = LLParserLimits(**_LIMITS)
+        matcher = LLMatcher(self._tokens.tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
-            _explain(grammar, matcher.get_error(), tokenizer)
-        compiled = CompiledGrammar(
-            grammar, matcher, self._tokens, self.pool, partial(self.forget, owner)
-        )
-        if grammar.thinking is not None:
-            self._tokens.names  # noqa: B018 (made now, not on the inference thread)
+            raise UnusableError(brief(matcher.get_error()))
+        return matcher
+
+    def _explain(self, schema: Any) -> None:
+        """Compile a schema. Raises UnusableError, whose message names the place of the problem."""
+
+        def ask(part: Any) -> str:
+            try:
+                self._matcher(_schema_text(part))
+            except UnusableError as error:
+                return str(error)
+            return ""
+
+        if problem := ask(schema):
+            raise UnusableError(problem, locate(schema, problem, ask))
+
+    def _kept(self, key: _Key, compiled: CompiledGrammar) -> CompiledGrammar:
+        """Keep a grammar, unless another thread has compiled it meanwhile; returns which."""
         with self._lock:
+            if (known := self._compiled.get(key)) is not None:
+                return known
             self._compiled[key] = compiled
-            self._n_bytes += _size_of(grammar)
+            self._n_bytes += compiled.n_bytes
             while self._n_bytes > _MAX_CACHED_BYTES or len(self._compiled) > _MAX_CACHED:
-                (_, oldest), _ = self._compiled.popitem(last=False)
-                self._n_bytes -= _size_of(oldest)
-        return compiled
-
-
-def _size_of(grammar: Grammar) -> int:
-    """Estimate the memory of a compiled grammar: 0.2 to 5 MB were measured."""
-    return 2 * 10**5 + 50 * len(grammar.source)
-
-
-def _new_matcher(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
-    return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
+                _, oldest = self._compiled.popitem(last=False)
+                self._n_bytes -= oldest.n_bytes
+            return compiled
 
 
 def _schema_text(schema: Any) -> str:
-    """Write a checked schema as llguidance reads it. Raises _UnusableError."""
+    """Write a checked schema as llguidance reads it. Raises UnusableError."""
     try:
         return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS))
     except ValueError as error:  # numbers that JSON does not have
-        raise _UnusableError(brief(str(error))) from error
-
-
-def _lark_text(lark: str) -> str:
-    return str(LLMatcher.grammar_from_lark(lark))
-
-
-def _explain(grammar: Grammar, problem: str, tokenizer: LLTokenizer) -> NoReturn:
-    """Raise for a grammar that llguidance refuses; the message names the place if it is a schema.
-
-    Raises:
-        _UnusableError: always.
-    """
-
-    def ask(schema: Any) -> str:
-        return str(_new_matcher(_schema_text(schema), tokenizer).get_error())
-
-    def attempt(schema: Any) -> None:
-        if problem := ask(schema):
-            raise _UnusableError(brief(problem), locate(schema, problem, ask))
-
-    if grammar.kind == "tools":
-        blame(grammar.source, attempt)
-    elif grammar.kind == "json_schema":
-        attempt(read_schema(grammar.source))
-    raise _UnusableError(brief(problem))
+        raise UnusableError(brief(str(error))) from error
 
 
 def _invalid(grammar: Grammar, problem: str) -> InvalidRequestError:
     return InvalidRequestError(f"'{grammar.param}' cannot be used: {problem}.", param=grammar.param)
-
-
-def _with_stack(function: Callable[[], _T]) -> _T:
-    """Call a function in a thread with a large stack; returns or raises what it does."""
-    results: list[_T] = []
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(function())
-        except Exception as error:
-            failures.append(error)
-        except BaseException as error:  # a panic in Rust
-            failures.append(OutputError("The grammar cannot be compiled."))
-            failures[0].__cause__ = error
-
-    thread = threading.Thread(target=work, name="trioserve-compile", daemon=True)
-    size = threading.stack_size(STACK)
-    try:
-        thread.start()
-    finally:
-        threading.stack_size(size)
-    thread.join()
-    if failures:
-        raise failures[0]
-    return results[0]

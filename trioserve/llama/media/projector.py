@@ -15,7 +15,6 @@ import structlog
 from trioserve.config import Config
 from trioserve.engine.backend import Embeddings
 from trioserve.errors import (
-    AbandonedError,
     EncodeError,
     EncodeInterruptedError,
     InvalidMediaError,
@@ -121,13 +120,12 @@ class LlamaProjector:
         *,
         add_special: bool,
         parse_special: bool = True,
-        stop: Callable[[int], bool] = lambda _n: False,
+        check: Callable[[int], object] = lambda _n: None,
     ) -> Prompt:
         """Tokenize text, and cut media into chunks, with the tokens that surround them.
 
         Raises:
             InvalidMediaError: the model cannot take one of the media; `index` is its part.
-            AbandonedError: `stop` said so.
             InvalidRequestError: text cannot be tokenized.
             ServerClosingError: the projector is closed.
         """
@@ -137,11 +135,10 @@ class LlamaProjector:
             n_cells = len(tokens) + n_media
             if isinstance(one, str):
                 tokens += self._vocab.tokenize(
-                    one, parse_special=parse_special, stop=partial(_after, stop, n_cells)
+                    one, parse_special=parse_special, check=partial(_after, check, n_cells)
                 )
                 continue
-            if stop(n_cells):
-                raise AbandonedError("The request for this prompt was abandoned.")
+            check(n_cells)
             for part in self._cut(one, index, n_images):
                 if isinstance(part, MediaChunk):
                     media.append((len(tokens), part))
@@ -284,8 +281,8 @@ class LlamaProjector:
         self.bytes_per_cell = max(self.bytes_per_cell, in_image)
 
 
-def _after(stop: Callable[[int], bool], n_before: int, n: int) -> bool:
-    return stop(n_before + n)
+def _after(check: Callable[[int], object], n_before: int, n: int) -> None:
+    check(n_before + n)
 
 
 def _chunks(found: Sequence[tuple[int, ...] | CutChunk]) -> list[CutChunk]:

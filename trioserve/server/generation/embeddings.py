@@ -9,17 +9,16 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from trioserve.concurrency import deadline_scope
-from trioserve.config import Config
+from trioserve.concurrency import check_cancelled, deadline_scope
 from trioserve.engine import EmbeddingEngine
-from trioserve.errors import AbandonedError, InputTooLongError, InvalidRequestError
+from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.prompts.media import MediaPrompts, MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike, tokens_of
 from trioserve.server.stream import Stream
-from trioserve.server.workers import Stop, Workers
+from trioserve.server.workers import Workers
 from trioserve.types import Embedded, EmbeddingTask, Prompt, Timings, TokenId
 
 Array = NDArray[np.float32]
@@ -108,31 +107,14 @@ _NUMBERS_A_CHARACTER = 16
 _DROPPED = 4
 
 
+@attrs.define(eq=False, slots=False)
 class Embedder:
-    """Computes embeddings and scores with an engine.
+    """Computes embeddings and scores with an engine."""
 
-    Args:
-        config: the default norm of embeddings.
-        engine: runs the model.
-        requests: opens requests.
-        workers: threads that tokenize.
-        media: makes prompts of texts with media.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        engine: EmbeddingEngine,
-        requests: Requests,
-        workers: Workers,
-        media: MediaPrompts,
-    ) -> None:
-        self._config = config
-        self._engine = engine
-        self._requests = requests
-        self._workers = workers
-        self._media = media
-        self.pooling = engine.pooling
+    _engine: EmbeddingEngine  # runs the model
+    _requests: Requests  # opens requests
+    _workers: Workers  # threads that tokenize
+    _media: MediaPrompts  # makes prompts of texts with media
 
     async def embed(
         self,
@@ -144,34 +126,28 @@ class Embedder:
     ) -> Embeddings:
         """See `Server.embed`."""
         inputs = [inputs] if isinstance(inputs, str) else inputs
-        self._requests.admission.check_open()
-        context.check_time()
-        pooled = self.pooling != "none"
+        self._requests.resources.gate.check()
+        pooled = self._engine.pooling != "none"
         if not pooled and not (normalize in (None, -1) and dimensions is None):
             raise InvalidRequestError(
                 "Embeddings of single tokens are neither cut nor normalized.",
                 param="dimensions" if dimensions is not None else "embd_normalize",
             )
-        default = self._config.embd_normalize
+        default = self._requests.resources.config.embd_normalize
         shape = Shape(normalize=default if normalize is None else normalize, dimensions=dimensions)
         shape.check(self._engine.width)
         with self._requests.resources.memory.hold(context.client) as hold:
             with deadline_scope(context.deadline):
                 texts = await self._with_media(inputs, context, hold)
-            self._check_lengths(texts, "input")
-            task = await self._workers.offload(
-                lambda stop: self._task(
-                    (self._text_of(each, stop) for each in texts), context, priority, "input"
-                ),
-                sum(map(len, texts)) + 32 * len(texts),
-            )
+                self._check_lengths(texts, "input")
+                make = partial(self._task, map(self._text_of, texts), context, priority, "input")
+                task = await self._workers.offload(make, sum(map(len, texts)) + 32 * len(texts))
             with self._requests.open(task, context, "embeddings") as stream:
                 result = await _embedded(stream)
         vectors = result.embeddings
         if pooled:
-            apply = partial(shape.apply, vectors)
-            cost = len(inputs) * self._engine.width // _NUMBERS_A_CHARACTER
-            vectors = await self._workers.offload(lambda _: apply(), cost)
+            cost = len(vectors) * self._engine.width // _NUMBERS_A_CHARACTER
+            vectors = await self._workers.offload(partial(shape.apply, vectors), cost)
         return Embeddings(vectors, tuple(map(len, task.texts)), result.timings)
 
     async def _with_media(
@@ -192,19 +168,15 @@ class Embedder:
     ) -> Ranking:
         """See `Server.rerank`."""
         documents = [documents] if isinstance(documents, str) else documents
-        self._requests.admission.check_open()
-        context.check_time()
-        self._check_lengths([query], "query")
-        self._check_lengths(documents, "documents")
-        task = await self._workers.offload(
-            lambda stop: self._task(
-                (self._pair(query, document, stop) for document in documents),
-                context,
-                priority,
-                "documents",
-            ),
-            (len(query) + 32) * len(documents) + sum(map(len, documents)),
-        )
+        self._requests.resources.gate.check()
+        with deadline_scope(context.deadline):
+            self._check_lengths([query], "query")
+            self._check_lengths(documents, "documents")
+            pairs = (self._pair(query, document) for document in documents)
+            task = await self._workers.offload(
+                partial(self._task, pairs, context, priority, "documents"),
+                (len(query) + 32) * len(documents) + sum(map(len, documents)),
+            )
         with self._requests.open(task, context, "rerank") as stream:
             result = await _embedded(stream)
         scores = tuple(float(matrix[0, 0]) for matrix in result.embeddings)
@@ -227,15 +199,15 @@ class Embedder:
                     param=param,
                 )
 
-    def _text_of(self, text: PromptLike, stop: Stop) -> Prompt:
+    def _text_of(self, text: PromptLike) -> Prompt:
+        check_cancelled()
         if isinstance(text, Prompt):
             return text
         parts = (text,) if isinstance(text, str) else text
-        return tokens_of(self._engine.vocab, parts, stop)
+        return tokens_of(self._engine.vocab, parts)
 
-    def _pair(self, query: str, document: str, stop: Stop) -> tuple[TokenId, ...]:
-        if stop():
-            raise AbandonedError("The ranking was cancelled.")
+    def _pair(self, query: str, document: str) -> tuple[TokenId, ...]:
+        check_cancelled()
         return self._engine.pair(query, document)
 
     def _task(
@@ -253,7 +225,6 @@ class Embedder:
 
 async def _embedded(stream: Stream) -> Embedded:
     """Wait for the only event of an embedding task."""
-    async for event in stream:
-        if isinstance(event, Embedded):
-            return event
-    raise AssertionError("a stream ends with its last event")
+    event = await stream.next_event()
+    assert isinstance(event, Embedded)
+    return event

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from typing import TypeVar
 
+import attrs
 import trio
-from trio_util import AsyncValue
 
+from trioserve.concurrency import Gate
 from trioserve.config import Config
 from trioserve.engine.loop import EngineLoop
-from trioserve.errors import ServerClosingError
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.limits.admission import Admission, CacheSharing, RateLimits
@@ -41,6 +37,8 @@ class ServerResources:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        #: Admits requests and runs with tools, ends them, and has its phase when the server drains.
+        self.gate = Gate()
         self.memory = MemoryBudget.of(config)
         self.metrics = Metrics() if config.metrics_endpoint else None
         self.observers: list[Observer] = [RequestLog()]
@@ -78,31 +76,14 @@ def _import_exporting() -> Callable[..., AbstractAsyncContextManager[Observer]]:
     return exporting
 
 
+@attrs.define(eq=False, slots=False)
 class Requests:
-    """Opens and closes requests, on the event loop.
+    """Opens and closes requests, on the event loop."""
 
-    Args:
-        resources: the server's resources.
-        loop: the engine, for text or embeddings.
-        dispatcher: has a mailbox for each request.
-        admission: accepts or rejects requests.
-        in_use: keeps the engine running during a block.
-    """
-
-    def __init__(
-        self,
-        resources: ServerResources,
-        loop: EngineLoop,
-        dispatcher: Dispatcher,
-        admission: Admission,
-        in_use: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self.admission = admission
-        self.resources = resources
-        self._loop = loop
-        self._dispatcher = dispatcher
-        self._in_use = in_use
-        self._n_open = AsyncValue(0)
+    resources: ServerResources  # the server's resources
+    _loop: EngineLoop  # the engine, for text or embeddings
+    _dispatcher: Dispatcher  # has a mailbox for each request
+    admission: Admission  # accepts or rejects requests
 
     def check_room(self, context: RequestContext, n_prompt: int = 0) -> None:
         """Check that a request can be accepted, before work on its prompt starts.
@@ -111,8 +92,8 @@ class Requests:
             QueueFullError: too many requests wait already.
             ServerClosingError: the server drains, or is closed.
         """
-        self.admission.check_open()
-        self.admission.check(n_prompt, context.client)
+        self.resources.gate.check(has_begun=context.has_begun)
+        self.admission.check(n_prompt, context)
 
     @contextmanager
     def open(
@@ -132,11 +113,11 @@ class Requests:
             RateLimitError: the client has too few tokens left in this minute.
             ServerClosingError: the server drains, or is closed.
         """
-        self.admission.check_open()
+        self.resources.gate.check(has_begun=context.has_begun)
         self._loop.check(task)
         self.admission.check_priority(task.priority, task.client)
-        self.admission.check(len(task.prompt), task.client)
-        with self._in_use(), self.resources.memory.hold(task.client) as held:
+        self.admission.check(len(task.prompt), context)
+        with self.resources.memory.hold(task.client) as held:
             held.grow(len(task.prompt) * BYTES_PER_TOKEN)
             settle = self._reserve(task, context)
             mailbox = self._dispatcher.open(
@@ -147,14 +128,16 @@ class Requests:
             if text is not None:
                 stream.texts = []
             info = RequestInfo(task.id, model, len(task.prompt), operation, task, context, text)
-            self._n_open.value += 1
+            end = partial(self._dispatcher.end, mailbox, reason=CancelReason.SHUTDOWN)
             try:
-                with observed(self.resources.observers, info, stream, context.on_cancel):
+                with (
+                    self.resources.gate.open(end, has_begun=context.has_begun),
+                    observed(self.resources.observers, info, stream, context.on_cancel),
+                ):
                     self._loop.submit(task)
                     yield stream
             finally:
                 self._dispatcher.close(mailbox)
-                self._n_open.value -= 1
                 settle(len(task.prompt) + stream.n_tokens)
                 if stream.finished is not None:
                     timings = stream.finished.timings
@@ -182,21 +165,3 @@ class Requests:
     async def call(self, function: Callable[[], _T]) -> _T:
         """Call a function on the inference thread; see `Dispatcher.call`."""
         return await self._dispatcher.call(function)
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a block as an open request. Draining waits for it."""
-        self._n_open.value += 1
-        try:
-            yield
-        finally:
-            self._n_open.value -= 1
-
-    async def wait_none(self) -> None:
-        """Wait until no request is open."""
-        await self._n_open.wait_value(0)
-
-    def end_all(self, message: str) -> None:
-        """End all running and waiting requests; their readers get a ServerClosingError."""
-        for mailbox in self._dispatcher.mailboxes:
-            self._dispatcher.end(mailbox, ServerClosingError(message), CancelReason.SHUTDOWN)

@@ -41,31 +41,21 @@ class Moved:
     ms: float
 
 
+@attrs.define(eq=False, slots=False)
 class SlotFiles:
     """Saves, restores and erases the cached sequence of an idle slot. Used on the event loop.
 
     A call waits until the slot is idle. The engine copies the KV cache between two steps; a worker
     thread reads and writes files. Cancelling a call while it waits does nothing; after that, the
     operation runs to its end.
-
-    Args:
-        engine: has the slots.
-        dispatcher: calls functions on the inference thread.
-        adapters: the LoRA adapters to assume for files that do not name any.
-        directory: the folder of the files; None: slot files are disabled.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        dispatcher: Dispatcher,
-        adapters: AdapterScales,
-        directory: str | None,
-    ) -> None:
-        self._engine = engine
-        self._dispatcher = dispatcher
-        self._adapters = adapters
-        self._directory = directory
+    _engine: Engine  # has the slots
+    _dispatcher: Dispatcher  # calls functions on the inference thread
+    _adapters: AdapterScales  # the LoRA adapters to assume for files that do not name any
+    _directory: str | None  # the folder of the files; None: slot files are disabled
+
+    def __attrs_post_init__(self) -> None:
         self._one = trio.Lock()  # a state can be as large as the KV cache: one at a time
 
     def check(self) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 
 import attrs
@@ -16,8 +16,6 @@ from trioserve.chat.messages import documents_in
 from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.chat.parse.parser import MessageParser, message_parser, thinking_of
 from trioserve.chat.template.continuation import continued_prompt_tail
-from trioserve.concurrency import deadline_scope, until_idle
-from trioserve.config import Config
 from trioserve.engine import Engine
 from trioserve.engine.backend import Vocab
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
@@ -107,68 +105,48 @@ def control_tokens(vocab: Vocab) -> frozenset[TokenId]:
     return frozenset(token for token, (piece, name) in enumerate(pairs) if name and not piece)
 
 
+@attrs.define(eq=False, slots=False)
 class TextGenerator:
-    """Generates completions and chat answers with an engine.
+    """Generates completions and chat answers with an engine."""
 
-    Args:
-        config: the defaults of requests.
-        model: has the template.
-        engine: generates text.
-        requests: opens a request for each output.
-        tokenizer: turns prompts into tokens.
-        workers: threads for long texts.
-        prompts: renders chats.
-        adapters: the LoRA adapters.
-    """
+    _model: LoadedModel  # has the template
+    _engine: Engine  # generates text
+    _requests: Requests  # opens a request for each output
+    _tokenizer: Tokenizer  # turns prompts into tokens
+    _workers: Workers  # threads for long texts
+    _prompts: ChatPrompts  # renders chats
+    _adapters: AdapterScales  # the LoRA adapters
 
-    def __init__(
-        self,
-        config: Config,
-        model: LoadedModel,
-        engine: Engine,
-        requests: Requests,
-        tokenizer: Tokenizer,
-        workers: Workers,
-        prompts: ChatPrompts,
-        adapters: AdapterScales,
-    ) -> None:
-        self._config = config
-        self._model = model
-        self._engine = engine
-        self._requests = requests
-        self._tokenizer = tokenizer
-        self._workers = workers
-        self._prompts = prompts
-        self._adapters = adapters
-        self._resources = requests.resources
-        self._sharing = requests.resources.cache_sharing
+    def __attrs_post_init__(self) -> None:
+        self._resources = self._requests.resources
+        self._config = self._resources.config
+        self._sharing = self._resources.cache_sharing
         self._prompt_log: PromptLog | None = None
-        if config.log_prompts_dir:
-            self._prompt_log = PromptLog(config.log_prompts_dir, model.vocab)
+        if self._config.log_prompts_dir:
+            self._prompt_log = PromptLog(self._config.log_prompts_dir, self._model.vocab)
         #: Control tokens whose names appear in every output.
-        self._shown = control_tokens(model.vocab) if config.special else frozenset()
-        self._compiler = trio.CapacityLimiter(4)  # a slow grammar does not block the others
+        self._shown = control_tokens(self._model.vocab) if self._config.special else frozenset()
+        #: Limits the threads that compile grammars. Cancelled callers leave theirs running.
+        self.compilers = trio.CapacityLimiter(4)  # a slow grammar does not block the others
 
     # -- prompts
 
-    @asynccontextmanager
     async def stream(
         self,
+        stack: AsyncExitStack,
         prompts: Sequence[AnyPrompt],
         params: GenerationParams,
         context: RequestContext,
         n: int,
-    ) -> AsyncIterator[list[Stream]]:
-        """See `Server.stream_all`."""
-        async with AsyncExitStack() as stack:
-            hold = stack.enter_context(self._resources.memory.hold(context.client))
-            with deadline_scope(context.deadline):
-                made = [await self._prompt_of(prompt, context, hold) for prompt in prompts]
-            tasks = [task for each in made for task in await self._tasks(each, params, context, n)]
-            yield [
-                stack.enter_context(self._requests.open(task, context, "text_completion"))
-                for task in tasks
-            ]
+    ) -> list[Stream]:
+        """Open the streams of `Server.stream_all`; `stack` closes them."""
+        hold = stack.enter_context(self._resources.memory.hold(context.client))
+        made = [await self._prompt_of(prompt, context, hold) for prompt in prompts]
+        tasks = [task for each in made for task in await self._tasks(each, params, context, n)]
+        return [
+            stack.enter_context(self._requests.open(task, context, "text_completion"))
+            for task in tasks
+        ]
 
     async def _prompt_of(
         self, prompt: AnyPrompt, context: RequestContext, hold: MemoryReservation
@@ -205,7 +183,7 @@ class TextGenerator:
         constraint = None
         if params.grammar is not None:
             self._requests.check_room(context, len(prompt))  # reject before more work
-            constraint = await self._compile(params.grammar, root.owner, context.deadline)
+            constraint = await self._compile(params.grammar, root.owner)
         tasks = [
             Task(
                 next(self._resources.task_ids),
@@ -226,19 +204,18 @@ class TextGenerator:
                 await self._prompt_log.write(task.id, prompt)
         return tasks
 
-    async def _compile(self, grammar: Grammar, owner: str, deadline: float) -> Constraint:
+    async def _compile(self, grammar: Grammar, owner: str) -> Constraint:
         """Compile a grammar in a thread. When cancelled, the thread is abandoned.
 
         Raises:
             InvalidRequestError: the grammar is invalid, or compiling it takes too long.
-            DeadlineExceededError: the deadline of the request passes.
         """
-        with deadline_scope(deadline), trio.move_on_after(_COMPILE_TIMEOUT):
+        with trio.move_on_after(_COMPILE_TIMEOUT):
             return await trio.to_thread.run_sync(
                 self._engine.compile,
                 grammar,
                 owner,
-                limiter=self._compiler,
+                limiter=self.compilers,
                 abandon_on_cancel=True,
             )
         raise InvalidRequestError(
@@ -248,50 +225,48 @@ class TextGenerator:
 
     # -- chats
 
-    @asynccontextmanager
     async def stream_chats(
         self,
+        stack: AsyncExitStack,
         messages: Messages,
         params: GenerationParams,
         chat: ChatParams,
         context: RequestContext,
         n: int,
-    ) -> AsyncIterator[list[ChatStream]]:
-        """See `Server.stream_chats`."""
+    ) -> list[ChatStream]:
+        """Open the streams of `Server.stream_chats`; `stack` closes them."""
         choice = self._choice(chat)
-        async with AsyncExitStack() as stack:
-            hold = stack.enter_context(self._resources.memory.hold(context.client))
-            with deadline_scope(context.deadline):
-                text, prompt, tail = await self._rendered(messages, chat, choice, context, hold)
-            chat = self._with_defaults(chat, choice)
-            thinking = thinking_of(
-                self._model.template.format, tail, may_begin=chat.continue_final_message is None
+        hold = stack.enter_context(self._resources.memory.hold(context.client))
+        text, prompt, tail = await self._rendered(messages, chat, choice, context, hold)
+        chat = self._with_defaults(chat, choice)
+        thinking = thinking_of(
+            self._model.template.format, tail, may_begin=chat.continue_final_message is None
+        )
+        grammar = params.grammar
+        if chat.tools and choice.mode != "none":
+            grammar = await self._grammar(grammar, chat, choice, tail, context)
+        if grammar is not None:
+            grammar = self._after_thinking(grammar, thinking, chat)
+            if not grammar.lazy:
+                thinking = None  # the grammar applies to the whole output
+        if grammar is not params.grammar:
+            params = changed(params, {"grammar": grammar})
+        tasks = await self._tasks(
+            prompt,
+            params,
+            context,
+            n,
+            preserved_tokens=self._model.preserved_tokens,
+            budget=await self._budget(thinking, chat),
+        )
+        return [
+            ChatStream(
+                stack.enter_context(self._requests.open(task, context, "chat")),
+                self._parser(chat, tail),
+                text,
             )
-            grammar = params.grammar
-            if chat.tools and choice.mode != "none":
-                grammar = await self._grammar(grammar, chat, choice, tail, context)
-            if grammar is not None:
-                grammar = self._after_thinking(grammar, thinking, chat)
-                if not grammar.lazy:
-                    thinking = None  # the grammar applies to the whole output
-            if grammar is not params.grammar:
-                params = changed(params, {"grammar": grammar})
-            tasks = await self._tasks(
-                prompt,
-                params,
-                context,
-                n,
-                preserved_tokens=self._model.preserved_tokens,
-                budget=await self._budget(thinking, chat),
-            )
-            yield [
-                ChatStream(
-                    stack.enter_context(self._requests.open(task, context, "chat")),
-                    self._parser(chat, tail),
-                    text,
-                )
-                for task in tasks
-            ]
+            for task in tasks
+        ]
 
     def _choice(self, chat: ChatParams) -> ToolChoice:
         choice = choose(chat.tool_choice, chat.tools or ())
@@ -363,7 +338,7 @@ class TextGenerator:
             answer=answer,
             owner=self._sharing.owner(context.client),
         )
-        return await self._workers.offload(lambda _: make(), n_chars(chat.tools))
+        return await self._workers.offload(make, n_chars(chat.tools))
 
     def _after_thinking(
         self, grammar: Grammar, thinking: Thinking | None, chat: ChatParams
@@ -404,7 +379,3 @@ class TextGenerator:
     async def end_reasoning(self, task_id: int) -> bool:
         """See `Server.end_reasoning`."""
         return await self._requests.call(partial(self._engine.end_thinking, task_id))
-
-    async def wait_idle(self) -> None:
-        """Wait until no grammar is being compiled."""
-        await until_idle(self._compiler)

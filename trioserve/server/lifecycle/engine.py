@@ -32,7 +32,7 @@ from trioserve.engine import (
     load_strategy,
 )
 from trioserve.engine.loop import EngineLoop
-from trioserve.errors import EngineError, ServerClosingError, UnavailableError
+from trioserve.errors import EngineError, UnavailableError
 from trioserve.models.fetch import fetch
 from trioserve.server.dispatch import Dispatcher, open_bridge
 from trioserve.server.limits.admission import Admission
@@ -185,47 +185,22 @@ _log = structlog.stdlib.get_logger("trioserve.server")
 _ANSWER_TIMEOUT = 5.0
 
 
+@attrs.define(eq=False, slots=False)
 class Health:
-    """Monitors an engine from the event loop.
+    """Monitors an engine from the event loop."""
 
-    Args:
-        loop: the engine.
-        dispatcher: submits calls to the engine, and reports its failure.
-        admission: has the average wait of requests.
-        watchdog_timeout: seconds that a step may take; 0: no limit.
-    """
+    _loop: EngineLoop  # the engine
+    _dispatcher: Dispatcher  # submits calls to the engine, and reports its failure
+    _admission: Admission  # has the average wait of requests
+    _timeout: float  # seconds that a step may take; 0: no limit
 
-    def __init__(
-        self,
-        loop: EngineLoop,
-        dispatcher: Dispatcher,
-        admission: Admission,
-        watchdog_timeout: float,
-    ) -> None:
-        self._loop = loop
-        self._dispatcher = dispatcher
-        self._admission = admission
-        self._timeout = watchdog_timeout
+    def __attrs_post_init__(self) -> None:
         self._stuck = False  # the current step exceeds the watchdog timeout
-        self._last = loop.status()  # the engine does not run yet, so any thread may read it
+        self._last = self._loop.status()  # the engine does not run yet, so any thread may read it
 
     async def run(self) -> None:
-        """Monitor the engine until cancelled, and log failures."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_steps)
-            failure = await self.wait_failure()
-            _log.error("the engine has failed", exc_info=failure.__cause__)
-
-    async def wait_failure(self) -> EngineError:
-        """Wait until the engine fails, and return the error. All requests got it before."""
-        failure: EngineError = await self._dispatcher.failure.wait_value(
-            lambda one: one is not None
-        )
-        return failure
-
-    async def _watch_steps(self) -> None:
         """Request the engine's status regularly. It answers after the running step."""
-        with contextlib.suppress(EngineError):  # reported by `run`
+        with contextlib.suppress(EngineError):  # the lifecycle reports it
             while True:
                 with trio.move_on_after(self._timeout or math.inf) as scope:
                     await self._ask()
@@ -257,8 +232,6 @@ class Health:
 
     async def status(self) -> EngineStatus:
         """See `Server.status`."""
-        if self._admission.closed:
-            raise ServerClosingError
         if not self._stuck:
             with trio.move_on_after(_ANSWER_TIMEOUT), contextlib.suppress(EngineError):
                 await self._ask()
@@ -267,23 +240,12 @@ class Health:
         return attrs.evolve(self._last, waiting=tuple(waiting))
 
     def check_ready(self) -> None:
-        """Check that the server accepts requests.
-
-        Raises:
-            UnavailableError: the engine has failed.
-            ServerClosingError: the server drains, or is closed.
-        """
+        """Check that the engine works. Raises UnavailableError: it has failed."""
         if (failure := self._dispatcher.failure.value) is not None:
             raise UnavailableError(failure.message)
-        self._admission.check_open()
 
     def check_live(self) -> None:
-        """Check that the engine works.
-
-        Raises:
-            UnavailableError: the engine has failed, or a step exceeds the timeout.
-        """
-        if (failure := self._dispatcher.failure.value) is not None:
-            raise UnavailableError(failure.message)
+        """Check that no step takes too long. Raises UnavailableError, also as `check_ready`."""
+        self.check_ready()
         if self._stuck:
             raise UnavailableError(f"A step takes longer than {self._timeout:g} seconds.")

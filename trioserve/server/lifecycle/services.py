@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-
+import attrs
 import structlog
 import trio
 
-from trioserve.concurrency import alongside
+from trioserve.concurrency import alongside, until_idle
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import EngineLoop
@@ -35,57 +33,36 @@ _log = structlog.stdlib.get_logger("trioserve.server")
 _DELAY = 10.0
 
 
+@attrs.define(eq=False, slots=False)
 class EngineServices:
     """The parts of a server that exist while its model is loaded, for one engine.
 
     A server generates either text or embeddings.
-
-    Args:
-        resources: the server's resources.
-        model: the loaded model.
-        loop: the engine.
-        dispatcher: dispatches its events.
-        in_use: keeps the engine running during a block.
     """
 
-    def __init__(
-        self,
-        resources: ServerResources,
-        model: LoadedModel,
-        loop: EngineLoop,
-        dispatcher: Dispatcher,
-        in_use: Callable[[], AbstractContextManager[None]],
-    ) -> None:
+    _resources: ServerResources
+    model: LoadedModel
+    loop: EngineLoop
+    dispatcher: Dispatcher
+
+    def __attrs_post_init__(self) -> None:
+        resources, model, loop, dispatcher = self._resources, self.model, self.loop, self.dispatcher
         config = resources.config
-        self.model = model
-        self.loop = loop
-        self.dispatcher = dispatcher
         self.admission = Admission(config, dispatcher, model.n_slots)
         self.health = Health(loop, dispatcher, self.admission, config.watchdog_timeout)
         self.queue = Queue(self.health.status)
-        self.requests = Requests(resources, loop, dispatcher, self.admission, in_use)
-        self.workers = Workers(self.admission)
-        self.tokenizer = Tokenizer(model.vocab, self.admission, self.workers, model.n_ctx_seq)
+        self.requests = Requests(resources, loop, dispatcher, self.admission)
+        self.workers = Workers()
+        self.tokenizer = Tokenizer(model.vocab, self.workers, model.n_ctx_seq)
         self.adapters = AdapterScales(loop.adapters)
         self._loader = MediaLoader.of(config)
-        self.media = MediaPrompts(
-            model.modalities,
-            loop.projector,
-            self._loader,
-            self.workers,
-            resources.memory,
-            n_ctx=model.n_ctx_seq,
-            video_fps=config.video_fps,
-        )
+        memory, fps = resources.memory, config.video_fps
+        self.media = MediaPrompts(model, loop.projector, self._loader, self.workers, memory, fps)
         self.prompts = ChatPrompts(model, self.tokenizer, self.workers, self.media)
         self.infill = InfillPrompts(config, model, self.tokenizer)
-        self._slots: SlotFiles | None = None
-        self._embedder: Embedder | None = None
-        self._transcriptions: Transcriptions | None = None
         if isinstance(loop, Engine):
             #: Generates text, if the model does.
             self.text = TextGenerator(
-                config,
                 model,
                 loop,
                 self.requests,
@@ -96,11 +73,10 @@ class EngineServices:
             )
             self._slots = SlotFiles(loop, dispatcher, self.adapters, config.slot_save_path)
         elif isinstance(loop, EmbeddingEngine):
-            self._embedder = Embedder(config, loop, self.requests, self.workers, self.media)
+            self.embedder = Embedder(loop, self.requests, self.workers, self.media)
         if model.transcribes:
-            self._transcriptions = Transcriptions(
-                self._transcriber(config), self._loader, self.requests
-            )
+            transcriber = self._transcriber(config)
+            self._transcriptions = Transcriptions(transcriber, self._loader, self.requests)
 
     def _transcriber(self, config: Config) -> Transcriber:
         if config.transcription_model is not None:
@@ -119,34 +95,24 @@ class EngineServices:
     def slots(self) -> SlotFiles:
         """Saves and restores slots. Raises NotSupportedError if the model generates no text."""
         self.model.check_generates()
-        assert self._slots is not None
         return self._slots
-
-    @property
-    def embedder(self) -> Embedder:
-        """Computes embeddings or rankings, depending on the model."""
-        assert self._embedder is not None
-        return self._embedder
 
     @property
     def transcriptions(self) -> Transcriptions:
         """Transcribes recordings. Raises NotSupportedError if no transcriber is available."""
         self.model.check_transcribes()
-        assert self._transcriptions is not None
         return self._transcriptions
 
     async def close(self) -> None:
-        """End all requests, and wait until no thread uses the vocabulary."""
-        self.admission.closed = True
-        self.requests.end_all("The server was closed.")
+        """End all work of the event loop's threads and processes with the model."""
         with trio.CancelScope(shield=True):
             async with alongside(_log_delay):
                 await self._loader.aclose()
-                if self._transcriptions is not None:
+                if self.model.transcribes:
                     await self._transcriptions.aclose()
-                await self.workers.wait_idle()
+                await self.workers.aclose()
                 if self.model.pooling is None:
-                    await self.text.wait_idle()
+                    await until_idle(self.text.compilers)
 
 
 async def _log_delay() -> None:

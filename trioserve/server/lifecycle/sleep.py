@@ -13,13 +13,14 @@ from contextlib import (
 )
 from functools import partial
 from pathlib import Path
+from typing import ClassVar, TypeAlias
 
 import attrs
 import structlog
 import trio
 from trio_util import AsyncValue
 
-from trioserve.concurrency import Gate, alongside, deadline_scope
+from trioserve.concurrency import Bell, Gate, Phase, alongside, deadline_scope
 from trioserve.errors import (
     EngineError,
     QueueFullError,
@@ -33,7 +34,7 @@ from trioserve.server.lifecycle.engine import Driver, Loader, running_engine
 from trioserve.server.lifecycle.services import EngineServices
 from trioserve.server.limits.memory import release_memory
 from trioserve.server.model import LoadedModel
-from trioserve.types import EngineCounters, EngineStatus
+from trioserve.types import EngineStatus
 
 _log = structlog.stdlib.get_logger("trioserve.server")
 
@@ -50,134 +51,149 @@ class ServerState(enum.Enum):
     CLOSED = "closed"
 
 
+@attrs.frozen
+class Asleep:
+    """The model is not in memory."""
+
+    state: ClassVar = ServerState.SLEEPING
+
+
 @attrs.define(eq=False)
-class _Start:
-    """The next start of an engine: its waiting requests, in order, and the error if it failed."""
+class Loading:
+    """The model is being loaded. The loader's thread sets `progress`, from 0.0 to 1.0."""
 
-    waiting: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
-    error: TrioServeError | None = None
+    state: ClassVar = ServerState.LOADING
+    progress: float = 0.0
 
 
+@attrs.frozen(eq=False)
+class Ready:
+    """The engine runs."""
+
+    state: ClassVar = ServerState.READY
+    services: EngineServices
+
+
+@attrs.frozen
+class Ending:
+    """The engine ends, and the model is still in memory."""
+
+    state: ClassVar = ServerState.READY
+
+
+@attrs.frozen
+class Closed:
+    """No engine runs any more. `Server` has left its block, or is about to."""
+
+    state: ClassVar = ServerState.CLOSED
+
+
+ModelState: TypeAlias = Asleep | Loading | Ready | Ending | Closed
+
+
+@attrs.define(eq=False, slots=False)
 class ModelLifecycle:
     """Loads the model when a request needs it, and frees it after an idle time.
 
     Requests wait while the model is not loaded, and continue in the order of arrival. If loading
     fails, all waiting requests get the error, and the next request tries again. A model in use is
     never freed.
-
-    Args:
-        resources: the server's resources.
-        load: loads the model.
-        drive: runs the engine.
-        room: a context manager around the model's time in memory, which makes room for it.
-        asleep: whether to start without loading the model.
     """
 
-    def __init__(
-        self,
-        resources: ServerResources,
-        load: Loader,
-        drive: Driver,
-        room: Callable[[], AbstractAsyncContextManager[None]],
-        *,
-        asleep: bool,
-    ) -> None:
-        config = resources.config
-        self._resources = resources
-        self._load = load
-        self._drive = drive
-        self._room = room
-        self._begun = asleep  # the first load has finished, or is not needed
-        #: Seconds that the idle model stays in memory. Below 0: for ever.
-        self._default_keep_alive = self._keep_alive = config.sleep_idle_seconds
-        self._max_waiting = config.max_queue + config.parallel
-        #: The active runs with tools.
-        self.runs = Gate()
-        self.load_progress = 0.0
+    _resources: ServerResources
+    _load: Loader
+    _drive: Driver
+    _room: Callable[[], AbstractAsyncContextManager[None]]  # around the model's time in memory
+    _begun: bool  # the first load has finished, or is not needed
+
+    def __attrs_post_init__(self) -> None:
+        #: Admits requests and runs with tools.
+        self.gate = self._resources.gate
+        self._model_state: AsyncValue[ModelState] = AsyncValue(Asleep())
+        #: The state's name, for programs.
         self.state = AsyncValue(ServerState.SLEEPING)
-        #: The services of the loaded model. Still set after the server has closed.
-        self.current: EngineServices | None = None
-        #: Whether new requests are rejected.
-        self.draining = False
-        self._next = _Start()
-        self._refuses = False
-        self._closing = False
+        #: Seconds that the idle model stays in memory. Below 0: for ever.
+        self._keep_alive = -1.0
+        self._start = Gate()  # the requests that wait for the next engine
+        self._line = trio.Lock()  # their order
         self._n_users = 0  # includes requests that wait for the model
         self._n_told = 0  # `end` calls that wait for the engine to end
         self._last_used = -math.inf
-        self._changed = trio.Event()  # set when one of the fields above changes
+        self._changed = Bell()  # rings when `_ends_at` is earlier than before
         self._failure: AsyncValue[EngineError | None] = AsyncValue(None)
         # Kept from the last engine:
         self._model: LoadedModel | None = None
-        self._status: EngineStatus | None = None  # its last status
+        self._status = EngineStatus(slots=(), waiting=())  # counts the work of all earlier engines
         self._scales: tuple[float, ...] = ()  # the scales of its adapters
-        self._before = EngineCounters()  # the totals of earlier engines
 
     async def run(self) -> None:
-        """Start and end engines, one at a time, until closed or cancelled.
+        """Start and end engines, one at a time, until cancelled.
 
         Raises:
             Exception: an engine failed with it, or did not start for another reason than a
                 `TrioServeError`.
         """
         try:
-            while not self._closing:
-                while not self._next.waiting:
-                    await self._until_changed(math.inf)
+            while True:
+                await self._start.n_open.wait_value(lambda n_waiting: n_waiting > 0)
                 await self._run_one()
         finally:
-            self.refuse()
-            self.state.value = ServerState.CLOSED
+            self.close()
 
     async def _run_one(self) -> None:
-        self.state.value = ServerState.LOADING
+        self._enter(Loading())
         async with AsyncExitStack() as stack:
             try:
-                self.current = await stack.enter_async_context(self._engine())
+                self._enter(Ready(await stack.enter_async_context(self._engine())))
             except TrioServeError as error:
-                if self._last_used > -math.inf:
+                if self._model is not None:
                     _log.error("the model cannot be loaded again", reason=error.message)
-                self.state.value = ServerState.SLEEPING
+                self._enter(Asleep())
                 self._fail(error)
                 return
-            await self._while_needed(self.current)
-            if self._closing:
-                return
-            self.current = None
-        await self._rest()
-        self.state.value = ServerState.SLEEPING
+            await self._while_needed(self.services)
+            self._enter(Ending())
+        self._model = self.model.asleep()
+        await trio.to_thread.run_sync(release_memory)
+        _log.info("asleep", model=self.model.info.name)
+        self._enter(Asleep())
 
-    async def _while_needed(self, current: EngineServices) -> None:
-        """Admit waiting requests, and return when the model was idle for long enough."""
-        self._keep_alive = self._default_keep_alive
+    def _enter(self, state: ModelState) -> None:
+        if not isinstance(self._model_state.value, Closed):
+            self._model_state.value = state
+            self.state.value = state.state
+
+    async def _while_needed(self, services: EngineServices) -> None:
+        """Return when the model was idle for long enough."""
+        self._keep_alive = self._resources.config.sleep_idle_seconds
         self._last_used = trio.current_time()
-        self.state.value = ServerState.READY
-        self._next.waiting.unpark()  # each task wakes the next one
         while True:
-            while trio.current_time() < self._ends_at:
-                await self._until_changed(self._ends_at)
-            if self._closing:
-                return
-            await self._remember(current)
-            if trio.current_time() >= self._ends_at:
-                return  # no request came meanwhile, and no checkpoint follows until the end
+            while (ends_at := self._ends_at) > trio.current_time():
+                with trio.move_on_at(ends_at):
+                    await self._changed.wait()
+            status = await services.health.status()
+            if self._ends_at <= trio.current_time():
+                break  # no request came meanwhile, and no checkpoint follows until the end
+        self._scales = services.adapters.scales
+        self._status = attrs.evolve(
+            status,
+            # The last tasks may be long.
+            slots=tuple(attrs.evolve(slot, task=None) for slot in status.slots),
+            counters=status.counters.after(self._status.counters),
+        )
 
     @property
     def idle_since(self) -> float | None:
         """When the running engine was last used; None: it is in use, or none runs."""
-        idle = self.state.value is ServerState.READY and not self._n_users
+        idle = isinstance(self._model_state.value, Ready) and not self._n_users
         return self._last_used if idle else None
 
     @property
     def _ends_at(self) -> float:
         """When the engine is to end, unless something changes."""
-        if self._closing:
-            return -math.inf
         if self._n_users:
             return math.inf
-        if self._n_told:
-            return -math.inf
-        return self.idle_until
+        return -math.inf if self._n_told else self.idle_until
 
     @property
     def idle_until(self) -> float:
@@ -185,32 +201,16 @@ class ModelLifecycle:
         last_used = trio.current_time() if self._n_users else self._last_used
         return math.inf if self._keep_alive < 0 else last_used + self._keep_alive
 
-    async def _until_changed(self, deadline: float) -> None:
-        with trio.move_on_at(deadline):
-            await self._changed.wait()
-            self._changed = trio.Event()
-
     def _fail(self, error: TrioServeError) -> None:
         """Report to waiting requests that there is no engine."""
-        failed, self._next = self._next, _Start()
-        failed.error = error
-        failed.waiting.unpark_all()
+        failed, self._start = self._start, Gate()
+        failed.end(error)
 
-    def refuse(self) -> None:
-        """Reject waiting and later requests for an engine with a `ServerClosingError`."""
-        self._refuses = True
+    def close(self) -> None:
+        """End all requests, and refuse later ones. Cancel `run` to end the engine."""
+        self.gate.end(ServerClosingError("The server was closed."))
         self._fail(ServerClosingError())
-
-    async def close(self) -> None:
-        """Start no more engines, and end the running one, even if it is in use.
-
-        An engine that is starting or ending stops when `run` is cancelled.
-        """
-        self.refuse()
-        if self.current is not None:
-            self._closing = True
-            self._changed.set()
-            await self.state.wait_value(ServerState.CLOSED)
+        self._enter(Closed())
 
     # -- one engine
 
@@ -224,16 +224,13 @@ class ModelLifecycle:
             BridgeError: no descriptors are left.
         """
         began = trio.current_time()
-        self.load_progress = 0.0
         config, telemetry = self._resources.config, self._resources.telemetry
         running = running_engine(config, self._load, self._drive, self._note_progress)
         async with self._room(), running as (loop, dispatcher):
             introduce = partial(LoadedModel.introduce, loop, config)
             model = await trio.to_thread.run_sync(introduce)
-            services = EngineServices(self._resources, model, loop, dispatcher, self.in_use)
-            services.admission.draining = self.draining
-            if self._status is not None:
-                self._before = self._status.counters
+            services = EngineServices(self._resources, model, loop, dispatcher)
+            if self._model is not None:
                 services.adapters.set(dict(enumerate(self._scales)))
                 seconds = round(trio.current_time() - began, 3)
                 _log.info("awake", model=model.info.name, seconds=seconds)
@@ -251,48 +248,39 @@ class ModelLifecycle:
                     telemetry.attach(None)
 
     def _note_progress(self, share: float) -> None:
-        self.load_progress = share
+        if isinstance(loading := self._model_state.value, Loading):
+            loading.progress = share
 
     async def _note_failure(self, services: EngineServices) -> None:
-        self._failure.value = await services.health.wait_failure()
+        failure: EngineError  # which all requests have got
+        failure = await services.dispatcher.failure.wait_value(lambda error: error is not None)
+        _log.error("the engine has failed", exc_info=failure.__cause__)
+        self._failure.value = failure
 
     async def wait_failure(self) -> EngineError:
         """Wait until an engine fails, and return the error. All requests got it before."""
-        await self._failure.wait_value(lambda failure: failure is not None)
-        failure: EngineError = self._failure.value
+        failure: EngineError = await self._failure.wait_value(lambda error: error is not None)
         return failure
-
-    async def _remember(self, services: EngineServices) -> None:
-        """Keep the status and the scales for the time in which the server sleeps."""
-        status = await services.health.status()
-        self._status = attrs.evolve(
-            status,
-            # The last tasks may be long.
-            slots=tuple(attrs.evolve(slot, task=None) for slot in status.slots),
-            counters=status.counters.after(self._before),
-        )
-        self._scales = services.adapters.scales
-
-    async def _rest(self) -> None:
-        """Free the memory that an engine leaves behind."""
-        self._model = self.model.asleep()
-        await trio.to_thread.run_sync(release_memory)
-        _log.info("asleep", model=self.model.info.name)
 
     # -- state
 
     @property
+    def load_progress(self) -> float:
+        """The share of the model that is loaded, from 0.0 to 1.0."""
+        state = self._model_state.value
+        return state.progress if isinstance(state, Loading) else float(self.ready)
+
+    @property
     def sleeping(self) -> bool:
         """Whether the model is not in memory, and is loaded when a request needs it."""
-        closed = self.state.value is ServerState.CLOSED
-        return self.current is None and self._begun and not closed
+        return self._begun and not isinstance(self._model_state.value, Ready | Closed)
 
     @property
     def services(self) -> EngineServices:
         """The services of the loaded model. Raises as `model`."""
-        if self.current is None:
-            raise ServerSleepingError if self.sleeping else ServerClosingError
-        return self.current
+        if isinstance(state := self._model_state.value, Ready):
+            return state.services
+        raise self._absence()
 
     @property
     def model(self) -> LoadedModel:
@@ -303,8 +291,11 @@ class ModelLifecycle:
             ServerClosingError: the server closed before it loaded the model.
         """
         if self._model is None:
-            raise ServerSleepingError if self.sleeping else ServerClosingError
+            raise self._absence()
         return self._model
+
+    def _absence(self) -> TrioServeError:
+        return ServerSleepingError() if self.sleeping else ServerClosingError()
 
     async def known_model(self, context: RequestContext | None = None) -> LoadedModel:
         """The model's properties. Loads the model if it was never loaded."""
@@ -316,24 +307,19 @@ class ModelLifecycle:
     @property
     def ready(self) -> bool:
         """Whether the model is loaded and the server is open."""
-        return self.current is not None and not self.current.admission.closed
+        return isinstance(self._model_state.value, Ready)
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are rejected."""
+        return self.gate.phase.value is not Phase.OPEN
 
     async def drain(self, timeout: float) -> None:
         """See `Server.drain`."""
-        self.draining = True
-        self.refuse()
-        runs = self.runs
-        if not self.sleeping:
-            self.services.admission.draining = True
-        with trio.move_on_after(timeout) as scope:
-            await runs.drained()
-            if not self.sleeping:
-                await self.services.requests.wait_none()
-        if scope.cancelled_caught:
-            message = f"The server shut down, {timeout:g} seconds after draining started."
-            runs.end(ServerClosingError(message))
-            if not self.sleeping:
-                self.services.requests.end_all(message)
+        self.gate.refuse()
+        self._fail(ServerClosingError())
+        message = f"The server shut down, {timeout:g} seconds after draining started."
+        await self.gate.drain(trio.current_time() + timeout, ServerClosingError(message))
 
     def check_ready(self) -> None:
         """Check that the server accepts requests. A sleeping server does.
@@ -342,8 +328,7 @@ class ModelLifecycle:
             UnavailableError: the engine has failed.
             ServerClosingError: the server drains, or is closed.
         """
-        if self.draining:
-            raise ServerClosingError
+        self.gate.check()
         if not self.sleeping:
             self.services.health.check_ready()
 
@@ -353,17 +338,17 @@ class ModelLifecycle:
         Raises:
             UnavailableError: the engine has failed, or a step takes too long.
         """
-        if self.current is not None and self.ready:
-            self.current.health.check_live()
+        if self.ready:
+            self.services.health.check_live()
 
     async def status(self) -> EngineStatus:
         """See `Server.status`."""
         if self.sleeping:
             await trio.lowlevel.checkpoint()
-            return self._status or EngineStatus(slots=(), waiting=())
+            return self._status
         with self.in_use(counts=False):
             status = await self.services.health.status()
-            return attrs.evolve(status, counters=status.counters.after(self._before))
+            return attrs.evolve(status, counters=status.counters.after(self._status.counters))
 
     # -- use of the engine
 
@@ -381,7 +366,7 @@ class ModelLifecycle:
             if counts:
                 self._last_used = trio.current_time()
             if not self._n_users:
-                self._changed.set()
+                self._changed.ring()
 
     @asynccontextmanager
     async def use(
@@ -391,29 +376,27 @@ class ModelLifecycle:
         if check is not None:
             check(await self.known_model(context))
         with self.in_use():
-            if self.current is None or self._next.waiting:
-                await self._until_started(context.deadline)
+            if not self.ready or self._start.n_open.value:
+                with deadline_scope(context.deadline):
+                    await self._until_ready()
             if context.keep_alive is not None:
                 self._keep_alive = context.keep_alive
             yield self.services
 
-    async def _until_started(self, deadline: float) -> None:
-        start = self._next
-        if self._refuses:
+    async def _until_ready(self) -> None:
+        """Have the model loaded, and wait for that in the order of arrival."""
+        if self.draining:  # also for what has begun: no engine starts any more
             raise ServerClosingError
-        if len(start.waiting) >= self._max_waiting:
-            n_waiting = len(start.waiting)
+        n_waiting, config = self._start.n_open.value, self._resources.config
+        if n_waiting >= config.max_queue + config.parallel:
             wait = "request waits" if n_waiting == 1 else "requests wait"
             raise QueueFullError(
                 f"{n_waiting} {wait} for the model to load, and the queue is full.",
                 retry_after=_RETRY_AFTER,
             )
-        self._changed.set()
-        with deadline_scope(deadline):
-            await start.waiting.park()
-        if start.error is not None:
-            raise start.error.again()
-        start.waiting.unpark()
+        with self._start.open():
+            async with self._line:
+                await self._model_state.wait_value(lambda state: isinstance(state, Ready))
 
     async def end(self) -> None:
         """End the engine as soon as it is unused, and wait until it has ended.
@@ -421,10 +404,8 @@ class ModelLifecycle:
         When cancelled, the engine keeps running, unless it is ending already.
         """
         self._n_told += 1
-        self._changed.set()
+        self._changed.ring()
         try:
-            await self.state.wait_value(
-                lambda state: state in (ServerState.SLEEPING, ServerState.CLOSED)
-            )
+            await self._model_state.wait_value(lambda state: isinstance(state, Asleep | Closed))
         finally:
             self._n_told -= 1

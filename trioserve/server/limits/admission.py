@@ -10,14 +10,14 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
 from time import monotonic
 
 import attrs
 import trio
 
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError, QueueFullError, RateLimitError, ServerClosingError
+from trioserve.errors import InvalidRequestError, QueueFullError, RateLimitError
+from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher, QueueLoad
 from trioserve.types import Adapters, CacheRoot, EngineStatus, WaitingStatus
 
@@ -32,18 +32,6 @@ class _Bounds:
     n_requests: float
     n_tokens: float
     owner: str = ""
-
-
-#: Whether the current task is exempt from the limits because it finishes work it has started.
-_BEGUN: ContextVar[bool] = ContextVar("begun", default=False)
-
-
-def let_finish() -> None:
-    """Exempt all later requests of the current task from the queue limits and from draining.
-
-    For a task that has started work of several steps. The tasks that it starts inherit this.
-    """
-    _BEGUN.set(True)
 
 
 class Admission:
@@ -66,32 +54,21 @@ class Admission:
         self._dispatcher = dispatcher
         self._n_slots = n_slots
         self._service_s = 0.0  # moving average of the seconds a request holds its slot
-        self.draining = False  # reject new requests
-        self.closed = False  # reject requests of tasks that called `let_finish`, too
 
-    def check_open(self) -> None:
-        """Check that the server is not draining or closed.
-
-        Raises:
-            ServerClosingError: the server is draining or closed.
-        """
-        if self.closed or (self.draining and not _BEGUN.get()):
-            raise ServerClosingError
-
-    def check(self, n_prompt: int, client: str) -> None:
-        """Check that the queue has room for a request. Tasks that called `let_finish` pass.
+    def check(self, n_prompt: int, context: RequestContext) -> None:
+        """Check that the queue has room for a request. One that has begun passes.
 
         Raises:
             QueueFullError: too many requests or prompt tokens wait; has a time to retry after.
         """
-        if _BEGUN.get():
+        if context.has_begun:
             return
         n_queued = self._dispatcher.queued.n_requests
         n_free = self._n_slots - (len(self._dispatcher) - n_queued)
         if n_queued < n_free:
             return  # it starts at once
         if self._bounds_of_key is not None:
-            own = self._dispatcher.queued_of(client)
+            own = self._dispatcher.queued_of(context.client)
             self._check_load(own, max(0, n_free), n_prompt, self._bounds_of_key)
         self._check_load(self._dispatcher.queued, n_free, n_prompt, self._bounds)
 

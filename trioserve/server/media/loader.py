@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,11 +19,10 @@ import attrs
 import structlog
 import trio
 
-from trioserve.concurrency import alongside
+from trioserve.concurrency import Gate, alongside
 from trioserve.config import Config
 from trioserve.errors import (
     InvalidMediaError,
-    ServerClosingError,
     TrioServeError,
     UnavailableError,
     UnsupportedFieldError,
@@ -54,8 +54,7 @@ class Decoders:
         self._limits = limits
         self._places = trio.CapacityLimiter(_N_PROCESSES)
         self._idle: list[Decoder] = []
-        self._busy: set[Decoder] = set()
-        self._is_closed = False
+        self._gate = Gate()
 
     async def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
         """Decode a file. When cancelled, ends the process and waits for its end.
@@ -65,31 +64,17 @@ class Decoders:
             ServerClosingError: the server was closed.
             UnavailableError: no process is available.
         """
-        async with self._places:
-            if self._is_closed:
-                raise ServerClosingError
-            decoder = await self._take()
-            self._busy.add(decoder)
-            try:
-                return await self._decode(decoder, data, order)
-            finally:
-                self._busy.remove(decoder)
-                if decoder.is_usable:
-                    self._idle.append(decoder)
+        with self._gate.open():
+            async with self._places:
+                return await self._decode(await self._take(), data, order)
 
     async def aclose(self) -> None:
         """End the processes, and wait until they have ended. No further files can be decoded."""
-        self._is_closed = True
-        for decoder in self._busy:
-            decoder.kill()
+        self._gate.end()
         with trio.CancelScope(shield=True):
-            places = [object() for _ in range(_N_PROCESSES)]
-            for place in places:
-                await self._places.acquire_on_behalf_of(place)
+            await self._gate.drained()
             while self._idle:
                 await trio.to_thread.run_sync(self._idle.pop().close)
-        for place in places:
-            self._places.release_on_behalf_of(place)
 
     async def _take(self) -> Decoder:
         """Take an idle process, or one that has not started yet."""
@@ -125,11 +110,12 @@ class Decoders:
         except DecoderError as error:
             await trio.lowlevel.checkpoint_if_cancelled()
             raise self._refusal(error, has_timed_out) from error
+        finally:
+            if decoder.is_usable:
+                self._idle.append(decoder)
         return media
 
     def _refusal(self, error: DecoderError, has_timed_out: bool) -> TrioServeError:
-        if self._is_closed:
-            return ServerClosingError()
         if has_timed_out:
             return InvalidMediaError(f"takes more than {self._limits.timeout:g} seconds to decode")
         if error.by_signal:
@@ -230,21 +216,14 @@ class MediaLoader:
             )
         loaded: list[DecodedMedia] = []
         for index, source in enumerate(sources):
-            try:
-                media = await self._load(source, wanted, hold)
-            except InvalidMediaError as error:
-                message = f"The {_NAMES[source.kind]} in '{source.param}' {error.message}."
-                raise InvalidMediaError(message, param=source.param, index=index) from error
-            loaded.append(media)
+            with _named(_NAMES[source.kind], source.param, index):
+                loaded.append(await self._load(source, wanted, hold))
         return loaded
 
     async def read(self, source: MediaSource, hold: MemoryReservation) -> bytes:
         """Read or fetch a file without decoding it. Otherwise like `load`."""
-        try:
+        with _named(_NAMES[source.kind], source.param):
             return await self._read(source, hold)
-        except InvalidMediaError as error:
-            message = f"The {_NAMES[source.kind]} in '{source.param}' {error.message}."
-            raise InvalidMediaError(message, param=source.param) from error
 
     async def load_document(
         self, source: DocumentSource, *, with_images: bool, hold: MemoryReservation
@@ -268,13 +247,10 @@ class MediaLoader:
             )
         assert source.data is not None
         order = Order(format="pdf", kind="document", with_images=with_images)
-        try:
+        with _named("document", source.param):
             if len(source.data) > self._limits.max_bytes:
                 raise InvalidMediaError(f"has more than {self._limits.max_bytes} bytes")
             document = await self._decoders.decode(source.data, order)
-        except InvalidMediaError as error:
-            message = f"The document in '{source.param}' {error.message}."
-            raise InvalidMediaError(message, param=source.param) from error
         assert isinstance(document, DecodedDocument)
         for page in document.pages:
             hold.grow(len(page.text) + (0 if page.image is None else size_of(page.image)))
@@ -330,6 +306,16 @@ class MediaLoader:
                 read, limiter=self._readers, abandon_on_cancel=True
             )
         raise InvalidMediaError("is in a file that cannot be read in time")
+
+
+@contextmanager
+def _named(what: str, param: str | None, index: int = 0) -> Iterator[None]:
+    """Name the file in an error whose message is a part of a sentence."""
+    try:
+        yield
+    except InvalidMediaError as error:
+        message = f"The {what} in '{param}' {error.message}."
+        raise InvalidMediaError(message, param=param, index=index) from error
 
 
 def _order(said: MediaKind | None, format: Format, wanted: Wanted) -> Order:

@@ -9,7 +9,7 @@ Observers ignore unknown events.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Literal, Protocol, TypeAlias
@@ -18,7 +18,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.errors import TrioServeError
+from trioserve.errors import TrioServeError, first_error
 from trioserve.renamed import renamed_names
 from trioserve.server.context import RequestContext
 from trioserve.server.stream import Stream
@@ -190,7 +190,7 @@ def observed(
         observers: receive the events, in this order.
         request: the properties known at the start.
         stream: the request's stream, which has its end.
-        on_cancel: the reason if the block is cancelled or left early.
+        on_cancel: the reason if the block is left early, or cancelled without the reason.
     """
     began = monotonic()
     emit(observers, RequestStarted(request))
@@ -204,6 +204,10 @@ def observed(
         end = _end(stream, error, on_cancel, monotonic() - began)
         del error  # break the cycle: its traceback refers to this frame
         emit(observers, RequestRecord(request, end))
+
+
+#: The reasons of cancellation, as `trio.Cancelled` has them.
+_REASONS: Mapping[str | None, CancelReason] = {each.value: each for each in CancelReason}
 
 
 def _end(
@@ -222,7 +226,8 @@ def _end(
         )
     cancelled = stream.mailbox.cancel_reason
     if cancelled is None and (error is None or _is_cancellation(error)):
-        cancelled = on_cancel
+        told = None if error is None else getattr(first_error(error), "reason", None)
+        cancelled = _REASONS.get(told, on_cancel)
     return RequestEnd(
         n_output=stream.n_tokens,
         total_s=total_s,

@@ -61,13 +61,13 @@ def check_infill(model: LoadedModel) -> None:
         raise NotSupportedError(f"Infill is not supported by this model: {missing}.")
 
 
+@attrs.define(eq=False, slots=False)
 class InfillPrompts:
     """Makes prompts that ask a model to fill a gap."""
 
-    def __init__(self, config: Config, model: LoadedModel, tokenizer: Tokenizer) -> None:
-        self._config = config
-        self._model = model
-        self._tokenizer = tokenizer
+    _config: Config
+    _model: LoadedModel
+    _tokenizer: Tokenizer
 
     async def prompt_for(self, gap: Gap, max_tokens: int) -> tuple[TokenId, ...]:
         """Make a prompt. See `Server.infill`."""

@@ -18,6 +18,7 @@ from trioserve.chat.messages import (
     media_part,
     pages_of,
 )
+from trioserve.concurrency import check_cancelled
 from trioserve.engine.backend import Projector
 from trioserve.errors import (
     ContextLengthExceededError,
@@ -27,7 +28,8 @@ from trioserve.errors import (
 )
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation
 from trioserve.server.media.loader import MediaLoader, Wanted
-from trioserve.server.workers import Stop, Workers
+from trioserve.server.model import LoadedModel
+from trioserve.server.workers import Workers
 from trioserve.types import (
     DecodedMedia,
     DocumentSource,
@@ -90,37 +92,18 @@ class MixedPrompt:
     parts: Parts = attrs.field(converter=_to_parts)
 
 
+@attrs.define(eq=False, slots=False)
 class MediaPrompts:
-    """Makes prompts of text and media.
+    """Makes prompts of text and media."""
 
-    Args:
-        modalities: the media that the model supports.
-        projector: the model's projector; None: text only.
-        loader: loads media.
-        workers: threads in which prompts are made.
-        memory: the memory budget of requests.
-        n_ctx: tokens in the context of a request.
-        video_fps: frames to take from each second of a video.
-    """
+    _model: LoadedModel
+    _projector: Projector | None  # the model's projector; None: text only
+    _loader: MediaLoader  # loads media
+    _workers: Workers  # threads in which prompts are made
+    memory: MemoryBudget  # of requests
+    _video_fps: float  # frames to take from each second of a video
 
-    def __init__(
-        self,
-        modalities: Modalities,
-        projector: Projector | None,
-        loader: MediaLoader,
-        workers: Workers,
-        memory: MemoryBudget,
-        *,
-        n_ctx: int,
-        video_fps: float,
-    ) -> None:
-        self._projector = projector
-        self._loader = loader
-        self._workers = workers
-        self.memory = memory
-        self._n_ctx = n_ctx
-        self._modalities = modalities
-        self._video_fps = video_fps
+    def __attrs_post_init__(self) -> None:
         #: Memory during preparation is not in the budget, so this limits it.
         self._preparing = trio.CapacityLimiter(2)
 
@@ -161,7 +144,7 @@ class MediaPrompts:
             for part in message["content"]
             if _is_file(part)
         ]
-        check_kinds(self._modalities, sources)
+        check_kinds(self._model.modalities, sources)
         if not sources or self._projector is None:
             return messages
         loaded = iter(await self._loader.load(sources, self._wanted(self._projector), hold))
@@ -185,7 +168,7 @@ class MediaPrompts:
         return await self._pages(part["document"], hold) if part["type"] == "document" else [part]
 
     async def _pages(self, source: DocumentSource, hold: MemoryReservation) -> list[dict[str, Any]]:
-        sees = self._modalities.vision
+        sees = self._model.modalities.vision
         document = await self._loader.load_document(source, with_images=sees, hold=hold)
         if not sees and not any(page.text.strip() for page in document.pages):
             raise InvalidMediaError(
@@ -219,7 +202,7 @@ class MediaPrompts:
             TrioServeError: from loading.
         """
         sources = [part for part in parts if isinstance(part, MediaSource)]
-        check_kinds(self._modalities, sources)
+        check_kinds(self._model.modalities, sources)
         assert self._projector is not None
         projector = self._projector
         before = hold.n_bytes
@@ -227,18 +210,18 @@ class MediaPrompts:
         loaded = iter(await self._loader.load(files, self._wanted(projector), hold))
         given = [part if isinstance(part, str) else part.decoded or next(loaded) for part in parts]
 
-        def prepare(stop: Stop) -> Prompt:
-            def enough(n_cells: int) -> bool:
-                if fits and n_cells > self._n_ctx:
-                    raise ContextLengthExceededError(n_cells, self._n_ctx, at_least=True)
+        def prepare() -> Prompt:
+            def check(n_cells: int) -> None:
+                if fits and n_cells > self._model.n_ctx_seq:
+                    raise ContextLengthExceededError(n_cells, self._model.n_ctx_seq, at_least=True)
                 if n_cells * projector.bytes_per_cell > self.memory.limit:
                     raise PayloadTooLargeError(
                         f"The media of the request take more than {self.memory.limit} bytes of "
                         "memory, which --max-request-memory allows."
                     )
-                return stop()
+                check_cancelled()
 
-            return projector.prepare(given, add_special=add_special, stop=enough)
+            return projector.prepare(given, add_special=add_special, check=check)
 
         try:
             async with self._preparing:
@@ -256,5 +239,5 @@ class MediaPrompts:
 
     def _wanted(self, projector: Projector) -> Wanted:
         kinds: list[MediaKind] = ["image", "audio", "video"]
-        taken = frozenset(kind for kind in kinds if self._modalities.take(kind))
+        taken = frozenset(kind for kind in kinds if self._model.modalities.take(kind))
         return Wanted(kinds=taken, rate=projector.audio_rate, fps=self._video_fps)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import attrs
 import structlog
 import trio
 
@@ -27,18 +28,17 @@ from trioserve.chat.params import ChatParams
 from trioserve.chat.template.budget import Limits, OutOfTimeError
 from trioserve.chat.template.continuation import find_divergence_points, render_continued
 from trioserve.chat.template.render import ChatTemplate
+from trioserve.concurrency import check_cancelled
 from trioserve.engine.backend import Vocab
 from trioserve.errors import (
     ConfigError,
     ContextLengthExceededError,
     InvalidRequestError,
-    ServerClosingError,
 )
-from trioserve.server.limits.admission import Admission
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.model import LoadedModel
 from trioserve.server.prompts.media import MediaPrompts, MixedPrompt, check_kinds
-from trioserve.server.workers import SMALL, Stop, Workers
+from trioserve.server.workers import SMALL, Workers
 from trioserve.types import Prompt, TokenId
 from trioserve.types.task import shared_length
 
@@ -97,7 +97,6 @@ AnyPrompt: TypeAlias = PromptLike | MixedPrompt
 def tokens_of(
     vocab: Vocab,
     parts: Sequence[TokenId | str],
-    stop: Stop,
     *,
     add_special: bool = True,
     parse_special: bool = True,
@@ -109,52 +108,43 @@ def tokens_of(
     Raises:
         ContextLengthExceededError: there are more than `limit` tokens. The check runs from time to
             time, so there may be many more.
-        AbandonedError: `stop` returned True.
     """
     if not any(isinstance(part, str) for part in parts):
         return Prompt(cast(Sequence[TokenId], parts))
     tokens: list[TokenId] = []
 
-    def enough(n_more: int) -> bool:
+    def check(n_more: int) -> None:
         n_tokens = len(tokens) + n_more
         if limit is not None and n_tokens > limit:
             raise ContextLengthExceededError(n_tokens, limit, at_least=True)
-        return stop()
+        check_cancelled()
 
     for i, part in enumerate(parts):
         if not isinstance(part, str):
             tokens.append(part)
             continue
-
         tokens += vocab.tokenize(
             part,
             add_special=add_special and i == 0,
             parse_special=parse_special,
             is_fragment=is_fragment,
-            stop=enough,
+            check=check,
         )
     return Prompt(tokens)
 
 
+@attrs.define(eq=False, slots=False)
 class Tokenizer:
     """Tokenizes short texts on the event loop, and long ones in a thread.
 
     A text that must fit into the context is rejected before it is tokenized if it is far too long:
     a token has at most `Vocab.max_token_bytes`. Otherwise it is rejected as soon as there are too
     many tokens.
-
-    Args:
-        vocab: the model's vocabulary.
-        admission: knows whether the server is open.
-        workers: the threads.
-        n_ctx: tokens in the context of a request.
     """
 
-    def __init__(self, vocab: Vocab, admission: Admission, workers: Workers, n_ctx: int) -> None:
-        self._vocab = vocab
-        self._admission = admission
-        self._workers = workers
-        self._n_ctx = n_ctx
+    _vocab: Vocab  # the model's vocabulary
+    _workers: Workers  # the threads
+    _n_ctx: int  # tokens in the context of a request
 
     @property
     def max_chars(self) -> int:
@@ -186,9 +176,7 @@ class Tokenizer:
         Raises:
             ContextLengthExceededError: it does not fit.
             InvalidRequestError: the text cannot be tokenized.
-            ServerClosingError: the server drains, or is closed.
         """
-        self._admission.check_open()
         if isinstance(prompt, Prompt):
             return prompt
         parts = (prompt,) if isinstance(prompt, str) else prompt
@@ -214,8 +202,6 @@ class Tokenizer:
 
     def detokenize(self, tokens: Sequence[TokenId] | Prompt) -> str:
         """See `Server.detokenize`. While draining too: running requests write their last event."""
-        if self._admission.closed:
-            raise ServerClosingError
         if not isinstance(tokens, Prompt):
             tokens = Prompt(tokens)
             tokens.check(self._vocab.n_tokens, "tokens")
@@ -240,12 +226,14 @@ class Tokenizer:
                     size += 64 + len(text)
         return await self._workers.offload(partial(self._biases_of, biases), size)
 
-    def _biases_of(self, biases: tuple[Any, ...], stop: Stop) -> tuple[Any, ...]:
+    def _biases_of(self, biases: tuple[Any, ...]) -> tuple[Any, ...]:
         found: list[Any] = []
         for pair in biases:
             match pair:
                 case (str(text), bias):
-                    ids = self._vocab.tokenize(text, parse_special=False, stop=lambda _: stop())
+                    ids = self._vocab.tokenize(
+                        text, parse_special=False, check=lambda _: check_cancelled()
+                    )
                     found += ((each, bias) for each in ids)
                     continue
                 case (int(token), _):
@@ -273,31 +261,25 @@ _QUICK = Limits(seconds=0.004, hurried=True)
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
 
+@attrs.define(eq=False, slots=False)
 class ChatPrompts:
-    """Renders chats with the model's template, and tokenizes them.
+    """Renders chats with the model's template, and tokenizes them."""
 
-    Args:
-        model: has the template.
-        tokenizer: converts text to tokens.
-        workers: threads for long work.
-        media: makes prompts with media.
-    """
+    _model: LoadedModel  # has the template
+    _tokenizer: Tokenizer  # converts text to tokens
+    _workers: Workers  # threads for long work
+    media: MediaPrompts  # makes prompts with media
 
-    def __init__(
-        self, model: LoadedModel, tokenizer: Tokenizer, workers: Workers, media: MediaPrompts
-    ) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
-        self._workers = workers
-        self.media = media
-        self._quick = model.template.with_limits(_QUICK)
+    def __attrs_post_init__(self) -> None:
+        self._quick = self._model.template.with_limits(_QUICK)
+        self._slow = self._model.template.with_limits(Limits(check=check_cancelled))
         self._is_slow = False  # whether the last render was slow
 
     async def parse(self, messages: Messages) -> ParsedMessages:
         """Check messages. Raises InvalidRequestError: one is malformed."""
         if isinstance(messages, ParsedMessages):
             return messages
-        return await self._workers.offload(lambda _: parse_messages(messages), n_chars(messages))
+        return await self._workers.offload(partial(parse_messages, messages), n_chars(messages))
 
     async def mark(
         self, messages: ParsedMessages, hold: MemoryReservation, *, marker: str | None = None
@@ -318,7 +300,7 @@ class ChatPrompts:
             messages = await self.media.read_documents(messages, hold)
         if not any(has_media(one["content"]) for one in messages):
             return MarkedMessages(messages)
-        marked = await self._workers.offload(lambda _: mark(messages, marker), n_chars(messages))
+        marked = await self._workers.offload(partial(mark, messages, marker), n_chars(messages))
         check_kinds(self._model.modalities, marked.media.values())
         return marked
 
@@ -336,16 +318,16 @@ class ChatPrompts:
         if cost <= SMALL and not self._is_slow:
             try:
                 return await self._workers.offload(
-                    lambda _: self._render(self._quick, messages, chat), cost
+                    partial(self._render, self._quick, messages, chat), cost
                 )
             except OutOfTimeError:
                 pass  # render again in a thread, with a longer limit
-        return await self._workers.offload(lambda _: self._render_slowly(messages, chat))
+        return await self._workers.offload(partial(self._render_slowly, messages, chat))
 
     def _render_slowly(self, messages: Messages, chat: ChatParams) -> str:
         began = time.thread_time()
         try:
-            return self._render(self._model.template, messages, chat)
+            return self._render(self._slow, messages, chat)
         finally:
             self._is_slow = time.thread_time() - began > _QUICK.seconds
 
@@ -390,7 +372,7 @@ class ChatPrompts:
             return await self._tokenizer.prompt_of(
                 text, add_special=add_special, fits=fits, aside=aside
             )
-        parts = await self._workers.offload(lambda _: marked.split(text), len(text))
+        parts = await self._workers.offload(partial(marked.split, text), len(text))
         return await self.media.prompt_of(
             parts, hold, add_special=add_special, fits=fits, aside=aside
         )
@@ -419,12 +401,12 @@ class ChatPrompts:
         return Prompt(prompt.tokens, media=prompt.media, divergence_points=points)
 
     def _divergence_points(
-        self, text: str, prompt: Prompt, marked: MarkedMessages, chat: ChatParams, stop: Stop
+        self, text: str, prompt: Prompt, marked: MarkedMessages, chat: ChatParams
     ) -> tuple[int, ...]:
         messages = marked.messages
         n_given = len(messages) - (chat.continue_final_message is not None)
         places = find_divergence_points(
-            self._model.template,
+            self._slow,
             text,
             messages[:n_given],
             tools=chat.tools,
@@ -435,7 +417,6 @@ class ChatPrompts:
             marked.pieces(text),
             prompt,
             places,
-            stop,
             add_special=self._adds_special(text),
         )
 
@@ -465,7 +446,6 @@ def divergence_points_of(
     pieces: Sequence[str],
     prompt: Prompt,
     places: Iterable[int],
-    stop: Stop,
     *,
     add_special: bool,
 ) -> tuple[int, ...]:
@@ -480,14 +460,10 @@ def divergence_points_of(
         pieces: the text; every second piece stands for media.
         prompt: the tokenized text.
         places: the characters, as offsets in all pieces together.
-        stop: returns True when the caller has given up.
         add_special: whether the prompt begins with a special token that the text does not have.
-
-    Raises:
-        AbandonedError: `stop` returned True.
     """
     if len(pieces) == 1:
-        return _points_in(vocab, pieces[0], prompt.tokens, places, stop, add_special=add_special)
+        return _points_in(vocab, pieces[0], prompt.tokens, places, add_special=add_special)
     points = {n_before + last.n_cells for n_before, last in prompt.spans[-1:]}
     n_chars = n_tokens = 0
     for place, piece in enumerate(pieces):
@@ -496,12 +472,12 @@ def divergence_points_of(
         if place % 2 or not piece:
             continue
         special = add_special and place == 0
-        tokens = vocab.tokenize(piece, add_special=special, stop=lambda _: stop())
+        tokens = vocab.tokenize(piece, add_special=special, check=lambda _: check_cancelled())
         start = _find(tokens, prompt.tokens, n_tokens)
         if start is None:
             continue  # a projector changed the text; the checkpoint is optional
         n_tokens = start + len(tokens)
-        found = _points_in(vocab, piece, tokens, inside, stop, add_special=special)
+        found = _points_in(vocab, piece, tokens, inside, add_special=special)
         n_media = sum(chunk.n_cells for n_before, chunk in prompt.media if n_before <= start)
         points.update(n_media + start + point for point in found)
     return tuple(sorted(points))
@@ -521,14 +497,13 @@ def _points_in(
     text: str,
     tokens: Sequence[TokenId],
     places: Iterable[int],
-    stop: Stop,
     *,
     add_special: bool,
 ) -> tuple[int, ...]:
     """Count the tokens of a text before some of its characters."""
     points = set()
     for place in places:
-        n_before = _count(vocab, text, tokens, place, stop, add_special=add_special)
+        n_before = _count(vocab, text, tokens, place, add_special=add_special)
         header = tokens[max(0, n_before - _HEADER) : n_before]
         after_control = [i for i, token in enumerate(header, 1) if not vocab.pieces[token]]
         points.add(n_before - (len(header) - after_control[-1] if after_control else 0))
@@ -540,15 +515,14 @@ def _count(
     text: str,
     tokens: Sequence[TokenId],
     place: int,
-    stop: Stop,
     *,
     add_special: bool,
 ) -> int:
     """Count the tokens before a character; tokenizes the shorter side if that is enough."""
     if place * 2 > len(text):
-        tail = vocab.tokenize(text[place:], stop=lambda _: stop())
+        tail = vocab.tokenize(text[place:], check=lambda _: check_cancelled())
         n_before = len(tokens) - len(tail)
         if tuple(tokens[n_before:]) == tail:
             return n_before
-    head = vocab.tokenize(text[:place], add_special=add_special, stop=lambda _: stop())
+    head = vocab.tokenize(text[:place], add_special=add_special, check=lambda _: check_cancelled())
     return shared_length(list(head), list(tokens))

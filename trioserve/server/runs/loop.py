@@ -14,19 +14,18 @@ from trioserve.chat.messages import Messages
 from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.concurrency import alongside, deadline_scope
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError, raised_alone
 from trioserve.server.context import RequestContext
-from trioserve.server.limits.admission import let_finish
 from trioserve.server.model import LoadedModel
 from trioserve.server.runs.calls import Calls, assistant_message, tool_message
 from trioserve.server.runs.events import EndReason, RunAnswer, RunEnded, StepChunk, StepStarted
 from trioserve.server.runs.params import RunParams, RunTools
 from trioserve.server.runs.run import AgentRun
-from trioserve.server.stream import ChatChunk, ChatStream
-from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings
+from trioserve.server.stream import ChatStream
+from trioserve.types import FinishReason, GenerationParams, Timings
 
 if TYPE_CHECKING:
-    from trioserve.server.server import Server
+    from trioserve.server.core import ServerCore
 
 #: A high estimate of the characters in a token. Longer text is cut before it is tokenized.
 _MAX_CHARS = 16
@@ -35,7 +34,7 @@ _MAX_CHARS = 16
 _NOTE = 24
 
 
-async def fit(text: str, n_tokens: int, server: Server) -> str:
+async def fit(text: str, n_tokens: int, server: ServerCore) -> str:
     """Cut a text to a number of tokens and append a note, or return it unchanged if it fits."""
     head = _as_unicode(text[: max(0, n_tokens) * _MAX_CHARS])
     if 4 * len(text) <= n_tokens:  # a token has at least a byte
@@ -76,7 +75,7 @@ class AgentLoop:
     """
 
     def __init__(
-        self, server: Server, question: Question, tools: RunTools, calls: Calls, run: AgentRun
+        self, server: ServerCore, question: Question, tools: RunTools, calls: Calls, run: AgentRun
     ) -> None:
         self._server = server
         self._asked = question
@@ -120,22 +119,16 @@ class AgentLoop:
         """
         messages = Messages((*self._asked.messages, *self._added))
         chat, context = self._chat(step), self._context(step)
-        answering = self._server.stream_chat(messages, self._asked.params, chat, context=context)
-        async with answering as stream:
+        answering = self._server.stream_chats(messages, self._asked.params, chat, context=context)
+        async with answering as (stream,):
             self._feed.put(StepStarted(self._feed.new_id(), step))
-            if step == 1:
-                let_finish()
             with self._run.watched(stream):
                 async for event in stream:
-                    await self._tell(step, event)
+                    await self._feed.room()
+                    self._feed.put(StepChunk(self._feed.new_id(), step, event))
         assert stream.finished is not None
         self._timings = _sum(self._timings, stream.finished.timings)
         return stream
-
-    async def _tell(self, step: int, event: ChatChunk | Progress | Finished) -> None:
-        if not isinstance(event, Finished):
-            await self._feed.room()
-            self._feed.put(StepChunk(self._feed.new_id(), step, event))
 
     def _chat(self, step: int) -> ChatParams:
         """The chat's parameters. A required call applies to the first answer only."""
@@ -150,7 +143,7 @@ class AgentLoop:
     def _context(self, step: int) -> RequestContext:
         """The context of an answer. Only the first one has waited since the request arrived."""
         context = self._asked.context
-        return context if step == 1 else attrs.evolve(context, arrived=None)
+        return context if step == 1 else attrs.evolve(context, arrived=None, has_begun=True)
 
     # -- what follows from it
 
@@ -229,7 +222,9 @@ def check_chat(chat: ChatParams, config: Config, model: LoadedModel) -> None:
 
 
 @asynccontextmanager
-async def open_run(server: Server, question: Question, tools: RunTools) -> AsyncIterator[AgentRun]:
+async def open_run(
+    server: ServerCore, question: Question, tools: RunTools
+) -> AsyncIterator[AgentRun]:
     """Execute a run during a block.
 
     Raises:
@@ -238,18 +233,11 @@ async def open_run(server: Server, question: Question, tools: RunTools) -> Async
     run = AgentRun()
     calls = Calls(run, tools, question.run, question.context, server.resources)
     loop = AgentLoop(server, question, tools, calls, run)
-    with server.lifecycle.runs.open(run.cancel):
+    with server.lifecycle.gate.open(run.cancel):
         async with alongside(partial(_do, loop, run)):
             await run.feed.wait()
             run.feed.check()
             yield run
-
-
-def _alone(error: Exception) -> Exception:
-    """Unwrap an exception from groups with a single member."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        (error,) = error.exceptions
-    return error
 
 
 async def _do(loop: AgentLoop, run: AgentRun) -> None:
@@ -258,6 +246,6 @@ async def _do(loop: AgentLoop, run: AgentRun) -> None:
             answer = await loop.run()
             run.feed.put(RunEnded(run.feed.new_id(), answer))
         except Exception as error:
-            run.feed.end(_alone(error))
+            run.feed.end(raised_alone(error))
         finally:
             run.feed.end()

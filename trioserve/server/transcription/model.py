@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -15,22 +15,22 @@ from numpy.typing import NDArray
 from trioserve.chat.deltas import ContentDelta
 from trioserve.chat.messages import Messages, media_part
 from trioserve.chat.params import ChatParams
+from trioserve.concurrency import deadline_scope
 from trioserve.errors import MemoryFullError, TooManyRequestsError, UnsupportedFieldError
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.text import TextGenerator
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.server.transcription.transcript import (
     Segment,
+    Send,
     Summary,
     Text,
-    TranscriptEvent,
     TranscriptionParams,
     TranscriptUsage,
 )
-from trioserve.server.workers import Stop, Workers
+from trioserve.server.workers import Workers
 from trioserve.types import (
     DecodedAudio,
-    Finished,
     GenerationParams,
     MediaSource,
     Progress,
@@ -196,37 +196,20 @@ _PLAIN = ChatParams(
 )
 
 
+@attrs.define(eq=False, slots=False)
 class ModelTranscriber:
     """Sends the model a recording window by window, each in a separate chat.
 
     One window runs at a time, so a recording uses at most one slot. The next window waits while
     another request has that slot.
-
-    Args:
-        text: generates the answers.
-        workers: threads that cut the recording.
-        defaults: the default parameters of requests.
-        template: source of the model's chat template.
-        rate: the sample rate of the model's audio input, in Hz.
-        instruction: the prompt for the model.
     """
 
-    def __init__(
-        self,
-        text: TextGenerator,
-        workers: Workers,
-        defaults: GenerationParams,
-        *,
-        template: str,
-        rate: int,
-        instruction: str,
-    ) -> None:
-        self.rate = rate
-        self._text = text
-        self._workers = workers
-        self._defaults = defaults
-        self._by_system = _LFM2_TOOLS in template
-        self._instruction = instruction
+    _text: TextGenerator
+    _workers: Workers
+    _defaults: GenerationParams  # the default parameters of requests
+    _template: str  # source of the model's chat template
+    rate: int  # the sample rate of the model's audio input, in Hz
+    _instruction: str  # the prompt for the model
 
     def check(self, params: TranscriptionParams) -> None:
         """Check that the model supports the parameters. Raises UnsupportedFieldError."""
@@ -238,8 +221,8 @@ class ModelTranscriber:
             )
 
     async def transcribe(
-        self, audio: DecodedAudio, params: TranscriptionParams, context: RequestContext
-    ) -> AsyncGenerator[TranscriptEvent, None]:
+        self, audio: DecodedAudio, params: TranscriptionParams, context: RequestContext, send: Send
+    ) -> None:
         """See `Transcriber.transcribe`.
 
         Raises:
@@ -249,23 +232,24 @@ class ModelTranscriber:
             TrioServeError: as `Server.stream_chat`.
         """
         longest = _LONGEST_TIMED if params.timed else _LONGEST
-        windows = await self._workers.offload(lambda _: windows_of(audio, longest))
+        windows = await self._workers.offload(partial(windows_of, audio, longest))
         joiner, usage = Joiner(), TranscriptUsage()
         for i, window in enumerate(windows):
             n_left = None if params.max_tokens is None else params.max_tokens - usage.n_output
             if n_left == 0:
                 break
-            sound = await self._workers.offload(partial(_cut_out, window, audio))
+            sound = await self._workers.offload(partial(window.cut_from, audio))
             heard = _Heard(window, joiner, params.temperature)
             async with AsyncExitStack() as stack:
-                stream = await self._ask(
-                    stack, sound, params, context, n_left, may_be_refused=i == 0
-                )
+                with deadline_scope(context.deadline):
+                    stream = await self._ask(
+                        stack, sound, params, context, n_left, may_be_refused=i == 0
+                    )
                 async for event in stream:
-                    yield heard.take(event)
+                    await send(heard.take(event))
             usage = _add(usage, stream)
-            yield heard.segment
-        yield Summary(language=params.language, usage=usage)
+            await send(heard.segment)
+        await send(Summary(language=params.language, usage=usage))
 
     async def aclose(self) -> None:
         """Do nothing: only requests run."""
@@ -285,19 +269,19 @@ class ModelTranscriber:
         generation = self._generation(sound, params, n_left)
         while True:
             try:
-                (stream,) = await stack.enter_async_context(
-                    self._text.stream_chats(messages, generation, _PLAIN, context, 1)
-                )
+                async with AsyncExitStack() as opening:
+                    (stream,) = await self._text.stream_chats(
+                        opening, messages, generation, _PLAIN, context, 1
+                    )
+                    stack.push_async_exit(opening.pop_all())
+                    return stream
             except (TooManyRequestsError, MemoryFullError) as error:
                 if may_be_refused:
                     raise
-                again = trio.current_time() + min(error.retry_after, _PATIENCE)
-                await trio.sleep_until(min(again, context.deadline))
-            else:
-                return stream
+                await trio.sleep(min(error.retry_after, _PATIENCE))
 
     def _messages(self, sound: DecodedAudio, params: TranscriptionParams) -> Messages:
-        by_system = self._by_system and not params.translate
+        by_system = _LFM2_TOOLS in self._template and not params.translate
         text = "" if by_system else _TRANSLATE if params.translate else self._instruction
         if params.language is not None:
             text = f"{text} (language: {params.language})".lstrip()
@@ -322,10 +306,6 @@ class ModelTranscriber:
         )
 
 
-def _cut_out(window: Window, audio: DecodedAudio, _stop: Stop) -> DecodedAudio:
-    return window.cut_from(audio)
-
-
 class _Heard:
     """The transcript of one window."""
 
@@ -338,7 +318,7 @@ class _Heard:
         self._logprobs: list[float] = []
         joiner.next_window()
 
-    def take(self, event: Progress | ChatChunk | Finished) -> Text:
+    def take(self, event: Progress | ChatChunk) -> Text:
         """Handle an event; returns the text to send for it."""
         if not isinstance(event, ChatChunk):
             return Text(text="")

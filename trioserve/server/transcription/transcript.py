@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol, TypeAlias
 
 import attrs
 
 from trioserve.concurrency import Feed, alongside, deadline_scope
-from trioserve.errors import ServerClosingError, TrioServeError
+from trioserve.errors import TrioServeError
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
-from trioserve.server.limits.admission import let_finish
-from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.media.loader import MediaLoader, Wanted
 from trioserve.server.observers.observer import TranscriptionRecord, observed_recording
 from trioserve.types import DecodedAudio, MediaSource, TokenId, TokenProbs
@@ -98,6 +96,9 @@ class TranscriptUsage:
 
 TranscriptEvent: TypeAlias = Text | Segment | Summary
 
+#: Sends an event to the reader, and waits until it is read.
+Send: TypeAlias = Callable[[TranscriptEvent], Awaitable[None]]
+
 
 class Transcriber(Protocol):
     """Transcribes sound."""
@@ -109,15 +110,13 @@ class Transcriber(Protocol):
     def check(self, params: TranscriptionParams) -> None:
         """Check that it supports the parameters. Raises InvalidRequestError with the field."""
 
-    def transcribe(
-        self, audio: DecodedAudio, params: TranscriptionParams, context: RequestContext
-    ) -> AsyncGenerator[TranscriptEvent, None]:
-        """Transcribe a recording. The last event is a `Summary`.
-
-        Closing the generator, or cancelling an iteration, ends the work.
+    async def transcribe(
+        self, audio: DecodedAudio, params: TranscriptionParams, context: RequestContext, send: Send
+    ) -> None:
+        """Transcribe a recording. The last event is a `Summary`. Cancelling it ends the work.
 
         Raises:
-            TrioServeError: from the iteration: the work failed, or the deadline has passed.
+            TrioServeError: the work failed, or the deadline has passed.
         """
 
     async def aclose(self) -> None:
@@ -178,24 +177,13 @@ class TranscriptStream:
         )
 
 
+@attrs.define(eq=False, slots=False)
 class Transcriptions:
-    """Decodes and transcribes recordings.
+    """Decodes and transcribes recordings."""
 
-    Args:
-        transcriber: transcribes the sound.
-        loader: decodes the files.
-        requests: counts open requests.
-    """
-
-    def __init__(
-        self,
-        transcriber: Transcriber,
-        loader: MediaLoader,
-        requests: Requests,
-    ) -> None:
-        self._transcriber = transcriber
-        self._loader = loader
-        self._requests = requests
+    _transcriber: Transcriber  # transcribes the sound
+    _loader: MediaLoader  # decodes the files
+    _requests: Requests  # counts open requests
 
     @asynccontextmanager
     async def stream(
@@ -211,14 +199,18 @@ class Transcriptions:
             UnavailableError: no memory is available now, or the server drains. A transcript that
                 has started continues while the server drains.
         """
-        self._requests.admission.check_open()
+        requests = self._requests
         self._transcriber.check(params)
-        context.check_time()
-        with self._requests.counted(), self._requests.resources.memory.hold(context.client) as hold:
-            audio = await self._decode(source, hold, context)
+        # A server that closes ends the decoder and the transcriber.
+        counted = requests.resources.gate.open(lambda _error: None)
+        with counted, requests.resources.memory.hold(context.client) as hold:
+            wanted = Wanted(kinds=frozenset({"audio"}), rate=self._transcriber.rate)
+            with deadline_scope(context.deadline):
+                (audio,) = await self._loader.load([source], wanted, hold)
+            assert isinstance(audio, DecodedAudio)
             events = Feed[TranscriptEvent](1)  # a slow reader delays the work
-            with observed_recording(self._requests.resources.observers, audio.seconds) as noted:
-                work = partial(self._transcribe, audio, params, context, events, noted)
+            with observed_recording(requests.resources.observers, audio.seconds) as record:
+                work = partial(self._transcribe, audio, params, context, events, record)
                 async with alongside(work):
                     yield TranscriptStream(audio.seconds, events)
 
@@ -226,31 +218,24 @@ class Transcriptions:
         """End the work of the transcriber."""
         await self._transcriber.aclose()
 
-    async def _decode(
-        self, source: MediaSource, hold: MemoryReservation, context: RequestContext
-    ) -> DecodedAudio:
-        wanted = Wanted(kinds=frozenset({"audio"}), rate=self._transcriber.rate)
-        with deadline_scope(context.deadline):
-            (audio,) = await self._loader.load([source], wanted, hold)
-            assert isinstance(audio, DecodedAudio)
-            return audio
-
     async def _transcribe(
         self,
         audio: DecodedAudio,
         params: TranscriptionParams,
         context: RequestContext,
-        feed: Feed[TranscriptEvent],
+        events: Feed[TranscriptEvent],
         record: TranscriptionRecord,
     ) -> None:
-        admission = self._requests.admission
-        let_finish()
+        async def send(event: TranscriptEvent) -> None:
+            record.is_finished = isinstance(event, Summary)
+            events.put(event)
+            await events.room()
+
+        context = attrs.evolve(context, has_begun=True)
         try:
-            async with aclosing(self._transcriber.transcribe(audio, params, context)) as events:
-                async for event in events:
-                    record.is_finished = isinstance(event, Summary)
-                    feed.put(event)
-                    await feed.room()
+            await self._transcriber.transcribe(audio, params, context, send)
         except TrioServeError as error:
-            record.error = ServerClosingError() if admission.closed else error
-            feed.end(record.error)
+            record.error = error
+            events.end(error)
+        else:
+            events.end()

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,20 +13,19 @@ import attrs
 import trio
 
 import trioserve.media
-from trioserve.concurrency import deadline_scope
+from trioserve.concurrency import Gate, deadline_scope
 from trioserve.errors import (
     InvalidRequestError,
     QueueFullError,
-    ServerClosingError,
     TranscriberError,
     UnsupportedFieldError,
 )
 from trioserve.server.context import RequestContext
 from trioserve.server.transcription.transcript import (
     Segment,
+    Send,
     Summary,
     Text,
-    TranscriptEvent,
     TranscriptionParams,
     Word,
 )
@@ -52,7 +50,6 @@ class WhisperChild:
     """A process with a loaded model. It runs one job at a time.
 
     Raises:
-        DeadlineExceededError: from methods that wait: the deadline has passed.
         TranscriberError: from methods that wait: the process has failed or ended.
     """
 
@@ -62,7 +59,7 @@ class WhisperChild:
         self.languages: frozenset[str] = frozenset()
 
     @classmethod
-    async def start(cls, settings: WhisperSettings, deadline: float) -> Self:
+    async def start(cls, settings: WhisperSettings) -> Self:
         """Start a process, and wait until it has loaded its model."""
         # `-P`: do not import from the program's folder.
         arguments = {
@@ -82,7 +79,7 @@ class WhisperChild:
             raise TranscriberError(f"Whisper cannot be started: {error}") from error
         child = cls(process)
         try:
-            ready = await child.receive(deadline)
+            ready = await child.receive()
             child.languages = frozenset(ready["ready"]["languages"])
         except BaseException:
             await child.kill()
@@ -94,22 +91,19 @@ class WhisperChild:
         """Whether the process has not failed or ended yet."""
         return self._process.poll() is None
 
-    async def send(self, fields: dict[str, Any], samples: bytes, deadline: float) -> None:
+    async def send(self, fields: dict[str, Any], samples: bytes) -> None:
         """Start a job."""
         assert self._process.stdin is not None
         head = json.dumps({**fields, "n_bytes": len(samples)}) + "\n"
-        with deadline_scope(deadline):
-            try:
-                await self._process.stdin.send_all(head.encode())
-                await self._process.stdin.send_all(samples)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise await self._end() from error
+        try:
+            await self._process.stdin.send_all(head.encode())
+            await self._process.stdin.send_all(samples)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise await self._end() from error
 
-    async def receive(self, deadline: float) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         """Wait for the next event."""
-        with deadline_scope(deadline):
-            line = await self._line()
-        event: dict[str, Any] = json.loads(line)
+        event: dict[str, Any] = json.loads(await self._line())
         if "error" in event:
             raise TranscriberError(f"Whisper failed: {event['error']}")
         return event
@@ -117,10 +111,7 @@ class WhisperChild:
     async def _line(self) -> bytes:
         assert self._process.stdout is not None
         while (end := self._unread.find(b"\n")) < 0:
-            try:
-                data = await self._process.stdout.receive_some()
-            except trio.ClosedResourceError:  # it was killed meanwhile
-                data = b""
+            data = await self._process.stdout.receive_some()
             if not data:
                 raise await self._end()
             self._unread += data
@@ -166,9 +157,8 @@ class WhisperTranscriber:
         self._settings = settings
         self._max_waiting = max_waiting
         self._turn = trio.Lock()
+        self._gate = Gate()
         self._child: WhisperChild | None = None
-        self._works = False  # kill the process if this is still set when the job is abandoned
-        self._closed = False
 
     def check(self, params: TranscriptionParams) -> None:
         """Check that Whisper supports the parameters. Raises UnsupportedFieldError."""
@@ -184,8 +174,8 @@ class WhisperTranscriber:
             )
 
     async def transcribe(
-        self, audio: DecodedAudio, params: TranscriptionParams, context: RequestContext
-    ) -> AsyncGenerator[TranscriptEvent, None]:
+        self, audio: DecodedAudio, params: TranscriptionParams, context: RequestContext, send: Send
+    ) -> None:
         """See `Transcriber.transcribe`.
 
         Raises:
@@ -193,33 +183,36 @@ class WhisperTranscriber:
             InvalidRequestError: the model does not support the language.
             DeadlineExceededError: the deadline has passed.
             TranscriberError: the process did not start, has failed, or has ended.
+            ServerClosingError: the transcriber is closed.
         """
-        await self._take_turn(context)
-        try:
-            child = await self._ready(context.deadline)
-            _check_language(params, child.languages)
-            self._works = True
-            await child.send(_job(params), audio.samples, context.deadline)
-            language, has_text = params.language, False
-            while "done" not in (event := await child.receive(context.deadline)):
-                if "language" in event:
-                    language = event["language"]
-                    continue
-                fields = event["segment"]
-                text = fields["text"] if has_text else fields["text"].lstrip()
-                has_text = has_text or bool(text)
-                yield Text(text=text)
-                yield _segment(fields)
-            self._works = False
-            yield Summary(language="en" if params.translate else language)
-        finally:
-            if self._works:
-                self._works = False
-                await self._end()
-            self._turn.release()
+        with self._gate.open(), deadline_scope(context.deadline):
+            self._check_room()
+            async with self._turn:
+                child = await self._ready()
+                _check_language(params, child.languages)
+                try:
+                    await self._work(child, audio, params, send)
+                except BaseException:
+                    await self._end()
+                    raise
 
-    async def _take_turn(self, context: RequestContext) -> None:
-        context.check_time()
+    async def _work(
+        self, child: WhisperChild, audio: DecodedAudio, params: TranscriptionParams, send: Send
+    ) -> None:
+        await child.send(_job(params), audio.samples)
+        language, has_text = params.language, False
+        while "done" not in (event := await child.receive()):
+            if "language" in event:
+                language = event["language"]
+                continue
+            fields = event["segment"]
+            text = fields["text"] if has_text else fields["text"].lstrip()
+            has_text = has_text or bool(text)
+            await send(Text(text=text))
+            await send(_segment(fields))
+        await send(Summary(language="en" if params.translate else language))
+
+    def _check_room(self) -> None:
         n_waiting = self._turn.statistics().tasks_waiting
         if self._turn.locked() and n_waiting >= self._max_waiting:
             wait = "recording waits" if n_waiting == 1 else "recordings wait"
@@ -227,23 +220,18 @@ class WhisperTranscriber:
                 f"{n_waiting} {wait} to be transcribed, and the queue is full.",
                 retry_after=_RETRY_AFTER,
             )
-        with deadline_scope(context.deadline):
-            await self._turn.acquire()
 
-    async def _ready(self, deadline: float) -> WhisperChild:
+    async def _ready(self) -> WhisperChild:
         """Take the running process, or start a new one."""
-        if self._child is not None and not self._child.is_alive:
+        if self._child is None or not self._child.is_alive:
             await self._end()
-        if self._child is None:
-            self._child = await WhisperChild.start(self._settings, deadline)
-        if self._closed:
-            await self._end()
-            raise ServerClosingError
+            self._child = await WhisperChild.start(self._settings)
         return self._child
 
     async def aclose(self) -> None:
         """End the process, even while it starts. The transcriber cannot be used afterwards."""
-        self._closed = True
+        self._gate.end()
+        await self._gate.drained()
         await self._end()
 
     async def _end(self) -> None:

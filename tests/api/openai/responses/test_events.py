@@ -11,15 +11,14 @@ from hypothesis import given, settings, strategies as st
 
 from tests.support.message_writers import WRITERS
 from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
-from trioserve.api.openai.responses.items import Event, TokensOfText
+from trioserve.api.openai.responses.items import Event
 from trioserve.api.openai.responses.request import ResponsesRequest
-from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments
 from trioserve.chat.formats.families import HERMES_THINK
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import message_parser
 from trioserve.errors import DeadlineExceededError
 from trioserve.server.stream import ChatChunk
-from trioserve.testing.vocab import ByteVocab, byte_vocab
+from trioserve.testing.vocab import byte_vocab
 from trioserve.types import (
     Candidates,
     Finished,
@@ -214,37 +213,7 @@ def test_an_error_before_the_response_began_is_the_only_event() -> None:
     )
 
 
-# -- tokens
-
-
-class WordVocab(ByteVocab):
-    """Tokens of more than a byte, of less than a character, and of none at all."""
-
-    pieces = (b"", b"<think>", b"ab", b"b</think>c", b"\xc3", b"\xa9", b"d")
-
-
-def tokens_of(tokens: list[int], *deltas: Delta) -> list[tuple[int, list[int]]]:
-    found = TokensOfText(WordVocab.pieces)
-    found.add(tokens, [TokenProbs(TokenProb(token, b"", 0.0), Candidates.of()) for token in tokens])
-    return [(n, [each.chosen.id for each in probs]) for n, probs in found.take(deltas)]
-
-
-def test_a_token_on_the_border_belongs_to_the_first() -> None:
-    tokens = [0, 1, 2, 3, 6]
-    assert tokens_of(tokens, ReasoningDelta("abb"), ContentDelta("cd")) == [(2, [2, 3]), (1, [6])]
-
-
-def test_parts_of_a_character_go_together() -> None:
-    assert tokens_of([4, 5, 6], ContentDelta("éd")) == [(3, [4, 5, 6])]
-
-
-def test_what_was_cut_off_takes_what_is_left() -> None:
-    assert tokens_of([6, 6], ContentDelta("d\ufffd")) == [(2, [6, 6])]
-
-
-def test_arguments_that_were_rewritten_take_nothing() -> None:
-    deltas = (ToolCallArguments(0, "{}"), ContentDelta("d"))
-    assert tokens_of([2, 6], *deltas) == [(0, []), (1, [6])]
+# -- ids
 
 
 def test_ids_have_their_prefixes() -> None:

@@ -224,6 +224,10 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
     return {"tool_choice": {"type": "allowed_tools", "mode": mode, "tools": [*tools]}}
 
 
+def custom(kind: str, **format: Any) -> dict[str, Any]:
+    return {"type": "custom", "name": "f", "format": {"type": kind, **format}}
+
+
 #: An item, where it is wrong, and what is said of that place; None: other tests know.
 ITEMS: list[tuple[Any, str, str | None]] = [
     ("Hi", "", "must be an object."),
@@ -233,10 +237,12 @@ ITEMS: list[tuple[Any, str, str | None]] = [
         "refers to a stored item, and nothing is stored here; send the item itself.",
     ),
     (
-        {"type": "web_search_call"},
+        {"type": "compaction", "encrypted_content": "gAAA"},
         ".type",
-        "is 'web_search_call'; it must be one of message, function_call, function_call_output, "
-        "mcp_call, reasoning.",
+        "is 'compaction'; it must be one of message, function_call, function_call_output, "
+        "custom_tool_call, custom_tool_call_output, mcp_call, reasoning, additional_tools, "
+        "agent_message, local_shell_call, shell_call, apply_patch_call, tool_search_call, "
+        "local_shell_call_output, shell_call_output, apply_patch_call_output, tool_search_output.",
     ),
     (made("f", output=1), ".output", "must be a string."),
     (made("f", error={"type": "x"}), ".error.message", "is required."),
@@ -254,11 +260,6 @@ ITEMS: list[tuple[Any, str, str | None]] = [
     ),
     ({**CALL, "arguments": "[1"}, ".arguments", "must be the text of a JSON object."),
     ({"type": "function_call_output", "output": "x"}, ".call_id", "is required."),
-    (
-        {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"},
-        ".encrypted_content",
-        "cannot be read here; send 'content'.",
-    ),
     ({"type": "reasoning", "summary": "x"}, ".summary", "must be a list of parts."),
 ]
 #: The same of a part of what the user says.
@@ -288,29 +289,41 @@ FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"input": 5}, "input", "must be a string or a list of items."),
     ({"input": []}, "input", "must not be empty."),
     ({"instructions": []}, "instructions", "must be a string."),
+    ({"tools": [{"type": "function"}]}, "tools[0].name", "is required."),
+    ({"tools": [{"name": "f"}]}, "tools[0].type", "is required."),
     (
-        {"tools": [{"type": "web_search"}]},
-        "tools[0].type",
-        "is 'web_search'; this server has no such built-in tool, and takes those of type "
-        '"function".',
+        {"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}]},
+        "tools[0].tools[0].name",
+        "is required.",
     ),
-    ({"tools": [{"type": "function"}]}, "tools[0].name", None),
+    ({"tools": [custom("grammar", syntax="gbnf")]}, "tools[0].format.syntax", None),
+    ({"tools": [custom("grammar", syntax="lark")]}, "tools[0].format.definition", "is required."),
+    ({"tools": [custom("json")]}, "tools[0].format.type", 'must be "text" or "grammar".'),
     (
         {"tool_choice": {"type": "file_search"}},
         "tool_choice.type",
-        'is \'file_search\'; it must be "function" or "allowed_tools".',
+        "is 'file_search', and 'tools' has none of this type.",
+    ),
+    (
+        {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+        "tool_choice",
+        "is 'web_search', and this server has no such tool.",
+    ),
+    (
+        {"tools": [{"type": "web_search"}], **allowed("auto", {"type": "web_search"})},
+        "tool_choice.tools",
+        "has none that is here: this server has no such tool.",
     ),
     ({"tool_choice": "any"}, "tool_choice", 'must be "auto", "none", "required" or an object.'),
     (allowed("none"), "tool_choice.mode", 'must be "auto" or "required".'),
     (
         {"tools": [WEATHER], "tool_choice": {"type": "function"}},
         "tool_choice.name",
-        "must be the name of a function.",
+        "is required.",
     ),
-    (allowed("auto", {}), "tool_choice.tools[0].name", "must be the name of a function."),
+    (allowed("auto", {}), "tool_choice.tools[0].type", "is required."),
     ({"metadata": {"a": 1}}, "metadata", None),
     ({"reasoning": {"effort": 1}}, "reasoning.effort", None),
-    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", None),
     ({"text": {"format": {"type": "yaml"}}}, "text.format", None),
     ({"text": {"format": {"type": "json_object"}}, "json_schema": {}}, "text.format", None),
     (
@@ -319,18 +332,15 @@ FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
         "and 'response_format' exclude each other.",
     ),
     ({"text": {"verbosity": 1}}, "text.verbosity", None),
-    ({"include": ["file_search_call.results"]}, "include[0]", None),
     ({"top_logprobs": 2}, "top_logprobs", "needs 'message.output_text.logprobs' in 'include'."),
     ({"max_output_tokens": "7"}, "max_output_tokens", None),
     ({"temperature": "hot"}, "temperature", "must be a number."),
-    ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", None),
 ]
 NO_EFFECT = {
     "background": True,
     "conversation": "conv_1",
     "previous_response_id": "resp_1",
     "prompt": {"id": "pmpt_1"},
-    "truncation": "auto",
     "n": 2,
 }
 
@@ -350,6 +360,29 @@ def refused() -> Iterator[tuple[dict[str, Any], str, str | None]]:
         yield {"input": "Hi", name: value}, name, problem
 
 
+def test_messages_of_agents_and_files_of_codex() -> None:
+    audio = {"type": "input_audio", "audio_url": "https://example.org/a.wav"}
+    said = [
+        {
+            "type": "agent_message",
+            "author": "/root",
+            "recipient": "/root/a",
+            "content": [
+                {"type": "encrypted_content", "encrypted_content": "gAAA"},
+                {"type": "input_text", "text": "Go on."},
+            ],
+        },
+        {"type": "reasoning", "content": [{"type": "text", "text": "Hm."}]},
+        {"role": "user", "content": [audio]},
+        {"type": "configuration_update"},
+    ]
+    first, thought, heard = messages_of(said)
+    assert first == {"role": "user", "content": "Go on."}
+    assert thought["reasoning_content"] == "Hm."
+    (part,) = heard["content"]
+    assert (part["media"].kind, part["media"].url) == ("audio", "https://example.org/a.wav")
+
+
 @pytest.mark.parametrize(("body", "param", "problem"), [*refused()])
 def test_what_is_wrong_is_named(body: dict[str, Any], param: str, problem: str | None) -> None:
     with pytest.raises(InvalidRequestError) as caught:
@@ -364,12 +397,15 @@ def test_what_changes_nothing_is_taken() -> None:
     fields = {
         "store": True,
         "background": False,
-        "truncation": "disabled",
+        "truncation": "auto",
         "service_tier": "auto",
+        "reasoning": {"summary": "detailed", "context": "all_turns"},
+        "stream_options": {"include_obfuscation": True},
+        "context_management": [{"type": "compaction", "compact_threshold": 1000}],
         "previous_response_id": None,
         "prompt": None,
         "conversation": None,
-        "include": ["reasoning.encrypted_content"],
+        "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
         "prompt_cache_key": "k",
         "user": "u",
         "max_tool_calls": 3,

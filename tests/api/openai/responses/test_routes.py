@@ -109,6 +109,8 @@ async def test_a_whole_response() -> None:
             "total_tokens": n_prompt + 6,
         },
         "background": False,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
         "instructions": "Be kind.",
         "max_output_tokens": 99,
         "max_tool_calls": None,

@@ -262,6 +262,6 @@ async def _waiting_call(run: Any) -> str:
     while True:
         calls = run.decisions._calls
         for id_, known in calls.items():
-            if known.is_waiting:
+            if known.asked is not None and not known.asked.is_over:
                 return str(id_)
         await trio.sleep(0.01)

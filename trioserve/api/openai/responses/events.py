@@ -17,6 +17,7 @@ from typing import Any
 from trioserve.api.base import errors, outputs, sse
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.http import current_request_id
+from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.api.openai.events import counted, event_fields
 from trioserve.api.openai.responses.items import (
@@ -26,7 +27,7 @@ from trioserve.api.openai.responses.items import (
     MadeCallItem,
     MessageItem,
     ReasoningItem,
-    TokensOfText,
+    call_item,
     new_id,
 )
 from trioserve.api.openai.responses.request import ResponsesRequest
@@ -109,6 +110,7 @@ class ResponseBuilder:
         self._tokens = TokensOfText(vocab.pieces)
         self._labels = labels
         self._of_client = frozenset(chat.tool_names)
+        self._offered = request.offer.tools
         self._calls: dict[str, MadeCallItem] = {}  # of the server, without a result, by their ids
         self._n_reasoning = 0
         self.n_candidates = 0
@@ -163,7 +165,7 @@ class ResponseBuilder:
                 self._n_reasoning += n_tokens
             events += self._open_for(delta)
             if not isinstance(delta, ToolCallStart):
-                events.append(self._items[-1].grown(delta.text, self._logprobs(probs)))
+                events += self._items[-1].grown(delta.text, self._logprobs(probs))
         return events
 
     def finish(self, last: Finished) -> list[Event]:
@@ -243,7 +245,7 @@ class ResponseBuilder:
                 return ReasoningItem(index)
             case ToolCallStart():
                 if self._labels is None or delta.name in self._of_client:
-                    return CallItem(index, delta)
+                    return call_item(index, delta, self._offered.get(delta.name))
                 made = MadeCallItem(index, delta, self._labels.get(delta.name) or _OWN)
                 self._calls[delta.id] = made
                 return made
@@ -294,11 +296,13 @@ def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, 
     """What a response repeats of its request, and what it says of things that are not here."""
     return {
         "background": False,
+        "frequency_penalty": params.sampling.frequency_penalty,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
         "metadata": request.metadata,
         "parallel_tool_calls": request.parallel_tool_calls,
+        "presence_penalty": params.sampling.presence_penalty,
         "previous_response_id": None,
         "prompt_cache_key": request.prompt_cache_key,
         "reasoning": {"effort": request.reasoning.effort, "summary": None},
@@ -308,7 +312,7 @@ def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, 
         "temperature": params.sampling.temperature,
         "text": {"format": {"type": "text"}, **request.text},
         "tool_choice": request.tool_choice,
-        "tools": list(request.tools),
+        "tools": request.offer.given,
         "top_logprobs": request.top_logprobs,
         "top_p": params.sampling.top_p,
         "truncation": "disabled",

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import attrs
 
 from trioserve.api.base.chat_request import as_content
-from trioserve.api.base.fields import mapping, named, one_of, required, text
+from trioserve.api.base.fields import mapping, named, objects, one_of, required, text
+from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS, ClientTool
 from trioserve.chat.messages import (
     MAX_ARGUMENTS,
     MAX_MESSAGES,
@@ -28,11 +29,15 @@ from trioserve.chat.messages import (
     text_part,
 )
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.left_out import leave_out
 
 # -- parts
 
 
 Item: TypeAlias = Mapping[str, Any]
+
+#: Adds an item, which stands at a path.
+Reader: TypeAlias = Callable[["Conversation", Item, str], None]
 
 #: A part of a message in normal form.
 Part: TypeAlias = dict[str, Any]
@@ -40,7 +45,7 @@ Part: TypeAlias = dict[str, Any]
 #: The types of text parts, and the field that holds their text.
 INPUT: Mapping[str, str] = {"input_text": "text"}
 OUTPUT: Mapping[str, str] = {"output_text": "text", "input_text": "text", "refusal": "refusal"}
-THOUGHTS: Mapping[str, str] = {"reasoning_text": "text", "summary_text": "text"}
+THOUGHTS: Mapping[str, str] = {"reasoning_text": "text", "summary_text": "text", "text": "text"}
 
 #: The types of parts that are files. They stand where `INPUT` does.
 _FILES = ("input_image", "input_audio", "input_video", "input_file")
@@ -67,6 +72,8 @@ def read_content(item: Item, name: str, path: str, texts: Mapping[str, str]) -> 
     if isinstance(value, str):
         return value
     if value is None:
+        if name in item:  # clients send null where there is no text
+            return ""
         raise InvalidRequestError.at(where, "is required.")
     return read_parts(value, where, texts, instead="a string or ")
 
@@ -96,6 +103,9 @@ def _read_part(part: object, path: str, texts: Mapping[str, str]) -> Part:
         return _image(part, path)
     if kind == "input_file":
         return file_part(part, path)
+    if kind == "input_audio" and "audio_url" in part:
+        url = required(part, "audio_url", text, path)
+        return media_part(source_of(url, "audio", f"{path}.audio_url"))
     media = parse_media_part(kind, part, path)
     assert media is not None, kind
     return media
@@ -120,6 +130,9 @@ _ROLES = {"user": INPUT, "system": INPUT, "developer": INPUT, "assistant": OUTPU
 #: The field of an item that names the step it is from, in an answer of several: one message.
 STEP = "trioserve_step"
 
+#: The argument of a custom tool.
+INPUT_ARGUMENT = "input"
+
 #: What stands before the id of a call that the server has made, in the id of its item.
 MCP_CALL = "mcp_"
 
@@ -127,7 +140,7 @@ MCP_CALL = "mcp_"
 _IN_CHAT = re.compile(
     r"'(?P<field>messages|response_format|reasoning_effort)'"
     r"|messages\[(?P<message>\d+)\][\w.\[\]]*"
-    r"|(?P<flat>tools\[\d+\]|tool_choice)\.(?:function|allowed_tools)"
+    r"|tools\[(?P<tool>\d+)\](?:\.function)?|(?P<flat>tool_choice)\.(?:function|allowed_tools)"
 )
 _NAMES = {
     "messages": "input",
@@ -139,10 +152,19 @@ _NAMES = {
 
 @attrs.define
 class Conversation:
-    """The messages of a chat, and for each the field that it begins with: ``input[2]``."""
+    """The messages of a chat, and for each the field that it begins with: ``input[2]``.
+
+    Attributes:
+        tools: those that items of the conversation add, each with its place.
+        in_namespaces: the functions of calls that name a namespace, and that.
+        tool_places: where the tools of the chat are in the request.
+    """
 
     messages: list[dict[str, Any]] = attrs.field(factory=list)
     places: list[str] = attrs.field(factory=list)
+    tools: list[tuple[str, dict[str, Any]]] = attrs.field(factory=list)
+    in_namespaces: list[tuple[dict[str, Any], str]] = attrs.field(factory=list)
+    tool_places: list[str] = attrs.field(factory=list)
     #: The message of the last step that the server took, and the name of that step.
     _step: tuple[str, dict[str, Any]] | None = None
 
@@ -182,6 +204,9 @@ class Conversation:
     def _rename(self, match: re.Match[str]) -> str:
         if match["field"]:
             return f"'{_NAMES[match['field']]}'"
+        if match["tool"]:
+            i = int(match["tool"])  # those that the server runs come after them
+            return self.tool_places[i] if i < len(self.tool_places) else f"tools[{i}]"
         return match["flat"] or self.places[int(match["message"])]
 
 
@@ -223,6 +248,9 @@ def _read_item(chat: Conversation, item: object, path: str) -> None:
         raise UnsupportedFieldError.at(
             path, "refers to a stored item, and nothing is stored here; send the item itself."
         )
+    if kind in _LEFT_OUT:
+        leave_out(f"items of type {kind}", "they are for models and tools of OpenAI's servers")
+        return
     if not isinstance(kind, str) or kind not in _READERS:
         types = ", ".join(_READERS)
         raise UnsupportedFieldError.at(
@@ -244,19 +272,74 @@ def _read_message(chat: Conversation, item: Item, path: str) -> None:
 
 
 def _read_call(chat: Conversation, item: Item, path: str) -> None:
-    _add_call(chat, item, path, required(item, "call_id", text, path))
+    name = required(item, "name", text, path)
+    _add_call(chat, item, path, (required(item, "call_id", text, path), name))
 
 
-def _add_call(chat: Conversation, item: Item, path: str, id_: str) -> None:
-    call = {
-        "id": id_,
-        "type": "function",
-        "function": {
-            "name": required(item, "name", text, path),
-            "arguments": _arguments(item, path),
-        },
-    }
-    chat.answer(path, item).setdefault("tool_calls", []).append(call)
+def _add_call(
+    chat: Conversation, item: Item, path: str, call: tuple[str, str], arguments: Any = None
+) -> None:
+    """Add a call by its id and name, with arguments, or those of the item."""
+    id_, name = call
+    if arguments is None:
+        written = _arguments(item, path)
+    else:
+        written = json.dumps(arguments, ensure_ascii=False)
+    function = {"name": name, "arguments": written}
+    if (namespace := item.get("namespace")) is not None:
+        chat.in_namespaces.append((function, named(text, namespace, f"{path}.namespace")))
+    made = {"id": id_, "type": "function", "function": function}
+    chat.answer(path, item).setdefault("tool_calls", []).append(made)
+
+
+def _read_custom_call(chat: Conversation, item: Item, path: str) -> None:
+    call = (required(item, "call_id", text, path), required(item, "name", text, path))
+    _add_call(chat, item, path, call, {INPUT_ARGUMENT: required(item, "input", text, path)})
+
+
+def _reader_of_calls(name: str, tool: ClientTool) -> Reader:
+    def read(chat: Conversation, item: Item, path: str) -> None:
+        if item.get("execution") == "server":
+            leave_out(f"items of type {tool.item}", "the client did not make these calls")
+            return
+        _add_call(chat, item, path, (_call_id(item, path), name), tool.read(item, path))
+
+    return read
+
+
+def _reader_of_outputs(tool: ClientTool) -> Reader:
+    def read(chat: Conversation, item: Item, path: str) -> None:
+        if (tools := item.get("tools")) is not None:
+            chat.tools += _placed(named(objects, tools, f"{path}.tools"), f"{path}.tools")
+        if item.get("execution") != "server":
+            chat.add(path, "tool", tool.read_output(item, path), tool_call_id=_call_id(item, path))
+
+    return read
+
+
+def _placed(tools: tuple[dict[str, Any], ...], path: str) -> list[tuple[str, dict[str, Any]]]:
+    return [(f"{path}[{i}]", tool) for i, tool in enumerate(tools)]
+
+
+def _call_id(item: Item, path: str) -> str:
+    """Read the id of a call. That of a local shell's is in `id`, in the results of some clients."""
+    if item.get("call_id") is None and item.get("id") is not None:
+        return required(item, "id", text, path)
+    return required(item, "call_id", text, path)
+
+
+def _read_agent_message(chat: Conversation, item: Item, path: str) -> None:
+    """Read what another agent says. Parts that it has encrypted cannot be read."""
+    parts = required(item, "content", objects, path)
+    readable = [part for part in parts if part.get("type") != "encrypted_content"]
+    if len(readable) < len(parts):
+        leave_out("encrypted messages of agents", "their text cannot be read here")
+    chat.add(path, "user", read_parts(readable, f"{path}.content", INPUT))
+
+
+def _read_tools(chat: Conversation, item: Item, path: str) -> None:
+    """Read tools that the model has from here on. They are offered with the others."""
+    chat.tools += _placed(required(item, "tools", objects, path), f"{path}.tools")
 
 
 def _read_made_call(chat: Conversation, item: Item, path: str) -> None:
@@ -270,7 +353,7 @@ def _read_made_call(chat: Conversation, item: Item, path: str) -> None:
         return
     else:
         output = required(item, "output", text, path)
-    _add_call(chat, item, path, id_)
+    _add_call(chat, item, path, (id_, required(item, "name", text, path)))
     chat.add(path, "tool", output, tool_call_id=id_, name=item["name"])
 
 
@@ -299,9 +382,7 @@ def _read_reasoning(chat: Conversation, item: Item, path: str) -> None:
     texts = _thoughts(item, "content", path) or _thoughts(item, "summary", path)
     if not texts:
         if item.get("encrypted_content"):
-            raise UnsupportedFieldError.at(
-                f"{path}.encrypted_content", "cannot be read here; send 'content'."
-            )
+            leave_out("encrypted reasoning", "its text cannot be read here")
         return
     message = chat.answer(path, item)
     before = [message["reasoning_content"]] if "reasoning_content" in message else []
@@ -315,10 +396,26 @@ def _thoughts(item: Item, name: str, path: str) -> list[str]:
     return [part["text"] for part in read_parts(parts, f"{path}.{name}", THOUGHTS)]
 
 
-_READERS: Mapping[str, Callable[[Conversation, Item, str], None]] = {
+#: Items of OpenAI's servers. The model here has seen nothing like them.
+_LEFT_OUT = frozenset(
+    {
+        *("code_interpreter_call", "computer_call", "computer_call_output", "file_search_call"),
+        *("image_generation_call", "web_search_call"),
+        *("mcp_approval_request", "mcp_approval_response", "mcp_list_tools"),
+        *("configuration_update", "program", "program_output"),
+    }
+)
+
+_READERS: Mapping[str, Reader] = {
     "message": _read_message,
     "function_call": _read_call,
     "function_call_output": _read_result,
+    "custom_tool_call": _read_custom_call,
+    "custom_tool_call_output": _read_result,
     "mcp_call": _read_made_call,
     "reasoning": _read_reasoning,
+    "additional_tools": _read_tools,
+    "agent_message": _read_agent_message,
+    **{tool.item: _reader_of_calls(name, tool) for name, tool in CLIENT_TOOLS.items()},
+    **{tool.output_item: _reader_of_outputs(tool) for tool in CLIENT_TOOLS.values()},
 }

@@ -2,118 +2,23 @@
 
 An item tells of itself in events: that it begins, each piece that it gets, and that it is done.
 Events are dicts with a ``type``, as OpenAI's SDK knows them.
-
-`TokensOfText` finds the tokens of each piece. The parser of messages knows text, not tokens: it may
-hold text back, and takes markers out of it. So the text of the tokens is kept until its deltas
-come, and they are found in it.
 """
 
 from __future__ import annotations
 
-import codecs
+import json
+import re
 import secrets
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import attrs
-
-from trioserve.api.openai.responses.input import MCP_CALL, STEP
-from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallStart
-from trioserve.types import TokenId, TokenProbs
-
-# -- tokens
-
-
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-
-
-@attrs.define
-class _Held:
-    """Tokens, usually one, that decode to `n_chars` characters; `n` of them are not taken yet."""
-
-    n_chars: int
-    n: int
-    probs: list[TokenProbs]
-
-
-class TokensOfText:
-    """Matches the tokens of a message with its deltas.
-
-    A token belongs to the first delta that contains any character of its text. The result does not
-    depend on how the output is split.
-
-    Args:
-        pieces: the bytes of each token of the vocabulary.
-    """
-
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        self._pieces = pieces
-        self._decoder = _Utf8Decoder(errors="replace")
-        self._text = ""  # of the tokens in `_held`
-        self._held: deque[_Held] = deque()
-        self._partial = _Held(0, 0, [])  # tokens that end within a character
-
-    def add(self, tokens: Sequence[TokenId], probs: Sequence[TokenProbs]) -> None:
-        """Add the next tokens, with their candidates if requested."""
-        for i, token in enumerate(tokens):
-            piece = self._pieces[token]
-            if not piece:
-                continue  # a control token, which has no text
-            text = self._decoder.decode(piece)
-            self._partial.n += 1
-            self._partial.probs += probs[i : i + 1]
-            if text:
-                self._partial.n_chars = len(text)
-                self._held.append(self._partial)
-                self._partial = _Held(0, 0, [])
-                self._text += text
-
-    def take(self, deltas: Sequence[Delta]) -> list[tuple[int, list[TokenProbs]]]:
-        """Return the number of tokens of each of the next deltas, and their candidates."""
-        taken: list[tuple[int, list[TokenProbs]]] = []
-        position = 0
-        for start, end in self._find(deltas):
-            n = 0
-            probs: list[TokenProbs] = []
-            while self._held and position < end:
-                held = self._held[0]
-                until = position + held.n_chars
-                if until > start:
-                    n, probs = n + held.n, probs + held.probs
-                    held.n, held.probs = 0, []
-                if until > end:  # the rest of it may be in the next delta
-                    held.n_chars = until - end
-                    position = end
-                    break
-                self._held.popleft()
-                position = until
-            taken.append((n, probs))
-        self._text = self._text[position:]
-        return taken
-
-    def _find(self, deltas: Sequence[Delta]) -> list[tuple[int, int]]:
-        """Find the spans of deltas, from the last one back: it is next to the text held back.
-
-        The text of calls may differ from the output, but their tokens are not reported. Other text
-        that is not found ends with a cut-off character, so it is all of the remaining text.
-        """
-        spans = []
-        end = len(self._text)
-        for delta in reversed(deltas):
-            text = delta.name if isinstance(delta, ToolCallStart) else delta.text
-            start = self._text.rfind(text, 0, end)
-            if start >= 0:
-                spans.append((start, start + len(text)))
-                end = start
-            elif isinstance(delta, ContentDelta | ReasoningDelta):
-                spans.append((0, end))
-                end = 0
-            else:
-                spans.append((0, 0))
-        return spans[::-1]
-
+from trioserve.api.base.outputs import read_arguments
+from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
+from trioserve.api.openai.responses.input import INPUT_ARGUMENT, MCP_CALL, STEP
+from trioserve.api.openai.responses.tools import OfferedTool
+from trioserve.chat.deltas import ToolCallStart
+from trioserve.chat.parse.cursor import SURROGATE
 
 # -- items
 
@@ -151,10 +56,10 @@ class Item(ABC):
         """Tell that it begins."""
         return [self._item_event("added", "in_progress")]
 
-    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         """Add a piece, and tell of it. Its tokens have a place in messages alone."""
         self._texts.append(text)
-        return self._event(f"{self.event}.delta", **self.place, delta=text)
+        return [self._event(f"{self.event}.delta", **self.place, delta=text)]
 
     @abstractmethod
     def closed(self, status: str) -> list[Event]:
@@ -235,9 +140,9 @@ class MessageItem(_TextItem):
         super().__init__(index, new_id("msg"))
         self._logprobs: list[dict[str, Any]] = []
 
-    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> Event:
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         self._logprobs += logprobs
-        return {**super().grown(text, logprobs), "logprobs": logprobs}
+        return [{**event, "logprobs": logprobs} for event in super().grown(text, logprobs)]
 
     def written(self, status: str) -> dict[str, Any]:
         return {
@@ -258,18 +163,21 @@ class MessageItem(_TextItem):
 
 
 class CallItem(Item):
-    """A function that the model wants called."""
+    """A function that the model wants called; `tool` is it, as the request offers it."""
 
     event = "function_call_arguments"
 
-    def __init__(self, index: int, start: ToolCallStart) -> None:
-        super().__init__(index, f"fc_{start.id}")
+    def __init__(
+        self, index: int, start: ToolCallStart, tool: OfferedTool | None, prefix: str = "fc"
+    ) -> None:
+        super().__init__(index, f"{prefix}_{start.id}")
         self._start = start
+        self._name = start.name if tool is None else tool.name
+        space = None if tool is None else tool.namespace
+        self._namespace = {} if space is None else {"namespace": space}
 
     def closed(self, status: str) -> list[Event]:
-        done = self._event(
-            "function_call_arguments.done", name=self._start.name, arguments=self.text
-        )
+        done = self._event("function_call_arguments.done", name=self._name, arguments=self.text)
         return [done, self._item_event("done", status)]
 
     def written(self, status: str) -> dict[str, Any]:
@@ -277,10 +185,128 @@ class CallItem(Item):
             "id": self.id,
             "type": "function_call",
             "call_id": self._start.id,
-            "name": self._start.name,
+            "name": self._name,
+            **self._namespace,
             "arguments": self.text,
             "status": status,
         }
+
+
+class CustomCallItem(CallItem):
+    """A custom tool that the model wants called, with a text."""
+
+    event = "custom_tool_call_input"
+
+    def __init__(self, index: int, start: ToolCallStart, tool: OfferedTool) -> None:
+        super().__init__(index, start, tool, "ctc")
+        self._argument = TextArgument(INPUT_ARGUMENT)
+
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
+        more = self._argument.feed(text)
+        return super().grown(more, logprobs) if more else []
+
+    def closed(self, status: str) -> list[Event]:
+        rest = self._argument.rest()
+        events = super().grown(rest, []) if rest else []
+        done = self._event("custom_tool_call_input.done", input=self.text)
+        return [*events, done, self._item_event("done", status)]
+
+    def written(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "custom_tool_call",
+            "call_id": self._start.id,
+            "name": self._name,
+            **self._namespace,
+            "input": self.text,
+            "status": status,
+        }
+
+
+class ClientCallItem(CallItem):
+    """A call of one of `CLIENT_TOOLS`. Its events are sent when it is complete."""
+
+    def __init__(self, index: int, start: ToolCallStart, tool: OfferedTool) -> None:
+        self._known = CLIENT_TOOLS[tool.kind]
+        super().__init__(index, start, tool, self._known.prefix)
+
+    def opened(self) -> list[Event]:
+        return []
+
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
+        self._texts.append(text)
+        return []
+
+    def closed(self, status: str) -> list[Event]:
+        return [self._item_event("added", "in_progress"), self._item_event("done", status)]
+
+    def written(self, status: str) -> dict[str, Any]:
+        arguments = read_arguments(self.text)
+        return {
+            "id": self.id,
+            "type": self._known.item,
+            "call_id": self._start.id,
+            **self._known.write(arguments if isinstance(arguments, dict) else {}),
+            "status": status,
+        }
+
+
+def call_item(index: int, start: ToolCallStart, tool: OfferedTool | None) -> CallItem:
+    """Make the item of a call of a tool; None: the request offers none of the name."""
+    if tool is None or tool.kind == "function":
+        return CallItem(index, start, tool)
+    return (CustomCallItem if tool.kind == "custom" else ClientCallItem)(index, start, tool)
+
+
+class TextArgument:
+    """Takes a text out of arguments that are an object with it alone, while they are written."""
+
+    def __init__(self, name: str) -> None:
+        self._before = re.compile(rf'\s*\{{\s*"{name}"\s*:\s*"')
+        self._begun = self._ended = False
+        self._left = ""  # what is not taken yet
+
+    def feed(self, arguments: str) -> str:
+        """Take more of the arguments; gives more of the text."""
+        self._left += arguments
+        if not self._begun and (before := self._before.match(self._left)):
+            self._begun = True
+            self._left = self._left[before.end() :]
+        if not self._begun or self._ended:
+            return ""
+        whole = _WHOLE.match(self._left)
+        assert whole is not None
+        text, self._left = whole[0], self._left[whole.end() :]
+        self._ended = self._left.startswith('"')
+        return _unescaped(text)
+
+    def rest(self) -> str:
+        """End the arguments, and give the rest of the text: all of them, if they have none."""
+        if self._begun:
+            return "" if self._ended else _unescaped(_ESCAPES.sub("", self._left))
+        arguments = read_arguments(self._left)
+        values = [*arguments.values()] if isinstance(arguments, dict) else []
+        return values[0] if len(values) == 1 and isinstance(values[0], str) else self._left
+
+
+#: Characters of a JSON string: not half of an escape, and not the first half of a pair of them.
+_WHOLE = re.compile(
+    r"""(?:[^"\\]++
+    |\\["\\/bfnrt]
+    |\\u(?![dD][89abAB])[0-9a-fA-F]{4}
+    |\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u]))
+    )*""",
+    re.VERBOSE,
+)
+#: An escape that was cut off.
+_ESCAPES = re.compile(r"\\u?[0-9a-fA-F]{0,4}")
+
+
+def _unescaped(text: str) -> str:
+    """Read the characters of a JSON string. Half of a surrogate pair cannot be sent on."""
+    if "\\" not in text:
+        return text
+    return SURROGATE.sub("\ufffd", json.loads(f'"{text}"', strict=False))
 
 
 class MadeCallItem(Item):

@@ -27,13 +27,16 @@ from trioserve.api.base.fields import (
     text,
 )
 from trioserve.api.openai.responses.input import Conversation, read_input
-from trioserve.chat.messages import MAX_MESSAGES, MAX_TOOLS, check_count
+from trioserve.api.openai.responses.tools import Offer
+from trioserve.chat.messages import MAX_MESSAGES, MAX_TOOLS, NOT_HOSTED, check_count
+from trioserve.chat.params import MODES
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.left_out import leave_out
 
 #: Known fields without effect; see `RequestBody.unsupported`.
 _UNSUPPORTED: Mapping[str, Only] = {
     "background": Only(False),
-    "context_management": Only([]),
+    "context_management": Only([], harmless="the client keeps the conversation"),
     "conversation": Only(),
     "image": Only({}),
     "moderation": Only(),
@@ -42,15 +45,16 @@ _UNSUPPORTED: Mapping[str, Only] = {
     "previous_response_id": Only(""),
     "prompt": Only(),
     "reasoning_format": Only("auto", "deepseek", "none"),
-    "truncation": Only("disabled"),
+    "truncation": Only("disabled", harmless="a prompt that is too long is an error"),
     "verbose": Only(False),
 }
 
 _LOGPROBS = "message.output_text.logprobs"
 
-#: What may be asked to be included. Reasoning always is, as it is and not encrypted.
+#: What may be asked to be included without effect. Reasoning always is, as it is and not encrypted.
 _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
 
+_HAS_NO_SUMMARY = "there is the reasoning itself"
 
 # -- readers of single fields
 
@@ -60,10 +64,10 @@ class ReasoningOptions(RequestBody):
     """How the model reasons."""
 
     unsupported: ClassVar[Mapping[str, Only]] = {
-        "context": Only("auto"),
-        "generate_summary": Only("auto"),
-        "mode": Only("standard"),
-        "summary": Only("auto"),
+        "context": Only("auto", harmless="the chat template decides what the model sees"),
+        "generate_summary": Only("auto", harmless=_HAS_NO_SUMMARY),
+        "mode": Only("standard", harmless="there is one mode"),
+        "summary": Only("auto", harmless=_HAS_NO_SUMMARY),
     }
     effort: str | None = None
 
@@ -72,7 +76,9 @@ class ReasoningOptions(RequestBody):
 class ResponsesStreamOptions(RequestBody):
     """Options of a streamed response."""
 
-    unsupported: ClassVar[Mapping[str, Only]] = {"include_obfuscation": Only(False)}
+    unsupported: ClassVar[Mapping[str, Only]] = {
+        "include_obfuscation": Only(False, harmless="events have no padding")
+    }
 
 
 @json_type(
@@ -90,29 +96,18 @@ def _text_config(value: Any) -> dict[str, Any]:
     return fields
 
 
-@json_type({"type": "array", "items": {"type": "string", "enum": list(_INCLUDED)}})
+@json_type({"type": "array", "items": {"type": "string", "examples": list(_INCLUDED)}})
 def _include(value: Any) -> tuple[str, ...]:
-    for i, name in enumerate(strings(value)):
+    for name in strings(value):
         if name not in _INCLUDED:
-            raise UnsupportedFieldError(
-                f"'include' has {name!r:.80}; of what can be included, this server has "
-                f"{' and '.join(_INCLUDED)}.",
-                param=f"include[{i}]",
-            )
+            leave_out(f"include: {name}", "there is no such item, or it has this anyway")
     return strings(value)
 
 
 @json_type({"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS})
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:
-    """Read functions in the flat form that this API has for them. The chat checks the rest."""
+    """Read tools, in the flat form that this API has for them; see `Offer`."""
     check_count(len(objects(value)), MAX_TOOLS, "tools", "tools")
-    for i, tool in enumerate(objects(value)):
-        if tool.get("type") != "function":
-            raise UnsupportedFieldError.at(
-                f"tools[{i}].type",
-                f"is {tool.get('type')!r:.80}; this server has no such built-in tool, and takes "
-                'those of type "function".',
-            )
     return objects(value)
 
 
@@ -120,12 +115,8 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...]:
 def _tool_choice(value: Any) -> str | dict[str, Any]:
     """Read a choice, and give it as it was given. The chat checks what it names."""
     if isinstance(value, dict):
-        if value.get("type") not in ("function", "allowed_tools"):
-            raise UnsupportedFieldError.at(
-                "tool_choice.type",
-                f'is {value.get("type")!r:.80}; it must be "function" or "allowed_tools".',
-            )
-        return value
+        kind = value.get("type")
+        return str(kind) if kind in MODES else value
     if value not in ("auto", "none", "required"):
         raise MismatchError('"auto", "none", "required" or an object')
     return str(value)
@@ -175,6 +166,12 @@ class ResponsesRequest(RequestBody):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    offer: Offer = attrs.field(init=False)
+
+    @offer.default
+    def _offer(self) -> Offer:
+        given = ((f"tools[{i}]", tool) for i, tool in enumerate(self.tools))
+        return Offer([*given, *self.input.tools])
 
     @classmethod
     def parse_with_chat(cls, body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatRequest]:
@@ -186,6 +183,9 @@ class ResponsesRequest(RequestBody):
         request = cls.parse(body)
         if request.top_logprobs and _LOGPROBS not in request.include:
             raise InvalidRequestError.at("top_logprobs", f"needs {_LOGPROBS!r} in 'include'.")
+        request.input.tool_places = request.offer.places
+        for function, namespace in request.input.in_namespaces:
+            function["name"] = request.offer.name_of(namespace, function["name"])
         fields = request._in_chat()
         with request.input.naming_items():
             chat = ChatRequest.parse(fields)
@@ -203,7 +203,7 @@ class ResponsesRequest(RequestBody):
         """The body of a chat request that asks for the same."""
         own = {
             "messages": self.input.messages,
-            "tools": [_chat_tool(tool) for tool in self.tools],
+            "tools": self.offer.functions,
             "tool_choice": self._chat_tool_choice(),
             "response_format": self._format(),
             "logprobs": _LOGPROBS in self.include,
@@ -229,19 +229,17 @@ class ResponsesRequest(RequestBody):
         choice = self.tool_choice
         if isinstance(choice, str):
             return choice
-        if choice["type"] == "function":
-            return _chat_tool(choice)
-        tools = choice.get("tools")
-        if isinstance(tools, list):
-            tools = [_chat_tool(tool) if isinstance(tool, dict) else tool for tool in tools]
-        allowed = {"mode": choice.get("mode"), "tools": tools}
+        if choice.get("type") != "allowed_tools":
+            if (chosen := self.offer.chosen(choice, "tool_choice")) is None:
+                raise UnsupportedFieldError.at(
+                    "tool_choice", f"is {choice['type']!r:.80}, and {NOT_HOSTED}."
+                )
+            return chosen
+        tools = named(objects, choice.get("tools"), "tool_choice.tools")
+        each = [self.offer.chosen(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(tools)]
+        if each and not any(each):
+            raise UnsupportedFieldError.at(
+                "tool_choice.tools", f"has none that is here: {NOT_HOSTED}."
+            )
+        allowed = {"mode": choice.get("mode"), "tools": [tool for tool in each if tool is not None]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
-
-
-#: The fields of a function that the model sees.
-_TOLD = ("name", "description", "parameters")
-
-
-def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a function to the form of chats. `strict` is dropped: all arguments are checked."""
-    return {"type": "function", "function": {name: tool[name] for name in _TOLD if name in tool}}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
-
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import sse
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation import (
     admit,
@@ -24,8 +21,10 @@ from trioserve.api.openai.responses.events import (
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.api.openai.runs import open_run, respond_run
 from trioserve.api.openapi import takes
-from trioserve.server import RequestContext, Server
-from trioserve.server.runs.events import RunEvent
+from trioserve.server import RequestContext
+from trioserve.server.core import ServerCore
+from trioserve.server.runs.run import AgentRun
+from trioserve.server.stream import ChatStream
 from trioserve.types import GenerationParams
 
 blueprint = Blueprint("responses", __name__)
@@ -54,7 +53,7 @@ async def responses() -> Response:
 
 
 async def _run(
-    server: Server,
+    server: ServerCore,
     request: ResponsesRequest,
     chat: ChatRequest,
     params: GenerationParams,
@@ -72,11 +71,14 @@ async def _run(
     return await respond_run(server, chat, run, writer, builder.response["id"], writer.fail)
 
 
-async def _whole(builder: ResponseBuilder, events: AsyncIterable[sse.Event | RunEvent]) -> Response:
+async def _whole(builder: ResponseBuilder, answer: ChatStream | AgentRun) -> Response:
     """Make the response that is sent when it is complete."""
     builder.begin()
-    async for event in events:
+    async for event in answer:
         builder.take(event)
+    if isinstance(answer, ChatStream):
+        assert answer.finished is not None
+        builder.take(answer.finished)
     return await long_response(lambda: builder.response, 32 * builder.n_candidates)
 
 

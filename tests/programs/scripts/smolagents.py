@@ -1,0 +1,18 @@
+import os
+
+from smolagents import OpenAIServerModel, ToolCallingAgent, tool
+
+
+@tool
+def add(a: float, b: float) -> float:
+    """Add.
+
+    Args:
+        a: one number.
+        b: another.
+    """
+    return a + b
+
+
+model = OpenAIServerModel("scripted", api_base=f"{os.environ['URL']}/v1", api_key="none")
+print("chat:", ToolCallingAgent(tools=[add], model=model).run("Add the numbers."))

@@ -1,0 +1,307 @@
+"""Coding agents, started by `trioserve launch`: each reads a file, edits it, and runs a command."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+from tests.programs.running import (
+    backend_of,
+    calls_in,
+    end_group,
+    environment_of,
+    launching,
+    run,
+    served,
+)
+from tests.programs.table import Works
+from tests.support.fake_fleet import routed
+from tests.support.http_server import slots_in_use
+from tests.support.message_writers import WRITERS
+from tests.support.scripts import ENDLESS
+from tests.support.vocabularies import chat_templates
+from tests.support.waiting import until
+from trioserve.api.base.service import Service
+from trioserve.testing.scripts import Call, ToolScript
+
+pytestmark = pytest.mark.system
+
+TASK = "Read notes.txt, replace world by trioserve, and count the bytes into size.txt."
+COUNT = "wc -c < notes.txt > size.txt"
+
+
+@attrs.frozen
+class Task:
+    """What an agent is started with, and the calls of its tools that do the task.
+
+    `wants` are the hosts that it asks for whatever its settings are; it is refused.
+    """
+
+    arguments: Sequence[str]
+    steps: Callable[[Path], Sequence[Call]]
+    environ: Mapping[str, str] = attrs.field(factory=dict)
+    wants: Set[str] = frozenset()
+
+
+PATCH = """apply_patch <<'EOF'
+*** Begin Patch
+*** Update File: notes.txt
+@@
+-hello world
++hello trioserve
+*** End Patch
+EOF"""
+
+
+def codex(_folder: Path) -> Sequence[Call]:
+    return [("exec_command", {"cmd": cmd}) for cmd in ("cat notes.txt", PATCH, COUNT)]
+
+
+def claude(folder: Path) -> Sequence[Call]:
+    path = str(folder / "notes.txt")
+    return [
+        ("Read", {"file_path": path}),
+        ("Edit", {"file_path": path, "old_string": "world", "new_string": "trioserve"}),
+        ("Bash", {"command": COUNT, "description": "Count the bytes"}),
+    ]
+
+
+def opencode(folder: Path) -> Sequence[Call]:
+    path = str(folder / "notes.txt")
+    return [
+        ("read", {"filePath": path}),
+        ("edit", {"filePath": path, "oldString": "world", "newString": "trioserve"}),
+        ("bash", {"command": COUNT, "description": "Count the bytes"}),
+    ]
+
+
+def qwen(folder: Path) -> Sequence[Call]:
+    path = str(folder / "notes.txt")
+    return [
+        ("read_file", {"file_path": path}),
+        ("edit", {"file_path": path, "old_string": "world", "new_string": "trioserve"}),
+        ("run_shell_command", {"command": COUNT, "is_background": False}),
+    ]
+
+
+def cline(folder: Path) -> Sequence[Call]:
+    path = str(folder / "notes.txt")
+    return [
+        ("read_files", {"files": [{"path": path}]}),
+        ("editor", {"path": path, "old_text": "world", "new_text": "trioserve"}),
+        ("run_commands", {"commands": [COUNT]}),
+    ]
+
+
+def continues(folder: Path) -> Sequence[Call]:
+    path = str(folder / "notes.txt")
+    return [
+        ("Read", {"filepath": path}),
+        ("Edit", {"file_path": path, "old_string": "world", "new_string": "trioserve"}),
+        ("Bash", {"command": COUNT}),
+    ]
+
+
+def pi(_folder: Path) -> Sequence[Call]:
+    edits = [{"oldText": "world", "newText": "trioserve"}]
+    return [
+        ("read", {"path": "notes.txt"}),
+        ("edit", {"path": "notes.txt", "edits": edits}),
+        ("bash", {"command": COUNT}),
+    ]
+
+
+def gptme(_folder: Path) -> Sequence[Call]:
+    patch = "<<<<<<< ORIGINAL\nhello world\n=======\nhello trioserve\n>>>>>>> UPDATED"
+    return [
+        ("shell", {"command": "cat notes.txt"}),
+        ("patch", {"path": "notes.txt", "patch": patch}),
+        ("shell", {"command": COUNT}),
+    ]
+
+
+TASKS = {
+    "codex": Task(
+        ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK],
+        codex,
+        wants=frozenset({"api.github.com:443", "chatgpt.com:443", "github.com:443"}),  # plugins
+    ),
+    "claude": Task(["-p", "--dangerously-skip-permissions", TASK], claude, {"IS_SANDBOX": "1"}),
+    "opencode": Task(["run", TASK], opencode, wants=frozenset({"registry.npmjs.org:443"})),
+    "qwen": Task(["--yolo", "-p", TASK], qwen),
+    "cline": Task([TASK], cline, wants=frozenset({"data.cline.bot:443", "otel.cline.bot:443"})),
+    "continue": Task(["--auto", "-p", TASK], continues),
+    "pi": Task(["-p", TASK], pi),
+    "gptme": Task(["--non-interactive", TASK], gptme),
+}
+
+
+@attrs.frozen
+class Workplace:
+    """A folder with the file, and a home without anything."""
+
+    folder: Path
+    home: Path
+
+    def assert_done(self) -> None:
+        assert (self.folder / "notes.txt").read_text() == "hello trioserve\n"
+        assert (self.folder / "size.txt").read_text().strip() == "16"
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Workplace:
+    made = Workplace(tmp_path / "work", tmp_path / "home")
+    made.folder.mkdir()
+    made.home.mkdir()
+    (made.folder / "notes.txt").write_text("hello world\n")
+    return made
+
+
+async def do_task(name: str, url: str, workplace: Workplace) -> None:
+    """Have an agent do its task."""
+    task = TASKS[name]
+    ended = await run(
+        launching(name, url, *task.arguments),
+        folder=workplace.folder,
+        environ=environment_of(name, home=workplace.home, **task.environ),
+    )
+    assert ended.code == 0, ended.output
+    assert "All done." in ended.output
+    workplace.assert_done()
+    assert ended.wanted <= task.wants
+
+
+@pytest.mark.parametrize("name", TASKS)
+async def test_an_agent_does_its_task(name: str, workplace: Workplace, works: Works) -> None:
+    script = ToolScript(steps=TASKS[name].steps(workplace.folder))
+    async with served(script) as server:
+        await do_task(name, server.url, workplace)
+    assert server.refused == [], calls_in(server.exchanges)
+    works(name, "reads a file, edits it, runs a command")
+
+
+def not_called(prompt: str) -> str:
+    raise AssertionError("a request for the other model")
+
+
+@pytest.mark.parametrize("name", ["codex", "claude"])
+async def test_an_agent_works_through_the_router(
+    name: str, workplace: Workplace, works: Works
+) -> None:
+    script = ToolScript(steps=TASKS[name].steps(workplace.folder))
+    async with routed({"one": backend_of(not_called), "two": backend_of(script)}) as router:
+        task = TASKS[name]
+        command = launching(name, router.url, *task.arguments, flags=["--model", "two"])
+        environ = environment_of(name, home=workplace.home, **task.environ)
+        ended = await run(command, folder=workplace.folder, environ=environ)
+        assert ended.code == 0, ended.output
+        workplace.assert_done()
+    works(name, "through the router")
+
+
+@pytest.mark.parametrize(
+    ("template", "family", "marks"),
+    [
+        ("Qwen3-Coder", "qwen3-coder", {}),
+        (
+            "google-gemma-4-31B-it",
+            "gemma-4",
+            {"tools_mark": "<|tool>declaration:", "result_mark": "<|tool_response>"},
+        ),
+    ],
+)
+async def test_claude_code_works_with_other_formats(
+    template: str,
+    family: str,
+    marks: dict[str, str],
+    workplace: Workplace,
+    works: Works,
+) -> None:
+    text = chat_templates()[template].read_text(encoding="utf-8")
+    write = WRITERS[family].write_calls
+    script = ToolScript(
+        steps=TASKS["claude"].steps(workplace.folder),
+        write=lambda calls: write([(name, dict(arguments)) for name, arguments in calls]),
+        **marks,
+    )
+    async with served(script, text) as server:
+        await do_task("claude", server.url, workplace)
+    assert server.refused == [], calls_in(server.exchanges)
+    works("claude", f"with the tool calls of {template}")
+
+
+async def test_codex_with_oss(workplace: Workplace, works: Works) -> None:
+    command, *arguments = TASKS["codex"].arguments
+    oss = ["--oss", "--local-provider", "ollama", "--model", "scripted"]
+    quiet = ["-c", "analytics.enabled=false"]
+    async with served(ToolScript(steps=codex(workplace.folder))) as server:
+        url = {"CODEX_OSS_BASE_URL": f"{server.url}/v1"}
+        ended = await run(
+            ["codex", command, *oss, *quiet, *arguments],
+            folder=workplace.folder,
+            environ=environment_of("codex", home=workplace.home, **url),
+        )
+    assert ended.code == 0, ended.output
+    assert server.refused == [], calls_in(server.exchanges)
+    workplace.assert_done()
+    works("codex", "`--oss`")
+
+
+async def test_aider_edits_and_tests(workplace: Workplace, works: Works) -> None:
+    def script(prompt: str) -> str:
+        return "notes.txt\n```\nhello trioserve\n```\n" if "hello world" in prompt else "Hm."
+
+    arguments = ["--no-git", "--yes-always", "--auto-test", "--test-cmd", COUNT, "notes.txt"]
+    async with served(script) as server:
+        ended = await run(
+            launching("aider", server.url, *arguments, "--message", "Greet trioserve."),
+            folder=workplace.folder,
+            environ=environment_of("aider", home=workplace.home),
+        )
+    assert ended.code == 0, ended.output
+    assert server.refused == [], calls_in(server.exchanges)
+    workplace.assert_done()
+    assert ended.wanted == set()
+    works("aider", "edits a file, runs a command")
+
+
+def endless(prompt: str) -> str:
+    return "x" * ENDLESS if "<tools>" in prompt else "A chat"
+
+
+@pytest.mark.parametrize("name", ["codex", "claude"])
+@pytest.mark.parametrize("way", ["alone", "router"])
+async def test_ctrl_c_frees_the_slot(
+    name: str, way: str, workplace: Workplace, works: Works
+) -> None:
+    async with AsyncExitStack() as stack:
+        if way == "alone":
+            server = await stack.enter_async_context(served(endless))
+            url, service = server.url, server.service
+        else:
+            router = await stack.enter_async_context(
+                routed({"one": backend_of(endless), "two": backend_of(endless)})
+            )
+            url, service = router.url, router.children["two"]
+        model = [] if way == "alone" else ["--model", "two"]
+        command = launching(name, url, *TASKS[name].arguments, flags=model)
+        environ = environment_of(name, home=workplace.home, **TASKS[name].environ)
+        async with trio.open_nursery() as nursery:
+            process = await nursery.start(
+                partial(run, command, folder=workplace.folder, environ=environ)
+            )
+            await until(partial(slots_in_use, service))
+            end_group(process, signal.SIGINT)
+            await until(partial(all_free, service))
+    works(name, f"Ctrl-C frees the slot ({way})")
+
+
+async def all_free(service: Service) -> bool:
+    return await slots_in_use(service) == 0

@@ -1,0 +1,52 @@
+"""SDKs and frameworks: a script of each lets the model call a tool three times."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.programs.running import bin_of, calls_in, environment_of, run, served
+from tests.programs.table import Works
+from trioserve.testing import ToolScript
+
+pytestmark = pytest.mark.system
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ANSWER = "The sum is 42."
+STEPS = [("add", {"a": a, "b": b}) for a, b in ((1, 2), (3, 4), (7, 35))]
+FINAL_ANSWER = ("final_answer", {"answer": ANSWER})
+IN_JSON = f'{{"text": "{ANSWER}"}}'
+
+SCRIPT = ToolScript(steps=STEPS, answer=ANSWER, aside=IN_JSON)
+#: Of programs that want the answer in another way than as text after calls of tools.
+SCRIPTS_OF = {
+    "guidance": lambda prompt: f"<think>\nHm.\n</think>\n\n{ANSWER}",
+    "instructor": ToolScript(steps=[("Answer", {"text": ANSWER})], aside=IN_JSON),
+    "smolagents": ToolScript(steps=[*STEPS, FINAL_ANSWER], result_mark="Observation:\n"),
+}
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.iterdir()), ids=lambda path: path.name)
+async def test_a_model_calls_tools(path: Path, tmp_path: Path, works: Works) -> None:
+    name = path.stem
+    commands = bin_of(name)
+    script = tmp_path / f"script{path.suffix}"  # under another name than the packages have
+    shutil.copy(path, script)
+    if path.suffix == ".mjs":
+        (tmp_path / "node_modules").symlink_to(commands.parent)  # where Node.js looks for packages
+        command = ["node", str(script)]
+    else:
+        command = [str(commands / "python"), str(script)]
+    async with served(SCRIPTS_OF.get(name, SCRIPT)) as server:
+        environ = environment_of(name, home=tmp_path, URL=server.url)
+        ended = await run(command, folder=tmp_path, environ=environ)
+    assert server.refused == [], calls_in(server.exchanges)
+    assert ended.code == 0, ended.output
+    ways = re.findall(f"^(.+): {re.escape(ANSWER)}$", ended.output, re.MULTILINE)
+    assert ways, ended.output
+    assert len(ways) == ended.output.count(ANSWER), "an answer has more than its text"
+    assert ended.wanted == set()
+    works(name, f"calls tools ({', '.join(ways)})")

@@ -1,0 +1,130 @@
+"""Finds the tokens of each piece of a message, for counts and log probabilities.
+
+The parser of messages knows text, not tokens: it may hold text back, and takes markers out of it.
+So the text of the tokens is kept until its deltas come, and they are found in it. The tokens of
+markers are in no delta.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallStart
+from trioserve.server.stream import ChatChunk, Completion
+from trioserve.types import TokenId, TokenProbs
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+@attrs.define
+class _Held:
+    """Tokens, usually one, that decode to `n_chars` characters; `n` of them are not taken yet."""
+
+    n_chars: int
+    n: int
+    probs: list[TokenProbs]
+
+
+class TokensOfText:
+    """Matches the tokens of a message with its deltas.
+
+    A token belongs to the first delta that contains any character of its text. The result does not
+    depend on how the output is split.
+
+    Args:
+        pieces: the bytes of each token of the vocabulary.
+    """
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._decoder = _Utf8Decoder(errors="replace")
+        self._text = ""  # of the tokens in `_held`
+        self._held: deque[_Held] = deque()
+        self._partial = _Held(0, 0, [])  # tokens that end within a character
+
+    def add(self, tokens: Sequence[TokenId], probs: Sequence[TokenProbs]) -> None:
+        """Add the next tokens, with their candidates if requested."""
+        for i, token in enumerate(tokens):
+            piece = self._pieces[token]
+            if not piece:
+                continue  # a control token, which has no text
+            text = self._decoder.decode(piece)
+            self._partial.n += 1
+            self._partial.probs += probs[i : i + 1]
+            if text:
+                self._partial.n_chars = len(text)
+                self._held.append(self._partial)
+                self._partial = _Held(0, 0, [])
+                self._text += text
+
+    def take(self, deltas: Sequence[Delta]) -> list[tuple[int, list[TokenProbs]]]:
+        """Return the number of tokens of each of the next deltas, and their candidates."""
+        taken: list[tuple[int, list[TokenProbs]]] = []
+        position = 0
+        for start, end in self._find(deltas):
+            n = 0
+            probs: list[TokenProbs] = []
+            while self._held and position < end:
+                held = self._held[0]
+                until = position + held.n_chars
+                if until > start:
+                    n, probs = n + held.n, probs + held.probs
+                    held.n, held.probs = 0, []
+                if until > end:  # the rest of it may be in the next delta
+                    held.n_chars = until - end
+                    position = end
+                    break
+                self._held.popleft()
+                position = until
+            taken.append((n, probs))
+        self._text = self._text[position:]
+        return taken
+
+    def _find(self, deltas: Sequence[Delta]) -> list[tuple[int, int]]:
+        """Find the spans of deltas, from the last one back: it is next to the text held back.
+
+        The text of calls may differ from the output, but their tokens are not reported. Other text
+        that is not found ends with a cut-off character, so it is all of the remaining text.
+        """
+        spans = []
+        end = len(self._text)
+        for delta in reversed(deltas):
+            text = delta.name if isinstance(delta, ToolCallStart) else delta.text
+            start = self._text.rfind(text, 0, end)
+            if start >= 0:
+                spans.append((start, start + len(text)))
+                end = start
+            elif isinstance(delta, ContentDelta | ReasoningDelta):
+                spans.append((0, end))
+                end = 0
+            else:
+                spans.append((0, 0))
+        return spans[::-1]
+
+
+def probs_of(
+    pieces: Sequence[bytes],
+    chunks: Iterable[ChatChunk],
+    kinds: type[Delta] | tuple[type[Delta], ...] = ContentDelta,
+) -> list[TokenProbs]:
+    """Collect the candidates for the tokens of a message's deltas of some kinds."""
+    tokens = TokensOfText(pieces)
+    found: list[TokenProbs] = []
+    for chunk in chunks:
+        tokens.add(chunk.tokens, chunk.probs)
+        taken = tokens.take(chunk.deltas)
+        for delta, (_, probs) in zip(chunk.deltas, taken, strict=True):
+            found += probs if isinstance(delta, kinds) else []
+    return found
+
+
+def probs_of_text(pieces: Sequence[bytes], output: Completion) -> list[TokenProbs]:
+    """The candidates for the tokens of a text, without those of a stop string after it."""
+    tokens = TokensOfText(pieces)
+    tokens.add(output.tokens, output.probs)
+    ((_, probs),) = tokens.take([ContentDelta(output.text)])
+    return probs

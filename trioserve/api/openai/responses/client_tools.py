@@ -1,0 +1,232 @@
+"""The tools that OpenAI's models know by their type, and that the client runs.
+
+A model here knows them as functions. Each has separate types of items for its calls and results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from trioserve.api.base.fields import mapping, objects, required, strings, text
+
+Fields = dict[str, Any]
+
+_STRING: Fields = {"type": "string"}
+_STRINGS: Fields = {"type": "array", "items": _STRING}
+_COUNT: Fields = {"type": "integer", "minimum": 0}
+
+
+@attrs.frozen
+class ClientTool:
+    """A tool of such a type, which is also the name of its function.
+
+    Attributes:
+        description: what the model reads of it.
+        parameters: the schema of its arguments.
+        item: the type of the items of its calls.
+        prefix: of their ids.
+        write: makes the fields of an item of the arguments.
+        read: makes the arguments of an item, which stands at a path.
+        read_output: makes the text of a result of its item, which stands at a path.
+    """
+
+    description: str
+    parameters: Fields
+    item: str
+    prefix: str
+    write: Callable[[Mapping[str, Any]], Fields]
+    read: Callable[[Mapping[str, Any], str], Fields]
+    read_output: Callable[[Mapping[str, Any], str], str]
+
+    @property
+    def output_item(self) -> str:
+        """The type of the items of its results."""
+        is_search = self.item == "tool_search_call"
+        return "tool_search_output" if is_search else f"{self.item}_output"
+
+
+def _schema(*needed: str, **properties: Fields) -> Fields:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(needed),
+        "additionalProperties": False,
+    }
+
+
+def _texts(value: Any) -> list[str]:
+    """Take texts that a model has written, which may be one."""
+    given = value if isinstance(value, list) else [] if value is None else [value]
+    return [each if isinstance(each, str) else json.dumps(each) for each in given]
+
+
+def _known(fields: Mapping[str, Any], *names: str) -> Fields:
+    return {name: fields[name] for name in names if fields.get(name) is not None}
+
+
+# -- a command of the local shell
+
+
+def _exec(arguments: Mapping[str, Any]) -> Fields:
+    env = arguments.get("env")
+    action = {
+        "type": "exec",
+        "command": _texts(arguments.get("command")),
+        "env": env if isinstance(env, dict) else {},
+        "timeout_ms": arguments.get("timeout_ms"),
+        "user": None,
+        "working_directory": arguments.get("working_directory"),
+    }
+    return {"action": action}
+
+
+def _read_exec(item: Mapping[str, Any], path: str) -> Fields:
+    action = required(item, "action", mapping, path)
+    command = required(action, "command", strings, f"{path}.action")
+    others = _known(action, "working_directory", "timeout_ms", "env")
+    return {"command": list(command), **{name: value for name, value in others.items() if value}}
+
+
+def _read_text(item: Mapping[str, Any], path: str) -> str:
+    return required(item, "output", text, path)
+
+
+# -- commands of a shell
+
+
+def _commands(arguments: Mapping[str, Any]) -> Fields:
+    action = {
+        "commands": _texts(arguments.get("commands")),
+        "timeout_ms": arguments.get("timeout_ms"),
+        "max_output_length": arguments.get("max_output_length"),
+    }
+    return {"action": action, "environment": {"type": "local"}}
+
+
+def _read_commands(item: Mapping[str, Any], path: str) -> Fields:
+    action = required(item, "action", mapping, path)
+    commands = required(action, "commands", strings, f"{path}.action")
+    return {"commands": list(commands), **_known(action, "timeout_ms", "max_output_length")}
+
+
+def _read_streams(item: Mapping[str, Any], path: str) -> str:
+    """Read what commands have written, and how each ended."""
+    written = []
+    for i, each in enumerate(required(item, "output", objects, path)):
+        parts = [text(each.get(name) or "") for name in ("stdout", "stderr")]
+        outcome = required(each, "outcome", mapping, f"{path}.output[{i}]")
+        end = "timed out" if outcome.get("type") == "timeout" else outcome.get("exit_code")
+        written.append("\n".join([*filter(None, parts), f"[exit code: {end}]"]))
+    return "\n".join(written)
+
+
+# -- patches
+
+
+def _operation(arguments: Mapping[str, Any]) -> Fields:
+    kind = arguments.get("type")
+    operation = {
+        "type": kind if kind in _OPERATIONS else "update_file",
+        "path": str(arguments.get("path") or ""),
+    }
+    if kind != "delete_file":
+        operation["diff"] = str(arguments.get("diff") or "")
+    return {"operation": operation}
+
+
+_OPERATIONS = ("create_file", "update_file", "delete_file")
+
+
+def _read_operation(item: Mapping[str, Any], path: str) -> Fields:
+    operation = required(item, "operation", mapping, path)
+    needed = {name: required(operation, name, text, f"{path}.operation") for name in _PLACE}
+    return needed | _known(operation, "diff")
+
+
+_PLACE = ("type", "path")
+
+
+def _read_status(item: Mapping[str, Any], path: str) -> str:
+    status = required(item, "status", text, path)
+    output = item.get("output")
+    return f"{status}: {output}" if output else status
+
+
+# -- a search for tools
+
+
+def _search(arguments: Mapping[str, Any]) -> Fields:
+    return {"execution": "client", "arguments": dict(arguments)}
+
+
+def _read_search(item: Mapping[str, Any], path: str) -> Fields:
+    return required(item, "arguments", mapping, path)
+
+
+def _read_found(item: Mapping[str, Any], path: str) -> str:
+    """Name the tools that were found. The model has them among its tools from then on."""
+    names = []
+    for tool in required(item, "tools", objects, path):
+        inner = tool.get("tools") if tool.get("type") == "namespace" else [tool]
+        names += [each.get("name") for each in inner or () if isinstance(each, dict)]
+    return json.dumps({"tools": [name for name in names if isinstance(name, str)]})
+
+
+_ANYTHING: Fields = {"type": "object"}
+
+#: The tools, by their types.
+CLIENT_TOOLS: Mapping[str, ClientTool] = {
+    "local_shell": ClientTool(
+        "Runs a command on the user's machine, and gives its output.",
+        _schema(
+            "command",
+            command={**_STRINGS, "description": "The program and its arguments."},
+            working_directory=_STRING,
+            timeout_ms=_COUNT,
+            env={**_ANYTHING, "additionalProperties": _STRING},
+        ),
+        "local_shell_call",
+        "lsh",
+        _exec,
+        _read_exec,
+        _read_text,
+    ),
+    "shell": ClientTool(
+        "Runs shell commands on the user's machine, and gives the output of each.",
+        _schema("commands", commands=_STRINGS, timeout_ms=_COUNT, max_output_length=_COUNT),
+        "shell_call",
+        "sh",
+        _commands,
+        _read_commands,
+        _read_streams,
+    ),
+    "apply_patch": ClientTool(
+        "Creates, updates or deletes a file. A diff has lines that begin with '@@' and say where "
+        "a change is, and lines that begin with a space, '+' or '-'. That of a new file has "
+        "lines with '+' only.",
+        _schema(
+            *_PLACE,
+            type={"type": "string", "enum": list(_OPERATIONS)},
+            path=_STRING,
+            diff={**_STRING, "description": "Not for 'delete_file'."},
+        ),
+        "apply_patch_call",
+        "apc",
+        _operation,
+        _read_operation,
+        _read_status,
+    ),
+    "tool_search": ClientTool(
+        "Finds further tools.",
+        _schema("query", query=_STRING),
+        "tool_search_call",
+        "tsc",
+        _search,
+        _read_search,
+        _read_found,
+    ),
+}

@@ -1,0 +1,197 @@
+"""The tools of ``/v1/responses``, as functions that the model is offered.
+
+A function of a namespace is offered by its name alone, unless another tool has that. A custom tool
+takes one text, as a function with one argument. Tools that OpenAI's servers run are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from trioserve.api.base.fields import mapping, named, objects, required, text
+from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
+from trioserve.api.openai.responses.input import INPUT_ARGUMENT
+from trioserve.chat.grammar.regular import GrammarError, pattern_of
+from trioserve.chat.messages import NOT_HOSTED
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.left_out import leave_out
+
+
+@attrs.frozen(kw_only=True)
+class OfferedTool:
+    """A tool that the model may call.
+
+    Attributes:
+        kind: its type in the request.
+        name: its name there; for a tool known by its type, the type.
+        place: where it is in the request.
+        function: what the model sees, but for the name.
+        namespace: that which it is in.
+    """
+
+    kind: str
+    name: str
+    place: str
+    function: dict[str, Any]
+    namespace: str | None = None
+
+
+class Offer:
+    """The tools of a request, by the names that the model calls them by.
+
+    Args:
+        tools: each with its place in the request. One with the name of an earlier one replaces it.
+
+    Raises:
+        InvalidRequestError: something is missing or of the wrong type; `param` names it.
+    """
+
+    def __init__(self, tools: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        self._left_out: set[str] = set()
+        self.given: list[Mapping[str, Any]] = []  # without those that are left out
+        by_key: dict[tuple[str | None, str], OfferedTool] = {}
+        for place, tool in tools:
+            read = list(self._read(tool, place))
+            self.given += [tool] if read else []
+            by_key |= {(each.namespace, each.name): each for each in read}
+        names = [name for _, name in by_key]
+        self._names = {
+            (namespace, name): f"{namespace}__{name}"
+            if namespace is not None and names.count(name) > 1
+            else name
+            for namespace, name in by_key
+        }
+        self.tools = {self._names[key]: tool for key, tool in by_key.items()}
+
+    # -- what the chat gets
+
+    @property
+    def functions(self) -> list[dict[str, Any]]:
+        """The tools as functions of a chat."""
+        return [
+            {"type": "function", "function": {"name": name, **tool.function}}
+            for name, tool in self.tools.items()
+        ]
+
+    @property
+    def places(self) -> list[str]:
+        """Where each is in the request."""
+        return [tool.place for tool in self.tools.values()]
+
+    def name_of(self, namespace: str | None, name: str) -> str:
+        """The name that the model writes to call a tool, now or earlier in the chat."""
+        return self._names.get((namespace, name), name)
+
+    def chosen(self, choice: Mapping[str, Any], path: str) -> dict[str, Any] | None:
+        """Convert what a choice names to the form of a chat; None: it is left out.
+
+        Raises:
+            UnsupportedFieldError: no tool has such a type.
+        """
+        kind = required(choice, "type", text, path)
+        if kind in ("function", "custom"):
+            name = required(choice, "name", text, path)
+            namespace = choice.get("namespace")
+            if namespace is None and (None, name) not in self._names:
+                found = [space for space, other in self._names if other == name]
+                namespace = found[0] if len(found) == 1 else None
+            return {"type": "function", "function": {"name": self.name_of(namespace, name)}}
+        if (None, kind) in self._names:
+            return {"type": "function", "function": {"name": kind}}
+        if kind in self._left_out:
+            return None
+        raise UnsupportedFieldError.at(
+            f"{path}.type", f"is {kind!r:.80}, and 'tools' has none of this type."
+        )
+
+    # -- reading
+
+    def _read(
+        self, tool: Mapping[str, Any], place: str, namespace: str | None = None
+    ) -> Iterator[OfferedTool]:
+        kind = required(tool, "type", text, place)
+        if kind == "namespace" and namespace is None:
+            space = required(tool, "name", text, place)
+            for i, inner in enumerate(required(tool, "tools", objects, place)):
+                yield from self._read(inner, f"{place}.tools[{i}]", space)
+            return
+        if kind in ("function", "custom"):
+            name, function = required(tool, "name", text, place), _function(tool, kind, place)
+        elif kind in CLIENT_TOOLS and not _is_hosted(tool):
+            name, function = kind, _of_client(tool, kind, place)
+        else:
+            self._left_out.add(kind)
+            leave_out(f"tools of type {kind}", NOT_HOSTED)
+            return
+        yield OfferedTool(
+            kind=kind,
+            name=name,
+            place=place,
+            function=function,
+            namespace=namespace,
+        )
+
+
+def _is_hosted(tool: Mapping[str, Any]) -> bool:
+    """Whether a tool that clients can run is to run at the server's side."""
+    environment = tool.get("environment")
+    if isinstance(environment, Mapping) and environment.get("type") != "local":
+        return True
+    return tool["type"] == "tool_search" and tool.get("execution") != "client"
+
+
+def _function(tool: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]:
+    """Make what the model sees. It need not see that a function is not `strict`."""
+    if kind == "custom":
+        return _custom(tool, place)
+    told = {name: tool[name] for name in ("description", "parameters") if name in tool}
+    return told | ({"strict": True} if tool.get("strict") is True else {})
+
+
+def _of_client(tool: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]:
+    known = CLIENT_TOOLS[kind]
+    description, parameters = tool.get("description"), tool.get("parameters")
+    return {
+        "description": known.description
+        if description is None
+        else named(text, description, f"{place}.description"),
+        "parameters": known.parameters
+        if parameters is None
+        else named(mapping, parameters, f"{place}.parameters"),
+    }
+
+
+def _custom(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Make a function of a tool that takes a text, which may have to follow a grammar."""
+    given = {} if tool.get("format") is None else named(mapping, tool["format"], f"{place}.format")
+    described = tool.get("description")
+    description = "" if described is None else named(text, described, f"{place}.description")
+    argument: dict[str, Any] = {"type": "string"}
+    if given.get("type", "text") != "text":
+        syntax, definition = _grammar(given, f"{place}.format")
+        description += f"\n\nThe input follows this grammar ({syntax}):\n{definition}"
+        try:
+            argument["pattern"] = pattern_of(syntax, definition)
+        except GrammarError as error:
+            leave_out(f"the grammar of the custom tool {tool['name']}", f"it {error}")
+    return {
+        "description": description.strip(),
+        "parameters": {
+            "type": "object",
+            "properties": {INPUT_ARGUMENT: argument},
+            "required": [INPUT_ARGUMENT],
+            "additionalProperties": False,
+        },
+    }
+
+
+def _grammar(format: Mapping[str, Any], path: str) -> tuple[str, str]:
+    if format["type"] != "grammar":
+        raise InvalidRequestError.at(f"{path}.type", 'must be "text" or "grammar".')
+    syntax = required(format, "syntax", text, path)
+    if syntax not in ("lark", "regex"):
+        raise InvalidRequestError.at(f"{path}.syntax", 'must be "lark" or "regex".')
+    return syntax, required(format, "definition", text, path)

@@ -1,0 +1,477 @@
+"""A Lark grammar as one regular expression, for texts that a tool takes.
+
+A text in a call stands in the notation of the call, such as a JSON string. The grammars of calls
+write a string with a ``pattern`` in each notation, so a Lark grammar becomes a pattern. A rule that
+refers to itself at one end becomes a repetition. Rules that are nested in themselves are followed
+as deep as the expression stays short: each text that it allows is one of the grammar's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TypeAlias
+
+import attrs
+
+#: The longest expression, in characters.
+MAX_CHARS = 4000
+
+#: How many references of nested rules are followed into each other, at most.
+_MAX_DEPTH = 32
+
+#: The terminals that ``%import common.…`` can name.
+_COMMON: Mapping[str, str] = {
+    "CNAME": r"[_a-zA-Z][_a-zA-Z0-9]*",
+    "CR": r"\r",
+    "DECIMAL": r"(?:[0-9]+\.[0-9]*|\.[0-9]+)",
+    "DIGIT": "[0-9]",
+    "ESCAPED_STRING": r'"(?:[^"\\\n]|\\[^\n])*"',
+    "FLOAT": r"(?:[0-9]+[eE][+\-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+\-]?[0-9]+)?)",
+    "HEXDIGIT": "[0-9a-fA-F]",
+    "INT": "[0-9]+",
+    "LCASE_LETTER": "[a-z]",
+    "LETTER": "[a-zA-Z]",
+    "LF": r"\n",
+    "NEWLINE": r"(?:\r?\n)+",
+    "NUMBER": r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+\-]?[0-9]+)?",
+    "SIGNED_FLOAT": r"[+\-]?(?:[0-9]+[eE][+\-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)"
+    r"(?:[eE][+\-]?[0-9]+)?)",
+    "SIGNED_INT": r"[+\-]?[0-9]+",
+    "SIGNED_NUMBER": r"[+\-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+\-]?[0-9]+)?",
+    "UCASE_LETTER": "[A-Z]",
+    "WORD": "[a-zA-Z]+",
+    "WS": r"[ \t\f\r\n]+",
+    "WS_INLINE": r"[ \t]+",
+}
+
+
+class GrammarError(Exception):
+    """A grammar cannot be read or enforced; the message is the problem: "has no rule 'start'"."""
+
+
+# -- what a grammar is made of
+
+
+@attrs.frozen
+class _Text:
+    """What an expression matches: of a string or a terminal's ``/…/``."""
+
+    pattern: str
+
+
+@attrs.frozen
+class _Ref:
+    name: str
+
+
+@attrs.frozen
+class _Seq:
+    parts: tuple[_Node, ...]
+
+
+@attrs.frozen
+class _Alt:
+    parts: tuple[_Node, ...]
+
+
+@attrs.frozen
+class _Repeat:
+    part: _Node
+    count: str  # as it stands behind an expression
+
+
+_Node: TypeAlias = "_Text | _Ref | _Seq | _Alt | _Repeat"
+
+_NOTHING = _Seq(())
+
+# -- reading
+
+
+_TOKEN = re.compile(
+    r"""
+    (?P<blank>(?:[ \t\r\f]|//[^\n]*|\\\n)+)
+  | (?P<line>\n)
+  | (?P<string>"(?:[^"\\\n]|\\.)*"i?)
+  | (?P<regex>/(?!/)(?:[^/\\\n]|\\.)+/[imslux]*)
+  | (?P<statement>%[a-z_]+)
+  | (?P<name>[?!]?_*[a-zA-Z][a-zA-Z0-9_]*)
+  | (?P<dots>\.\.)
+  | (?P<arrow>->[ \t]*[a-zA-Z_][a-zA-Z0-9_]*)
+  | (?P<count>\{[ ]*[0-9]*[ ]*(?:,[ ]*[0-9]*[ ]*)?\}|~[ ]*[0-9]+(?:[ ]*\.\.[ ]*[0-9]+)?)
+  | (?P<priority>\.-?[0-9]+)
+  | (?P<sign>[:|()\[\]*+?,.])
+    """,
+    re.VERBOSE,
+)
+
+
+@attrs.define
+class _Reader:
+    """Reads the rules of a grammar, from its tokens."""
+
+    tokens: list[tuple[str, str]]
+    at: int = 0
+    rules: dict[str, _Node] = attrs.field(factory=dict)
+    ignored: list[_Node] = attrs.field(factory=list)
+
+    def read(self) -> None:
+        """Read all statements and rules."""
+        while self.at < len(self.tokens):
+            kind, text = self._next()
+            if kind == "line":
+                continue
+            if kind == "statement":
+                self._statement(text)
+            elif kind == "name":
+                self._maybe("priority")
+                self._expect(":")
+                self.rules[text.lstrip("?!")] = self._choice()
+            else:
+                raise GrammarError(f"has {text!r:.40} where a rule should begin")
+
+    def _statement(self, text: str) -> None:
+        if text == "%ignore":
+            self.ignored.append(self._choice())
+        elif text == "%import":
+            self._import()
+        else:
+            raise GrammarError(f"has {text!r:.40}, which is not supported")
+
+    def _import(self) -> None:
+        words = []
+        while self.at < len(self.tokens) and self._peek()[0] != "line":
+            words.append(self._next()[1])
+        named = re.fullmatch(r"common\.([A-Z_]+)(?:->\s*(\w+))?", "".join(words))
+        listed = re.fullmatch(r"common\(([A-Z_,]+)\)", "".join(words))
+        pairs = [(named[1], named[2] or named[1])] if named else []
+        pairs += [(name, name) for name in listed[1].split(",")] if listed else []
+        if not pairs:
+            raise GrammarError("imports from something else than 'common'")
+        for name, alias in pairs:
+            if name not in _COMMON:
+                raise GrammarError(f"imports {name!r:.40}, which 'common' does not have")
+            self.rules[alias] = _Text(_COMMON[name])
+
+    # -- expressions
+
+    def _choice(self) -> _Node:
+        parts = [self._sequence()]
+        while self._continues():
+            parts.append(self._sequence())
+        return parts[0] if len(parts) == 1 else _Alt(tuple(parts))
+
+    def _continues(self) -> bool:
+        """Read a bar, if one comes, also at the beginning of a later line."""
+        place = self.at
+        while self._maybe("line"):
+            pass
+        if self._peek() == ("sign", "|"):
+            self.at += 1
+            return True
+        self.at = place
+        return False
+
+    def _sequence(self) -> _Node:
+        parts: list[_Node] = []
+        while (atom := self._atom()) is not None:
+            while (count := self._count()) is not None:
+                atom = _Repeat(atom, count)
+            parts.append(atom)
+        self._maybe("arrow")
+        return parts[0] if len(parts) == 1 else _Seq(tuple(parts))
+
+    def _atom(self) -> _Node | None:
+        kind, text = self._peek()
+        if kind == "name":
+            self.at += 1
+            return _Ref(text.lstrip("?!"))
+        if kind == "string":
+            self.at += 1
+            if self._maybe("dots"):
+                return _Text(f"[{_escaped(text)}-{_escaped(self._next()[1])}]")
+            pattern = _literal(_unquoted(text))
+            return _Text(f"(?i:{pattern})" if text.endswith("i") else pattern)
+        if kind == "regex":
+            self.at += 1
+            return _Text(_expression(text))
+        if text == "(" or text == "[":
+            self.at += 1
+            inner = self._in_lines()
+            self._expect(")" if text == "(" else "]")
+            return inner if text == "(" else _Repeat(inner, "?")
+        return None
+
+    def _in_lines(self) -> _Node:
+        """Read what stands in parentheses, which may be on several lines."""
+        while self._maybe("line"):
+            pass
+        inner = self._choice()
+        while self._maybe("line"):
+            pass
+        return inner
+
+    def _count(self) -> str | None:
+        kind, text = self._peek()
+        if kind == "sign" and text in "*+?":
+            self.at += 1
+            return text
+        if kind != "count":
+            return None
+        self.at += 1
+        numbers = re.sub(r"[{}~ ]", "", text).replace("..", ",")
+        return f"{{{'0' if numbers.startswith(',') else ''}{numbers}}}"
+
+    # -- tokens
+
+    def _peek(self) -> tuple[str, str]:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ("line", "")
+
+    def _next(self) -> tuple[str, str]:
+        found = self._peek()
+        self.at += 1
+        return found
+
+    def _maybe(self, kind: str) -> bool:
+        found = self.at < len(self.tokens) and self.tokens[self.at][0] == kind
+        self.at += found
+        return found
+
+    def _expect(self, sign: str) -> None:
+        kind, text = self._next()
+        if (kind, text) != ("sign", sign):
+            raise GrammarError(f"needs {sign!r} where it has {text!r:.40}")
+
+
+def _tokens(source: str) -> Iterator[tuple[str, str]]:
+    at = 0
+    while at < len(source):
+        match = _TOKEN.match(source, at)
+        if match is None:
+            raise GrammarError(f"cannot be read at {source[at : at + 20]!r}")
+        if match.lastgroup != "blank":
+            yield str(match.lastgroup), match[0]
+        at = match.end()
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "\\": "\\", '"': '"', "/": "/"}
+
+
+def _unquoted(text: str) -> str:
+    inner = text.removesuffix("i")[1:-1]
+
+    def read(match: re.Match[str]) -> str:
+        if match[1]:
+            return chr(int(match[1][1:], 16))
+        return _ESCAPES.get(match[2], match[2])
+
+    return re.sub(r"\\(?:(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})|(.))", read, inner)
+
+
+def _escaped(text: str) -> str:
+    character = _unquoted(text)
+    if len(character) != 1:
+        raise GrammarError(f"has a range of {text!r:.40}, which is not one character")
+    return f"\\{character}" if character in r"\-]^[" else _literal(character)
+
+
+def _literal(text: str) -> str:
+    """Write text as an expression in the syntax that Python and Rust share."""
+    text = re.sub(r"[\\.^$|?*+()\[\]{}]", r"\\\g<0>", text)
+    return text.replace("\n", r"\n").replace("\r", r"\r").replace("\t", r"\t")
+
+
+def _expression(text: str) -> str:
+    """Read ``/…/`` with its flags."""
+    _, inner, flags = text[0], *text[1:].rsplit("/", 1)
+    pattern = inner.replace("\\/", "/")
+    kept = "".join(flag for flag in "ims" if flag in flags)
+    pattern = f"(?{kept}:{pattern})" if kept else f"(?:{pattern})"
+    check_expression(pattern)
+    return pattern
+
+
+def check_expression(pattern: str) -> None:
+    """Check that an expression is one that can be followed forwards.
+
+    Raises:
+        GrammarError: it is none, or looks around, or has anchors.
+    """
+    try:
+        re.compile(re.sub(r"\\[pP](?:\{\^?\w+\}|\w)", "a", pattern))  # Python has no such classes
+    except (re.error, RecursionError, OverflowError) as error:
+        raise GrammarError(f"has what is no regular expression: {error}") from None
+    bare = re.sub(r"\\[^bBAzZ1-9]|\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern, flags=re.DOTALL)
+    if re.search(r"\(\?(?:[=!<(]|P[=<])|\\[1-9bBAzZ]|[$^]", bare):
+        raise GrammarError("has a regular expression with anchors, or one that looks around")
+
+
+# -- writing
+
+
+class _TooLong(Exception):  # noqa: N818 - it ends an attempt, and is not an error
+    """The expression has become longer than it may be."""
+
+
+class _Writer:
+    """Writes rules as one expression."""
+
+    def __init__(self, rules: Mapping[str, _Node], ignored: str, depth: int) -> None:
+        self._rules, self._ignored, self._depth = rules, ignored, depth
+        self._nested = {name for name in rules if name in _reached(name, rules)}
+        self._known: dict[tuple[str, int], str | None] = {}
+
+    def rule(self, name: str, depth: int) -> str | None:
+        """Write a rule; None: no text follows it within the depth."""
+        if name not in self._rules:
+            raise GrammarError(f"has no rule {name!r:.40}")
+        depth -= name in self._nested
+        if depth < 0:
+            return None
+        key = (name, depth)
+        if key not in self._known:
+            self._known[key] = self._rule(name, depth)
+        return self._known[key]
+
+    def _rule(self, name: str, depth: int) -> str | None:
+        """Write a rule, or a terminal and what is ignored after it."""
+        if not name.lstrip("_")[:1].isupper():
+            return self.write(self._rules[name], depth, self._ignored)
+        written = self.write(self._rules[name], depth, "")
+        return written if written is None else _spaced(written, self._ignored)
+
+    def write(self, node: _Node, depth: int, gap: str) -> str | None:
+        """Write a part of a rule; `gap` is what is ignored after each text in it."""
+        match node:
+            case _Text(pattern):
+                written: str | None = _spaced(pattern, gap)
+            case _Ref(name):
+                written = self.rule(name, depth)
+            case _Seq(parts):
+                each = [self.write(part, depth, gap) for part in parts]
+                known = [one for one in each if one is not None]
+                written = "".join(known) if len(known) == len(each) else None
+            case _Alt(parts):
+                ways = [self.write(part, depth, gap) for part in _needed(parts)]
+                found = list(dict.fromkeys(way for way in ways if way is not None))
+                written = f"(?:{'|'.join(found)})" if found else None
+            case _Repeat(part, count):
+                inner = self.write(part, depth, gap)
+                if inner is None:
+                    written = "" if count in "*?" or count.startswith("{0") else None
+                else:
+                    written = f"(?:{inner}){count}"
+        if written is not None and len(written) > MAX_CHARS:
+            raise _TooLong
+        return written
+
+
+def _needed(ways: tuple[_Node, ...]) -> list[_Node]:
+    """Leave out what another way allows as well: ``a`` beside ``a ("," a)*``."""
+    parts = [way.parts if isinstance(way, _Seq) else (way,) for way in ways]
+    return [
+        way
+        for way, own in zip(ways, parts, strict=True)
+        if not any(
+            other[: len(own)] == own and len(other) > len(own) and _may_be_empty(other[len(own) :])
+            for other in parts
+        )
+    ]
+
+
+def _may_be_empty(parts: Sequence[_Node]) -> bool:
+    return all(isinstance(part, _Repeat) and part.count in ("*", "?") for part in parts)
+
+
+def _spaced(pattern: str, gap: str) -> str:
+    return f"(?:{pattern}){gap}" if gap else pattern
+
+
+def _reached(name: str, rules: Mapping[str, _Node]) -> set[str]:
+    """The rules that a rule leads to."""
+    found: set[str] = set()
+    left = [name]
+    while left:
+        for other in _names_in(rules.get(left.pop(), _NOTHING)):
+            if other not in found:
+                found.add(other)
+                left.append(other)
+    return found
+
+
+def _names_in(node: _Node) -> Iterator[str]:
+    match node:
+        case _Ref(name):
+            yield name
+        case _Seq(parts) | _Alt(parts):
+            for part in parts:
+                yield from _names_in(part)
+        case _Repeat(part):
+            yield from _names_in(part)
+
+
+def _flattened(name: str, body: _Node) -> _Node:
+    """Make a repetition of a rule that refers to itself at one end only: ``a: a "," b | b``."""
+    ways = body.parts if isinstance(body, _Alt) else (body,)
+    begins, ends, others = [], [], []
+    for way in ways:
+        parts = way.parts if isinstance(way, _Seq) else (way,)
+        if name not in _names_in(way):
+            others.append(way)
+        elif parts[0] == _Ref(name) and name not in _names_in(_Seq(parts[1:])):
+            begins.append(_Seq(parts[1:]))
+        elif parts[-1] == _Ref(name) and name not in _names_in(_Seq(parts[:-1])):
+            ends.append(_Seq(parts[:-1]))
+        else:
+            return body
+    if not others or bool(begins) == bool(ends):
+        return body
+    more = _Repeat(_Alt(tuple(begins or ends)), "*")
+    once = _Alt(tuple(others))
+    return _Seq((once, more) if begins else (more, once))
+
+
+@lru_cache(maxsize=64)
+def expression_of(source: str) -> str:
+    """Write a Lark grammar as a regular expression, without anchors.
+
+    Raises:
+        GrammarError: it cannot be read, or is too long for an expression.
+    """
+    reader = _Reader(list(_tokens(source)))
+    reader.read()
+    rules = {name: _flattened(name, body) for name, body in reader.rules.items()}
+    if "start" not in rules:
+        raise GrammarError("has no rule 'start'")
+    return _deepest(rules, reader.ignored)
+
+
+def _deepest(rules: Mapping[str, _Node], ignored: Sequence[_Node]) -> str:
+    """Follow nested rules as deep as the expression stays short."""
+    unread = _Writer(rules, "", 1).write(_Alt(tuple(ignored)), 1, "") if ignored else None
+    gap = f"(?:{unread})*" if unread else ""
+    found = None
+    for depth in range(1, _MAX_DEPTH + 1):
+        try:
+            written = _Writer(rules, gap, depth).rule("start", depth)
+        except _TooLong:
+            break
+        found = written or found
+    if found is None:
+        raise GrammarError(f"is longer than {MAX_CHARS} characters as a regular expression")
+    return f"{gap}{found}" if gap else found
+
+
+def pattern_of(syntax: str, definition: str) -> str:
+    """Make the pattern of a string that follows a grammar: "lark", or "regex".
+
+    Raises:
+        GrammarError: it cannot be enforced.
+    """
+    if syntax == "lark":
+        return f"^(?:{expression_of(definition)})$"
+    check_expression(definition)
+    if len(definition) > MAX_CHARS:
+        raise GrammarError(f"is longer than {MAX_CHARS} characters")
+    return f"^(?:{definition})$"

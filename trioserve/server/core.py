@@ -1,0 +1,378 @@
+"""`ServerCore`: what answers requests, for the APIs. Programs use `Server`, which has one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from typing import Any
+
+from trioserve import llama
+from trioserve.chat.params import ChatParams
+from trioserve.concurrency import EnteredOnce, alongside, deadline_scope
+from trioserve.config import Config
+from trioserve.errors import ConfigError, ServerClosingError
+from trioserve.server.context import ANYONE, RequestContext, take_params
+from trioserve.server.generation.embeddings import Embeddings, Ranking
+from trioserve.server.generation.requests import ServerResources
+from trioserve.server.generation.slots import SlotFiles
+from trioserve.server.generation.text import check_copies
+from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
+from trioserve.server.lifecycle.sleep import ModelLifecycle
+from trioserve.server.limits.admission import Queue
+from trioserve.server.model import AdapterScales, LoadedModel
+from trioserve.server.prompts.infill import InfillPrompts
+from trioserve.server.prompts.text import AnyPrompt, Messages, PromptLike
+from trioserve.server.runs.loop import Question, check_chat, open_run
+from trioserve.server.runs.params import AnyTool, RunParams, RunTools, tools_of
+from trioserve.server.runs.run import AgentRun
+from trioserve.server.stream import ChatStream, Stream
+from trioserve.server.transcription.transcript import (
+    Transcript,
+    TranscriptionParams,
+    Transcriptions,
+)
+from trioserve.tools.registry import ToolRegistry, open_registry
+from trioserve.types import EngineStatus, GenerationParams, MediaSource, Prompt, TokenId
+
+
+class ServerCore(EnteredOnce):
+    """Answers requests inside its ``async with`` block. Parameters are objects, checked already.
+
+    Entering loads the model in a worker thread. Leaving ends all running requests (their readers
+    get a `ServerClosingError`), joins the inference thread and frees the memory.
+
+    The memory of the model is freed after `Config.sleep_idle_seconds` without requests, or by
+    `sleep`. The next call that needs the model loads it again and may raise `ModelLoadError`.
+
+    Args:
+        config: the model and its settings; the default is the bundled model.
+        load: loads the model. The default loads a GGUF file with llama.cpp.
+        drive: runs the engine. The default runs it on a thread.
+        asleep: start without loading the model; the first request loads it.
+        room: a context manager around the model's time in memory, which makes room for it.
+
+    Raises:
+        ModelLoadError: on entry, when the model cannot be loaded.
+        HubError: on entry, when the model cannot be downloaded.
+        BridgeError: on entry, when no descriptors are left.
+    """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        load: Loader = llama.load,
+        drive: Driver = in_thread,
+        asleep: bool = False,
+        room: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> None:
+        self.config = config or Config()
+        if self.config.rpc and load is llama.load:
+            raise ConfigError("rpc: a machine that fails ends the process, so such a model needs "
+                              "a separate one: use the command, or ChildModels")  # fmt: skip
+        self.resources = ServerResources(self.config)
+        #: The memory budget of requests, including unread requests of other connections.
+        self.memory = self.resources.memory
+        #: Request metrics; None unless the configuration enables them.
+        self.metrics = self.resources.metrics
+        #: Observers of requests.
+        self.observers = self.resources.observers
+        #: Passes events to callbacks of a program; see `Telemetry.subscribe`.
+        self.telemetry = self.resources.telemetry
+        #: The configured tools, while the server runs. They work without the model.
+        self.tools = ToolRegistry()
+        #: Loads the model, puts it to sleep and wakes it.
+        self.lifecycle = ModelLifecycle(self.resources, load, drive, room, asleep)
+        #: The state of the model, as a value to wait for. Do not change it.
+        self.state = self.lifecycle.state
+
+    @asynccontextmanager
+    async def _live(self) -> AsyncIterator[None]:
+        async with (
+            self.resources.traced(),
+            open_registry(self.config) as self.tools,
+            alongside(self.memory.keep_trim, self.lifecycle.run),
+        ):
+            if not self.sleeping:
+                await self.wake()
+            await self.tools.listed()
+            try:
+                yield
+            finally:
+                self.lifecycle.close()
+
+    # -- completions and chats
+
+    @asynccontextmanager
+    async def stream_all(
+        self,
+        prompts: Sequence[AnyPrompt],
+        params: GenerationParams,
+        *,
+        n: int = 1,
+        context: RequestContext = ANYONE,
+    ) -> AsyncIterator[list[Stream]]:
+        """Continue each prompt `n` times, concurrently. Leaving the block cancels all requests.
+
+        The outputs of one prompt are adjacent, in the order of their seeds. Raises as
+        `Server.stream_complete`.
+        """
+        async with AsyncExitStack() as stack:
+            with deadline_scope(context.deadline):
+                services = await stack.enter_async_context(self.lifecycle.use(context))
+                streams = await services.text.stream(stack, prompts, params, context, n)
+            yield streams
+
+    @asynccontextmanager
+    async def stream_chats(
+        self,
+        messages: Messages,
+        params: GenerationParams,
+        chat: ChatParams,
+        *,
+        n: int = 1,
+        context: RequestContext = ANYONE,
+    ) -> AsyncIterator[list[ChatStream]]:
+        """Answer a chat `n` times, concurrently. Raises as `Server.stream_chat`."""
+        async with AsyncExitStack() as stack:
+            with deadline_scope(context.deadline):
+                services = await stack.enter_async_context(self.lifecycle.use(context))
+                generator = services.text
+                streams = await generator.stream_chats(stack, messages, params, chat, context, n)
+            yield streams
+
+    async def end_reasoning(self, stream: Stream | ChatStream) -> bool:
+        """End the reasoning of an answer now, if it is in progress. May be cancelled.
+
+        Returns whether that was possible: the answer still runs, the model supports reasoning, and
+        `reasoning_control` or a budget was set.
+
+        Raises:
+            ServerClosingError: the server is closed.
+        """
+        if not self.lifecycle.ready:
+            raise ServerClosingError
+        return await self.lifecycle.services.text.end_reasoning(stream.task_id)
+
+    @asynccontextmanager
+    async def stream_run(
+        self,
+        messages: Messages,
+        tools: Sequence[AnyTool] | None,
+        params: GenerationParams,
+        chat: ChatParams,
+        run: RunParams,
+        *,
+        context: RequestContext = ANYONE,
+    ) -> AsyncIterator[AgentRun]:
+        """Answer a chat and run the tools that the model calls. See `Server.stream_run`."""
+        check_chat(chat, self.config, self.model)
+        chosen = RunTools.of(tools_of(tools, self.tools), chat.tools or ())
+        self.tools.check(run.place)
+        with self.memory.hold(context.client) as hold:
+            with deadline_scope(context.deadline):
+                async with self.lifecycle.use(context) as services:
+                    loaded = await services.prompts.load(messages, hold)
+            question = Question(loaded, params, chat, context, run)
+            async with open_run(self, question, chosen) as opened:
+                yield opened
+
+    # -- embeddings and recordings
+
+    async def embed(
+        self,
+        inputs: str | Sequence[AnyPrompt],
+        *,
+        dimensions: int | None = None,
+        normalize: int | None = None,
+        priority: int = 0,
+        context: RequestContext = ANYONE,
+    ) -> Embeddings:
+        """Compute an embedding of each text. See `Server.embed`."""
+        async with self.lifecycle.use(context, LoadedModel.check_embeds) as services:
+            return await services.embedder.embed(inputs, dimensions, normalize, priority, context)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: str | Sequence[str],
+        *,
+        priority: int = 0,
+        context: RequestContext = ANYONE,
+    ) -> Ranking:
+        """Score how well each document fits a query. See `Server.rerank`."""
+        async with self.lifecycle.use(context, LoadedModel.check_ranks) as services:
+            return await services.embedder.rerank(query, documents, priority, context)
+
+    async def transcribe(
+        self,
+        source: MediaSource,
+        params: TranscriptionParams,
+        *,
+        context: RequestContext = ANYONE,
+    ) -> Transcript:
+        """Transcribe a recording. See `Server.transcribe`."""
+        async with (
+            self.lifecycle.use(context, LoadedModel.check_transcribes) as services,
+            services.transcriptions.stream(source, params, context) as stream,
+        ):
+            return await stream.read()
+
+    # -- parameters, tokens and rendered chats
+
+    async def params(
+        self,
+        fields: Mapping[str, Any],
+        base: GenerationParams | None = None,
+        *,
+        n: int = 1,
+        context: RequestContext = ANYONE,
+    ) -> GenerationParams:
+        """Make parameters from fields of `GenerationParams` and `SamplingParams`, by name.
+
+        Unset fields are as in `base`, or as in the server's configuration. `logit_bias` may name
+        text in place of a token id. `n` is the number of outputs of each prompt. The deadline
+        of the context includes the wait for a model that was never loaded.
+
+        Raises:
+            InvalidRequestError: a field is unknown, has the wrong type or is out of range.
+            NotSupportedError: the server generates no text.
+        """
+        with deadline_scope(context.deadline):
+            model = await self.lifecycle.known_model(context)
+            if model.pooling is not None:
+                model.check_generates()
+            check_copies(n, model.n_slots)
+            fields = dict(fields)
+            if fields.get("logit_bias") is not None:
+                async with self.lifecycle.use(context) as services:
+                    fields["logit_bias"] = await services.tokenizer.biases_of(fields["logit_bias"])
+        return take_params(fields, base or model.defaults)
+
+    async def tokenize(
+        self,
+        prompt: PromptLike,
+        *,
+        param: str = "prompt",
+        add_special: bool = True,
+        parse_special: bool = True,
+    ) -> tuple[TokenId, ...]:
+        """Convert text to token ids; see `Vocab.tokenize`. Ids in the input are kept.
+
+        Long text is tokenized in a worker thread. Special tokens are added if it begins with text.
+
+        Raises:
+            InvalidRequestError: text cannot be encoded, or an id is not in the vocabulary; `param`
+                names the field.
+        """
+        async with self.lifecycle.use(ANYONE) as services:
+            made = await services.tokenizer.prompt_of(
+                prompt, add_special=add_special, parse_special=parse_special, aside=True
+            )
+        made.check(self.model.vocab.n_tokens, param)
+        return made.tokens
+
+    def detokenize(self, tokens: Sequence[TokenId] | Prompt) -> str:
+        """Convert token ids to text. Invalid bytes become U+FFFD.
+
+        Media in a `Prompt` become ``[image]`` or the like.
+
+        Raises:
+            InvalidRequestError: an id is not in the vocabulary.
+            ServerSleepingError: the server sleeps; `awake` loads the model.
+        """
+        return self.lifecycle.services.tokenizer.detokenize(tokens)
+
+    async def render(self, messages: Messages, chat: ChatParams) -> str:
+        """Render a chat with the model's template. See `Server.render`."""
+        async with self.lifecycle.use(ANYONE) as services:
+            return await services.prompts.render_marked(messages, chat)
+
+    async def count_tokens(self, messages: Messages, chat: ChatParams) -> int:
+        """Count the tokens of a chat's prompt, including those of its media."""
+        async with self.lifecycle.use(ANYONE) as services:
+            return await services.prompts.count_tokens(messages, chat)
+
+    # -- sleep
+
+    @property
+    def sleeping(self) -> bool:
+        """Whether the model is not in memory. True until a request has loaded it again."""
+        return self.lifecycle.sleeping
+
+    def awake(self, context: RequestContext = ANYONE) -> AbstractAsyncContextManager[object]:
+        """Keep the model in memory during a block. Loads it if needed. See `Server.loaded`."""
+        return self.lifecycle.use(context)
+
+    async def wake(self) -> None:
+        """Load the model if the server sleeps. Raises as `Server.loaded`."""
+        async with self.awake():
+            pass
+
+    async def sleep(self) -> None:
+        """Free the model's memory as soon as no request runs, and wait for that.
+
+        The next request loads the model again, with empty caches. When cancelled, the server stays
+        awake, unless it is falling asleep already. Inside `awake`, this would wait for itself.
+        """
+        await self.lifecycle.end()
+
+    @property
+    def slots(self) -> SlotFiles:
+        """Saves, restores and erases slots. Raises as `model`, and while asleep."""
+        return self.lifecycle.services.slots
+
+    @property
+    def adapters(self) -> AdapterScales:
+        """The LoRA adapters, and their default scales. Raises as `slots`."""
+        return self.lifecycle.services.adapters
+
+    @property
+    def queue(self) -> Queue:
+        """The positions of waiting requests. Raises as `slots`."""
+        return self.lifecycle.services.queue
+
+    @property
+    def transcriptions(self) -> Transcriptions:
+        """Transcribes recordings as streams. Raises as `slots`."""
+        return self.lifecycle.services.transcriptions
+
+    @property
+    def infill(self) -> InfillPrompts:
+        """Makes prompts to fill a gap in a text. Raises as `slots`."""
+        return self.lifecycle.services.infill
+
+    @property
+    def model(self) -> LoadedModel:
+        """The properties of the model, also while the server sleeps.
+
+        Raises:
+            ServerSleepingError: the server started asleep and has not loaded the model yet.
+            ServerClosingError: the server closed before it loaded the model.
+        """
+        return self.lifecycle.model
+
+    async def drain(self, timeout: float) -> None:
+        """Reject new requests, and let running ones finish within `timeout` seconds.
+
+        After that, remaining requests are ended: their readers get a `ServerClosingError`. Requests
+        that wait for the model to load are ended at once. When cancelled, the server keeps
+        rejecting new requests, and running ones continue.
+        """
+        await self.lifecycle.drain(timeout)
+
+    async def status(self) -> EngineStatus:
+        """Get the slots and the queue, between two steps; during a long step, an earlier status.
+
+        While the server sleeps, this is the last status, without the last tasks of slots. The
+        counters continue after it wakes.
+
+        Raises:
+            ServerClosingError: the server is closed.
+        """
+        return await self.lifecycle.status()
