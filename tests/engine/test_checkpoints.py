@@ -227,3 +227,20 @@ def test_the_windows_of_all_fit(n_shared: int, preempts: bool) -> None:
     assert all(crowd.text(task_id) == "yes" * 20 for task_id in range(1, 9))
     events = [event for task_id in range(1, 9) for event in crowd.events[task_id]]
     assert any(isinstance(event, Preempted) for event in events) == preempts
+
+
+def test_short_texts_with_a_window_need_no_checkpoints() -> None:
+    backend = ScriptedBackend(n_slots=2, n_ctx=4000, can_cut=False, cuttable=200, is_elastic=True)
+    harness = Harness(backend, cache_ram=2**20, checkpoints=CheckpointRules())
+    harness.submit(1, "a" * 100 + "b" * 50, divergence_points=(60, 100), max_tokens=20)
+    harness.run()
+    assert backend.n_checkpoints == 0
+    harness.submit(2, "a" * 100 + "c" * 50, max_tokens=20)
+    harness.run()
+    assert (harness.finish(2).timings.cache_n, harness.text(2)) == (100, ("A" * 100)[:20])
+    harness.submit(3, "x" * 250 + "b" * 50, divergence_points=(60, 250), max_tokens=2)
+    harness.run()
+    assert backend.n_checkpoints == 3, "the window is full, and forgets what is behind it"
+    harness.submit(4, "x" * 250 + "c" * 50, max_tokens=2)
+    harness.run()
+    assert harness.finish(4).timings.cache_n == 250

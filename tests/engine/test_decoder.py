@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,28 @@ def test_a_prompt_that_is_cancelled_ends_its_decode() -> None:
     assert not harness.step()
     assert harness.states() == ["idle", "idle"]
     assert harness.backend.n_decodes == 1
+    harness.submit(2, "two")
+    harness.run()
+    assert harness.text(2) == "TWO"
+
+
+def test_a_cancel_between_the_inbox_and_the_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness, _ = harness_with()
+    strategy = harness.engine._strategy
+    share = strategy.share
+
+    def cancel_and_share(*args: Any) -> Sequence[int]:
+        """Cancel after the step has taken its commands, and before it has a batch."""
+        harness.engine.cancel(1)
+        return share(*args)
+
+    monkeypatch.setattr(strategy, "share", cancel_and_share)
+    harness.submit(1, LONG)
+    harness.step()
+    assert harness.backend.n_decoded == 0
+    assert not harness.step()
+    assert harness.states() == ["idle", "idle"]
+    monkeypatch.undo()
     harness.submit(2, "two")
     harness.run()
     assert harness.text(2) == "TWO"

@@ -87,7 +87,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     n_seqs = 7
     n_ctx_seq = N_CTX
+    is_elastic = False
     can_cut = True
+    cuttable = 0
     window = 0
     cache_ram = 400
     max_idle: int | None = 10
@@ -105,7 +107,9 @@ class EngineMachine(RuleBasedStateMachine):
             n_ctx=N_CTX,
             n_ctx_seq=self.n_ctx_seq,
             n_batch=16,
+            is_elastic=self.is_elastic,
             can_cut=self.can_cut,
+            cuttable=self.cuttable,
             window=self.window,
             adapters=[AdapterInfo(path=str(i)) for i in range(self.n_adapters)],
             drafters=[NgramDrafter(NGRAMS), Dreamer()] if self.has_drafters else [],
@@ -344,6 +348,19 @@ class SplitCacheMachine(EngineMachine):
     n_ctx_seq = N_CTX // 5
 
 
+class ElasticCacheMachine(EngineMachine):
+    """That with parts that are each as long as the whole context."""
+
+    n_seqs = 5
+    is_elastic = True
+
+
+class ElasticDraftMachine(ElasticCacheMachine):
+    """That with drafters."""
+
+    has_drafters = True
+
+
 class UncuttableMachine(EngineMachine):
     """The same with a model that can only append or start again."""
 
@@ -373,6 +390,25 @@ class SplitCheckpointMachine(CheckpointMachine):
 
     n_seqs = 5
     n_ctx_seq = N_CTX // 5
+
+
+class ShortWindowMachine(CheckpointMachine):
+    """That with sequences that can be cut while they are short."""
+
+    cuttable = 20
+
+
+class ElasticCheckpointMachine(CheckpointMachine):
+    """That with parts that are each as long as the whole context."""
+
+    n_seqs = 5
+    is_elastic = True
+
+
+class ElasticShortWindowMachine(ElasticCheckpointMachine):
+    """And that with sequences that can be cut while they are short."""
+
+    cuttable = 20
 
 
 class SideBySideMachine(EngineMachine):
@@ -418,10 +454,15 @@ class NoSpareMachine(EngineMachine):
     [
         EngineMachine,
         SplitCacheMachine,
+        ElasticCacheMachine,
+        ElasticDraftMachine,
         UncuttableMachine,
         CheckpointMachine,
         WindowMachine,
         SplitCheckpointMachine,
+        ElasticCheckpointMachine,
+        ShortWindowMachine,
+        ElasticShortWindowMachine,
         SideBySideMachine,
         DraftMachine,
         AdapterDraftMachine,

@@ -52,6 +52,25 @@ def test_the_oldest_prompt_is_not_starved_and_the_shortest_not_held_up() -> None
     assert DecodeMaximal().share([3000, 20, 500], 0, 1000) == [64, 20, 44]
 
 
+@pytest.mark.parametrize(
+    ("pending", "shares"),
+    [
+        ([300, 300, 300, 300], [62, 62, 62, 62]),  # and no more in one than in the others
+        ([300, 10, 300, 300], [80, 10, 80, 80]),
+        ([120, 120, 120], [120, 120, 120]),  # half as long again, and none is left
+        ([200, 200], [125, 125]),
+        ([3000, 500], [125, 125]),  # not in one batch: the oldest has half
+        ([3000, 20], [230, 20]),
+    ],
+)
+def test_prompts_that_fit_into_one_batch_are_computed_together(
+    pending: list[int], shares: list[int]
+) -> None:
+    strategy = DecodeMaximal()
+    strategy.observe(100, 0, 0.200)  # 250 tokens in half a second
+    assert strategy.share(pending, 0, 2048) == shares
+
+
 def test_in_a_split_cache_tiles_are_not_divided_between_prompts() -> None:
     strategy = DecodeMaximal(100.0)
     strategy.begin(unified=False)

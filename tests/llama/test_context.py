@@ -9,17 +9,16 @@ from structlog.testing import capture_logs
 
 from trioserve.config import Config
 from trioserve.errors import DecodeInterruptedError, EngineError, ModelLoadError
-from trioserve.llama import context, library, machine
+from trioserve.llama import context, layout, library, machine
 from trioserve.llama.batch import LlamaBatch
 from trioserve.llama.context import (
     Context,
     generation_params,
-    is_unified,
-    kv_cache_size,
-    sequences,
+    open_context,
     thread_choices,
     threads,
 )
+from trioserve.llama.layout import CACHE_TYPES, choose, kv_cache_size, sequences
 from trioserve.llama.library import lib
 from trioserve.llama.model import LlamaModel
 
@@ -32,7 +31,7 @@ def model() -> Iterator[LlamaModel]:
 
 def make(model: LlamaModel, **fields: object) -> Context:
     config = Config(**{"threads": 1, "cache_seqs": 0, **fields})
-    return Context(model, generation_params(model, config))
+    return open_context(model, config)
 
 
 def test_the_default_is_the_training_context(model: LlamaModel) -> None:
@@ -64,11 +63,11 @@ def test_sizes_that_llama_cpp_would_not_survive_are_raised(
         assert made.n_ubatch <= made.n_batch
 
 
-@pytest.mark.parametrize("name", context._CACHE_TYPES)
+@pytest.mark.parametrize("name", CACHE_TYPES)
 def test_the_size_of_the_cache_is_known_before(
     model: LlamaModel, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fields = {"cache_type_k": name, "cache_type_v": "q8_0", "ctx_size": 1024}
+    fields = {"cache_type_k": name, "cache_type_v": "q8_0", "ctx_size": 1024, "parallel": 1}
     lines: list[str] = []
     monkeypatch.setattr(library._lines, "write", lambda _level, line: lines.append(line))
     make(model, **fields).close()
@@ -87,7 +86,7 @@ def test_a_cache_larger_than_the_memory_is_refused(model: LlamaModel) -> None:
 
 def context_with_memory(model: LlamaModel, free: int, **fields: object) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(context, "free_memory", lambda: free)
+        patch.setattr(layout, "free_memory", lambda: free)
         make(model, **fields).close()
 
 
@@ -178,27 +177,30 @@ def test_sequences_to_keep_come_on_top_of_those_of_the_slots() -> None:
     ("fields", "unified"),
     [
         ({}, True),
-        ({"parallel": 4, "ctx_size": 65536}, True),
+        ({"parallel": 4, "ctx_size": 4 * 4096}, False),
+        ({"parallel": 4, "ctx_size": 4 * 4096 - 256}, True),
         ({"parallel": 8, "ctx_size": 8 * 4096}, False),
-        ({"parallel": 8, "ctx_size": 8 * 4096 - 256}, True),
         ({"parallel": 8}, True),  # parts of what the model was trained for would be too small
         ({"parallel": 8, "ctx_size": 65536, "kv_unified": True}, True),
         ({"parallel": 8, "ctx_size": 65536, "cache_seqs": 4}, True),
         ({"parallel": 8, "ctx_size": 65536, "kv_unified_per_slot": 5000}, True),
         ({"parallel": 1, "kv_unified": False}, False),
+        ({"parallel": 1, "ctx_size": 65536}, True),
     ],
 )
-def test_many_slots_with_enough_cells_get_parts_of_their_own(
+def test_slots_with_enough_cells_get_parts_of_their_own(
     fields: dict[str, Any], unified: bool, model: LlamaModel
 ) -> None:
-    assert is_unified(model, Config(**fields)) is unified
+    assert choose(model, Config(**fields), may_be_elastic=False).unified is unified
 
 
 def test_a_model_that_cannot_be_cut_has_one_cache(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LlamaModel, "can_cut", False)
-    assert is_unified(model, Config(parallel=8, ctx_size=65536))
+    assert choose(model, Config(parallel=8, ctx_size=65536), may_be_elastic=False).unified
+    monkeypatch.setattr(layout, "kv_cache_size", lambda *_: 0)  # as that of recurrent models
+    assert choose(model, Config(parallel=8, ctx_size=65536)).unified
 
 
 def test_an_interrupted_decode_changes_nothing(model: LlamaModel) -> None:

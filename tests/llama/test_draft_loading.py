@@ -13,7 +13,7 @@ from tests.support import fim_model, gguf_models, tiny_models
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
-from trioserve.llama import LlamaBackend, context
+from trioserve.llama import LlamaBackend, context, layout
 from trioserve.llama.drafter import LlamaDrafter, draft_config
 from trioserve.llama.library import lib
 from trioserve.models import BUNDLED
@@ -146,7 +146,7 @@ def test_loading_can_be_cancelled_in_the_draft_model() -> None:
 
 def test_a_draft_model_for_which_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     left = [2**40, 0]
-    monkeypatch.setattr(context, "free_memory", lambda: left.pop(0))
+    monkeypatch.setattr(layout, "free_memory", lambda: left.pop(0))
     message = refusal(None, BUNDLED)
     assert "The KV cache for 512 tokens does not fit" in message
 

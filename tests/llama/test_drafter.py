@@ -257,7 +257,7 @@ def test_where_there_are_no_others_the_longest_text_has_no_drafts_any_more(
 
 
 def test_a_cache_that_is_really_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    with made(ctx_size=256) as backend:
+    with made(ctx_size=256, kv_unified=True) as backend:
         asked = Asked(backend, monkeypatch)
         asked.piece = 80
         texts = [words(200, 300), words(220, 350), words(150, 400)]

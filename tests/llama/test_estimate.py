@@ -12,8 +12,8 @@ from tests.support import gguf_models, media_models, tiny_models
 from tests.support.lora_files import make_lora
 from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ModelLoadError
-from trioserve.llama import context, estimate as module, library
-from trioserve.llama.context import Context, generation_params
+from trioserve.llama import estimate as module, layout, library
+from trioserve.llama.context import Context, generation_params, open_context
 from trioserve.llama.embedding import embedding_params
 from trioserve.llama.estimate import estimate, measure
 from trioserve.llama.library import lib
@@ -23,21 +23,22 @@ from trioserve.models import BUNDLED
 
 def really(config: Config) -> tuple[int, int, int]:
     """What llama.cpp allocates for the model and its context."""
-    params_of = embedding_params if config.serves_embeddings else generation_params
     lines: list[str] = []
     with LlamaModel.load(config) as model, library.listening(lines.append):
-        with Context(model, params_of(model, config)):
-            pass
+        if config.serves_embeddings:
+            Context(model, embedding_params(model, config)).close()
+        else:
+            open_context(model, config).close()
         return (lib.llama_model_size(model.handle), *module._sizes(lines))
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
-        {"ctx_size": 512, "parallel": 2},
+        {"kv_unified": True},
+        {"ctx_size": 512, "parallel": 2, "kv_unified": True},
         {"ctx_size": 1024, "kv_unified": False, "cache_type_k": "q8_0", "flash_attn": "on"},
-        {"ubatch_size": 64, "repack": False},
+        {"ubatch_size": 64, "repack": False, "parallel": 1},
     ],
 )
 def test_it_is_what_is_allocated(fields: dict[str, object]) -> None:
@@ -50,12 +51,31 @@ def test_it_is_what_is_allocated(fields: dict[str, object]) -> None:
     assert estimate(config) == found.total == found.weights + found.cache + found.compute
 
 
-@pytest.mark.parametrize("name", ["gemma3", "granitehybrid", "deepseek2"])
+def test_of_an_elastic_cache_the_cells_that_may_be_written_to_count() -> None:
+    config = Config(threads=1, mmproj_auto=False, parallel=4, ctx_size=2048)
+    found = measure(config)
+    assert found.n_ctx == 2048
+    assert 4 * found.cache == really(config)[1]
+
+
+@pytest.mark.parametrize("name", ["gemma3", "granitehybrid"])
 def test_of_every_kind_of_memory(tmp_path: Path, name: str) -> None:
-    config = Config(model=str(tiny_models.write_generating(tmp_path, name)), threads=1)
+    path = str(tiny_models.write_generating(tmp_path, name))
+    config = Config(model=path, threads=1, kv_unified=True)
     found = measure(config)
     assert (found.weights, found.cache, found.compute) == really(config)
     assert found.cache > 0
+
+
+def test_of_an_elastic_cache_windows_count_whole(tmp_path: Path) -> None:
+    path = str(tiny_models.write_generating(tmp_path, "gemma3"))
+    config = Config(model=path, threads=1, parallel=4)
+    lines: list[str] = []
+    with LlamaModel.load(config) as model, library.listening(lines.append):
+        open_context(model, config).close()
+    windows, (whole, _) = module._windows(lines), module._sizes(lines)
+    assert 0 < windows < whole
+    assert measure(config).cache == pytest.approx((whole - windows) / 4 + windows, abs=2)
 
 
 def test_of_embeddings(tmp_path: Path) -> None:
@@ -84,7 +104,7 @@ def test_a_projector_is_counted(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "free_memory", lambda: 2**20)
+    monkeypatch.setattr(layout, "free_memory", lambda: 2**20)
     config = Config(threads=1)
     assert measure(config).cache > 2**20
     with pytest.raises(ModelLoadError, match="does not fit"), LlamaModel.load(config) as model:

@@ -93,7 +93,7 @@ def test_ranges_without_others(edges: list[int], other_edges: list[int]) -> None
         list(zip(sorted(each)[::2], sorted(each)[1::2], strict=False))
         for each in (edges, other_edges)
     )
-    left = machine._without(ranges, others)
+    left = machine.without(ranges, others)
     numbers = [n for start, end in left for n in range(start, end)]
     excluded = {n for start, end in others for n in range(start, end)}
     assert numbers == [n for start, end in ranges for n in range(start, end) if n not in excluded]

@@ -138,8 +138,9 @@ class Config:
         choices=_CACHE_TYPES, help="data type of the values in the KV cache")
     kv_unified: bool | None = _context(None,
         "-kvu --kv-unified | -no-kvu --no-kv-unified LLAMA_ARG_KV_UNIFIED",
-        help="share one KV cache between all slots, or give each an equal part; by default it is "
-        "shared, except by more than 4 slots whose parts have 4,096 tokens or more")
+        help="share one KV cache between all slots, or give each an equal part; by default, each "
+        "has a part as long as the context, with memory for what is used of it, where the system "
+        "can do that; otherwise an equal part, if that has 4,096 tokens or more")
     kv_unified_per_slot: int = _context(0, "--kv-unified-per-slot LLAMA_ARG_KV_UNIFIED_PER_SLOT",
         min=0, max=INT32_MAX,
         help="maximum number of tokens in one slot's sequence; without --ctx-size, the KV cache is "

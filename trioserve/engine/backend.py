@@ -298,6 +298,9 @@ class KVMemory(Protocol):
         Removing a whole sequence never fails.
         """
 
+    def trim(self, seq: int, n_cells: int) -> None:
+        """Give back the memory of a sequence behind its first `n_cells` cells, where possible."""
+
     def copy(self, source: int, target: int) -> None:
         """Copy a whole sequence over an empty one."""
 
@@ -373,6 +376,9 @@ class Backend(ModelBackend, Protocol):
     n_spare_cores: int
     #: Whether all sequences share the cells, so that a copy moves no data.
     unified: bool
+    #: Whether sequences that share no cells may be longer than an equal part of `n_ctx`. A copy
+    #: of one is then made at once, from its state.
+    is_elastic: bool
     #: Cells at the end of each sequence that it may share with no other; 0: there are none.
     #:
     #: They count where there could be too few of them: in a cache for sliding windows that is no
@@ -383,6 +389,9 @@ class Backend(ModelBackend, Protocol):
     #: False for recurrent and hybrid models, and for sliding windows: these can only be cleared,
     #: or go back to a checkpoint.
     can_cut: bool
+    #: The most cells that a sequence may hold to be cut at any position all the same, also after
+    #: `KVMemory.restore`: a sliding window that is not full has forgotten nothing.
+    cuttable: int
 
     @property
     def adapters(self) -> Sequence[AdapterInfo]:

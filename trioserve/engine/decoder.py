@@ -249,11 +249,23 @@ MIN_INTERRUPTED = 64
 
 
 class BatchDecoder:
-    """Fills the backend's batch, and decodes it with the right adapters and threads."""
+    """Fills the backend's batch, and decodes it with the right adapters and threads.
 
-    def __init__(self, backend: Backend, encoder: MediaEncoder | None = None) -> None:
+    Args:
+        backend: decodes.
+        is_cancelled: whether a cancel of a task has arrived that the step has not taken.
+        encoder: see `Threads`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        is_cancelled: Callable[[int], bool],
+        encoder: MediaEncoder | None = None,
+    ) -> None:
         self.threads = Threads(backend, backend.interrupt, encoder)
         self._backend = backend
+        self._is_cancelled = is_cancelled
         self._adapters: Adapters = ()  # that the backend has set
         self._task_id: int | None = None  # whose prompt most of the batch is
         self._was_interrupted = False
@@ -273,7 +285,7 @@ class BatchDecoder:
             else:
                 rows = plan.fill(self._backend.batch)
                 if plan.others and plan.n_cells > MIN_INTERRUPTED:
-                    self._task_id = self._interruptible(plan)
+                    self._begin(plan)
                 self.threads.run(plan.n_cells, self._backend.decode)
             self._was_interrupted = False
         except DecodeInterruptedError:
@@ -285,13 +297,27 @@ class BatchDecoder:
 
     def _decode_media(self, plan: StepPlan) -> list[int]:
         pieces, rows = plan.media(), list[int]()
-        self._task_id = self._interruptible(plan)
+        self._begin(plan)
 
         def compute() -> None:
             rows[:] = self._backend.decode_media(pieces)
 
         self.threads.run(plan.n_cells, compute)
         return rows
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Note whose prompt a cancel interrupts.
+
+        A cancel that arrived after the step had taken its commands, and before this note,
+        interrupted nothing. So look for one after the note: each cancel is in the inbox by then,
+        or finds the note.
+
+        Raises:
+            DecodeInterruptedError: there is one, so the batch need not be decoded.
+        """
+        self._task_id = self._interruptible(plan)
+        if self._task_id is not None and self._is_cancelled(self._task_id):
+            raise DecodeInterruptedError("The prompt was cancelled before its decode.")
 
     def cancel(self, task_id: int) -> None:
         """End the decode if it is mostly for the prompt of this task. From any thread.

@@ -90,7 +90,7 @@ class Engine(EngineLoop):
         )
         self._scheduler = Scheduler(backend, self._cache, self._planner)
         self.drafts = Drafts(self._scheduler, backend.drafters)
-        self._decoder = BatchDecoder(backend, self.encoder)
+        self._decoder = BatchDecoder(backend, self.inbox.has_cancel, self.encoder)
         self._strategy = strategy
         strategy.begin(unified=backend.unified)
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
@@ -103,7 +103,7 @@ class Engine(EngineLoop):
     @property
     def keeps_checkpoints(self) -> bool:
         """Whether `Prompt.divergence_points` help: sequences cannot be cut, and some are kept."""
-        return self._cache.can_share and not self._backend.can_cut
+        return self._cache.keeps_checkpoints
 
     def check(self, task: Task | EmbeddingTask) -> None:
         """Refuse a task that can never run.

@@ -98,6 +98,11 @@ class Inbox:
             commands, self._commands = self._commands, []
         return commands
 
+    def has_cancel(self, task_id: int) -> bool:
+        """Whether a cancel of a task is here that was not taken yet."""
+        with self._arrived:
+            return Cancel(task_id) in self._commands
+
 
 #: Seconds that the inference thread sleeps after a first token. Otherwise the event loop competes
 #: with `llama_decode` for a core, and the token reaches its reader 1 to 2 ms later.

@@ -28,7 +28,7 @@ class Scheduler:
         self.waiting: WaitingQueue[RequestState] = WaitingQueue()
         self.stalled: dict[int, RequestState] = {}  # paused and without a slot, by task id
         self.n_ctx, self.n_ctx_seq = backend.n_ctx, backend.n_ctx_seq
-        self._n_outputs = backend.n_outputs
+        self._n_outputs, self._cuttable = backend.n_outputs, backend.cuttable
         self.cache = cache
         self.planner = planner
         #: Slots that requests got, and requests that lost theirs, until the engine has reported
@@ -228,7 +228,7 @@ class Scheduler:
 
         If so, it waits until the prefix is in the KV cache, and starts from there.
         """
-        if not self.cache.can_share or not request.task.params.cache_prompt:
+        if not request.task.params.cache_prompt:
             return False
         return any(
             slot.request is not None
@@ -237,6 +237,7 @@ class Scheduler:
             and slot.request.task.root == request.task.root
             and max(slot.n_held, self.cache.min_shared) < request.shared_with(slot.request)
             and slot.request.task.params.cache_prompt
+            and self.cache.can_share(slot.request.n_prompt + 1)
             and slot.n_held < self._divergence(request, slot.request)
             for slot in self.slots
         )
@@ -244,11 +245,9 @@ class Scheduler:
     def _divergence(self, follower: RequestState, leader: RequestState) -> int:
         """Find where a follower diverges from its leader, which stops there if it must."""
         shared = follower.shared_with(leader)
-        return (
-            shared
-            if self.cache.can_cut
-            else divergence_point(leader.checkpoints, shared, self.cache.rules)
-        )
+        if self.cache.can_cut or leader.n_prompt < self._cuttable:
+            return shared
+        return divergence_point(leader.checkpoints, shared, self.cache.rules)
 
     def _fits(self, request: RequestState) -> bool:
         """Whether the request's tokens, and one more, fit beside the running requests.

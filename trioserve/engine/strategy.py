@@ -161,6 +161,9 @@ class PacedStrategy:
     ALONE = 10
     #: And has this many tokens at least: fewer would not keep the cores busy.
     MIN_TOKENS_ALONE = 128
+    #: It may take so much longer, if that finishes all prompts: one that is left behind takes
+    #: another step, and streams wait for that.
+    FINISHING = 1.5
 
     def __init__(self, max_tick_ms: float = 0.0, slowdown: float = SLOWDOWN) -> None:
         self._max_step_s = max_tick_ms / 1e3
@@ -204,7 +207,8 @@ class PacedStrategy:
         n_pending, costs = sum(pending), self._costs
         n_alone = costs.fitting_alone(self.ALONE * (self._max_step_s or self.DEFAULT_PACE_S))
         if not n_decode:
-            return min(budget, max(self.MIN_TOKENS_ALONE, n_alone))
+            n_tokens = max(self.MIN_TOKENS_ALONE, n_alone)
+            return min(budget, n_pending if n_pending <= self.FINISHING * n_tokens else n_tokens)
         self.pace = self._target() * min(self.ALONE, max(1.0, len(pending) / n_decode))
         if len(pending) > n_decode and n_pending <= min(n_alone, budget):
             return n_pending
@@ -270,8 +274,10 @@ class BatchStrategy(Protocol):
 class DecodeMaximal(PacedStrategy):
     """Keep streams flowing: while some decode, prompts get only as much as the pace allows.
 
-    While no stream decodes, they get ten times that. The oldest prompt gets at least half, so that
-    it does not starve, and the shortest ones get the rest, so that they do not wait for long ones.
+    While no stream decodes, they get ten times that, and those that fit into one batch get equal
+    parts: they have come together, and are computed together. Otherwise the oldest prompt gets at
+    least half, so that it does not starve, and the shortest ones get the rest, so that they do not
+    wait for long ones.
     """
 
     def __init__(self, max_tick_ms: float = 0.0) -> None:
@@ -286,6 +292,8 @@ class DecodeMaximal(PacedStrategy):
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Share as many tokens as leave the streams at their pace."""
         n_tokens = self.prompt_tokens(pending, n_decode, budget)
+        if not n_decode and sum(pending) <= budget:
+            return share_equally(pending, n_tokens)
         if not self._in_turns or len(pending) == 1 or not TILE < n_tokens < 5 * TILE:
             return share_out(pending, n_tokens)
         # In a split KV cache, each prompt needs a whole tile, so prompts take turns.
@@ -301,13 +309,7 @@ class Balanced(PacedStrategy):
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
         """Give every prompt an equal part; the others share what one does not need."""
-        left = self.prompt_tokens(pending, n_decode, budget)
-        shares = [0] * len(pending)
-        order = sorted(range(len(pending)), key=lambda i: pending[i])
-        for done, i in enumerate(order):
-            shares[i] = min(pending[i], -(-left // (len(order) - done)))
-            left -= shares[i]
-        return shares
+        return share_equally(pending, self.prompt_tokens(pending, n_decode, budget))
 
 
 class PrefillPriority(BatchStrategy):
@@ -355,6 +357,24 @@ def share_out(pending: Sequence[int], budget: int, first: int | None = None) -> 
         more = min(pending[i] - shares[i], left)
         shares[i] += more
         left -= more
+    return shares
+
+
+def share_equally(pending: Sequence[int], budget: int) -> list[int]:
+    """Give every prompt the same; the others share what one does not need.
+
+    In a split KV cache, llama.cpp computes together what sequences have in equal numbers, and what
+    one has more in another pass. So a few tokens may be left, unless there are fewer than prompts.
+    """
+    shares, left, level = [0] * len(pending), budget, 0
+    order = sorted(range(len(pending)), key=lambda i: pending[i])
+    for done, i in enumerate(order):
+        level = level or left // (len(order) - done)
+        if pending[i] <= level:
+            shares[i], level = pending[i], 0
+        else:
+            shares[i] = level or min(1, left)
+        left -= shares[i]
     return shares
 
 

@@ -15,7 +15,7 @@ from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedEr
 from trioserve.llama import sampler_chain, state_file
 from trioserve.llama.adapters import LoadedAdapters, apply_control_vectors
 from trioserve.llama.batch import LlamaBatch, decode_pieces
-from trioserve.llama.context import Context, generation_params, thread_choices, threads
+from trioserve.llama.context import Context, open_context, thread_choices, threads
 from trioserve.llama.drafter import LlamaDrafter, divide, load_drafter
 from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.matcher import CompiledGrammar, matcher_for
@@ -82,19 +82,17 @@ class LlamaBackend:
         self.n_spare_cores = 0 if backend_sampling else n_spare_cores
         self.n_seqs: int = context.n_seqs
         self.unified: bool = context.unified
+        self.is_elastic: bool = context.is_elastic
         self.can_cut: bool = model.can_cut
+        self.cuttable: int = self.n_ctx_seq if self.can_cut else model.cuttable
         # Layers with a sliding window have a separate cache, in which sequences that went back to a
         # checkpoint share no cells. It has room for all their windows, but no more cells than the
         # context.
         windows = model.window * self.n_seqs + context.n_ubatch
         self.window: int = model.window if self.unified and windows >= self.n_ctx else 0
         self.batch = LlamaBatch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
-        if self.n_ctx_seq < context.n_ctx_seq:
-            _log.info(
-                "a sequence is limited by the model's training or the configuration",
-                n_ctx_seq=self.n_ctx_seq,
-                n_ctx=self.n_ctx,
-            )
+        kind = "elastic" if self.is_elastic else "unified" if self.unified else "split"
+        _log.info("KV cache", layout=kind, tokens=self.n_ctx, longest_request=self.n_ctx_seq)
 
     @classmethod
     def load(cls, config: Config, *, progress: Progress | None = None) -> LlamaBackend:
@@ -111,8 +109,7 @@ class LlamaBackend:
             max_chunk = projector.max_chunk if projector is not None else 0
             max_n_ctx_seq = model.max_n_ctx_seq(config)
             adapters = LoadedAdapters(model, config.lora_files)
-            params = generation_params(model, config, max_chunk=max_chunk)
-            context = made.enter_context(Context(model, params))
+            context = made.enter_context(open_context(model, config, max_chunk=max_chunk))
             if not context.has_cache:
                 raise ModelLoadError(
                     f"The model in {model.info.path} is for embeddings and does not generate text: "

@@ -9,11 +9,10 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-import attrs
 import numpy as np
 import structlog
 
@@ -27,9 +26,11 @@ from trioserve.errors import (
     ModelLoadError,
 )
 from trioserve.llama import library
+from trioserve.llama.layout import CACHE_TYPES, Layout, check_memory, choose
+from trioserve.llama.lazy_pages import KVPages, LazyPages, NotLazyError
 from trioserve.llama.library import HandleOwner, lib, short
-from trioserve.llama.machine import HugePages, allowed_cpus, cpu_quota, free_memory, physical_cores
-from trioserve.llama.model import LlamaModel, gib
+from trioserve.llama.machine import HugePages, allowed_cpus, cpu_quota, physical_cores
+from trioserve.llama.model import LlamaModel
 
 
 class Interrupt:
@@ -93,11 +94,14 @@ class Memory:
         EngineError: from every method, when a sequence does not exist or the context is closed.
     """
 
-    def __init__(self, context: Any, n_seqs: int, *, unified: bool) -> None:
+    def __init__(
+        self, context: Any, n_seqs: int, *, unified: bool, pages: KVPages | None = None
+    ) -> None:
         self._context: Any = context
         self._handle: Any = lib.llama_get_memory(context)
         self._n_seqs = n_seqs
         self._unified = unified
+        self._pages = pages
         self._sources: set[int] = set()  # of copies that the next decode makes
         self._targets: set[int] = set()
 
@@ -117,6 +121,12 @@ class Memory:
         """
         self._check(seq)
         return bool(lib.llama_memory_seq_rm(self._handle, seq, max(0, start), -1))
+
+    def trim(self, seq: int, n_cells: int) -> None:
+        """Give back the memory of a sequence behind its first `n_cells` cells, where possible."""
+        self._check(seq)
+        if self._pages is not None:
+            self._pages.trim(seq, n_cells)
 
     def copy(self, source: int, target: int) -> None:
         """Copy a whole sequence over an empty one.
@@ -235,34 +245,8 @@ _POSITIONS = (
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
-@attrs.frozen
-class _CacheType:
-    """A type of the values in the KV cache: ggml's number for it, and bytes per value."""
-
-    number: int
-    width: float
-
-
-_CACHE_TYPES = {
-    "f32": _CacheType(0, 4),
-    "f16": _CacheType(1, 2),
-    "bf16": _CacheType(30, 2),
-    "q4_0": _CacheType(2, 18 / 32),
-    "q4_1": _CacheType(3, 20 / 32),
-    "q5_0": _CacheType(6, 22 / 32),
-    "q5_1": _CacheType(7, 24 / 32),
-    "q8_0": _CacheType(8, 34 / 32),
-    "iq4_nl": _CacheType(20, 18 / 32),
-}
-
-
 #: Rows with logits for the drafts of all slots: 39 MB with a vocabulary of 152,000 tokens.
 DRAFT_ROWS = 64
-
-#: By default, this many slots share a KV cache,
-FEW_SLOTS = 4
-#: and more of them if each one's part would have fewer tokens than this.
-ENOUGH = 4096
 
 #: `llama_decode` returns this when its callback ends it.
 _INTERRUPTED = 2
@@ -291,23 +275,27 @@ class Context(HandleOwner):
         ModelLoadError: llama.cpp refuses the parameters, or there is not enough memory.
     """
 
-    def __init__(self, model: LlamaModel, params: Any) -> None:
+    def __init__(self, model: LlamaModel, params: Any, layout: Layout | None = None) -> None:
         library.take_errors()
         self._interrupt = Interrupt()
         self._interrupt.install(params)
-        pages = HugePages()
-
-        def on_line(line: str) -> None:
-            if "KV buffer size" in line:  # it is allocated, and will be filled with zeros
-                pages.advise()
-
-        with library.listening(on_line):
+        self.is_elastic = layout is not None and layout.is_elastic
+        lazy = LazyPages(swa_full=params.swa_full) if self.is_elastic else None
+        with library.listening(_on_huge_cache() if lazy is None else lazy.on_line):
             handle = lib.llama_init_from_model(model.handle, params)
         if handle is None:
             why = library.reason(library.take_errors())
             raise ModelLoadError(f"The context for {model.info.path} cannot be made: {why}.")
+        try:
+            pages = lazy.finish() if lazy is not None else None
+        except NotLazyError:
+            lib.llama_free(handle)
+            raise
         self.handle: Any = handle
+        #: Cells that all sequences together may hold.
         self.n_ctx: int = lib.llama_n_ctx(handle)
+        if layout is not None and layout.is_elastic:
+            self.n_ctx = layout.n_ctx
         self.n_ctx_seq: int = lib.llama_n_ctx_seq(handle)
         self.n_batch: int = lib.llama_n_batch(handle)
         self.n_ubatch: int = lib.llama_n_ubatch(handle)
@@ -319,7 +307,7 @@ class Context(HandleOwner):
         self.rows = b""
         #: Whether all sequences share the cells. A single sequence has all of them anyway.
         self.unified = bool(params.kv_unified) or self.n_seqs == 1
-        self.memory = Memory(handle, self.n_seqs, unified=bool(params.kv_unified))
+        self.memory = Memory(handle, self.n_seqs, unified=bool(params.kv_unified), pages=pages)
 
     def decode(self, batch: AnyBatch) -> None:
         """Run a batch. An empty one does nothing.
@@ -382,29 +370,60 @@ class Context(HandleOwner):
             lib.llama_free(handle)
 
 
-def generation_params(model: LlamaModel, config: Config, *, max_chunk: int = 0) -> Any:
+def _on_huge_cache() -> Callable[[str], None]:
+    """Ask for huge pages for the KV cache: returns what to call with each line of the log."""
+    pages = HugePages()
+
+    def on_line(line: str) -> None:
+        if "KV buffer size" in line:  # it is allocated, and will be filled with zeros
+            pages.advise()
+
+    return on_line
+
+
+def open_context(model: LlamaModel, config: Config, *, max_chunk: int = 0) -> Context:
+    """Make a context that generates text.
+
+    `max_chunk` are cells of media that must fit into a physical batch.
+
+    Raises:
+        ModelLoadError: llama.cpp refuses the configuration, or there is not enough memory.
+    """
+    layout = choose(model, config)
+    if layout.is_elastic:
+        params = generation_params(model, config, layout, max_chunk=max_chunk)
+        try:
+            return Context(model, params, layout)
+        except ModelLoadError as error:
+            _log.info("the KV cache has a fixed size", reason=error.message)
+            layout = choose(model, config, may_be_elastic=False)
+    params = generation_params(model, config, layout, max_chunk=max_chunk)
+    return Context(model, params, layout)
+
+
+def generation_params(
+    model: LlamaModel, config: Config, layout: Layout | None = None, *, max_chunk: int = 0
+) -> Any:
     """Make the parameters of a context that generates text.
 
     Args:
         model: the model.
         config: the configuration.
+        layout: of the KV cache; by default the one that `choose` chooses.
         max_chunk: cells of media that must fit into a physical batch.
 
     Raises:
         ModelLoadError: the KV cache would be larger than the memory that is free.
     """
-    config = attrs.evolve(config, kv_unified=is_unified(model, config))
+    layout = layout or choose(model, config)
     params = lib.llama_context_default_params()
-    # llama.cpp counts cells in steps of 256, and aborts if a batch cannot hold one token of each
-    # sequence.
-    n_ctx = config.ctx_size or config.parallel * config.kv_unified_per_slot
-    params.n_ctx = _pad(n_ctx or model.info.n_ctx_train)
-    params.n_seq_max = sequences(config)
+    # llama.cpp aborts if a batch cannot hold one token of each sequence.
+    params.n_ctx, params.n_seq_max = layout.n_cells, layout.n_seqs
     # Only the last row of each sequence has logits, and those of drafts. By default llama.cpp makes
     # room for those of every row: 300 MB for 512 rows and 152,000 tokens.
     n_draft_rows = DRAFT_ROWS if config.draft_types and model.can_cut else 0
     params.n_outputs_max = max(params.n_seq_max, config.parallel + n_draft_rows)
-    params.n_batch = max(config.batch_size, params.n_outputs_max, max_chunk)
+    params.n_batch = max(min(config.batch_size, layout.n_ctx), params.n_outputs_max, max_chunk)
     params.n_ubatch = max(min(config.ubatch_size, params.n_batch), max_chunk)
     if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
         # llama.cpp tries out where each physical batch goes before it computes the first of them.
@@ -413,9 +432,9 @@ def generation_params(model: LlamaModel, config: Config, *, max_chunk: int = 0) 
     decode_threads, prefill_threads = thread_choices(config)
     params.n_threads, params.n_threads_batch = decode_threads[-1], prefill_threads[-1]
     params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
-    params.type_k = _CACHE_TYPES[config.cache_type_k].number
-    params.type_v = _CACHE_TYPES[config.cache_type_v].number
-    params.kv_unified = config.kv_unified
+    params.type_k = CACHE_TYPES[config.cache_type_k].number
+    params.type_v = CACHE_TYPES[config.cache_type_v].number
+    params.kv_unified = layout.unified
     params.swa_full = config.swa_full
     params.offload_kqv = config.kv_offload
     params.op_offload = config.op_offload
@@ -424,35 +443,8 @@ def generation_params(model: LlamaModel, config: Config, *, max_chunk: int = 0) 
         setattr(params, name, getattr(config, name))
     params.no_perf = True
     if model.has_weights:  # otherwise the cache does not exist either
-        _check_memory(model, config, params)
+        check_memory(model, config, layout, params)
     return params
-
-
-def is_unified(model: LlamaModel, config: Config) -> bool:
-    """Choose the layout of the KV cache, unless the configuration sets it.
-
-    In a unified cache, each sequence may be as long as the whole context, and a beginning is shared
-    without a copy; but the attention of every token skips over the cells of the other sequences.
-    With many slots that is slow, so the cache is split among them if each part is large enough.
-    """
-    if config.kv_unified is not None:
-        return config.kv_unified
-    n_ctx = config.ctx_size or model.info.n_ctx_train
-    is_enough = n_ctx // config.parallel >= ENOUGH
-    needs_all = config.kv_unified_per_slot or config.cache_seqs > 0 or not model.can_cut
-    return bool(needs_all) or config.parallel <= FEW_SLOTS or not is_enough
-
-
-def sequences(config: Config) -> int:
-    """Return the number of KV sequences: one for each slot, and those kept for later prompts.
-
-    In a unified cache a kept sequence costs the cells it holds. In a split one it costs its whole
-    part, used or not.
-    """
-    extra = config.cache_seqs
-    if extra == -1:
-        extra = 0 if config.kv_unified is False else 32
-    return min(config.parallel + extra, int(lib.llama_max_parallel_sequences()))
 
 
 def threads(number: int) -> int:
@@ -480,54 +472,3 @@ def thread_choices(config: Config) -> tuple[range, range]:
         prefill = threads(config.threads_batch)
         return range(1, decode + 1), range(prefill, prefill + 1)
     return range(1, decode + 1), range(1, decode + 1)
-
-
-def kv_cache_size(model: LlamaModel, config: Config, n_ctx: int) -> int:
-    """Return how many bytes a KV cache of `n_ctx` cells takes at least.
-
-    This is exact for plain attention. Layers with a sliding window are not counted unless the file
-    says which they are. Recurrent and hybrid models count as 0, because the file does not say how
-    their memory grows with the context.
-    """
-    if lib.llama_model_is_recurrent(model.handle) or lib.llama_model_is_hybrid(model.handle):
-        return 0
-    arch, metadata, info = model.arch, model.metadata, model.info
-    layers = info.n_layer
-    if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
-        pattern = metadata.get(f"{arch}.attention.sliding_window_pattern", "")
-        layers = layers // int(pattern) if pattern.isdecimal() and int(pattern) > 0 else 0
-    width = info.n_embd // max(1, lib.llama_model_n_head(model.handle))
-    key = int(metadata.get(f"{arch}.attention.key_length", width))
-    value = int(metadata.get(f"{arch}.attention.value_length", width))
-    if f"{arch}.attention.kv_lora_rank" in metadata:
-        value = 0  # the values are a part of the keys
-    per_head = (
-        key * _CACHE_TYPES[config.cache_type_k].width
-        + value * _CACHE_TYPES[config.cache_type_v].width
-    )
-    return int(n_ctx * layers * lib.llama_model_n_head_kv(model.handle) * per_head)
-
-
-def _check_memory(model: LlamaModel, config: Config, params: Any) -> None:
-    """Refuse a cache that is larger than the memory that is free.
-
-    llama.cpp writes to all of it at once, and the system would kill the process.
-    """
-    free = free_memory()
-    on_gpu = lib.llama_supports_gpu_offload() and config.n_gpu_layers != 0 and config.kv_offload
-    if free is None or on_gpu:
-        return  # unknown, or on a GPU, where an allocation that is too large fails cleanly
-    cells = params.n_ctx
-    if not config.kv_unified:
-        cells = _pad(params.n_ctx // params.n_seq_max) * params.n_seq_max
-    cache = kv_cache_size(model, config, cells)
-    logits = params.n_outputs_max * model.info.n_vocab * 4
-    if cache + logits > free:
-        raise ModelLoadError(
-            f"The KV cache for {cells} tokens does not fit: it needs {gib(cache)}, and "
-            f"only {gib(max(0, free - logits))} of memory are free; set a smaller ctx_size."
-        )
-
-
-def _pad(n_ctx: int) -> int:
-    return max(1, -(-n_ctx // 256)) * 256

@@ -27,7 +27,7 @@ from trioserve.config import Config
 from trioserve.engine.backend import DraftRequest
 from trioserve.errors import DecodeError, KVCacheFullError, ModelLoadError
 from trioserve.llama.batch import LlamaBatch
-from trioserve.llama.context import Context, Memory, generation_params
+from trioserve.llama.context import Context, Memory, open_context
 from trioserve.llama.header import check_file
 from trioserve.llama.library import lib, short
 from trioserve.llama.model import LlamaModel, Progress
@@ -385,7 +385,7 @@ def load_drafter(
     try:
         _check_kind(model)
         _check_vocabulary(model, target)
-        drafts = Context(model, generation_params(model, own))
+        drafts = open_context(model, own)
     except BaseException as error:
         model.close()
         if not isinstance(error, ModelLoadError):
@@ -428,7 +428,7 @@ def draft_config(config: Config, context: Context) -> Config:
         lora=(),
         control_vector=(),
         ctx_size=context.n_ctx,
-        kv_unified=context.unified,
+        kv_unified=None if context.is_elastic else context.unified,
         cache_seqs=0,
         swa_full=True,
         threads=config.threads if threads == -1 else threads,

@@ -19,6 +19,7 @@ from trioserve.llama import library
 from trioserve.llama.context import Context, generation_params
 from trioserve.llama.drafter import draft_config
 from trioserve.llama.embedding import embedding_params
+from trioserve.llama.layout import CELL, choose
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
 from trioserve.llama.model import LlamaModel, gib
@@ -26,8 +27,6 @@ from trioserve.models import resolve_projector
 from trioserve.models.gguf import total_size
 
 _MIB = 2**20
-#: Bytes that llama.cpp allocates for a cell of the KV cache, besides its keys and values.
-_CELL = 64
 _BUFFER = re.compile(r"(compute|output) buffer size = +([\d.]+) MiB")
 #: Of a KV cache or a recurrent state: its cells follow, or nothing does.
 _CACHE = re.compile(r"\bsize = +([\d.]+) MiB( \( *\d+ cells|$)")
@@ -68,17 +67,23 @@ def measure(config: Config) -> Estimate:
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
     config = _without_remote(config)
-    params_of = embedding_params if config.serves_embeddings else generation_params
     with LlamaModel.load(config, weights=False) as model:
-        params = params_of(model, config)
-        _check_cells(params.n_ctx)
+        layout = None if config.serves_embeddings else choose(model, config)
+        if config.serves_embeddings:
+            params = embedding_params(model, config)
+        else:
+            params = generation_params(model, config, layout)
+        _check_cells(max(params.n_ctx, 0 if layout is None else layout.n_ctx))
         lines: list[str] = []
-        with library.listening(lines.append), Context(model, params) as context:
+        with library.listening(lines.append), Context(model, params, layout) as context:
             draft = None
             if config.spec_draft_model is not None:
                 draft = draft_config(config, context)
             n_ctx = context.n_ctx
         cache, compute = _sizes(lines)
+        if layout is not None and layout.is_elastic:  # no more cells are written to at a time
+            windows = _windows(lines)
+            cache = (cache - windows) * layout.n_ctx // layout.n_cells + windows
         weights = lib.llama_model_size(model.handle)
     weights += total_size(Path(path) for path, _ in config.lora_files)
     projector = None if config.reranking else resolve_projector(config)
@@ -101,10 +106,18 @@ def _without_remote(config: Config) -> Config:
 def _check_cells(n_ctx: int) -> None:
     """Refuse a context whose cells alone, without keys and values, would fill the memory."""
     free = free_memory()
-    if free is not None and n_ctx * _CELL > free / 2:
+    if free is not None and n_ctx * CELL > free / 2:
         raise ModelLoadError(
             f"A context of {n_ctx} tokens does not fit into {gib(free)} of memory."
         )
+
+
+def _windows(lines: list[str]) -> int:
+    """Read how many bytes the cache of the layers with a sliding window takes, which is whole."""
+    after = [i for i, line in enumerate(lines) if re.search(r"creating +SWA KV cache", line)]
+    rest = lines[after[0] :] if after else []
+    found = [_CACHE.search(line) for line in rest if "buffer size" not in line]
+    return int(sum(float(one[1]) for one in found if one is not None) * _MIB)
 
 
 def _sizes(lines: list[str]) -> tuple[int, int]:

@@ -92,12 +92,17 @@ def free_memory() -> int | None:
         fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         free = sum(int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
     except (OSError, KeyError, ValueError):
-        try:
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (AttributeError, OSError, ValueError):
-            return None
+        return total_memory()
     found = _cgroup_memory()
     return free if found is None else min(free, found[1])
+
+
+def total_memory() -> int | None:
+    """Return the size of the machine's memory, whatever a container may use; None: unknown."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def memory_limit() -> int | None:
@@ -153,7 +158,7 @@ class HugePages:
     """
 
     def __init__(self) -> None:
-        self._known = _writable() if has_huge_pages() else None
+        self._known = writable_ranges() if has_huge_pages() else None
 
     def advise(self) -> None:
         """Ask for what was allocated since the last call, or since this object was made."""
@@ -161,14 +166,14 @@ class HugePages:
             return
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        now = _writable()
-        for start, end in _without(now, self._known):
+        now = writable_ranges()
+        for start, end in without(now, self._known):
             if end - start >= _LEAST:
                 madvise(start, end - start, _ADVICE)  # where it is refused, pages are small
         self._known = now
 
 
-def _writable() -> list[_Range]:
+def writable_ranges() -> list[_Range]:
     """List the addresses of this process's memory that is no file's, nor the heap."""
     ranges = []
     try:
@@ -183,7 +188,7 @@ def _writable() -> list[_Range]:
     return ranges
 
 
-def _without(ranges: list[_Range], others: list[_Range]) -> list[_Range]:
+def without(ranges: list[_Range], others: list[_Range]) -> list[_Range]:
     """Take others out of ranges. Both are in order, and neither overlaps itself."""
     left = []
     for start, end in ranges:

@@ -92,6 +92,13 @@ class LlamaModel(HandleOwner):
         )
 
     @property
+    def cuttable(self) -> int:
+        """How many cells a sequence may have that can be cut, where not all can be."""
+        handle = self.handle
+        has_state = lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle)
+        return 0 if has_state else max(0, self.window - 1)
+
+    @property
     def window(self) -> int:
         """How many tokens back the layers with a sliding window see; 0: all layers see all."""
         return 0 if self._swa_full else int(lib.llama_model_n_swa(self.handle))

@@ -101,7 +101,8 @@ class ScriptedBackend:
     mistake in an engine's bookkeeping.
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
-    `can_cut`, `window`, `chat_template`, `adapters`, `drafters` and `projector`.
+    `is_elastic`, `can_cut`, `cuttable`, `window`, `chat_template`, `adapters`, `drafters` and
+    `projector`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
     has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
@@ -135,7 +136,9 @@ class ScriptedBackend:
     n_ctx: int = 1024
     n_ctx_seq: int = _like("n_ctx")
     n_batch: int = 64
+    is_elastic: bool = False
     can_cut: bool = True
+    cuttable: int = 0
     window: int = 0
     chat_template: str | None = None
     adapters: Sequence[AdapterInfo] = ()
@@ -146,10 +149,12 @@ class ScriptedBackend:
         self.current_adapters: Adapters = ()
         self.vocab = byte_vocab
         self.n_outputs = self.n_batch
+        if self.can_cut:
+            self.cuttable = self.n_ctx_seq
         self.n_spare_cores = 0
         self.thread_choices = (range(1, 2), range(1, 2))
         self.threads: list[int] = []
-        self.unified = self.n_ctx_seq == self.n_ctx
+        self.unified = self.n_ctx_seq == self.n_ctx and not self.is_elastic
         self.batch = ScriptedBatch(self.n_batch)
         self.memory = self
         self.sequences: list[list[CellKey]] = [[] for _ in range(self.n_seqs)]
@@ -325,8 +330,8 @@ class ScriptedBackend:
         return ScriptedSampler(self, prompt, constraint)
 
     def remove(self, seq: int, start: int) -> bool:
-        """Cut a sequence; in the middle only if `can_cut`."""
-        if 0 < start <= self.last(seq) and not self.can_cut:
+        """Cut a sequence; in the middle only if `can_cut`, or if it has few cells."""
+        if 0 < start <= self.last(seq) and len(self.sequences[seq]) > self.cuttable:
             return False
         length = bisect_left(self._positions(seq)[:-1], start)  # in cells
         assert self.chunks.is_border(self.sequences[seq][:length]), "a chunk is cut"
@@ -341,15 +346,20 @@ class ScriptedBackend:
         del self.made_with[seq][start:]
         del self._cells[seq][start:]
 
+    def trim(self, seq: int, n_cells: int) -> None:
+        """Forget the memory behind the first cells, which must be empty."""
+        assert n_cells >= len(self.sequences[seq]), "cells are lost that are in use"
+
     def copy(self, source: int, target: int) -> None:
         """Copy a whole sequence."""
+        assert not self.is_elastic, "a copy of a whole part, which is as long as the context"
         assert not self.sequences[target], "the target is not empty"
         self.sequences[target] = list(self.sequences[source])
         self.made_with[target] = list(self.made_with[source])
         self._cells[target] = list(self._cells[source])
         self._seen[target] = list(self._seen[source])
         if self.unified:
-            self._borrowed |= {target} if not self.can_cut else set()
+            self._borrowed |= {target} if not self.cuttable else set()
         else:  # sequences share no cells
             self._cells[target] = [next(self._next_cell) for _ in self._cells[source]]
             self._sources.add(source)
@@ -386,7 +396,7 @@ class ScriptedBackend:
         self.sequences[seq] = [self.chunks.key(value & 0xFFFF) for value in values]
         self.made_with[seq] = [self._sets[value >> 16] for value in values]
         self._cells[seq] = [next(self._next_cell) for _ in self.sequences[seq]]
-        assert self.n_cells <= self.n_ctx, "no free cells"
+        assert self.is_elastic or self.n_cells <= self.n_ctx, "no free cells"
 
     def rewind(self, seq: int, length: int, data: bytes) -> bool:
         """Cut a sequence to `length` positions, if the state is from there."""

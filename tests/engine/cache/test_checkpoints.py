@@ -71,7 +71,7 @@ def cache(limit: int = 100, max_checkpoints: int = 9, useless: set[int] | None =
     def is_useful(entry: CachedState) -> bool:
         return entry.keys[0] not in (useless or set())
 
-    return RamCache(limit, can_cut=False, max_checkpoints=max_checkpoints, is_useful=is_useful)
+    return RamCache(limit, cuttable=0, max_checkpoints=max_checkpoints, is_useful=is_useful)
 
 
 def held(ram: RamCache) -> list[int]:

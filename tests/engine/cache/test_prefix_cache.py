@@ -57,7 +57,7 @@ def test_what_cannot_be_cut_is_shared_by_checkpoints_in_ram(
     rules = CheckpointRules(per_slot=per_slot)
     backend = ScriptedBackend(n_slots=1, can_cut=can_cut)
     cache = PrefixCache(backend, ram, checkpoints=rules)
-    assert cache.can_share is can_share
+    assert cache.can_share(100) is can_share
 
 
 @pytest.mark.parametrize(
@@ -135,3 +135,28 @@ def test_idle_cells_beyond_a_limit_go_to_ram(n_idle: int, kept: int, ram: int) -
     cache.begin(END)
     assert cache.lengths[0] == (kept if ram else n_idle)
     assert len(cache.ram) == bool(ram and not kept)
+
+
+@pytest.mark.parametrize(
+    ("running", "ram", "chosen"),
+    [
+        ((), 2**20, 3),  # the free one
+        ((2,), 2**20, 3),
+        ((1,), 2**20, 0),
+        ((0, 2), 2**20, 1),  # the gap before the free one at the end
+        ((0, 1), 2**20, 2),
+        ((0, 2), 0, 3),  # what is held would be lost
+        ((3, 2, 1), 2**20, 0),
+    ],
+)
+def test_in_a_split_cache_running_sequences_stay_together(
+    running: tuple[int, ...], ram: int, chosen: int
+) -> None:
+    backend = ScriptedBackend(n_slots=4, is_elastic=True)
+    cache = PrefixCache(backend, ram)
+    for i in range(3):
+        keys = [i * 40 + 1 + key for key in range(40)]
+        cache.restore(SlotState(keys=tuple(keys), root=ROOT, state=array("i", keys).tobytes()))
+    for i in running:
+        cache.held.all[i].running = True
+    assert cache.start(END, ROOT, reuse=True).id == chosen

@@ -115,7 +115,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.taken == len(set().union(*self.model))
         for seq in range(4):
             others = set().union(*(self.model[i] for i in range(4) if i != seq))
-            assert self.ledger.freed_by(seq) == len(set(self.model[seq]) - others)
+            assert self.ledger.own(seq) == len(set(self.model[seq]) - others)
             pair = {seq, (seq + 1) % 4}
             assert self.ledger.taken_by(pair) == len(set().union(*(self.model[i] for i in pair)))
 
@@ -125,7 +125,7 @@ def test_a_copy_of_nothing_leaves_a_sequence_empty() -> None:
     ledger.append(0, 5)
     ledger.copy(0, 1, 0)
     ledger.copy(0, 1, 1)
-    assert (ledger.lengths, ledger.taken, ledger.freed_by(0)) == ([5, 1], 5, 4)
+    assert (ledger.lengths, ledger.taken, ledger.own(0)) == ([5, 1], 5, 4)
 
 
 @pytest.mark.parametrize("machine", [TreeMachine, LedgerMachine])

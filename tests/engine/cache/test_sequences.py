@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from trioserve.engine.cache.sequences import KVSequence, Sequences
+from trioserve.engine.cache.sequences import KEPT, KVSequence, Sequences
 from trioserve.testing import ScriptedBackend
 from trioserve.types import CacheRoot, MediaChunk
 
@@ -130,6 +130,31 @@ def test_a_state_is_read_once_for_several_copies(monkeypatch: pytest.MonkeyPatch
     assert read == [0, 0, 0] and backend.sequences[2] == [0, 1, 2, 3, 9]
 
 
+def test_in_an_elastic_cache_all_cells_of_a_copy_count() -> None:
+    sequences, backend = sequences_of(60, 5, n_ctx=1000, is_elastic=True)
+    first, _, third = sequences.all
+    sequences.copy(first, third, 50)
+    assert backend.sequences[2] == first.held[:50], "it does not wait for a decode"
+    assert (sequences.taken, sequences.taken_by({0, 2}), sequences.taken_by({1})) == (115, 110, 5)
+    assert sequences.shareable(50) == 0, "another copy takes cells"
+    assert (sequences.own(first), sequences.own(third)) == (10, 0)
+    sequences.cut(first, 0)
+    assert sequences.taken == 55
+    sequences.check_integrity()
+
+
+def test_the_memory_of_many_cells_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences, backend = sequences_of(700, 200, n_ctx=1000, is_elastic=True)
+    first, second, third = sequences.all
+    trimmed: list[tuple[int, int]] = []
+    monkeypatch.setattr(backend, "trim", lambda seq, n_cells: trimmed.append((seq, n_cells)))
+    sequences.cut(first, 600)
+    sequences.copy(first, third, 100)
+    sequences.cut(first, 0)
+    sequences.cut(second, 0)  # short texts would soon need it again
+    assert trimmed == [(0, 600), (2, KEPT), (0, KEPT)]
+
+
 def test_with_a_window_the_fuller_cache_counts() -> None:
     sequences, _ = sequences_of(20, 5, window=8)
     first, second, third = sequences.all
@@ -139,6 +164,6 @@ def test_with_a_window_the_fuller_cache_counts() -> None:
     for target in (second, third):
         sequences.copy(first, target, 20)
     assert (sequences.taken, sequences.taken_by({0, 1}), sequences.taken_by({0})) == (24, 20, 20)
-    assert sequences.freed_by(first) == 0
+    assert sequences.own(first) == 0
     second.running = True
     assert sequences.idle() == [first, third]

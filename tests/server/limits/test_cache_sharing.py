@@ -76,7 +76,9 @@ async def recover(probe: Callable[[str], Awaitable[int]]) -> str:
 async def test_a_secret_is_not_recovered_from_the_kv_cache(case: str, slot: int) -> None:
     """With llama.cpp and the bundled model, in any slot and in the victim's."""
     config, of_victim, of_attacker, safe = CASES[case]
-    app = create_app(Config(ctx_size=2048, threads=1, **config))
+    # In a split cache, the first guess may take the sequence and cut it.
+    unified = None if safe else True
+    app = create_app(Config(ctx_size=2048, threads=1, kv_unified=unified, **config))
     async with client_of_app(app) as client:
         await cached(client, f"{KNOWN}{SECRET}9", VICTIM, id_slot=slot, **of_victim)
 

@@ -90,6 +90,10 @@ def next_checkpoint(positions: list[int], n_held: int) -> int | None:
 #: 100 % slower, and decode 6 to 48 %.
 MAX_IDLE = 256
 
+#: A prompt of at most this many cells has no checkpoints if it can be cut as long as its window is
+#: not full. To make one takes a step more, and to prefill these again is not much.
+FEW = 512
+
 #: A sequence is copied to RAM if at least one token in this many is in no other sequence. Computing
 #: fewer tokens again is faster than copying the whole sequence.
 OWN_SHARE = 16
@@ -125,12 +129,12 @@ class PrefixCache:
         self.can_cut = backend.can_cut
         self.ram = RamCache(
             ram_limit,
-            can_cut=backend.can_cut,
+            cuttable=backend.cuttable,
             max_checkpoints=checkpoints.per_slot * backend.n_slots,
             is_useful=self._is_useful,
         )
         self.rules = checkpoints
-        self._keeps_checkpoints = (
+        self.keeps_checkpoints = (
             not backend.can_cut and ram_limit > 0 and self.ram.max_checkpoints > 0
         )
         self._clock = 0
@@ -142,22 +146,18 @@ class PrefixCache:
 
     # -- looking
 
-    @property
-    def can_share(self) -> bool:
-        """Whether one sequence can start with a part of another."""
-        return self.can_cut or self._keeps_checkpoints
+    def can_share(self, n_cells: int) -> bool:
+        """Whether a sequence can start with a part of a prompt of this length."""
+        return self.keeps_checkpoints or n_cells <= self._backend.cuttable
 
     def find(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
         """Find the longest beginning of `keys` to start from in the KV cache, and who holds it."""
         length, holders = self.held.match(keys, root)
-        if not self.can_cut:
-            checkpoint = self.ram.find_checkpoint(keys[:length], root)[0]
-            length, whole = self.held.match_whole(keys, root)
-            if checkpoint > length:
-                length = checkpoint
-            else:
-                holders = whole
-        return length, holders
+        if able := [seq for seq in holders if self.held.can_cut(seq)]:
+            return length, able
+        checkpoint = self.ram.find_checkpoint(keys[:length], root)[0]
+        length, whole = self.held.match_whole(keys, root)
+        return (checkpoint, holders) if checkpoint > length else (length, whole)
 
     # -- starting and ending a request
 
@@ -185,7 +185,7 @@ class PrefixCache:
         if length >= self.min_shared and (self.unified or not kept):
             others = [seq for seq in self.held.idle() if seq not in holders]
             if others:
-                return self._copy(holders[0], length, others)
+                return self._copy(min(holders, key=lambda seq: len(seq.held)), length, others)
         if kept and (length >= self.min_shared or length * 10 >= len(keys)):
             seq = min(kept, key=lambda seq: len(seq.held))
             if len(seq.held) >= length + self.min_shared:
@@ -236,23 +236,36 @@ class PrefixCache:
     # -- how
 
     def _empty(self, among: list[KVSequence] | None = None) -> KVSequence:
-        """Get an empty sequence: a free one, else the one that was unused for longest."""
+        """Get an empty sequence: a free one, else the one that was unused for longest.
+
+        In a split cache, those come first that have running neighbors: a batch is computed at once
+        where the numbers of its sequences are consecutive. What they hold must not be lost by that.
+        """
         idle = among or self.held.idle()
-        seq = min(idle, key=lambda seq: (bool(seq.held), seq.last_used))
+        gathers = not self.unified and self.ram.limit > 0
+
+        def order(seq: KVSequence) -> tuple[int, bool, int]:
+            n_neighbors = self.held.running_beside(seq) if gathers else 0
+            return -n_neighbors, bool(seq.held), seq.last_used
+
+        seq = min(idle, key=order)
         self._evict(seq)
         return seq
 
     def _evict(self, seq: KVSequence) -> None:
-        if self.held.freed_by(seq) * OWN_SHARE >= len(seq.held):
+        if self.held.own(seq) * OWN_SHARE >= len(seq.held):
             self.swap_out(seq)
         self.held.cut(seq, 0)
 
     def _copy(self, source: KVSequence, length: int, among: list[KVSequence]) -> KVSequence:
         """Give one of some sequences the beginning of another, which may be running."""
-        state = self._state_at(source, length)  # before anything is dropped to make room
+        # Before anything is dropped to make room.
+        state = None if self.held.can_cut(source) else self._state_at(source, length)
         target = self._empty(among)
         self.held.copy(source, target, length)
-        if not self.can_cut:
+        if self.held.can_cut(target):
+            self.held.cut(target, length)
+        else:
             self._go_back(target, length, state)
         return target
 
@@ -284,7 +297,7 @@ class PrefixCache:
         A checkpoint comes before a chunk of media rather than within it. A prefill that starts at
         a checkpoint makes no other one soon after.
         """
-        if not self._keeps_checkpoints:
+        if not self.keeps_checkpoints or len(prompt) <= min(self._backend.cuttable, FEW):
             return []
         found, start = (
             checkpoint_positions(len(prompt), prompt.divergence_points, self.rules),
@@ -307,7 +320,7 @@ class PrefixCache:
             state = self._memory.save(seq.id, partial=True)
             self.ram.put_checkpoint(seq.held, seq.root, state)
         else:
-            self._keeps_checkpoints = False
+            self.keeps_checkpoints = False
 
     def _is_useful(self, checkpoint: CachedState) -> bool:
         """Whether a sequence can go back to a checkpoint: one here, or one in RAM."""
@@ -326,7 +339,7 @@ class PrefixCache:
 
     def _shorten(self, seq: KVSequence, length: int, state: bytes | None) -> None:
         """Shorten a sequence, with a checkpoint where it cannot be cut."""
-        if self.can_cut:
+        if self.held.can_cut(seq):
             self.held.cut(seq, length)
         elif length < len(seq.held):
             self._go_back(seq, length, state)

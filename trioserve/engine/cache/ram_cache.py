@@ -31,7 +31,7 @@ class RamCache:
 
     Args:
         limit: the most bytes of state to hold.
-        can_cut: whether a state can be restored in part.
+        cuttable: the most keys of a state that can be restored in part.
         max_checkpoints: the most checkpoints to hold.
         is_useful: whether a sequence can go back to a checkpoint.
     """
@@ -40,14 +40,14 @@ class RamCache:
         self,
         limit: int,
         *,
-        can_cut: bool,
+        cuttable: int,
         max_checkpoints: int = 0,
         is_useful: Callable[[CachedState], bool] = lambda _entry: True,
     ) -> None:
         self.limit = limit
         self.size = 0
         self.max_checkpoints = max_checkpoints
-        self._can_cut = can_cut
+        self._cuttable = cuttable
         self._is_useful = is_useful
         self._entries: OrderedDict[int, CachedState] = OrderedDict()
         self._tree = PrefixTree()  # of whole sequences
@@ -107,14 +107,13 @@ class RamCache:
         The entry may have more keys. Then it can be cut, or there is a checkpoint at that length.
         """
         length, entry_ids = self._tree.match(keys, root)
-        if not self._can_cut:
+        able = [one for one in entry_ids if len(self._entries[one].keys) <= self._cuttable]
+        if not able:
             checkpoint = self.find_checkpoint(keys[:length], root)[0]
             length, whole_ids = self._tree.match_whole(keys, root)
-            if checkpoint > length:
-                length = checkpoint
-            else:
-                entry_ids = whole_ids
-        return whole_chunks(keys, length), min(entry_ids, default=-1)
+            able = [*entry_ids] if checkpoint > length else [*whole_ids]
+            length = max(length, checkpoint)
+        return whole_chunks(keys, length), min(able, default=-1)
 
     def find_whole(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, int]:
         """Find an entry with all of `keys`, or else the longest that is a beginning of them."""

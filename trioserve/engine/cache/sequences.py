@@ -11,6 +11,9 @@ from trioserve.engine.cache.prefix_tree import PrefixTree
 from trioserve.types import CacheRoot, CellKey
 from trioserve.types.media import chunk_start, n_folded, whole_chunks
 
+#: Cells of each sequence whose memory is not given back: short texts would ask for it again soon.
+KEPT = 256
+
 
 class _Span:
     """Cells that were filled together, and how many of them each sequence still uses."""
@@ -32,6 +35,8 @@ class CellLedger:
 
         sequence 0   [ span a: 0..7 ][ span b: 0..2 ]
         sequence 1   [ span a: 0..4 ][ span c: 0..9 ]     8 + 3 + 10 cells
+
+    In a split cache, each sequence has separate cells, and the spans tell which texts are shared.
     """
 
     def __init__(self, n_seqs: int) -> None:
@@ -39,7 +44,7 @@ class CellLedger:
         # The span at the end of each sequence, while no other sequence uses it: new cells go there.
         self._own: list[_Span | None] = [None] * n_seqs
         self.lengths = [0] * n_seqs
-        self.taken = 0
+        self.taken = self.total = 0  # shared cells count once, or for each sequence
 
     def append(self, seq: int, n_cells: int) -> None:
         """Note that a sequence has grown."""
@@ -51,12 +56,14 @@ class CellLedger:
         span.uses[seq] += n_cells
         self.lengths[seq] += n_cells
         self.taken += n_cells
+        self.total += n_cells
 
     def copy(self, source: int, target: int, n_cells: int) -> None:
         """Note that an empty sequence now has the first `n_cells` of another."""
         assert not self._spans[target]
         self._own[source] = None
         self.lengths[target] = n_cells
+        self.total += n_cells
         for span in self._spans[source]:
             if n_cells <= 0:
                 break
@@ -70,6 +77,7 @@ class CellLedger:
         spans = self._spans[seq]
         excess = self.lengths[seq] - length
         self.lengths[seq] = length
+        self.total -= excess
         while excess > 0:
             span = spans[-1]
             before, used = len(span), span.uses[seq]
@@ -82,8 +90,8 @@ class CellLedger:
             self.taken -= before - len(span)
         self._own[seq] = spans[-1] if spans and len(spans[-1].uses) == 1 else None
 
-    def freed_by(self, seq: int) -> int:
-        """How many cells would be free if a sequence were gone."""
+    def own(self, seq: int) -> int:
+        """How many cells of a sequence no other sequence shares."""
         freed = 0
         for span in self._spans[seq]:
             others = (used for other, used in span.uses.items() if other != seq)
@@ -102,6 +110,7 @@ class CellLedger:
         spans = {id(span): span for spans in self._spans for span in spans}
         assert sum(map(len, spans.values())) == self.taken
         assert self.lengths == lengths
+        assert self.total == sum(lengths)
         for seq, length in enumerate(lengths):
             assert sum(span.uses[seq] for span in self._spans[seq]) == length
 
@@ -191,6 +200,8 @@ class Sequences:
     @property
     def taken(self) -> int:
         """Cells in use: of the cache that is nearest to being full, where there are two."""
+        if not self._backend.unified:
+            return self._cells.total + self._n_unknown
         if self._window:
             return max(self._cells.taken + self._n_unknown, self._in_windows(self.all))
         return self._cells.taken + self._n_unknown
@@ -201,6 +212,8 @@ class Sequences:
 
     def taken_by(self, seq_ids: set[int]) -> int:
         """Cells that a set of sequences uses."""
+        if not self._backend.unified:
+            return sum(len(self.all[i].held) for i in seq_ids)
         taken = self._ledger().taken_by(seq_ids)
         if self._window:
             return max(taken, self._in_windows(self.all[i] for i in seq_ids))
@@ -208,18 +221,29 @@ class Sequences:
 
     def shareable(self, length: int) -> int:
         """How many cells a copy of `length` cells shares with its source."""
+        if not self._backend.unified:
+            return 0
         return max(0, length - self._window)
 
     def _in_windows(self, seqs: Iterable[KVSequence]) -> int:
         return sum(min(len(seq.held), self._window) for seq in seqs)
 
-    def freed_by(self, seq: KVSequence) -> int:
-        """How many cells would be free if a sequence were gone."""
-        return self._ledger().freed_by(seq.id)
+    def own(self, seq: KVSequence) -> int:
+        """How many cells of a sequence are in no other sequence."""
+        return self._ledger().own(seq.id)
 
     def idle(self) -> list[KVSequence]:
         """Those that no request has."""
         return [seq for seq in self.all if not seq.running]
+
+    def can_cut(self, seq: KVSequence) -> bool:
+        """Whether a sequence can be cut at any position."""
+        return self._backend.can_cut or len(seq.held) <= self._backend.cuttable
+
+    def running_beside(self, seq: KVSequence) -> int:
+        """Count the running ones among the two sequences before and after one."""
+        beside = self.all[max(0, seq.id - 1) : seq.id + 2]
+        return sum(other.running for other in beside if other is not seq)
 
     # -- looking
 
@@ -289,7 +313,7 @@ class Sequences:
         self._n_unknown += len(keys)
 
     def cut(self, seq: KVSequence, length: int) -> None:
-        """Shorten a sequence. With length 0 it is free; others need a backend that can cut."""
+        """Shorten a sequence. With length 0 it is free; others need one that can be cut."""
         if length < len(seq.held) or not length:
             self._memory.remove(seq.id, seq.position(length))
             self._note_cut(seq, length)
@@ -311,6 +335,8 @@ class Sequences:
         self._count(seq)
         self._tree.cut(seq.id, min(length, self._tree.length(seq.id)))
         self._cells.cut(seq.id, length)
+        if len(seq.held) > max(length, KEPT):
+            self._memory.trim(seq.id, max(length, KEPT))
         seq.shorten(length)
 
     def copy(self, source: KVSequence, target: KVSequence, length: int) -> None:
@@ -330,6 +356,7 @@ class Sequences:
             length = len(source.held)
         elif length < len(source.held):
             self._memory.remove(target.id, source.position(length))
+            self._memory.trim(target.id, max(length, KEPT))
         self._count(source)
         self._cells.copy(source.id, target.id, length)
         target.fill(source.held[:length])
@@ -341,7 +368,7 @@ class Sequences:
         llama.cpp copies all of a part, empty cells included, with the next decode. Where sequences
         cannot be cut, that would overwrite what the target is rewound to.
         """
-        if not self._backend.can_cut:
+        if not self._backend.can_cut or self._backend.is_elastic:
             return True
         is_free = target.id not in self._sources | self._targets
         is_short = 4 * len(source.held) <= self._backend.n_ctx_seq

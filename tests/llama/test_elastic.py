@@ -1,0 +1,187 @@
+"""A KV cache with a part for each slot that is as long as the context: its memory, its texts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.llama_bench import Bench
+from trioserve.config import Config
+from trioserve.llama import layout, lazy_pages
+from trioserve.llama.backend import LlamaBackend
+from trioserve.llama.context import open_context
+from trioserve.llama.layout import Layout, choose
+from trioserve.llama.lazy_pages import LazyPages, is_supported
+from trioserve.llama.model import LlamaModel
+
+pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is lazy on Linux only")
+
+MIB = 2**20
+#: Parts that are together larger than `lazy_pages.SMALL`.
+LARGE = {"threads": 1, "parallel": 16, "ctx_size": 4096}
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[LlamaModel]:
+    with LlamaModel.load(Config()) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[LlamaBackend]:
+    with LlamaBackend.load(Config(**LARGE)) as backend:
+        yield backend
+
+
+def written(backend: LlamaBackend) -> int:
+    """Count the bytes of the cache that have memory."""
+    pages = backend.memory._pages
+    assert pages is not None
+    start = pages._tensors[0].address
+    size = sum(16 * tensor.part for tensor in pages._tensors)
+    n_bytes, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if "-" in name and not name.endswith(":"):
+            first = int(name.split("-")[0], 16)
+            here = start <= first < start + size
+        elif here and name == "Anonymous:":
+            n_bytes += int(rest[0]) * 1024
+    return n_bytes
+
+
+def decode(backend: LlamaBackend, seq: int, n_tokens: int) -> None:
+    rng = random.Random(seq)
+    for start in range(0, n_tokens, 512):
+        n_new = min(512, n_tokens - start)
+        backend.batch.clear()
+        tokens = [rng.randrange(backend.vocab.n_tokens) for _ in range(n_new)]
+        backend.batch.extend(tokens, start, seq)
+        backend.decode()
+
+
+def clear(backend: LlamaBackend) -> None:
+    for seq in range(backend.n_seqs):
+        backend.memory.remove(seq, 0)
+        backend.memory.trim(seq, 0)
+
+
+def test_each_part_is_as_long_as_the_context(backend: LlamaBackend) -> None:
+    assert backend.is_elastic and not backend.unified
+    assert (backend.n_ctx, backend.n_ctx_seq, backend.n_seqs) == (4096, 4096, 16)
+    assert choose(backend._model, Config(**LARGE)) == Layout(
+        unified=False, is_elastic=True, n_seqs=16, n_ctx=4096, n_part=4096
+    )
+
+
+def test_memory_is_there_once_it_was_written_and_until_it_is_given_back(
+    backend: LlamaBackend,
+) -> None:
+    clear(backend)
+    before = written(backend)
+    assert before < MIB
+    cell = layout.kv_cache_size(backend._model, Config(), 256) // 256
+    decode(backend, 3, 4000)
+    decode(backend, 11, 1000)
+    grown = written(backend) - before
+    assert 5000 * cell <= grown < 5000 * cell + MIB
+    state = backend.memory.save(3)
+    backend.memory.remove(3, 2000)
+    backend.memory.trim(3, 2000)
+    fewer = written(backend) - before
+    assert 3000 * cell <= fewer < 3000 * cell + MIB
+    assert backend.memory.save(11)  # it is all there
+    backend.memory.remove(3, 0)
+    backend.memory.restore(3, state)
+    assert backend.memory.save(3) == state
+    clear(backend)
+    assert written(backend) < MIB
+
+
+def test_nothing_is_lost_that_a_sequence_holds(backend: LlamaBackend) -> None:
+    clear(backend)
+    lengths = {0: 700, 1: 300, 14: 1000, 15: 900}
+    for seq, length in lengths.items():
+        decode(backend, seq, length)
+    states = {seq: backend.memory.save(seq) for seq in lengths}
+    for seq, length in lengths.items():
+        backend.memory.trim(seq, length)
+    assert {seq: backend.memory.save(seq) for seq in lengths} == states
+
+
+@pytest.mark.parametrize(
+    ("fields", "n_part"),
+    [
+        ({}, 4096),
+        ({"ctx_size": 1000}, 1024),
+        ({"ctx_size": 65536}, 4096),  # as in training
+        ({"ctx_size": 65536, "kv_unified_per_slot": 5000}, 4096),
+        ({"kv_unified_per_slot": 500}, 512),
+        ({"parallel": 1}, 0),
+        ({"kv_unified": False}, 0),
+        ({"kv_unified": True}, 0),
+        ({"cache_seqs": 2}, 0),
+        ({"flash_attn": "off"}, 0),  # the values of a token are all over the cache
+    ],
+)
+def test_where_it_is_used(model: LlamaModel, fields: dict[str, object], n_part: int) -> None:
+    found = choose(model, Config(**{"parallel": 4, **fields}))
+    assert found.is_elastic == (n_part > 0)
+    assert not n_part or found.n_part == n_part
+
+
+@pytest.mark.parametrize(
+    ("mib", "n_part"), [(80, 4096), (60, 3328), (30, 1536), (18, 1024), (17, 0)]
+)
+def test_all_parts_together_take_half_of_the_memory_at_most(
+    model: LlamaModel, mib: int, n_part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "total_memory", lambda: mib * MIB)
+    monkeypatch.setattr(layout, "ENOUGH", 512)
+    found = choose(model, Config(parallel=4, ctx_size=4096))
+    assert (found.n_part if found.is_elastic else 0) == n_part
+
+
+def test_where_memory_is_not_lazy_the_cache_has_a_fixed_size(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lazy_pages, "writable_ranges", list)
+    with open_context(model, Config(**LARGE)) as context:
+        assert not context.is_elastic
+        assert (context.unified, context.n_ctx_seq) == (True, 4096)
+
+
+def test_layers_of_different_sizes_are_noticed(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out = LazyPages._lay_out
+
+    def with_smaller_rows(
+        self: LazyPages, n_cells: int, n_layers: int, n_parts: int, rows: list[int]
+    ) -> None:
+        lay_out(self, n_cells, n_layers, n_parts, [row - 2 for row in rows])
+
+    monkeypatch.setattr(LazyPages, "_lay_out", with_smaller_rows)
+    with open_context(model, Config(**LARGE)) as context:
+        assert not context.is_elastic
+
+
+def test_the_texts_are_those_of_a_unified_cache() -> None:
+    prompts = {i: f"Once upon a time there were {i} servers, and each of them " for i in range(6)}
+    said = []
+    for unified in (True, None):
+        bench = Bench(parallel=16, ctx_size=4096, kv_unified=unified, cache_ram=1 << 24)
+        assert bench.backend.is_elastic == (unified is None)
+        alone = {i: bench.alone(prompt) for i, prompt in prompts.items()}
+        for i, prompt in prompts.items():
+            bench.submit(i + 1, prompt)
+        bench.run()
+        for i in prompts:
+            assert alone[i].is_said_by(bench.tokens[i + 1])
+        said.append({i: one.tokens for i, one in alone.items()})
+        bench.engine.stop()
+        bench.engine.run()
+    assert said[0] == said[1]

@@ -1,0 +1,178 @@
+"""Layout: how the KV cache is divided among sequences, and how much memory that takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from trioserve.config import Config
+from trioserve.errors import ModelLoadError
+from trioserve.llama import lazy_pages
+from trioserve.llama.library import lib
+from trioserve.llama.machine import free_memory, total_memory
+from trioserve.llama.model import LlamaModel, gib
+
+
+@attrs.frozen
+class _CacheType:
+    """A type of the values in the KV cache: ggml's number for it, and bytes per value."""
+
+    number: int
+    width: float
+
+
+CACHE_TYPES = {
+    "f32": _CacheType(0, 4),
+    "f16": _CacheType(1, 2),
+    "bf16": _CacheType(30, 2),
+    "q4_0": _CacheType(2, 18 / 32),
+    "q4_1": _CacheType(3, 20 / 32),
+    "q5_0": _CacheType(6, 22 / 32),
+    "q5_1": _CacheType(7, 24 / 32),
+    "q8_0": _CacheType(8, 34 / 32),
+    "iq4_nl": _CacheType(20, 18 / 32),
+}
+
+
+#: By default, each slot has a part of the KV cache if that has at least this many tokens.
+ENOUGH = 4096
+
+#: Bytes that llama.cpp allocates for a cell, besides its keys and values.
+CELL = 64
+
+
+@attrs.frozen(kw_only=True)
+class Layout:
+    """How a KV cache is divided.
+
+    In a unified cache, a sequence may be as long as the whole context, and a beginning is shared
+    without a copy; but the attention of every token skips over the cells of the other sequences. In
+    a split one, each sequence has a part, and attention sees nothing else. In an elastic one, these
+    parts are together larger than the context, and have memory only where they were written to.
+    """
+
+    unified: bool
+    is_elastic: bool
+    n_seqs: int
+    n_ctx: int  # cells that all sequences together may hold
+    n_part: int  # cells of each sequence's part
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells llama.cpp allocates."""
+        return self.n_ctx if self.unified else self.n_seqs * self.n_part
+
+
+def choose(model: LlamaModel, config: Config, *, may_be_elastic: bool = True) -> Layout:
+    """Choose the layout, unless the configuration sets it.
+
+    It is elastic where the memory allows that, and otherwise split if the parts are long enough.
+    """
+    n_ctx = config.ctx_size or config.parallel * config.kv_unified_per_slot
+    n_ctx = pad(n_ctx or model.info.n_ctx_train)
+    is_one = config.parallel == 1 or config.cache_seqs > 0
+    n_part = 0
+    if config.kv_unified is None and not is_one and may_be_elastic:
+        n_part = _elastic_part(model, config, n_ctx)
+    unified = config.kv_unified
+    if unified is None:
+        needs_all = is_one or config.kv_unified_per_slot > 0 or not model.can_cut
+        unified = not n_part and (needs_all or n_ctx // config.parallel < ENOUGH)
+    n_seqs = sequences(attrs.evolve(config, kv_unified=unified))
+    if not n_part:
+        n_part = n_ctx if unified else pad(n_ctx // n_seqs)
+        return Layout(unified=unified, is_elastic=False, n_seqs=n_seqs, n_ctx=n_ctx, n_part=n_part)
+    return Layout(unified=False, is_elastic=True, n_seqs=n_seqs, n_ctx=n_ctx, n_part=n_part)
+
+
+def _elastic_part(model: LlamaModel, config: Config, n_ctx: int) -> int:
+    """Return how many cells each part of an elastic cache may have; 0: split it, or do not.
+
+    Each is as long as the context, unless all parts together have more addresses than half of the
+    memory: Linux refuses to allocate more than all of it, and to make a GiB takes about a quarter
+    of a second.
+    """
+    # Without flash attention, each token is written all over the values.
+    if on_gpu(config) or config.flash_attn == "off" or not lazy_pages.is_supported():
+        return 0
+    size = kv_cache_size(model, config, 256)
+    if model.window and not size:  # the file does not say which layers have the window
+        size = kv_cache_size(model, attrs.evolve(config, swa_full=True), 256)
+    heads = model.metadata.get(f"{model.arch}.attention.head_count_kv", "1")
+    if not size or not heads.isdecimal():  # not all layers are of one size
+        return 0
+    memory = total_memory()
+    wanted = min(n_ctx, pad(model.max_n_ctx_seq(config)))
+    room = wanted if memory is None else memory // 2 // (config.parallel * size) * 256
+    n_part = min(wanted, room)
+    return n_part if n_part >= min(wanted, max(ENOUGH, n_ctx // config.parallel)) else 0
+
+
+def on_gpu(config: Config) -> bool:
+    """Whether the KV cache, or a part of it, may be on a GPU."""
+    offloads = config.n_gpu_layers != 0 and config.kv_offload
+    return bool(lib.llama_supports_gpu_offload() and offloads)
+
+
+def sequences(config: Config) -> int:
+    """Return the number of KV sequences: one for each slot, and those kept for later prompts.
+
+    In a unified cache a kept sequence costs the cells it holds. In a split one it costs its whole
+    part, used or not.
+    """
+    extra = config.cache_seqs
+    if extra == -1:
+        extra = 0 if config.kv_unified is False else 32
+    return min(config.parallel + extra, int(lib.llama_max_parallel_sequences()))
+
+
+def kv_cache_size(model: LlamaModel, config: Config, n_ctx: int) -> int:
+    """Return how many bytes a KV cache of `n_ctx` cells takes at least.
+
+    This is exact for plain attention. Layers with a sliding window are not counted unless the file
+    says which they are. Recurrent and hybrid models count as 0, because the file does not say how
+    their memory grows with the context.
+    """
+    if lib.llama_model_is_recurrent(model.handle) or lib.llama_model_is_hybrid(model.handle):
+        return 0
+    arch, metadata, info = model.arch, model.metadata, model.info
+    layers = info.n_layer
+    if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
+        pattern = metadata.get(f"{arch}.attention.sliding_window_pattern", "")
+        layers = layers // int(pattern) if pattern.isdecimal() and int(pattern) > 0 else 0
+    width = info.n_embd // max(1, lib.llama_model_n_head(model.handle))
+    key = int(metadata.get(f"{arch}.attention.key_length", width))
+    value = int(metadata.get(f"{arch}.attention.value_length", width))
+    if f"{arch}.attention.kv_lora_rank" in metadata:
+        value = 0  # the values are a part of the keys
+    per_head = (
+        key * CACHE_TYPES[config.cache_type_k].width
+        + value * CACHE_TYPES[config.cache_type_v].width
+    )
+    return int(n_ctx * layers * lib.llama_model_n_head_kv(model.handle) * per_head)
+
+
+def check_memory(model: LlamaModel, config: Config, layout: Layout, params: Any) -> None:
+    """Refuse a cache that is larger than the memory that is free.
+
+    llama.cpp writes to all of it at once, and the system would kill the process.
+    """
+    free = free_memory()
+    if free is None or on_gpu(config):
+        return  # unknown, or on a GPU, where an allocation that is too large fails cleanly
+    cells = layout.n_ctx if layout.is_elastic else layout.n_cells
+    cache = kv_cache_size(model, config, cells)
+    if layout.is_elastic:
+        cache += layout.n_cells * CELL
+    logits = params.n_outputs_max * model.info.n_vocab * 4
+    if cache + logits > free:
+        raise ModelLoadError(
+            f"The KV cache for {cells} tokens does not fit: it needs {gib(cache)}, and "
+            f"only {gib(max(0, free - logits))} of memory are free; set a smaller ctx_size."
+        )
+
+
+def pad(n_ctx: int) -> int:
+    """Round a number of cells up: llama.cpp counts them in steps of 256."""
+    return max(1, -(-n_ctx // 256)) * 256
