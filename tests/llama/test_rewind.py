@@ -21,7 +21,7 @@ def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LlamaBackend]:
     path = tiny_models.write_generating(tmp_path_factory.mktemp("models"), request.param)
-    loaded = llama.load(Config(model=str(path), threads=1, ctx_size=512))
+    loaded = llama.load(Config(model=str(path), threads=1, ctx_size=512, kv_unified=True))
     assert isinstance(loaded, LlamaBackend)
     with loaded:
         yield loaded

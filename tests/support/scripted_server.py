@@ -14,6 +14,7 @@ from trioserve.chat.params import ChatParams
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.server import RequestContext, Server
+from trioserve.server.core import ServerCore
 from trioserve.server.runs.params import RunParams
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import Stream
@@ -63,12 +64,13 @@ async def read(stream: Stream) -> str:
     return "".join([event.text async for event in stream if isinstance(event, Chunk)])
 
 
-async def assert_at_rest(server: Server) -> None:
+async def assert_at_rest(server: Server | ServerCore) -> None:
     """Nothing of a request is left: no slot, no task in the queue, no mailbox."""
     status = await server.status()
     assert [slot.state for slot in status.slots] == ["idle"] * server.model.n_slots
     assert status.waiting == ()
-    assert len(server._core.lifecycle.services.dispatcher) == 0
+    core = server._core if isinstance(server, Server) else server
+    assert len(core.lifecycle.services.dispatcher) == 0
 
 
 @attrs.define(eq=False)

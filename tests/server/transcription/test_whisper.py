@@ -301,7 +301,7 @@ async def test_a_transcript_ends() -> None:
     config = Config(transcription_model="tiny")
     source = MediaSource(kind="audio", data=wav_file(1.0), param="file")
     async with Server(config, load=scripted(ScriptedBackend())) as server:
-        opened = server.transcriptions.stream(source, TranscriptionParams(), RequestContext())
+        opened = server._core.transcriptions.stream(source, TranscriptionParams(), RequestContext())
         async with opened as stream:
             events = [event async for event in stream]
     assert isinstance(events[-1], Summary)

@@ -8,8 +8,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -123,6 +123,21 @@ def _introduce(agent: Agent, endpoint: Endpoint) -> None:
         )
 
 
+@contextmanager
+def _leaving(*numbers: signal.Signals) -> Iterator[None]:
+    """Leave signals to the programs that the block starts.
+
+    The handlers do nothing: a signal that is ignored would be ignored in the programs, too, and a
+    receiver would raise again what it got when the program had just ended.
+    """
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 async def _attend(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a program in the foreground; returns its exit code. When cancelled, it is killed.
 
@@ -132,8 +147,10 @@ async def _attend(command: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         ConfigError: it cannot be started.
     """
-    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
-    with trio.open_signal_receiver(*numbers) as signals:
+    with (
+        _leaving(signal.SIGINT, signal.SIGQUIT),
+        trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals,
+    ):
         try:
             process = await trio.lowlevel.open_process(command, env=environ)
         except OSError as error:
@@ -141,8 +158,7 @@ async def _attend(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
         async def pass_on() -> None:
             async for number in signals:
-                if number not in (signal.SIGINT, signal.SIGQUIT):
-                    process.send_signal(number)
+                process.send_signal(number)
 
         try:
             async with trio.open_nursery() as nursery:
