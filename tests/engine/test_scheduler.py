@@ -88,6 +88,7 @@ class EngineMachine(RuleBasedStateMachine):
     n_seqs = 7
     n_ctx_seq = N_CTX
     is_elastic = False
+    n_ctx_copies = 0
     can_cut = True
     cuttable = 0
     window = 0
@@ -108,6 +109,7 @@ class EngineMachine(RuleBasedStateMachine):
             n_ctx_seq=self.n_ctx_seq,
             n_batch=16,
             is_elastic=self.is_elastic,
+            n_ctx_copies=self.n_ctx_copies,
             can_cut=self.can_cut,
             cuttable=self.cuttable,
             window=self.window,
@@ -153,7 +155,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def has_room(self, backend: ScriptedBackend) -> None:
         """The scheduler has seen to it that all of a batch fits."""
-        assert backend.n_cells + backend.n_new <= N_CTX
+        assert backend.n_cells + backend.n_new <= N_CTX + self.n_ctx_copies
 
     @rule(
         prompt=prompts,
@@ -355,7 +357,13 @@ class ElasticCacheMachine(EngineMachine):
     is_elastic = True
 
 
-class ElasticDraftMachine(ElasticCacheMachine):
+class CopiesMachine(ElasticCacheMachine):
+    """That with some room for copies."""
+
+    n_ctx_copies = 30
+
+
+class ElasticDraftMachine(CopiesMachine):
     """That with drafters."""
 
     has_drafters = True
@@ -409,6 +417,7 @@ class ElasticShortWindowMachine(ElasticCheckpointMachine):
     """And that with sequences that can be cut while they are short."""
 
     cuttable = 20
+    n_ctx_copies = 30
 
 
 class SideBySideMachine(EngineMachine):
@@ -454,6 +463,7 @@ class NoSpareMachine(EngineMachine):
     [
         EngineMachine,
         SplitCacheMachine,
+        CopiesMachine,
         ElasticCacheMachine,
         ElasticDraftMachine,
         UncuttableMachine,

@@ -6,16 +6,19 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 
 from tests.support.llama_bench import Bench
 from trioserve.config import Config
+from trioserve.errors import InvalidRequestError
 from trioserve.llama import layout, lazy_pages
 from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.context import open_context
 from trioserve.llama.layout import Layout, choose
 from trioserve.llama.lazy_pages import LazyPages, is_supported
 from trioserve.llama.model import LlamaModel
+from trioserve.types import SlotState
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is lazy on Linux only")
 
@@ -73,8 +76,9 @@ def test_each_part_is_as_long_as_the_context(backend: LlamaBackend) -> None:
     assert backend.is_elastic and not backend.unified
     assert (backend.n_ctx, backend.n_ctx_seq, backend.n_seqs) == (4096, 4096, 16)
     assert choose(backend._model, Config(**LARGE)) == Layout(
-        unified=False, is_elastic=True, n_seqs=16, n_ctx=4096, n_part=4096
+        unified=False, is_elastic=True, n_seqs=16, n_ctx=4096, n_part=4096, n_copies=4096
     )
+    assert backend.n_ctx_copies == 4096
 
 
 def test_memory_is_there_once_it_was_written_and_until_it_is_given_back(
@@ -145,6 +149,31 @@ def test_all_parts_together_take_half_of_the_memory_at_most(
     assert (found.n_part if found.is_elastic else 0) == n_part
 
 
+@pytest.mark.parametrize(
+    ("free", "n_slots", "n_copies"),
+    [
+        (None, 4, 2048),
+        (16384, 4, 2048),
+        (2048 + 1000, 4, 500),  # half of what a full context leaves
+        (1000, 4, 0),
+        (16384, 2, 2048),
+    ],
+)
+def test_copies_take_no_more_than_the_context_and_half_of_the_memory(
+    model: LlamaModel,
+    free: int | None,
+    n_slots: int,
+    n_copies: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = Config(parallel=n_slots, ctx_size=2048)
+    size = layout.kv_cache_size(model, config, 256)
+    n_bytes = None if free is None else -(-free * size // 256)
+    monkeypatch.setattr(layout, "free_memory", lambda: n_bytes)
+    assert choose(model, config).n_copies == n_copies
+    assert choose(model, attrs.evolve(config, kv_unified=False)).n_copies == 0
+
+
 def test_where_memory_is_not_lazy_the_cache_has_a_fixed_size(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,18 +199,56 @@ def test_layers_of_different_sizes_are_noticed(
 
 
 def test_the_texts_are_those_of_a_unified_cache() -> None:
-    prompts = {i: f"Once upon a time there were {i} servers, and each of them " for i in range(6)}
+    """And those of a split one, where prompts begin in the same way, and copies are made."""
+    begin = "Once upon a time there were servers, which had to say all of this again. " * 5
+    prompts = {i: f"{begin} There were {i} of them, and each of them " for i in range(6)}
     said = []
-    for unified in (True, None):
-        bench = Bench(parallel=16, ctx_size=4096, kv_unified=unified, cache_ram=1 << 24)
-        assert bench.backend.is_elastic == (unified is None)
+    for kv_unified in (True, False, None):
+        bench = Bench(parallel=8, ctx_size=4096, kv_unified=kv_unified, cache_ram=1 << 24)
+        assert bench.backend.is_elastic == (kv_unified is None)
         alone = {i: bench.alone(prompt) for i, prompt in prompts.items()}
         for i, prompt in prompts.items():
             bench.submit(i + 1, prompt)
         bench.run()
         for i in prompts:
             assert alone[i].is_said_by(bench.tokens[i + 1])
-        said.append({i: one.tokens for i, one in alone.items()})
+            assert i == 0 or bench.finished[i + 1].timings.cache_n > 100
+        said.append(alone)
         bench.engine.stop()
         bench.engine.run()
-    assert said[0] == said[1]
+    unified, split, elastic = said
+    for i in prompts:
+        assert split[i].tokens == elastic[i].tokens
+        # It adds up the attention in another order.
+        assert unified[i].is_said_by(elastic[i].tokens)
+
+
+def saved_with(folder: Path, **fields: object) -> Path:
+    """Write a file of the tokens 1 to 5."""
+    with LlamaBackend.load(Config(threads=1, ctx_size=4096, **fields)) as backend:
+        backend.batch.extend([1, 2, 3, 4, 5], 0, 1)
+        backend.decode()
+        saved = SlotState(keys=(1, 2, 3, 4, 5), state=backend.memory.save(1))
+        backend.write_state(folder / "slot.bin", saved)
+    return folder / "slot.bin"
+
+
+@pytest.mark.parametrize("unified", [None, False])
+def test_a_file_from_an_elastic_or_a_split_cache_is_read(
+    tmp_path: Path, backend: LlamaBackend, unified: bool | None
+) -> None:
+    clear(backend)
+    saved, _ = backend.read_state(saved_with(tmp_path, parallel=16, kv_unified=unified), ())
+    backend.memory.restore(3, saved.state)
+    assert saved.keys == (1, 2, 3, 4, 5) and backend.memory.last(3) == 4
+
+
+@pytest.mark.parametrize("fields", [{"parallel": 16, "kv_unified": True}, {"parallel": 4}])
+def test_a_file_from_a_cache_that_is_divided_in_another_way_is_refused(
+    tmp_path: Path, backend: LlamaBackend, fields: dict[str, object]
+) -> None:
+    clear(backend)
+    saved, _ = backend.read_state(saved_with(tmp_path, **fields), ())
+    with pytest.raises(InvalidRequestError, match=r"divided in another way .* slots of -np"):
+        backend.memory.restore(3, saved.state)
+    assert backend.memory.last(3) == -1

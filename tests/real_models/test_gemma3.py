@@ -100,6 +100,24 @@ def test_it_is_the_same_in_company(bench: Bench, said: dict[str, Said]) -> None:
         assert agrees(bench.tokens[i], expected)
 
 
+@pytest.mark.parametrize("unified", [True, False, None])
+def test_it_is_the_same_in_every_layout(
+    gemma: Path, said: dict[str, Said], unified: bool | None
+) -> None:
+    """Together, after a beginning that all share; and none of it depends on the layout."""
+    bench = Bench(model=str(gemma), parallel=16, ctx_size=65536, kv_unified=unified)
+    try:
+        for i, prompt in enumerate(said):
+            bench.submit(i, tokenize(bench, prompt), N)
+            bench.submit(100 + i, tokenize(bench, prompt), N)
+        bench.run()
+        for i, expected in enumerate(said.values()):
+            assert agrees(bench.tokens[i], expected)
+            assert agrees(bench.tokens[100 + i], expected)
+    finally:
+        bench.backend.close()
+
+
 def test_it_knows_simple_things(bench: Bench, said: dict[str, Said]) -> None:
     for question, answer in QUESTIONS:
         assert re.match(answer, text_of(bench, said[question].tokens)), question

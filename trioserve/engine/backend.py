@@ -379,6 +379,9 @@ class Backend(ModelBackend, Protocol):
     #: Whether sequences that share no cells may be longer than an equal part of `n_ctx`. A copy
     #: of one is then made at once, from its state.
     is_elastic: bool
+    #: Cells beyond `n_ctx` that copies may take in an elastic cache: what several sequences share
+    #: counts once until these are in use. In any other cache 0.
+    n_ctx_copies: int
     #: Cells at the end of each sequence that it may share with no other; 0: there are none.
     #:
     #: They count where there could be too few of them: in a cache for sliding windows that is no

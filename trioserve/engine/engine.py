@@ -483,6 +483,7 @@ class Engine(EngineLoop):
                 accepted_tokens=counters.accepted_tokens + sum(one.n_accepted for one in requests),
                 n_cells=scheduler.n_ctx,
                 n_cells_used=self._cache.held.taken,
+                n_cells_copied=self._cache.held.copied,
                 n_cells_running=self._cache.held.taken_by_running(),
                 **self._decoder.threads.counters(),
             ),

@@ -263,8 +263,8 @@ class Scheduler:
         if request.task.params.cache_prompt:
             shared, holders = self.cache.find(request.keys[:-1], request.task.root)
             shared = shared if any(seq.id in seqs for seq in holders) else 0
-        needed = len(request.keys) + 1 - self.cache.held.shareable(shared)
-        return self.cache.held.taken_by(seqs) + pending + needed <= self.n_ctx
+        taken = self.cache.held.taken_by(seqs, len(request.keys) + 1, shared)
+        return taken + pending <= self.n_ctx
 
     def _make_room(self) -> None:
         """Free cells until every request has room for what is pending.

@@ -83,6 +83,7 @@ class LlamaBackend:
         self.n_seqs: int = context.n_seqs
         self.unified: bool = context.unified
         self.is_elastic: bool = context.is_elastic
+        self.n_ctx_copies: int = context.n_copies
         self.can_cut: bool = model.can_cut
         self.cuttable: int = self.n_ctx_seq if self.can_cut else model.cuttable
         # Layers with a sliding window have a separate cache, in which sequences that went back to a

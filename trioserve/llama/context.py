@@ -198,6 +198,8 @@ class Memory:
         if not read or read != len(data):
             why = "there are bytes after its end" if read else ""
             why = why or library.reason(library.take_errors())
+            if "n_stream mismatch" in why:
+                why = "its KV cache is divided in another way (-kvu, -no-kvu, or the slots of -np)"
             self.remove(seq, 0)
             raise InvalidRequestError(f"The saved state does not fit this model's context: {why}.")
 
@@ -294,8 +296,10 @@ class Context(HandleOwner):
         self.handle: Any = handle
         #: Cells that all sequences together may hold.
         self.n_ctx: int = lib.llama_n_ctx(handle)
+        #: Cells beyond these that copies in an elastic cache may take.
+        self.n_copies = 0
         if layout is not None and layout.is_elastic:
-            self.n_ctx = layout.n_ctx
+            self.n_ctx, self.n_copies = layout.n_ctx, layout.n_copies
         self.n_ctx_seq: int = lib.llama_n_ctx_seq(handle)
         self.n_batch: int = lib.llama_n_batch(handle)
         self.n_ubatch: int = lib.llama_n_ubatch(handle)

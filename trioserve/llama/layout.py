@@ -49,7 +49,8 @@ class Layout:
     In a unified cache, a sequence may be as long as the whole context, and a beginning is shared
     without a copy; but the attention of every token skips over the cells of the other sequences. In
     a split one, each sequence has a part, and attention sees nothing else. In an elastic one, these
-    parts are together larger than the context, and have memory only where they were written to.
+    parts are together larger than the context, and have memory only where they were written to. The
+    beginning that sequences share counts once, as long as the copies take no more than `n_copies`.
     """
 
     unified: bool
@@ -57,6 +58,7 @@ class Layout:
     n_seqs: int
     n_ctx: int  # cells that all sequences together may hold
     n_part: int  # cells of each sequence's part
+    n_copies: int = 0  # cells beyond `n_ctx` that copies may take
 
     @property
     def n_cells(self) -> int:
@@ -83,7 +85,25 @@ def choose(model: LlamaModel, config: Config, *, may_be_elastic: bool = True) ->
     if not n_part:
         n_part = n_ctx if unified else pad(n_ctx // n_seqs)
         return Layout(unified=unified, is_elastic=False, n_seqs=n_seqs, n_ctx=n_ctx, n_part=n_part)
-    return Layout(unified=False, is_elastic=True, n_seqs=n_seqs, n_ctx=n_ctx, n_part=n_part)
+    n_copies = min(n_ctx, n_seqs * n_part - n_ctx, _room_for_copies(model, config, n_ctx))
+    return Layout(
+        unified=False,
+        is_elastic=True,
+        n_seqs=n_seqs,
+        n_ctx=n_ctx,
+        n_part=n_part,
+        n_copies=max(0, n_copies),
+    )
+
+
+def _room_for_copies(model: LlamaModel, config: Config, n_ctx: int) -> int:
+    """Return how many cells fit into half of the memory that a full context leaves free."""
+    free = free_memory()
+    if free is None:
+        return n_ctx
+    # All layers, also those with a window, of which each sequence has a whole one anyway.
+    size = kv_cache_size(model, attrs.evolve(config, swa_full=True), 256)
+    return max(0, free * 256 // size - n_ctx) // 2
 
 
 def _elastic_part(model: LlamaModel, config: Config, n_ctx: int) -> int:

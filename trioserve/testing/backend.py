@@ -101,8 +101,8 @@ class ScriptedBackend:
     mistake in an engine's bookkeeping.
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
-    `is_elastic`, `can_cut`, `cuttable`, `window`, `chat_template`, `adapters`, `drafters` and
-    `projector`.
+    `is_elastic`, `n_ctx_copies`, `can_cut`, `cuttable`, `window`, `chat_template`, `adapters`,
+    `drafters` and `projector`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
     has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
@@ -137,6 +137,7 @@ class ScriptedBackend:
     n_ctx_seq: int = _like("n_ctx")
     n_batch: int = 64
     is_elastic: bool = False
+    n_ctx_copies: int = 0
     can_cut: bool = True
     cuttable: int = 0
     window: int = 0
@@ -291,7 +292,7 @@ class ScriptedBackend:
         failure, self.fail_next = self.fail_next, None
         if failure is not None:
             raise failure
-        if self.n_cells + n_cells > self.n_ctx:
+        if self.n_cells + n_cells > self.n_ctx + self.n_ctx_copies:
             raise KVCacheFullError("no free cells")
         assert n_cells, "an empty batch"
         self.logits = {}

@@ -342,7 +342,16 @@ class WaitingStatus:
 
 
 #: Of the counters below, those that are not added up over time.
-_NOW = frozenset({"n_cells", "n_cells_used", "n_cells_running", "threads", "threads_batch"})
+_NOW = frozenset(
+    {
+        "n_cells",
+        "n_cells_used",
+        "n_cells_copied",
+        "n_cells_running",
+        "threads",
+        "threads_batch",
+    }
+)
 
 
 @attrs.define(kw_only=True)
@@ -367,6 +376,7 @@ class EngineCounters:
     accepted_tokens: int = 0  # of these, right
     n_cells: int = 0  # of the KV cache
     n_cells_used: int = 0  # now, also by what is only kept
+    n_cells_copied: int = 0  # now, beside these, with copies of what other sequences hold
     n_cells_running: int = 0  # now, by requests in slots
     threads: int = 0  # now, of batches with few tokens
     threads_batch: int = 0  # now, of batches with many

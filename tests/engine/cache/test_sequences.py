@@ -136,11 +136,30 @@ def test_in_an_elastic_cache_all_cells_of_a_copy_count() -> None:
     sequences.copy(first, third, 50)
     assert backend.sequences[2] == first.held[:50], "it does not wait for a decode"
     assert (sequences.taken, sequences.taken_by({0, 2}), sequences.taken_by({1})) == (115, 110, 5)
-    assert sequences.shareable(50) == 0, "another copy takes cells"
+    assert sequences.taken_by({0}, 51, 50) == 111, "another copy takes cells"
+    assert sequences.copied == 0
     assert (sequences.own(first), sequences.own(third)) == (10, 0)
     sequences.cut(first, 0)
     assert sequences.taken == 55
     sequences.check_integrity()
+
+
+def test_copies_count_once_there_is_no_more_room_for_them() -> None:
+    sequences, backend = sequences_of(60, n_ctx=1000, is_elastic=True, n_ctx_copies=70)
+    first, second, third = sequences.all
+    sequences.copy(first, second, 50)
+    assert (sequences.taken, sequences.copied, backend.n_cells) == (60, 50, 110)
+    assert sequences.taken_by({0, 1}) == sequences.taken_by({0}, 10, 10) == 60
+    assert sequences.taken_by({1}) == 50
+    assert sequences.taken_by({0, 1}, 51, 50) == 91, "there is room for 20 cells more"
+    sequences.copy(first, third, 50)
+    sequences.append(third, [7])
+    assert (sequences.taken, sequences.copied, backend.n_cells) == (91, 70, 160)
+    assert sequences.taken_by({0, 1, 2}) == 91
+    sequences.cut(first, 0)
+    assert (sequences.taken, sequences.copied) == (51, 50)
+    sequences.cut(second, 0)
+    assert (sequences.taken, sequences.copied) == (51, 0)
 
 
 def test_the_memory_of_many_cells_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +178,8 @@ def test_with_a_window_the_fuller_cache_counts() -> None:
     sequences, _ = sequences_of(20, 5, window=8)
     first, second, third = sequences.all
     assert (sequences.taken, sequences.taken_by({0, 1}), sequences.taken_by({1})) == (25, 25, 5)
-    assert [sequences.shareable(length) for length in (0, 8, 9, 20)] == [0, 0, 1, 12]
+    needed = [sequences.taken_by({0}, 20, length) - 20 for length in (0, 8, 9, 20)]
+    assert needed == [20, 20, 19, 8]
     sequences.cut(second, 0)
     for target in (second, third):
         sequences.copy(first, target, 20)

@@ -58,7 +58,11 @@ async def slots() -> Response:
         {
             "slots": written,
             "queue": [sse.place(one) for one in status.waiting],
-            "kv_cache": {"cells": counters.n_cells, "used": counters.n_cells_used},
+            "kv_cache": {
+                "cells": counters.n_cells,
+                "used": counters.n_cells_used,
+                "copied": counters.n_cells_copied,
+            },
             "totals": {
                 "prompt_tokens": counters.prompt_queries,
                 "cached_tokens": counters.cached_tokens,

@@ -177,7 +177,9 @@ class PrefixCache:
         length, holders = self.find(keys, root)
         in_ram, key = self.ram.find(keys, root)
         if in_ram >= length + self.min_shared and self.held.loadable():
-            return self._swap_in(key, in_ram, root)
+            if (loaded := self._swap_in(key, in_ram, root)) is not None:
+                return loaded
+            length, holders = self.find(keys, root)  # others had to go, in vain
         kept = [seq for seq in holders if not seq.running]
         for seq in kept:
             if len(seq.held) == length:
@@ -269,14 +271,13 @@ class PrefixCache:
             self._go_back(target, length, state)
         return target
 
-    def _swap_in(self, key: int, length: int, root: CacheRoot) -> KVSequence:
-        """Bring a sequence back from RAM, or give an empty one if those that run need the room."""
+    def _swap_in(self, key: int, length: int, root: CacheRoot) -> KVSequence | None:
+        """Bring a sequence back from RAM; None when those that run leave no room for it."""
         entry = self.ram.get(key)
         state = self._checkpoint_at(entry.keys[:length], root)
         seq = self._load(entry.keys, root, entry.state)
-        if seq is None:
-            return self._empty()
-        self._shorten(seq, length, state)
+        if seq is not None:
+            self._shorten(seq, length, state)
         return seq
 
     def _load(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> KVSequence | None:

@@ -37,6 +37,7 @@ class CellLedger:
         sequence 1   [ span a: 0..4 ][ span c: 0..9 ]     8 + 3 + 10 cells
 
     In a split cache, each sequence has separate cells, and the spans tell which texts are shared.
+    In an elastic one, both counts matter.
     """
 
     def __init__(self, n_seqs: int) -> None:
@@ -199,31 +200,40 @@ class Sequences:
 
     @property
     def taken(self) -> int:
-        """Cells in use: of the cache that is nearest to being full, where there are two."""
+        """Cells in use: of the cache that is nearest to being full, where there are two.
+
+        In an elastic cache, copies do not count as long as there is room for them.
+        """
         if not self._backend.unified:
-            return self._cells.total + self._n_unknown
+            n_beyond = self._cells.total - self._backend.n_ctx_copies
+            return max(self._cells.taken, n_beyond) + self._n_unknown
         if self._window:
             return max(self._cells.taken + self._n_unknown, self._in_windows(self.all))
         return self._cells.taken + self._n_unknown
+
+    @property
+    def copied(self) -> int:
+        """Cells with copies that do not count as taken. A unified cache has none."""
+        if self._backend.unified:
+            return 0
+        return self._cells.total + self._n_unknown - self.taken
 
     def taken_by_running(self) -> int:
         """Cells that running sequences use."""
         return self.taken_by({seq.id for seq in self.all if seq.running})
 
-    def taken_by(self, seq_ids: set[int]) -> int:
-        """Cells that a set of sequences uses."""
-        if not self._backend.unified:
-            return sum(len(self.all[i].held) for i in seq_ids)
-        taken = self._ledger().taken_by(seq_ids)
-        if self._window:
-            return max(taken, self._in_windows(self.all[i] for i in seq_ids))
-        return taken
+    def taken_by(self, seq_ids: set[int], n_new: int = 0, n_shared: int = 0) -> int:
+        """Cells that a set of sequences uses, with another one of `n_new` cells.
 
-    def shareable(self, length: int) -> int:
-        """How many cells a copy of `length` cells shares with its source."""
+        The first `n_shared` of these are a copy of what one of the set holds.
+        """
+        taken = self._ledger().taken_by(seq_ids)
         if not self._backend.unified:
-            return 0
-        return max(0, length - self._window)
+            total = sum(len(self.all[i].held) for i in seq_ids)
+            return n_new + max(taken - n_shared, total - self._backend.n_ctx_copies)
+        if self._window:
+            taken = max(taken, self._in_windows(self.all[i] for i in seq_ids))
+        return taken + n_new - max(0, n_shared - self._window)
 
     def _in_windows(self, seqs: Iterable[KVSequence]) -> int:
         return sum(min(len(seq.held), self._window) for seq in seqs)

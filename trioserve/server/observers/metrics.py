@@ -257,6 +257,8 @@ class Metrics:
             (gauge, "kv_cells", "Cells of the KV cache", now.n_cells, "kv_cache.cells"),
             (gauge, "kv_cells_used", "Cells with tokens, also kept ones", now.n_cells_used,
              "kv_cache.used"),
+            (gauge, "kv_cells_copied", "Cells with copies, beside those with tokens",
+             now.n_cells_copied, "kv_cache.copied"),
             (total, "prefix_cache_queries", "Prompt tokens admitted", now.prompt_queries,
              "tokens.prompt"),
             (total, "prefix_cache_hits", "Prompt tokens found in a cache", now.cached_tokens,
