@@ -35,7 +35,7 @@ def counters(harness: Harness) -> EngineCounters:
 def crowd(harness: Harness) -> int:
     """Let eight share a prompt; returns how many of them ran at the same time."""
     for task_id in range(1, 9):
-        harness.submit(task_id, SHARED + f"{task_id:30}", max_tokens=16)
+        harness.submit(task_id, SHARED + f"{task_id:<30}", max_tokens=16)
     most = 0
     while harness.step():
         running = [seq for seq in cache_of(harness).held.all if seq.running]
@@ -54,7 +54,7 @@ def crowd(harness: Harness) -> int:
     [
         (8192, 8192, 8),
         (8192, 0, 7),  # each copy counts, and the eighth does not fit
-        (8192, 50, 7),
+        (8192, 40, 7),
         (8192, 60, 8),
         (1300, 7000, 8),
         (1300, 1300, 2),

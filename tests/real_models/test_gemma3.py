@@ -105,7 +105,7 @@ def test_it_is_the_same_in_every_layout(
     gemma: Path, said: dict[str, Said], unified: bool | None
 ) -> None:
     """Together, after a beginning that all share; and none of it depends on the layout."""
-    bench = Bench(model=str(gemma), parallel=16, ctx_size=65536, kv_unified=unified)
+    bench = Bench(model=str(gemma), parallel=8, ctx_size=8192, kv_unified=unified)
     try:
         for i, prompt in enumerate(said):
             bench.submit(i, tokenize(bench, prompt), N)

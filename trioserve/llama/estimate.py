@@ -59,7 +59,8 @@ def measure(config: Config) -> Estimate:
     """Estimate what a server with this configuration will need, on all devices together.
 
     That is the model with its context, its draft model, its adapters and its projector, without
-    what this computes in. Prompts that are kept in RAM come on top, up to `config.cache_ram`.
+    what this computes in. Prompts that are kept in RAM come on top, up to `config.cache_ram`, and
+    copies in an elastic KV cache, which are limited by the memory that is free at the start.
     Blocks, for about as long as it takes to read the vocabulary.
 
     Raises:

@@ -101,7 +101,7 @@ def _room_for_copies(model: LlamaModel, config: Config, n_ctx: int) -> int:
     free = free_memory()
     if free is None:
         return n_ctx
-    # All layers, also those with a window, of which each sequence has a whole one anyway.
+    # Layers with a window count as the others: a little too much rather than nothing.
     size = kv_cache_size(model, attrs.evolve(config, swa_full=True), 256)
     return max(0, free * 256 // size - n_ctx) // 2
 
