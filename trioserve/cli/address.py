@@ -16,19 +16,19 @@ _TIMEOUT = 10.0
 _ANYWHERE = ("0.0.0.0", "::")
 
 
-def take_url(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Remove ``--url`` from the arguments of a command; returns its value, and the other arguments.
+def take_value(flag: str, words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Remove a flag from the arguments of a command; returns its value, and the other arguments.
 
     Raises:
         ConfigError: the value is missing.
     """
     for i, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name == "--url" and equals:
+        if name == flag and equals:
             return value, [*words[:i], *words[i + 1 :]]
-        if word == "--url":
+        if word == flag:
             if i + 1 == len(words):
-                raise ConfigError("--url needs a value")
+                raise ConfigError(f"{flag} needs a value")
             return words[i + 1], [*words[:i], *words[i + 2 :]]
     return None, list(words)
 
