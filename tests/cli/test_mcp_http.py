@@ -24,6 +24,12 @@ from trioserve.errors import ConfigError
 from trioserve.mcp_server.models import models_of_server
 from trioserve.testing import ScriptedBackend
 
+#: The SDK's transport leaves these to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Async generator 'httpcore2:ResourceWarning",
+    "ignore:Async generator 'httpx2:ResourceWarning",
+)
+
 ACCEPT = {"Accept": "application/json, text/event-stream"}
 INITIALIZE = {
     "jsonrpc": "2.0",
