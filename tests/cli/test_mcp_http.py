@@ -13,8 +13,16 @@ import pytest
 import trio
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from trio.testing import wait_all_tasks_blocked
 
-from tests.support.http_server import connected, post, serving, serving_script, slots_in_use
+from tests.support.http_server import (
+    connected,
+    post,
+    read_response,
+    serving,
+    serving_script,
+    slots_in_use,
+)
 from tests.support.scripts import answering, endless
 from tests.support.waiting import patiently
 from trioserve.api.base.service import Service
@@ -109,8 +117,8 @@ async def test_a_client_that_leaves_frees_its_slot_and_its_session_goes_on() -> 
 
 async def test_the_end_of_the_app_frees_the_slot() -> None:
     async with serving_script(endless()) as (models_url, service):
+        stop = trio.Event()
         async with trio.open_nursery() as nursery:
-            stop = trio.Event()
 
             async def serve(task_status: trio.TaskStatus[str]) -> None:
                 async with (
@@ -156,6 +164,16 @@ async def test_api_keys_and_the_sessions_of_others() -> None:
             Client(streamable_http_client(f"{url}/mcp", http_client=http)) as official,
         ):
             assert (await official.list_tools()).tools
+
+
+async def test_a_refusal_leaves_the_connection_open_for_the_next_request() -> None:
+    async with served(api_keys=("one",)) as (url, _), connected(url) as stream:
+        for _ in range(2):
+            request = post("/mcp", b"{}")
+            await stream.send_all(request[:-2])
+            await wait_all_tasks_blocked()
+            await stream.send_all(request[-2:])
+            assert (await read_response(stream)).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -226,7 +244,9 @@ def test_an_address(value: str, place: tuple[str, int]) -> None:
     assert place_of(value) == place
 
 
-@pytest.mark.parametrize("value", ["", "localhost", "localhost:", "localhost:65536", "١", "-1"])
+@pytest.mark.parametrize(
+    "value", ["", "localhost", "localhost:", "localhost:65536", "\N{ARABIC-INDIC DIGIT ONE}", "-1"]
+)
 def test_no_address(value: str) -> None:
     with pytest.raises(ConfigError, match="--http must be PORT or HOST:PORT"):
         place_of(value)

@@ -1,4 +1,4 @@
-"""The MCP conformance suite: `trioserve mcp --http` as the server, and our client of MCP servers."""
+"""The MCP conformance suite, with `trioserve mcp --http` and with the client of MCP servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system
 
 NAME = "mcp-conformance"
 
-#: Tools that the suite wants a server to have for it, and `trioserve mcp` has not.
+#: They call tools that the suite defines and `trioserve mcp` lacks.
 OF_THE_SUITE = (
     "tools-call-image", "tools-call-audio", "tools-call-embedded-resource",
     "tools-call-mixed-content", "tools-call-with-logging", "tools-call-with-progress",
@@ -27,7 +27,7 @@ OF_THE_SUITE = (
     "elicitation-sep1034-defaults", "elicitation-sep1330-enums", "server-sse-polling",
 )  # fmt: skip
 
-#: Optional features of servers, of which `trioserve mcp` declares none: it offers tools only.
+#: Optional features of servers. `trioserve mcp` declares tools only.
 OPTIONAL = (
     "logging-set-level", "completion-complete",
     "resources-list", "resources-read-text", "resources-read-binary", "resources-templates-read",

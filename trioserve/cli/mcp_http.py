@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
@@ -15,6 +16,7 @@ from werkzeug.datastructures import Headers
 
 from trioserve.api.base import access, errors, tcp
 from trioserve.api.base.app_state import NAME, Connections
+from trioserve.api.base.connection import LINGER
 from trioserve.config import Config
 from trioserve.errors import ConfigError, NotFoundError, TrioServeError
 from trioserve.mcp_server.serving import ENDED, mcp_server
@@ -90,6 +92,7 @@ class McpApp:
             if config.api_keys:
                 scope["user"] = _user_of(access.valid_key(headers, config))
         except TrioServeError as error:
+            await _discard(receive)
             answer = JSONResponse(errors.body(error), status_code=error.status)
             await answer(scope, receive, send)
             return
@@ -105,12 +108,21 @@ def _user_of(key: str) -> AuthenticatedUser:
     return AuthenticatedUser(AccessToken(token=key, client_id=key, scopes=[]))
 
 
+async def _discard(receive: _Receive) -> None:
+    """Read a body without keeping it: Hypercorn closes a connection with an unread one."""
+    with trio.move_on_after(LINGER):
+        while (await receive()).get("more_body"):
+            pass
+
+
 def _with_headers(send: _Send, headers: Mapping[str, str]) -> _Send:
     more = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
 
     async def send_more(message: _Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", ()), *more]
+            if message["status"] == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:  # the SDK has not read it
+                message["headers"].append((b"connection", b"close"))
         await send(message)
 
     return send_more

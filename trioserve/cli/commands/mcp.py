@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import structlog
@@ -123,6 +123,7 @@ async def _serve_http(
 
     raise_limit()
     made = hypercorn_config(config, listening)
+    app: Any  # Hypercorn's type of an app has messages that are classes
     async with mcp_app(models, config) as app, trio.open_nursery() as nursery:
         await nursery.start(
             partial(hypercorn.trio.serve, app, made, shutdown_trigger=trio.sleep_forever)

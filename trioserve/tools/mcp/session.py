@@ -255,7 +255,7 @@ def _open_client(streams: Streams, on_list_changed: Callable[[], None]) -> Clien
 
 
 async def _decline(
-    _context: ClientRequestContext, params: mcp_types.ElicitRequestParams
+    context: ClientRequestContext, params: mcp_types.ElicitRequestParams
 ) -> mcp_types.ElicitResult:
     """Decline what a server asks: a call has no person who could answer."""
     _log.info("a question of an MCP server is declined", message=params.message[:200])
