@@ -309,7 +309,7 @@ class AgentServer:
 
 
 async def _end(child: Child) -> None:
-    """Have a server end, and wait for that, in a shield. Says so if it had ended before."""
+    """End a server and wait for its end, in a shield. Print a line if it had ended before."""
     if child.ended.is_set():
         print(f"trioserve: {child.last_words()}", file=sys.stderr)
     child.stop(_GRACE)
