@@ -26,7 +26,8 @@ from tests.support.http_server import (
 from tests.support.scripts import answering, endless
 from tests.support.waiting import patiently
 from trioserve.api.base.service import Service
-from trioserve.cli.mcp_http import mcp_app, place_of
+from trioserve.cli.address import place_of
+from trioserve.cli.mcp_http import mcp_app
 from trioserve.config import Config
 from trioserve.errors import ConfigError
 from trioserve.mcp_server.models import models_of_server

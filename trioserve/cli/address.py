@@ -1,4 +1,4 @@
-"""`Address`: the address of a server for client commands."""
+"""Addresses on command lines: `Address`, that of a server for client commands, and ``--http``."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ def take_value(flag: str, words: Sequence[str]) -> tuple[str | None, list[str]]:
                 raise ConfigError(f"{flag} needs a value")
             return words[i + 1], [*words[:i], *words[i + 2 :]]
     return None, list(words)
+
+
+def place_of(value: str) -> tuple[str, int]:
+    """Split the value of ``--http`` into a host, by default loopback, and a port.
+
+    Raises:
+        ConfigError: it is neither ``PORT`` nor ``HOST:PORT``.
+    """
+    host, _, port = value.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port) < 2**16):
+        raise ConfigError(f"--http must be PORT or HOST:PORT, not {value!r}")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 @attrs.frozen

@@ -18,7 +18,7 @@ from trioserve.api.base import access, errors, tcp
 from trioserve.api.base.app_state import NAME, Connections
 from trioserve.api.base.connection import LINGER
 from trioserve.config import Config
-from trioserve.errors import ConfigError, NotFoundError, TrioServeError
+from trioserve.errors import NotFoundError, TrioServeError
 from trioserve.mcp_server.serving import ENDED, mcp_server
 
 if TYPE_CHECKING:
@@ -33,18 +33,6 @@ _MAX_SESSIONS = 1000
 _Message: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[_Message]]
 _Send: TypeAlias = Callable[[_Message], Awaitable[None]]
-
-
-def place_of(value: str) -> tuple[str, int]:
-    """Split the value of ``--http`` into a host, by default loopback, and a port.
-
-    Raises:
-        ConfigError: it is neither ``PORT`` nor ``HOST:PORT``.
-    """
-    host, _, port = value.rpartition(":")
-    if not (port.isascii() and port.isdecimal() and int(port) < 2**16):
-        raise ConfigError(f"--http must be PORT or HOST:PORT, not {value!r}")
-    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.cli.address import Address, take_value
+from trioserve.cli.address import Address, place_of, take_value
 from trioserve.cli.serving import hypercorn_config, open_sockets, url_of
 from trioserve.config import Config, logs
 from trioserve.config.parse import parse
@@ -41,7 +41,6 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         TrioServeError: models cannot be served here, or the client has sent invalid data.
     """
     try:
-        from trioserve.cli.mcp_http import place_of
         from trioserve.mcp_server.models import models_of_server
         from trioserve.mcp_server.stdio import taken
     except ImportError as error:
