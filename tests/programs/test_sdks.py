@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from tests.programs.running import bin_of, calls_in, environment_of, run, served
 from tests.programs.table import Works
 from trioserve.testing import ToolScript
+from trioserve.testing.scripts import Call
 
 pytestmark = pytest.mark.system
 
@@ -20,9 +23,26 @@ STEPS = [("add", {"a": a, "b": b}) for a, b in ((1, 2), (3, 4), (7, 35))]
 FINAL_ANSWER = ("final_answer", {"answer": ANSWER})
 IN_JSON = f'{{"text": "{ANSWER}"}}'
 
+
+
+def write_fields(calls: Sequence[Call]) -> str:
+    """Write a call as DSPy asks for it."""
+    [(name, arguments)] = calls
+    fields = {"next_thought": "Hm.", "next_tool_name": name, "next_tool_args": arguments}
+    said = (f"[[ ## {field} ## ]]\n{json.dumps(value)}" for field, value in fields.items())
+    return "\n\n".join([*said, "[[ ## completed ## ]]"])
+
+
 SCRIPT = ToolScript(steps=STEPS, answer=ANSWER, aside=IN_JSON)
 #: Of programs that want the answer in another way than as text after calls of tools.
 SCRIPTS_OF = {
+    "dspy": ToolScript(
+        steps=[*STEPS, ("finish", {})],
+        aside=f"[[ ## reasoning ## ]]\nHm.\n\n[[ ## text ## ]]\n{ANSWER}\n\n[[ ## completed ## ]]",
+        write=write_fields,
+        tools_mark="[[ ## next_tool_name ## ]]",
+        result_mark="[[ ## observation_",
+    ),
     "guidance": lambda prompt: f"<think>\nHm.\n</think>\n\n{ANSWER}",
     "instructor": ToolScript(steps=[("Answer", {"text": ANSWER})], aside=IN_JSON),
     "smolagents": ToolScript(steps=[*STEPS, FINAL_ANSWER], result_mark="Observation:\n"),

@@ -41,12 +41,20 @@ async def test_a_whole_message_and_the_events_of_a_stream() -> None:
     n_prompt = data["usage"]["input_tokens"]
     assert n_prompt > 0
     cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-    usage = {"input_tokens": n_prompt, **cached, "output_tokens": 10}
-    ended = {"stop_reason": "end_turn", "stop_sequence": None}
+    absent = ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use")
+    usage = {
+        "input_tokens": n_prompt,
+        **cached,
+        "output_tokens": 10,
+        **dict.fromkeys(absent),
+        "service_tier": "standard",
+    }
+    unset = {"stop_sequence": None, "stop_details": None, "container": None}
+    ended = {"stop_reason": "end_turn", **unset}
     head = {"type": "message", "role": "assistant", "model": "scripted"}
     assert data == {
         **head,
-        "content": [{"type": "text", "text": "Hello you"}],
+        "content": [{"type": "text", "text": "Hello you", "citations": None}],
         **ended,
         "usage": usage,
     }
@@ -54,11 +62,11 @@ async def test_a_whole_message_and_the_events_of_a_stream() -> None:
         **head,
         "content": [],
         "stop_reason": None,
-        "stop_sequence": None,
+        **unset,
         "usage": {**usage, "output_tokens": 0},
     }
     assert ping == {"type": "ping"}
-    block = {"type": "text", "text": ""}
+    block = {"type": "text", "text": "", "citations": None}
     assert start == {"type": "content_block_start", "index": 0, "content_block": block}
     assert "".join(each["delta"]["text"] for each in deltas) == "Hello you"
     assert {each["delta"]["type"] for each in deltas} == {"text_delta"}
@@ -197,7 +205,7 @@ async def test_an_answer_of_a_given_shape() -> None:
     await use_anthropic(backend, use)
     schema = {"type": "json_schema", "schema": {"type": "object"}}
     data = await post(answering('{"a": 1}'), output_format=schema)  # as older clients have it
-    assert data["content"] == [{"type": "text", "text": '{"a": 1}'}]
+    assert data["content"] == [{"type": "text", "text": '{"a": 1}', "citations": None}]
 
 
 async def test_counting_tokens() -> None:
