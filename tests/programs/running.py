@@ -172,6 +172,7 @@ async def run(
     *,
     folder: Path,
     environ: Mapping[str, str],
+    patience: float = PATIENCE,
     task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED,
 ) -> Ended:
     """Run a program in a folder until it has ended. What it leaves behind is ended, too.
@@ -195,7 +196,7 @@ async def run(
         )
         task_status.started(process)
         try:
-            with trio.fail_after(PATIENCE):
+            with trio.fail_after(patience):
                 assert process.stdout is not None
                 async for data in process.stdout:
                     output += data

@@ -24,7 +24,6 @@ FINAL_ANSWER = ("final_answer", {"answer": ANSWER})
 IN_JSON = f'{{"text": "{ANSWER}"}}'
 
 
-
 def write_fields(calls: Sequence[Call]) -> str:
     """Write a call as DSPy asks for it."""
     [(name, arguments)] = calls
