@@ -7,6 +7,7 @@ from typing import Any
 
 import anthropic
 import pydantic
+import pytest
 import trio
 
 from tests.support.anthropic_api import ASK, WEATHER, post
@@ -75,6 +76,17 @@ async def test_a_whole_message_and_the_events_of_a_stream() -> None:
     assert last == {"type": "message_stop"}
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_a_tool_runner_that_is_refused_a_thread_goes_on_without(path: str) -> None:
+    async with client_of(answering("Hello you")) as client:
+        for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+            answer = await client.post(path, json=ASK | {"thread": thread})
+            assert answer.status_code == 400
+            details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+            assert answer.json()["error"]["details"] == details
+        assert (await client.post(path, json=ASK | {"thread": None})).status_code == 200
+
+
 async def test_a_cached_prompt_is_counted_apart() -> None:
     def use(client: anthropic.Anthropic) -> None:
         first = client.messages.create(**ASK).usage
@@ -121,6 +133,7 @@ async def test_a_stream_adds_up_to_the_whole_message() -> None:
         for block in data["content"]:
             if block["type"] == "tool_use":
                 assert block.pop("id")
+                assert block["caller"] == {"type": "direct"}
             block.pop("parsed_output", None)
         return {key: value for key, value in data.items() if key != "id"}
 

@@ -15,4 +15,4 @@ def add(a: float, b: float) -> float:
 
 
 model = OpenAIServerModel("scripted", api_base=f"{os.environ['URL']}/v1", api_key="none")
-print("chat:", ToolCallingAgent(tools=[add], model=model).run("Add the numbers."))
+print("chat:", ToolCallingAgent(tools=[add], model=model, verbosity_level=LogLevel.OFF).run("Add the numbers."))

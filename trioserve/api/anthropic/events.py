@@ -27,7 +27,7 @@ from trioserve.chat.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
-from trioserve.errors import TrioServeError
+from trioserve.errors import ThreadsUnsupportedError, TrioServeError
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.types import Finished, FinishReason, Progress
 
@@ -60,11 +60,10 @@ def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
     """Make the JSON body of an error."""
     other = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
     kind = _TYPES.get(error.status, other)
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": message_of(error, request_id)},
-        "request_id": request_id,
-    }
+    told: dict[str, Any] = {"type": kind, "message": message_of(error, request_id)}
+    if isinstance(error, ThreadsUnsupportedError):  # tool runners then go on without a thread
+        told["details"] = {"error_code": error.code, "unsupported": [error.param]}
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 def event(written: Mapping[str, Any], n_before: int = 0) -> bytes:

@@ -20,7 +20,7 @@ from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
 
 #: What a function of an answer must have, also if the request does not.
-_OF_FUNCTION: Mapping[str, Any] = {"description": None, "parameters": None, "strict": False}
+_OF_FUNCTION: dict[str, Any] = {"description": None, "parameters": None, "strict": False}
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +59,8 @@ class Offer:
         for place, tool in tools:
             read = list(self._read(tool, place))
             if read:
-                self.given.append(_OF_FUNCTION | tool if tool["type"] == "function" else tool)
+                is_function = tool["type"] == "function"
+                self.given.append({**_OF_FUNCTION, **tool} if is_function else tool)
             by_key |= {(each.namespace, each.name): each for each in read}
         names = [name for _, name in by_key]
         self._names = {
