@@ -25,7 +25,7 @@ from tests.support.scripts import TEMPLATE
 from trioserve.api.base.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
-from trioserve.testing import ScriptedBackend, scripted
+from trioserve.testing import ScriptedBackend
 
 #: Seconds that a program may take for its task.
 PATIENCE = 120.0
@@ -110,8 +110,11 @@ async def served(
     script: Callable[[str], str], template: str = TEMPLATE, **settings: Any
 ) -> AsyncIterator[Served]:
     """Serve a script under the name ``scripted``; the settings are of the backend."""
-    backend = backend_of(script, template, **settings)
-    app = create_app(Config(stream_interval_ms=0), load=scripted(backend))
+
+    def load(config: Config, **options: Any) -> ScriptedBackend:  # again, after an unload
+        return backend_of(script, template, **settings)
+
+    app = create_app(Config(stream_interval_ms=0), load=load)
     recorder = _Recorder(app.asgi_app)
     app.asgi_app = recorder  # type: ignore[method-assign]
     service = app.extensions["trioserve"]
