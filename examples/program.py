@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from trioserve import ChatChunk, Config, ContentDelta, Server
+from trioserve import Config, Server
 from trioserve.config import logs
 
 
@@ -27,10 +27,8 @@ async def main() -> None:
         with trio.move_on_after(0.5):
             story = [{"role": "user", "content": "Tell me a long story."}]
             async with server.stream_chat(story) as stream:
-                async for event in stream:
-                    if isinstance(event, ChatChunk):
-                        text = (d.text for d in event.deltas if isinstance(d, ContentDelta))
-                        print("".join(text), end="", flush=True)
+                async for text in stream.text():
+                    print(text, end="", flush=True)
         status = await server.status()
         print("\nSlots:", [slot.state for slot in status.slots])
 

@@ -211,8 +211,9 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.system
 def test_nothing_is_printed() -> None:
     program = (
-        "from trioserve import llama; from trioserve.config import Config\n"
-        "config = Config(threads=1, ctx_size=256, mmproj_auto=False)\n"
+        "from trioserve import llama; from trioserve.config import Config, logs\n"
+        "config = Config(threads=1, ctx_size=256, mmproj_auto=False, log_level='warning')\n"
+        "logs.configure(config)\n"
         "with llama.load(config) as b: b.batch.extend((1, 2), 0, 0); b.decode()"
     )
     done = run(program)

@@ -84,6 +84,9 @@ PROGRAMS: Mapping[str, Program] = {
     "instructor": Program(title="Instructor", pypi=["instructor==1.17.0"]),
     "guidance": Program(title="Guidance", pypi=["guidance==0.3.1", "openai==3.54.0"]),
     "outlines": Program(title="Outlines", pypi=["outlines==1.3.3", "openai==3.54.0"]),
+    "mcp-conformance": Program(
+        title="MCP conformance suite", npm=["@modelcontextprotocol/conformance@0.1.16"]
+    ),
     "lm-eval": Program(title="lm-eval", pypi=["lm-eval[api]==0.4.13"]),
     "guidellm": Program(title="GuideLLM", pypi=["guidellm==0.8.1"]),
     "aiperf": Program(title="AIPerf", pypi=["aiperf==0.13.0"]),

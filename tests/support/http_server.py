@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import hypercorn
 import hypercorn.trio
 import trio
-from quart_trio import QuartTrio
 
 from tests.support.waiting import patiently
 from trioserve.api.base.service import Service
@@ -32,7 +32,7 @@ def hypercorn_config() -> hypercorn.Config:
 
 
 @asynccontextmanager
-async def serving(app: QuartTrio, bind: str = "127.0.0.1:0") -> AsyncIterator[str]:
+async def serving(app: Callable[..., Any], bind: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """Serve an app; gives its base URL. The model may still be loading."""
     stop, config = trio.Event(), hypercorn_config()
     config.bind = [bind]

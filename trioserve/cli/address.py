@@ -1,4 +1,4 @@
-"""`Address`: the address of a server for client commands."""
+"""Addresses on command lines: `Address`, that of a server for client commands, and ``--http``."""
 
 from __future__ import annotations
 
@@ -16,21 +16,33 @@ _TIMEOUT = 10.0
 _ANYWHERE = ("0.0.0.0", "::")
 
 
-def take_url(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Remove ``--url`` from the arguments of a command; returns its value, and the other arguments.
+def take_value(flag: str, words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Remove a flag from the arguments of a command; returns its value, and the other arguments.
 
     Raises:
         ConfigError: the value is missing.
     """
     for i, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name == "--url" and equals:
+        if name == flag and equals:
             return value, [*words[:i], *words[i + 1 :]]
-        if word == "--url":
+        if word == flag:
             if i + 1 == len(words):
-                raise ConfigError("--url needs a value")
+                raise ConfigError(f"{flag} needs a value")
             return words[i + 1], [*words[:i], *words[i + 2 :]]
     return None, list(words)
+
+
+def place_of(value: str) -> tuple[str, int]:
+    """Split the value of ``--http`` into a host, by default loopback, and a port.
+
+    Raises:
+        ConfigError: it is neither ``PORT`` nor ``HOST:PORT``.
+    """
+    host, _, port = value.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port) < 2**16):
+        raise ConfigError(f"--http must be PORT or HOST:PORT, not {value!r}")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 @attrs.frozen

@@ -147,13 +147,13 @@ async def _serve(
     service: Service | RouterService = app.extensions["trioserve"]
     model = "many" if catalog is not None else config.model_named or "bundled"
     stop = trio.Event()
-    hypercorn_config = _hypercorn_config(config, listening)
+    made = hypercorn_config(config, listening)
     async with trio.open_nursery() as watching:
         await watching.start(_until_signal, service, stop)
         watching.start_soon(_follow_failure, service, status)
         async with trio.open_nursery() as serving:
             await serving.start(
-                partial(hypercorn.trio.serve, app, hypercorn_config, shutdown_trigger=stop.wait)
+                partial(hypercorn.trio.serve, app, made, shutdown_trigger=stop.wait)
             )
             for each in listening:
                 url = url_of(each, secure=config.ssl_cert_file is not None) + config.api_prefix
@@ -173,7 +173,8 @@ def _make_app(config: Config, status: StatusPipe, catalog: Catalog | None) -> Qu
     return app
 
 
-def _hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hypercorn.Config:
+def hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hypercorn.Config:
+    """Make the configuration of Hypercorn, which serves on these sockets."""
     from hypercorn import Config as HypercornConfig
 
     logger = logging.getLogger("hypercorn.error")

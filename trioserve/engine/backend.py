@@ -389,7 +389,7 @@ class Backend(ModelBackend, Protocol):
     #: False for recurrent and hybrid models, and for sliding windows: these can only be cleared,
     #: or go back to a checkpoint.
     can_cut: bool
-    #: The most cells that a sequence may hold to be cut at any position all the same, also after
+    #: Without `can_cut`, the most cells of a sequence that can still be cut anywhere, also after
     #: `KVMemory.restore`: a sliding window that is not full has forgotten nothing.
     cuttable: int
 

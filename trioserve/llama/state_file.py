@@ -162,7 +162,8 @@ def read(
 def _checksums(head: bytes, words: bytes, keys: Sequence[CellKey]) -> list[int]:
     """The checksums that the beginning of a file may have.
 
-    A list as old servers wrote it may be what is left of ours: then the checksum is that of ours.
+    Old servers wrote the tokens alone. A file whose list was replaced by such a one has the
+    checksum of the list that trioserve wrote.
     """
     found = [zlib.crc32(words, zlib.crc32(head))]
     if not words.startswith(b"\xff\xff\xff\xff"):

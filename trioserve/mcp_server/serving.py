@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import mcp_types
@@ -36,6 +37,10 @@ _INSTRUCTIONS = (
     "Language models that run on this machine, or on a server of the user's. Calls may take a "
     "while: a model may have to be loaded first, and answers come at the speed of the machine."
 )
+
+#: In the scope of an HTTP request: an event that is set when its response has ended. A call that
+#: still runs then ends, because its result could not be sent.
+ENDED = "trioserve.ended"
 
 _CUT = "[The answer ends here because the limit of its length was reached.]"
 _Context = ServerRequestContext[Any, Any]
@@ -310,8 +315,11 @@ def mcp_server(models: ModelSource) -> Server[Any]:
                 raise TrioServeError(f"There is no tool {params.name!r}.")
             call = read_arguments(tool, params.arguments or {})
             report = Report(context.session)
-            async with alongside(report.run):
-                result = await call.call(models, report)
+            with trio.CancelScope() as scope:
+                async with alongside(report.run, partial(_until_unheard, context, scope)):
+                    result = await call.call(models, report)
+            if scope.cancelled_caught:
+                return _said("The client has left.", is_error=True)
         except TrioServeError as error:
             _log.info("a call has failed", tool=params.name, error=error.message)
             return _said(error.message, is_error=True)
@@ -325,6 +333,13 @@ def mcp_server(models: ModelSource) -> Server[Any]:
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
+
+
+async def _until_unheard(context: _Context, scope: trio.CancelScope) -> None:
+    """Cancel a call over HTTP when its response has ended."""
+    if context.request is not None:
+        await context.request.scope[ENDED].wait()
+        scope.cancel()
 
 
 def _described(tool: type[ModelTool]) -> mcp_types.Tool:

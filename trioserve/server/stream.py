@@ -108,7 +108,7 @@ class Stream:
         return (event.text async for event in self if isinstance(event, Chunk) and event.text)
 
     async def next_event(self) -> Progress | Chunk | Finished:
-        """Wait for the next event, the last of which is `Finished`. Raises as the iteration."""
+        """Wait for the next event. The last one is `Finished`. Raises as the iteration."""
         if self.finished is not None:
             return self.finished
         if not self._unread:
@@ -301,7 +301,7 @@ class ChatStream:
         )
 
     async def next_event(self) -> Progress | ChatChunk | Finished:
-        """Wait for the next event, the last of which is `Finished`. Raises as the iteration."""
+        """Wait for the next event. The last one is `Finished`. Raises as the iteration."""
         if self._last is not None:
             last, self._last = self._last, None
             return last

@@ -506,8 +506,9 @@ async def a_server_that_a_page_cannot_reach() -> httpx.Response:
 # -- the tests
 
 
-#: Errors of these exist where they were imported, and are tested in tests/ray and tests/tools/mcp.
-ELSEWHERE = ("trioserve.ray.", "trioserve.tools.mcp.")
+#: Errors of these exist where they were imported, and are tested in tests/ray, tests/tools/mcp and
+#: tests/llama.
+ELSEWHERE = ("trioserve.ray.", "trioserve.tools.mcp.", "trioserve.llama.")
 
 
 def kinds(kind: type[errors.TrioServeError]) -> Iterator[type[errors.TrioServeError]]:

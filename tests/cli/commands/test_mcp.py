@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import trio
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.shared.exceptions import MCPError
 
 from tests.support.http_server import serving_script, slots_in_use
 from tests.support.processes import all_processes, parent_of
@@ -144,9 +146,47 @@ async def test_the_official_client_starts_it() -> None:
     assert result.structured_content["text"] == "Hello!"
 
 
+async def test_over_http_until_a_signal_comes() -> None:
+    async with serving_script(endless()) as (url, service):
+        process = await trio.lowlevel.open_process(
+            [*COMMAND, "--http", "0", "--url", url], stderr=subprocess.PIPE
+        )
+        try:
+            with patiently():
+                assert process.stderr is not None
+                log = b""
+                while (found := re.search(rb"http://127[^\s\"]+/mcp", log)) is None:
+                    data = await process.stderr.receive_some()
+                    assert data, log
+                    log += data
+                async with Client(found[0].decode()) as client, trio.open_nursery() as nursery:
+
+                    async def ask() -> None:
+                        with pytest.raises(MCPError):
+                            await client.call_tool("chat", {"prompt": "Hi"})
+
+                    nursery.start_soon(ask)
+                    while not await slots_in_use(service):
+                        await trio.sleep(0.01)
+                    process.send_signal(signal.SIGINT)
+                    assert await process.wait() == 0
+                while await slots_in_use(service):
+                    await trio.sleep(0.01)
+                async for data in process.stderr:
+                    log += data
+            assert b"Traceback" not in log, log.decode()
+        finally:
+            process.kill()
+            with trio.CancelScope(shield=True):
+                await process.wait()
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "told"),
     [
+        (("--http", "localhost"), 2, "--http must be PORT or HOST:PORT, not 'localhost'"),
+        (("--http", "192.0.2.1:1"), 2, "cannot listen on 192.0.2.1:1"),
+        (("--http",), 2, "--http needs a value"),
         (("--url", "ftp://example.com"), 2, "--url must be an address"),
         (("--url",), 2, "--url needs a value"),
         (("--no-such-flag",), 2, "is not a flag"),

@@ -12,6 +12,7 @@ import pytest
 import trio
 from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import ToolAnnotations
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from tests.support.http_server import serving
@@ -27,6 +28,12 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+class Confirmation(BaseModel):
+    """What a server asks."""
+
+    sure: bool = True
+
+
 class Server:
     """A server with a few tools, and what has become of their calls."""
 
@@ -40,6 +47,7 @@ class Server:
         self.mcp.tool()(self.sleep)
         self.mcp.tool()(self.steps)
         self.mcp.tool()(self.authorization)
+        self.mcp.tool()(self.question)
 
     async def echo(self, text: str) -> str:
         return text
@@ -66,6 +74,12 @@ class Server:
         assert context.request_context.request is not None
         return str(context.request_context.request.headers.get("authorization"))
 
+    async def question(self, context: Context) -> str:
+        capabilities = context.session.client_params.capabilities
+        form = await context.elicit("Really?", Confirmation)
+        page = await context.elicit_url("Log in", "https://example.org", "1")
+        return f"{capabilities.elicitation is not None}, {form.action}, {page.action}"
+
 
 @asynccontextmanager
 async def remote(server: Server, **options: Any) -> AsyncIterator[str]:
@@ -84,6 +98,11 @@ async def test_tools_at_an_address(options: dict[str, bool]) -> None:
             assert (await call(servers, "a_echo", text="é\ud800")).text == "é\ufffd"
             assert (await call(servers, "a_authorization")).text == "Bearer token"
             assert (await call(servers, "a_echo")).is_error
+
+
+async def test_questions_are_declined_also_those_with_defaults() -> None:
+    async with remote(Server()) as url, opened(a={"url": url}) as servers:
+        assert (await call(servers, "a_question")).text == "True, decline, decline"
 
 
 async def test_older_servers_with_two_channels() -> None:

@@ -167,7 +167,20 @@ _log = structlog.stdlib.get_logger("trioserve.api")
 NAME = "trioserve"
 
 
-class AppState(ABC):
+class Connections:
+    """Counts the connections of an app, which `tcp` limits.
+
+    Args:
+        config: the limits. May be set until the app is served.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.n_connections = 0  # that are served
+        self.n_refused = 0  # connections that are being told that there are too many
+
+
+class AppState(Connections, ABC):
     """The state of an app: it counts connections and requests, and a server or a router answers.
 
     That begins with `run` and ends with `stop`.
@@ -177,9 +190,7 @@ class AppState(ABC):
     """
 
     def __init__(self, config: Config) -> None:
-        self.config = config
-        self.n_connections = 0  # that are served
-        self.n_refused = 0  # connections that are being told that there are too many
+        super().__init__(config)
         self.n_answers: Counter[tuple[str, int]] = Counter()  # by route and status
         self.n_answering = AsyncValue(0)  # requests whose responses are not sent yet
         self.streams = Sessions()  # that outlive the connections of their readers

@@ -45,7 +45,7 @@ from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 
 from trioserve.api.base import errors, sse
-from trioserve.api.base.app_state import NAME, AppState
+from trioserve.api.base.app_state import NAME, Connections
 from trioserve.concurrency import Patience
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError, first_error
 from trioserve.types import CancelReason
@@ -406,7 +406,7 @@ def _is_target(target: str) -> bool:
     return target.startswith(("/", "http://", "https://", "*"))
 
 
-def _state_in(app: Any) -> AppState | None:
+def _state_in(app: Any) -> Connections | None:
     """The state of an app as Hypercorn wraps it; None if trioserve did not create the app."""
     extensions: dict[str, Any] = getattr(getattr(app, "app", None), "extensions", {})
     return extensions.get(NAME)

@@ -66,10 +66,13 @@ COMMANDS: Mapping[str, Command] = {
         "  --template   print the chat template only\n",
     ),
     "mcp": Command(
-        "[--url URL] [flags]",
+        "[--url URL] [--http [HOST:]PORT] [flags]",
         "offer models to other programs, as an MCP server on standard input and output",
         "A program such as an editor starts this. It offers the models of the server at URL or,\n"
         "without one, those that the flags name. Each of these is loaded when it is needed.\n\n"
+        "  --http [HOST:]PORT\n"
+        "               serve streamable HTTP at http://HOST:PORT/mcp, in place of standard input\n"
+        "               and output (default host 127.0.0.1). Clients need a key of --api-key\n"
         "  --url URL    address of a server, such as http://127.0.0.1:8080, or the path of its\n"
         "               Unix socket; --api-key is its key\n",
     ),

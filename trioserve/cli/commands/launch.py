@@ -18,7 +18,7 @@ import attrs
 import msgspec
 import trio
 
-from trioserve.cli.address import Address, take_url
+from trioserve.cli.address import Address, take_value
 from trioserve.cli.agents import AGENTS, NO_KEY, Agent, Endpoint
 from trioserve.cli.commands import hush
 from trioserve.cli.progress import ProgressReport
@@ -54,7 +54,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     words, arguments = _split(argv)
     agent = _agent_named(words.pop(0) if words and not words[0].startswith("-") else None)
-    url, flags = take_url(words)
+    url, flags = take_value("--url", words)
     parsed = parse(flags, environ)
     hush(parsed.config)
     for note in parsed.notes:
@@ -309,7 +309,7 @@ class AgentServer:
 
 
 async def _end(child: Child) -> None:
-    """Have a server end, and wait for that, in a shield. Says so if it had ended before."""
+    """End a server and wait for its end, in a shield. Print a line if it had ended before."""
     if child.ended.is_set():
         print(f"trioserve: {child.last_words()}", file=sys.stderr)
     child.stop(_GRACE)

@@ -1,16 +1,20 @@
-"""``trioserve mcp``: an MCP server on standard input and output that offers models."""
+"""``trioserve mcp``: an MCP server that offers models, by standard input and output or by HTTP."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import attrs
 import structlog
 import trio
 
-from trioserve.cli.address import Address, take_url
+from trioserve.cli.address import Address, place_of, take_value
+from trioserve.cli.serving import hypercorn_config, open_sockets, url_of
 from trioserve.config import Config, logs
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError, first_error
@@ -21,6 +25,9 @@ from trioserve.models.fetch import is_local
 if TYPE_CHECKING:
     from trioserve.mcp_server.models import ModelSource
 
+#: Offers models to clients until they are gone.
+Serve: TypeAlias = "Callable[[ModelSource], Awaitable[None]]"
+
 _log = structlog.stdlib.get_logger("trioserve.mcp")
 
 
@@ -28,7 +35,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
-        ConfigError: a flag or a variable is invalid, or the package `mcp` is not installed.
+        ConfigError: a flag or a variable is invalid, the address is taken, or the package `mcp` is
+            not installed.
         ModelLoadError: the model's file does not exist, or is not a model.
         TrioServeError: models cannot be served here, or the client has sent invalid data.
     """
@@ -39,7 +47,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise ConfigError(
             f"mcp: {error.name} is not installed; pip install 'trioserve[mcp]'"
         ) from None
-    url, words = take_url(argv)
+    url, words = take_value("--url", argv)
+    http, words = take_value("--http", words)
     parsed = parse(words, environ)
     logs.configure(parsed.config)
     for note in parsed.notes:
@@ -50,9 +59,15 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         address, api_key = Address.of(url, parsed.config), next(iter(parsed.config.api_keys), None)
         models = models_of_server(address.url, socket_path=address.socket_path, api_key=api_key)
     failure: BaseException | None = None
-    with taken() as (stdin, stdout):
+    with ExitStack() as closing:
+        if http is None:
+            serve: Serve = partial(_serve_stdio, *closing.enter_context(taken()))
+        else:
+            host, port = place_of(http)
+            config = attrs.evolve(parsed.config, host=host, port=port)
+            serve = partial(_serve_http, config, closing.enter_context(open_sockets(config)))
         try:
-            trio.run(_serve, models, stdin, stdout)
+            trio.run(_serve, models, serve)
         except* TrioServeError as group:
             failure = group
     if failure is not None:
@@ -77,17 +92,44 @@ def _own(
     )
 
 
-async def _serve(models: AbstractAsyncContextManager[ModelSource], stdin: int, stdout: int) -> None:
-    """Serve until the input ends, or a signal comes."""
+async def _serve(models: AbstractAsyncContextManager[ModelSource], serve: Serve) -> None:
+    """Serve until `serve` returns, or a signal comes."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_until_signal, nursery.cancel_scope)
+        async with models as opened:
+            await serve(opened)
+        nursery.cancel_scope.cancel()
+
+
+async def _serve_stdio(stdin: int, stdout: int, models: ModelSource) -> None:
+    """Serve until the input ends."""
     from trioserve.mcp_server.serving import mcp_server
     from trioserve.mcp_server.stdio import connected
 
-    async with trio.open_nursery() as nursery:
-        await nursery.start(_until_signal, nursery.cancel_scope)
-        async with models as opened, connected(stdin, stdout) as (heard, said):
-            server = mcp_server(opened)
-            await server.run(heard, said, server.create_initialization_options())
-        nursery.cancel_scope.cancel()
+    async with connected(stdin, stdout) as (heard, said):
+        server = mcp_server(models)
+        await server.run(heard, said, server.create_initialization_options())
+
+
+async def _serve_http(
+    config: Config, listening: Sequence[socket.socket], models: ModelSource
+) -> None:
+    """Serve until cancelled."""
+    import hypercorn.trio
+
+    from trioserve.api.base.tcp import raise_limit
+    from trioserve.cli.mcp_http import PATH, mcp_app
+
+    raise_limit()
+    made = hypercorn_config(config, listening)
+    app: Any  # Hypercorn's type of an app has messages that are classes
+    async with mcp_app(models, config) as app, trio.open_nursery() as nursery:
+        await nursery.start(
+            partial(hypercorn.trio.serve, app, made, shutdown_trigger=trio.sleep_forever)
+        )
+        for each in listening:
+            url = url_of(each, secure=config.ssl_cert_file is not None)
+            _log.info("listening", url=f"{url}{config.api_prefix}{PATH}")
 
 
 async def _until_signal(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:

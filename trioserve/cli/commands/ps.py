@@ -9,7 +9,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
-from trioserve.cli.address import Address, take_url
+from trioserve.cli.address import Address, take_value
 from trioserve.cli.commands import bytes_text, duration_text, table, take
 from trioserve.config.parse import parse
 from trioserve.errors import UnavailableError
@@ -26,7 +26,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         UnavailableError: no server answers, or the answer is invalid.
     """
     words, switches = take(argv, "--all")
-    url, flags = take_url(words)
+    url, flags = take_value("--url", words)
     config = parse(flags, environ).config
     found = _models(Address.of(url, config), next(iter(config.api_keys), None))
     rows = [row for row in found if "--all" in switches or row[1] != "unloaded"]

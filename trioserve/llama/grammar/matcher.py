@@ -243,8 +243,8 @@ class Matcher:
     def accept(self, token: TokenId) -> bool:
         """Take a token that the mask allows. `MaskPool.start` has the next mask made.
 
-        A token may complete the name of a function, and go on as its arguments cannot. It is
-        refused then, and the next mask is without it. Returns whether the token is taken.
+        A token may complete the name of a function and contain text that its arguments forbid.
+        Such a token is refused, and the next mask excludes it. Returns whether the token is taken.
 
         Raises:
             OutputError: the mask does not allow it.

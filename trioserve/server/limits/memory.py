@@ -9,6 +9,7 @@ from typing import Self
 
 import trio
 
+from trioserve.concurrency import Bell
 from trioserve.config import Config
 from trioserve.errors import MemoryFullError, PayloadTooLargeError
 
@@ -83,7 +84,7 @@ class MemoryBudget:
         self.n_held = 0
         self._shared = shared
         self._held_by: dict[str, int] = {}  # only owners with more than 0
-        self._released = trio.Event()
+        self._released = Bell()
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -124,7 +125,7 @@ class MemoryBudget:
     def give_back(self, n_bytes: int, owner: str) -> None:
         """Undo `take`."""
         self._count(-n_bytes, owner)
-        self._released.set()
+        self._released.ring()
 
     def pass_on(self, n_bytes: int, old: str, new: str) -> None:
         """Move bytes to another owner, even above its limit."""
@@ -147,7 +148,6 @@ class MemoryBudget:
         while True:
             await self._released.wait()
             await trio.sleep(_TRIM_DELAY)
-            self._released = trio.Event()
             await trio.to_thread.run_sync(trim)
 
 

@@ -10,7 +10,7 @@ import httpx2
 import mcp_types
 import structlog
 import trio
-from mcp.client.session import ClientSession, IncomingMessage
+from mcp.client.session import ClientRequestContext, ClientSession, IncomingMessage
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
@@ -247,8 +247,19 @@ def _open_client(streams: Streams, on_list_changed: Callable[[], None]) -> Clien
             on_list_changed()
 
     return ClientSession(
-        dispatcher=_Dispatcher(*streams), client_info=_CLIENT_INFO, message_handler=on_message
+        dispatcher=_Dispatcher(*streams),
+        client_info=_CLIENT_INFO,
+        message_handler=on_message,
+        elicitation_callback=_decline,
     )
+
+
+async def _decline(
+    context: ClientRequestContext, params: mcp_types.ElicitRequestParams
+) -> mcp_types.ElicitResult:
+    """Decline what a server asks: a call has no person who could answer."""
+    _log.info("a question of an MCP server is declined", message=params.message[:200])
+    return mcp_types.ElicitResult(action="decline")
 
 
 class _Dispatcher(JSONRPCDispatcher[TransportContext]):
