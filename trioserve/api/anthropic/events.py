@@ -61,7 +61,7 @@ def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
     other = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
     kind = _TYPES.get(error.status, other)
     told: dict[str, Any] = {"type": kind, "message": message_of(error, request_id)}
-    if isinstance(error, ThreadsUnsupportedError):  # tool runners then go on without a thread
+    if isinstance(error, ThreadsUnsupportedError):  # tool runners then use none
         told["details"] = {"error_code": error.code, "unsupported": [error.param]}
     return {"type": "error", "error": told, "request_id": request_id}
 
