@@ -174,7 +174,7 @@ CLIENTS ?= .venv-clients
 test-clients: $(VENV)/.installed-dev
 	@$(PY) -m tests.programs.install '$(CLIENTS)'
 	@set -e; sources=$${LLAMA_CPP_SDIST:-$$($(PY) -m tests.support.llama_cpp_sources)}; \
-	LLAMA_CPP_SDIST="$$sources" TEST_CLIENTS='$(abspath $(CLIENTS))' $(PY) -m pytest tests/programs $(PYTEST_ARGS)
+	LLAMA_CPP_SDIST="$$sources" TEST_CLIENTS='$(abspath $(CLIENTS))' $(PY) -m pytest tests/programs --dist loadfile $(PYTEST_ARGS)
 
 test-deploy:
 	@$(MAKE) --no-print-directory VENV=.venv-deploy GROUPS='test deploy' .venv-deploy/.installed-dev

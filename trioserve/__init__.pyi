@@ -66,6 +66,7 @@ from .errors import (
     StalledReaderError as StalledReaderError,
     StreamStoppedError as StreamStoppedError,
     TemplateError as TemplateError,
+    ThreadsUnsupportedError as ThreadsUnsupportedError,
     ToolCallDecidedError as ToolCallDecidedError,
     ToolError as ToolError,
     ToolFileError as ToolFileError,

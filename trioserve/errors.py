@@ -193,6 +193,12 @@ class UnsupportedFieldError(InvalidRequestError):
     """A field is known, but this version gives it no effect; so it is refused, not ignored."""
 
 
+class ThreadsUnsupportedError(UnsupportedFieldError):
+    """A conversation should be kept by the server; the client sends all of it instead."""
+
+    code = "thread_unsupported_request"
+
+
 class InvalidMediaError(InvalidRequestError):
     """An image, a sound or a video cannot be read, or is larger than the limits allow.
 

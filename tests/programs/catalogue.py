@@ -77,6 +77,10 @@ PROGRAMS: Mapping[str, Program] = {
     "strands": Program(title="Strands", pypi=["strands-agents[openai]==1.62.0"]),
     "agno": Program(title="Agno", pypi=["agno==3.1.10", "openai==3.54.0"]),
     "litellm": Program(title="LiteLLM", pypi=["litellm[proxy]==1.106.2"]),
+    "dspy": Program(title="DSPy", pypi=["dspy==3.4.1"]),
+    "adk": Program(
+        title="Google's ADK", pypi=["google-adk==2.13.0", "litellm==1.106.2", "mcp==2.3.0"]
+    ),
     "instructor": Program(title="Instructor", pypi=["instructor==1.17.0"]),
     "guidance": Program(title="Guidance", pypi=["guidance==0.3.1", "openai==3.54.0"]),
     "outlines": Program(title="Outlines", pypi=["outlines==1.3.3", "openai==3.54.0"]),
@@ -84,6 +88,10 @@ PROGRAMS: Mapping[str, Program] = {
         title="MCP conformance suite", npm=["@modelcontextprotocol/conformance@0.1.16"]
     ),
     "lm-eval": Program(title="lm-eval", pypi=["lm-eval[api]==0.4.13"]),
+    "guidellm": Program(title="GuideLLM", pypi=["guidellm==0.8.1"]),
+    "aiperf": Program(title="AIPerf", pypi=["aiperf==0.13.0"]),
+    "llm-comply": Program(title="llm-comply", pypi=["llm-comply==0.5.0"]),
+    "schemathesis": Program(title="Schemathesis", pypi=["schemathesis==4.32.5"]),
 }
 
 #: What runs the programs of npm, for systems whose Node.js is older.

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import attrs
 import pytest
 import trio
 
+from tests.programs import alone
 from tests.programs.catalogue import PROGRAMS
 from tests.programs.install import REASON, STAMP
 from tests.support.http_server import serving
@@ -24,7 +25,7 @@ from tests.support.scripts import TEMPLATE
 from trioserve.api.base.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
-from trioserve.testing import ScriptedBackend, scripted
+from trioserve.testing import ScriptedBackend
 
 #: Seconds that a program may take for its task.
 PATIENCE = 120.0
@@ -106,12 +107,14 @@ class _Recorder:
 
 @asynccontextmanager
 async def served(
-    script: Callable[[str], str], template: str = TEMPLATE, **config: Any
+    script: Callable[[str], str], template: str = TEMPLATE, **settings: Any
 ) -> AsyncIterator[Served]:
-    """Serve a script under the name ``scripted``."""
-    app = create_app(
-        Config(stream_interval_ms=0, **config), load=scripted(backend_of(script, template))
-    )
+    """Serve a script under the name ``scripted``; the settings are of the backend."""
+
+    def load(config: Config, **options: Any) -> ScriptedBackend:  # again, after an unload
+        return backend_of(script, template, **settings)
+
+    app = create_app(Config(stream_interval_ms=0), load=load)
     recorder = _Recorder(app.asgi_app)
     app.asgi_app = recorder  # type: ignore[method-assign]
     service = app.extensions["trioserve"]
@@ -120,11 +123,12 @@ async def served(
         yield Served(url, service, recorder.exchanges)
 
 
-def backend_of(script: Callable[[str], str], template: str = TEMPLATE) -> ScriptedBackend:
+def backend_of(
+    script: Callable[[str], str], template: str = TEMPLATE, **settings: Any
+) -> ScriptedBackend:
     """A backend with room for the prompts of agents."""
-    return ScriptedBackend(
-        script, n_slots=4, n_ctx=4 * _N_CTX, n_ctx_seq=_N_CTX, n_batch=4096, chat_template=template
-    )
+    sizes = {"n_slots": 4, "n_ctx": 4 * _N_CTX, "n_ctx_seq": _N_CTX, "n_batch": 4096}
+    return ScriptedBackend(script, chat_template=template, **sizes, **settings)
 
 
 @asynccontextmanager
@@ -171,9 +175,10 @@ async def run(
     *,
     folder: Path,
     environ: Mapping[str, str],
+    patience: float = PATIENCE,
     task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED,
 ) -> Ended:
-    """Run a program in a folder until it has ended.
+    """Run a program in a folder until it has ended. What it leaves behind is ended, too.
 
     Raises:
         trio.TooSlowError: it takes too long; what it wrote is in a note of the exception.
@@ -184,7 +189,7 @@ async def run(
         proxies = {name: proxy for both in names for name in (both, both.lower())}
         local = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
         process = await trio.lowlevel.open_process(
-            command,
+            [sys.executable, alone.__file__, *command],
             cwd=folder,
             env={**environ, **proxies, **local},
             stdin=subprocess.DEVNULL,
@@ -194,7 +199,7 @@ async def run(
         )
         task_status.started(process)
         try:
-            with trio.fail_after(PATIENCE):
+            with trio.fail_after(patience):
                 assert process.stdout is not None
                 async for data in process.stdout:
                     output += data
@@ -203,16 +208,15 @@ async def run(
             error.add_note(output.decode(errors="replace"))
             raise
         finally:
-            end_group(process)
+            process.terminate()
             with trio.CancelScope(shield=True):
                 await process.wait()
     return Ended(code, output.decode(errors="replace"), wanted)
 
 
-def end_group(process: trio.Process, number: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to a process and those that it has started, as a terminal does."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+def interrupt(process: trio.Process) -> None:
+    """Interrupt a program and those that it has started, as Ctrl-C in a terminal does."""
+    os.killpg(process.pid, signal.SIGINT)
 
 
 def launching(name: str, url: str, *arguments: str, flags: Sequence[str] = ()) -> list[str]:

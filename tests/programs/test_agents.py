@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from functools import partial
@@ -15,8 +14,8 @@ import trio
 from tests.programs.running import (
     backend_of,
     calls_in,
-    end_group,
     environment_of,
+    interrupt,
     launching,
     run,
     served,
@@ -298,7 +297,7 @@ async def test_ctrl_c_frees_the_slot(
                 partial(run, command, folder=workplace.folder, environ=environ)
             )
             await until(partial(slots_in_use, service))
-            end_group(process, signal.SIGINT)
+            interrupt(process)
             await until(partial(all_free, service))
     works(name, f"Ctrl-C frees the slot ({way})")
 

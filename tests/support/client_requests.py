@@ -335,6 +335,44 @@ OLLAMA_OPTIONS = {
     "repeat_last_n": 64,
 }
 
+# -- Open WebUI
+
+
+#: What the page sends beside a chat, and a server may get with it.
+OPEN_WEBUI_PAGE: dict[str, Any] = {
+    "chat_id": "0f8b",
+    "id": "9a1c",
+    "session_id": "k3",
+    "files": [{"type": "file", "id": "f1", "name": "a.txt"}],
+    "tool_ids": ["server:0"],
+    "tool_servers": [],
+    "filter_ids": [],
+    "features": {
+        "voice": False,
+        "image_generation": False,
+        "code_interpreter": False,
+        "web_search": False,
+        "memory": False,
+    },
+    "variables": {"{{USER_NAME}}": "Ada", "{{CURRENT_DATE}}": "2026-01-01"},
+    "model_item": {"id": "local", "object": "model", "owned_by": "openai", "openai": {}},
+    "background_tasks": {
+        "title_generation": True,
+        "tags_generation": True,
+        "follow_up_generation": True,
+    },
+    "metadata": {"user_id": "u", "chat_id": "0f8b", "message_id": "9a1c", "variables": {}},
+}
+
+
+def open_webui_task(name: str) -> tuple[str, str, Any]:
+    """What it asks the model for beside the chat."""
+    metadata = {"task": f"{name}_generation", "task_body": {"model": "local"}, "chat_id": "0f8b"}
+    said = [{"role": "user", "content": f"### Task:\nGenerate {name} for the chat as JSON."}]
+    task = {"model": "local", "messages": said, "stream": False, "metadata": metadata}
+    return name.replace("_", " "), CHAT, {**task, "max_completion_tokens": 1000}
+
+
 # -- all of them
 
 
@@ -1065,7 +1103,58 @@ _ALL: dict[str, list[tuple[str, str, Any]]] = {
                 "stream": True,
             },
         ),
+        (
+            "a chat of the page",
+            CHAT,
+            {
+                "model": "local",
+                "messages": [{"role": "system", "content": "Be kind."}, USER],
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "params": {},
+                **OPEN_WEBUI_PAGE,
+            },
+        ),
+        open_webui_task("title"),
+        open_webui_task("tags"),
+        open_webui_task("follow_up"),
+        ("the models", "/v1/models", None),
         ("the version", "/api/version", None),
+        ("the models by Ollama", "/api/tags", None),
+        ("the loaded models", "/api/ps", None),
+        (
+            "a chat of the page by Ollama",
+            "/api/chat",
+            {
+                "model": "local:latest",
+                "messages": [{"role": "user", "content": "Hi", "images": []}],
+                "options": {
+                    "temperature": 0.8,
+                    "mirostat": 0,
+                    "mirostat_eta": 0.1,
+                    "mirostat_tau": 5.0,
+                    "num_ctx": 4096,
+                    "num_predict": 128,
+                    "repeat_penalty": 1.1,
+                    "stop": ["\n\n\n"],
+                },
+                "format": None,
+                "think": False,
+                "stream": True,
+                **OPEN_WEBUI_PAGE,
+            },
+        ),
+        (
+            "a title by Ollama",
+            "/api/chat",
+            {
+                "model": "local:latest",
+                "messages": [{"role": "user", "content": "### Task:\nGenerate a title."}],
+                "stream": False,
+                "options": {"num_predict": 1000},
+                "metadata": {"task": "title_generation"},
+            },
+        ),
     ],
     "Ollama": [
         (

@@ -7,6 +7,7 @@ from typing import Any
 
 import anthropic
 import pydantic
+import pytest
 import trio
 
 from tests.support.anthropic_api import ASK, WEATHER, post
@@ -41,12 +42,20 @@ async def test_a_whole_message_and_the_events_of_a_stream() -> None:
     n_prompt = data["usage"]["input_tokens"]
     assert n_prompt > 0
     cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-    usage = {"input_tokens": n_prompt, **cached, "output_tokens": 10}
-    ended = {"stop_reason": "end_turn", "stop_sequence": None}
+    absent = ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use")
+    usage = {
+        "input_tokens": n_prompt,
+        **cached,
+        "output_tokens": 10,
+        **dict.fromkeys(absent),
+        "service_tier": "standard",
+    }
+    unset = {"stop_sequence": None, "stop_details": None, "container": None}
+    ended = {"stop_reason": "end_turn", **unset}
     head = {"type": "message", "role": "assistant", "model": "scripted"}
     assert data == {
         **head,
-        "content": [{"type": "text", "text": "Hello you"}],
+        "content": [{"type": "text", "text": "Hello you", "citations": None}],
         **ended,
         "usage": usage,
     }
@@ -54,17 +63,28 @@ async def test_a_whole_message_and_the_events_of_a_stream() -> None:
         **head,
         "content": [],
         "stop_reason": None,
-        "stop_sequence": None,
+        **unset,
         "usage": {**usage, "output_tokens": 0},
     }
     assert ping == {"type": "ping"}
-    block = {"type": "text", "text": ""}
+    block = {"type": "text", "text": "", "citations": None}
     assert start == {"type": "content_block_start", "index": 0, "content_block": block}
     assert "".join(each["delta"]["text"] for each in deltas) == "Hello you"
     assert {each["delta"]["type"] for each in deltas} == {"text_delta"}
     assert stop == {"type": "content_block_stop", "index": 0}
     assert end == {"type": "message_delta", "delta": ended, "usage": usage}
     assert last == {"type": "message_stop"}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_a_tool_runner_that_is_refused_a_thread_goes_on_without(path: str) -> None:
+    async with client_of(answering("Hello you")) as client:
+        for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+            answer = await client.post(path, json=ASK | {"thread": thread})
+            assert answer.status_code == 400
+            details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+            assert answer.json()["error"]["details"] == details
+        assert (await client.post(path, json=ASK | {"thread": None})).status_code == 200
 
 
 async def test_a_cached_prompt_is_counted_apart() -> None:
@@ -113,6 +133,7 @@ async def test_a_stream_adds_up_to_the_whole_message() -> None:
         for block in data["content"]:
             if block["type"] == "tool_use":
                 assert block.pop("id")
+                assert block["caller"] == {"type": "direct"}
             block.pop("parsed_output", None)
         return {key: value for key, value in data.items() if key != "id"}
 
@@ -197,7 +218,7 @@ async def test_an_answer_of_a_given_shape() -> None:
     await use_anthropic(backend, use)
     schema = {"type": "json_schema", "schema": {"type": "object"}}
     data = await post(answering('{"a": 1}'), output_format=schema)  # as older clients have it
-    assert data["content"] == [{"type": "text", "text": '{"a": 1}'}]
+    assert data["content"] == [{"type": "text", "text": '{"a": 1}', "citations": None}]
 
 
 async def test_counting_tokens() -> None:

@@ -34,6 +34,7 @@ _NEVER_SENT = {
     "needs a tool that fails; tests/api/tools has tests of it": (
         "ToolRuntimeError ToolError ToolFileError ToolTimeoutError ToolServerError"
     ),
+    "on Anthropic's routes alone; tests/api/anthropic has a test of it": "ThreadsUnsupportedError",
     "takes ten minutes; tests/api/tools has tests of it": "ProxyTimeoutError",
     "ends the command before there is a server": "ConfigError BridgeError",
     "only its children are raised": "RequestEndedError TooManyRequestsError",

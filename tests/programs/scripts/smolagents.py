@@ -1,6 +1,6 @@
 import os
 
-from smolagents import OpenAIServerModel, ToolCallingAgent, tool
+from smolagents import LogLevel, OpenAIServerModel, ToolCallingAgent, tool
 
 
 @tool
@@ -15,4 +15,5 @@ def add(a: float, b: float) -> float:
 
 
 model = OpenAIServerModel("scripted", api_base=f"{os.environ['URL']}/v1", api_key="none")
-print("chat:", ToolCallingAgent(tools=[add], model=model).run("Add the numbers."))
+agent = ToolCallingAgent(tools=[add], model=model, verbosity_level=LogLevel.OFF)
+print("chat:", agent.run("Add the numbers."))

@@ -27,7 +27,7 @@ from trioserve.chat.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
-from trioserve.errors import TrioServeError
+from trioserve.errors import ThreadsUnsupportedError, TrioServeError
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.types import Finished, FinishReason, Progress
 
@@ -60,11 +60,10 @@ def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
     """Make the JSON body of an error."""
     other = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
     kind = _TYPES.get(error.status, other)
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": message_of(error, request_id)},
-        "request_id": request_id,
-    }
+    told: dict[str, Any] = {"type": kind, "message": message_of(error, request_id)}
+    if isinstance(error, ThreadsUnsupportedError):  # tool runners then use none
+        told["details"] = {"error_code": error.code, "unsupported": [error.param]}
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 def event(written: Mapping[str, Any], n_before: int = 0) -> bytes:
@@ -102,7 +101,7 @@ class Blocks:
         """Write the next delta."""
         match delta:
             case ContentDelta(text):
-                begun = self._begin_unless_open({"type": "text", "text": ""})
+                begun = self._begin_unless_open({"type": "text", "text": "", "citations": None})
                 return [*begun, self._grow({"type": "text_delta", "text": text})]
             case ReasoningDelta(text):
                 begin = {"type": "thinking", "thinking": "", "signature": ""}
@@ -112,7 +111,8 @@ class Blocks:
                 self._hidden.append(text)
                 return begun
             case ToolCallStart(_, id_, name):
-                return self._begin({"type": "tool_use", "id": id_, "name": name, "input": {}})
+                called = {"type": "tool_use", "id": id_, "name": name, "input": {}}
+                return self._begin({**called, "caller": {"type": "direct"}})
             case ToolCallArguments(_, text):
                 assert self._open == "tool_use"
                 return [self._grow({"type": "input_json_delta", "partial_json": text})]
@@ -205,6 +205,8 @@ class MessageHead:
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
             "usage": usage,
             **end,
         }
@@ -215,7 +217,12 @@ class MessageHead:
             "input_tokens": self.n_prompt - n_cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": n_cached,
+            "cache_creation": None,
             "output_tokens": n_output,
+            "output_tokens_details": None,
+            "server_tool_use": None,
+            "inference_geo": None,
+            "service_tier": "standard",
         }
 
     def end(self, finished: Finished, *, called: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -223,6 +230,8 @@ class MessageHead:
         ending = {
             "stop_reason": stop_reason(finished, called=called),
             "stop_sequence": finished.stopping_word or None,
+            "stop_details": None,
+            "container": None,
         }
         return ending, self.usage(finished.timings.cache_n, finished.timings.predicted_n)
 

@@ -25,7 +25,7 @@ from trioserve.api.base.fields import (
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.chat.messages import NOT_HOSTED, Messages, Tools
 from trioserve.chat.params import ChatParams, Mode, ToolChoice
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, ThreadsUnsupportedError
 from trioserve.types import Grammar
 
 #: The most tokens of an answer to a request that does not say; llama-server's number.
@@ -128,10 +128,18 @@ class OutputConfig:
 # -- the routes
 
 
+def _no_thread(value: Any) -> None:
+    if value is not None:
+        raise ThreadsUnsupportedError.at(
+            "thread", "is not supported; leave it out, and send the whole conversation."
+        )
+
+
 @attrs.frozen(kw_only=True, slots=False)
 class CountTokensRequest(RequestBody):
     """``POST /v1/messages/count_tokens``: the fields that the prompt is made of."""
 
+    thread: None = field(read=_no_thread, schema={"type": "object", "not": {}}, default=None)
     model: str | None = field(read=readers.model_name, default=None)
     messages: Messages = field(whole=read_messages)
     continue_final_message: bool = field(whole=continues_final_message)

@@ -313,7 +313,7 @@ async def test_hosted_tools_are_left_out() -> None:
         body = {"input": items, "tools": [*hosted, function, container]}
         answer = await client.post("/v1/responses", json=body)
     assert answer.status_code == 200
-    assert answer.json()["tools"] == [function]
+    assert answer.json()["tools"] == [{"description": None, "strict": False, **function}]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ from trioserve.chat.messages import NOT_HOSTED
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
 
+#: What a function of an answer must have, also if the request does not.
+_OF_FUNCTION: dict[str, Any] = {"description": None, "parameters": None, "strict": False}
+
 
 @attrs.frozen(kw_only=True)
 class OfferedTool:
@@ -55,7 +58,9 @@ class Offer:
         by_key: dict[tuple[str | None, str], OfferedTool] = {}
         for place, tool in tools:
             read = list(self._read(tool, place))
-            self.given += [tool] if read else []
+            if read:
+                is_function = tool["type"] == "function"
+                self.given.append({**_OF_FUNCTION, **tool} if is_function else tool)
             by_key |= {(each.namespace, each.name): each for each in read}
         names = [name for _, name in by_key]
         self._names = {
