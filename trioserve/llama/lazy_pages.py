@@ -21,6 +21,7 @@ import mmap
 import os
 import re
 import sys
+from collections.abc import Iterator
 
 import attrs
 
@@ -38,6 +39,7 @@ _ALIAS = 2 * _MIB
 _SLACK = 16 * 1024
 #: ggml aligns tensors in a buffer to this.
 _ALIGNMENT = 32
+_IS_MAPPED = 2  # the flag of an allocation that is a separate mapping
 _FIXED, _POPULATE, _NORESERVE = 0x10, 0x8000, 0x4000
 _NO_HUGE_PAGES = 15
 
@@ -147,11 +149,8 @@ class LazyPages:
         if size <= SMALL or self._is_window:
             self._n_small += 1
             return
-        fits = [
-            (start, end)
-            for start, end in without(writable_ranges(), self._known)
-            if size <= end - start <= size + _SLACK
-        ]
+        new = without(writable_ranges(), self._known)
+        fits = [found for start, end in new for found in _allocations(start, end, size)]
         if name != "CPU" or len(fits) != 1:
             self._error = f"it is in {name}" if name != "CPU" else "its addresses are not known"
             return
@@ -186,6 +185,18 @@ class LazyPages:
                 address += -(-part * n_parts // _ALIGNMENT) * _ALIGNMENT
         if not 0 <= end - address <= _SLACK:
             self._error = "its layers differ"
+
+
+def _allocations(start: int, end: int, size: int) -> Iterator[_Range]:
+    """Find allocations of about `size` bytes in new memory, which the system may have joined.
+
+    glibc maps each separately, and writes its length and a flag behind the first eight bytes.
+    """
+    for at in range(start, end - size + 1, _PAGE):
+        header = ctypes.c_size_t.from_address(at + ctypes.sizeof(ctypes.c_size_t)).value
+        length = header & ~7
+        if header & _IS_MAPPED and size <= length <= min(size + _SLACK, end - at):
+            yield at, at + length
 
 
 def _up(address: int) -> int:
