@@ -59,6 +59,8 @@ _OPTIONAL = {
     "deploy/test_kuberay.py": "TEST_DEPLOY",
     "llama/test_embedding_reference.py": "LLAMA_SERVER",
     "programs/test_agents.py": "TEST_CLIENTS",
+    "programs/test_mcp_conformance.py": "TEST_CLIENTS",
+    "programs/test_measuring.py": "TEST_CLIENTS",
     "programs/test_sdks.py": "TEST_CLIENTS",
     "programs/test_lm_eval.py": "TEST_CLIENTS",
     "ray/test_rayservice.py": "TEST_RAY",
