@@ -75,7 +75,7 @@ collect_ignore = [*_LEFT_OUT]
 
 
 class _LeftOutLog(list[tuple[str, str]]):
-    """A logger that keeps what it is told. A call gives what came since the last one."""
+    """A logger that keeps its lines. A call returns those since the last call."""
 
     def info(self, event: str, *, what: str, why: str) -> None:
         self.append((what, why))

@@ -55,7 +55,7 @@ def test_the_oldest_prompt_is_not_starved_and_the_shortest_not_held_up() -> None
 @pytest.mark.parametrize(
     ("pending", "shares"),
     [
-        ([300, 300, 300, 300], [62, 62, 62, 62]),  # and no more in one than in the others
+        ([300, 300, 300, 300], [62, 62, 62, 62]),  # in equal parts
         ([300, 10, 300, 300], [80, 10, 80, 80]),
         ([120, 120, 120], [120, 120, 120]),  # half as long again, and none is left
         ([200, 200], [125, 125]),
