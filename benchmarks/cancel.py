@@ -20,9 +20,10 @@ import attrs
 from benchmarks.http1 import ProtocolError, ResponseReader, payloads
 from benchmarks.plan import Address, Outcome, Plan, Request
 from benchmarks.scenarios import Settings
-from benchmarks.stats import Metric, Sample, percentile
+from benchmarks.stats import Metric, Sample
 from benchmarks.targets import Target, TargetError
 from benchmarks.wire import understand
+from trioserve.bench.stats import percentile
 
 PHASES = ("prefill", "decode")
 

@@ -17,14 +17,16 @@ from pathlib import Path
 
 import attrs
 
-from benchmarks import plot, report
+from benchmarks import report
 from benchmarks.harness import Flags, all_running, llama_server, trioserve
 from benchmarks.load import Load, bounded, counts, interleave, progress, warm_up
 from benchmarks.rows import BASE, OURS
 from benchmarks.scenarios import LongPrompt, Settings
-from benchmarks.stats import Sample, Spread, spread, worst_failures
+from benchmarks.stats import Sample, worst_failures
 from benchmarks.targets import TargetError, tokens_per_word
 from benchmarks.wire import Shape
+from trioserve.bench import plot
+from trioserve.bench.stats import Spread, spread
 
 _GAP, _TTFT = "itl p99 meanwhile", "long prompt ttft"
 

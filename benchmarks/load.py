@@ -20,7 +20,8 @@ from benchmarks.driver import MAX_CLIENTS, run
 from benchmarks.plan import Plan, Request
 from benchmarks.stats import STREAM_METRICS, Sample, sample_of, worst_failures
 from benchmarks.targets import Target, TargetError, target_of
-from benchmarks.wire import APIS, Shape, words
+from benchmarks.wire import APIS, Shape
+from trioserve.bench.prompts import words
 
 MAX_REQUESTS = 100_000
 

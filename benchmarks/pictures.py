@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plot
 from benchmarks.rows import BASE, OURS
-from benchmarks.stats import Spread, spread
+from trioserve.bench import plot
+from trioserve.bench.stats import Spread, spread
 
 SERVERS = (OURS, BASE)
 #: Panels are in this order; measures without a title come last, under their names.

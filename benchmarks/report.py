@@ -14,7 +14,8 @@ from typing import Any
 
 import attrs
 
-from benchmarks.stats import Metric, Sample, column, ratio, spread
+from benchmarks.stats import Metric, Sample, column, ratio
+from trioserve.bench.stats import spread
 
 
 def table(

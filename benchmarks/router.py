@@ -28,9 +28,10 @@ from benchmarks.load import Load, bounded, warm_up
 from benchmarks.measuring import Scenario, StreamsWithCpu, finish, measure_in_turn
 from benchmarks.plan import Request
 from benchmarks.scenarios import Settings
-from benchmarks.stats import Metric, Sample, percentile
+from benchmarks.stats import Metric, Sample
 from benchmarks.targets import Target, TargetError, tokens_per_word
 from benchmarks.wire import Shape
+from trioserve.bench.stats import percentile
 from trioserve.models import BUNDLED
 
 #: The name of the model in the directory.

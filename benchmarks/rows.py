@@ -18,8 +18,9 @@ from benchmarks.scenarios import (
     SharedPrefix,
     Streams,
 )
-from benchmarks.stats import Sample, Spread, column, ratio, spread, worst_failures
+from benchmarks.stats import Sample, column, ratio, worst_failures
 from benchmarks.structured import Structured
+from trioserve.bench.stats import Spread, spread
 
 OURS, BASE = "trioserve", "llama-server"
 MET, MISSED, MISSING = "met", "missed", "not measured"

@@ -17,16 +17,11 @@ from benchmarks.driver import run
 from benchmarks.harness import usage
 from benchmarks.load import Load
 from benchmarks.plan import UNFINISHED, Plan, Request, Run
-from benchmarks.stats import (
-    STREAM_METRICS,
-    Metric,
-    Sample,
-    error_kinds,
-    percentile,
-    sample_of,
-)
+from benchmarks.stats import STREAM_METRICS, Metric, Sample, error_kinds, sample_of
 from benchmarks.targets import Target
-from benchmarks.wire import Shape, Stream, understand, understand_all, words
+from benchmarks.wire import Shape, Stream, understand, understand_all
+from trioserve.bench.prompts import words
+from trioserve.bench.stats import percentile
 
 
 class Scenario(Protocol):

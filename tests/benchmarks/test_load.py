@@ -18,10 +18,11 @@ from benchmarks.driver import run
 from benchmarks.http1 import ProtocolError, ResponseReader, payloads
 from benchmarks.plan import UNFINISHED, Address, Plan, Request
 from benchmarks.selfcheck import HEAD, chunk, event, measure, read_request
-from benchmarks.stats import Metric, Sample, percentile, ratio, sample_of
+from benchmarks.stats import Metric, Sample, ratio, sample_of
 from benchmarks.targets import TargetError, target_of
 from benchmarks.wire import Shape, understand
 from tests.support.canned_server import serving_bytes
+from trioserve.bench.stats import percentile
 
 USAGE = {"completion_tokens": 5, "prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2}}
 #: Three events with output (one of them two tokens, as far as the usage says), and three without.

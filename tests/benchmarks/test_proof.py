@@ -35,11 +35,12 @@ from benchmarks.rows import (
 )
 from benchmarks.scenarios import Settings
 from benchmarks.selfcheck import HEAD, chunk, read_request
-from benchmarks.stats import Metric, Sample, Spread
+from benchmarks.stats import Metric, Sample
 from benchmarks.structured import SCHEMA, Structured
 from benchmarks.targets import Target, TargetError, target_of
 from benchmarks.wire import Shape, answer_of
 from tests.support.canned_server import serving_bytes
+from trioserve.bench.stats import Spread
 
 
 def native(content: str, **more: object) -> bytes:

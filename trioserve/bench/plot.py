@@ -12,7 +12,7 @@ from html import escape
 
 import attrs
 
-from benchmarks.stats import Spread
+from trioserve.bench.stats import Spread
 
 _WIDTH, _MARGIN = 1000, 16
 _LEFT, _RIGHT = 350, 260  # of bars: room for labels, and for numbers
