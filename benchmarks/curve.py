@@ -26,6 +26,7 @@ from benchmarks.stats import Sample, worst_failures
 from benchmarks.targets import TargetError, tokens_per_word
 from benchmarks.wire import Shape
 from trioserve.bench import plot
+from trioserve.bench.report import machine
 from trioserve.bench.stats import Spread, spread
 
 _GAP, _TTFT = "itl p99 meanwhile", "long prompt ttft"
@@ -111,7 +112,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[Sample]]:
         f"Model: {options.model.stem}. Both servers with -np {options.slots}{threads}; {OURS} with "
         f"--max-tick-ms 0 (its default), {', '.join(map(str, options.paces))}. Medians of "
         f"{options.rounds} rounds, all in turn; bands reach from the least to the greatest. "
-        f"{report.machine()['cores']} cores."
+        f"{machine()['cores']} cores."
     )
     drawn = picture(samples, scenario.name, caption)
     (options.out / "curve.svg").write_text(drawn, encoding="utf-8")

@@ -30,6 +30,7 @@ from benchmarks.scenarios import Scenario, Settings
 from benchmarks.stats import Sample
 from benchmarks.targets import Target, TargetError, tokens_per_word
 from benchmarks.wire import Shape
+from trioserve.bench.report import machine
 
 Note = Callable[[str], None]
 
@@ -216,9 +217,9 @@ def write(options: argparse.Namespace, results: Sequence[Result]) -> None:
         options.out / "results.json",
         {"options": shown, "flags": flags, "results": [_plain(result) for result in results]},
     )
-    machine = report.machine()
-    where = f"{machine['cores']} cores, {machine['system']} {machine['machine']}"
-    text = f"Measured {machine['when']}, {where}; both servers with `{flags}`.\n\n"
+    here = machine()
+    where = f"{here['cores']} cores, {here['system']} {here['machine']}"
+    text = f"Measured {here['when']}, {where}; both servers with `{flags}`.\n\n"
     text += "Median of the rounds, and in brackets the least and the greatest.\n\n"
     text += report.markdown(summary(results))
     (options.out / "results.md").write_text(text, encoding="utf-8")

@@ -1,5 +1,5 @@
-"""Measuring servers: `trioserve bench` and `trioserve tune`, and what `benchmarks/` shares with them.
+"""Measures servers, for `trioserve bench` and `trioserve tune`; `benchmarks/` shares some of it.
 
 `client` sends a request and notes its times, `speed` makes a measurement of several, `report` shows
-what came of them, and `tuning` searches for the best flags. `plot` draws, and `stats` sums up.
+the results, and `search` looks for the best flags. `plot` draws, and `stats` sums up.
 """

@@ -161,9 +161,9 @@ def _chart(chart: Chart, servers: Sequence[str], left: int, top: int) -> Iterato
     xs = sorted({x for x, _ in points})
     marks = ticks(max(value.high for _, value in points))
 
-    def across(x: float) -> float:  # each doubling is as wide
-        span = math.log(xs[-1] / xs[0]) or 1.0
-        return x0 + _CHART_WIDTH * math.log(x / xs[0]) / span
+    def across(x: float) -> float:  # each doubling is as wide; an axis from 0 is even
+        begin, end, at = (one if xs[0] <= 0 else math.log(one) for one in (xs[0], xs[-1], x))
+        return x0 + _CHART_WIDTH * (at - begin) / ((end - begin) or 1.0)
 
     def up(value: float) -> float:
         return lower - _CHART_HEIGHT * max(value, 0.0) / marks[-1]

@@ -7,7 +7,7 @@ import random
 
 _CONSONANTS = "bcdfghjklmnpqrstvwxz"
 _VOWELS = "aeiou"
-#: Syllables, in the order that `benchmarks.gguf_maker` gives them: there a word of two is one token.
+#: Syllables, in the order of `benchmarks.gguf_maker`, in whose models a word of two is one token.
 SYLLABLES = tuple(c + v for c, v in itertools.product(_CONSONANTS, _VOWELS))
 
 

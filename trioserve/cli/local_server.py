@@ -46,9 +46,11 @@ class _Models(msgspec.Struct):
     data: list[Model]
 
 
-def client_of(address: Address, api_key: str | None) -> AbstractAsyncContextManager[ServerClient]:
-    """Give a client of the server at an address."""
-    return connected_to(address.url, socket_path=address.socket_path, api_key=api_key)
+def client_of(
+    address: Address, api_key: str | None, **options: int
+) -> AbstractAsyncContextManager[ServerClient]:
+    """Give a client of the server at an address; see `connected_to` for the options."""
+    return connected_to(address.url, socket_path=address.socket_path, api_key=api_key, **options)
 
 
 async def models_at(address: Address, api_key: str | None) -> Sequence[Model]:

@@ -99,6 +99,24 @@ COMMANDS: Mapping[str, Command] = {
         "  --cache FOLDER        keep large tensors here, so that they need not be sent again\n"
         "  --rpc-allow-public    listen on an address of the public internet, or on all\n",
     ),
+    "bench": Command(
+        "[--url URL] [--against URL] [-p N] [-n N] [-d N] [-npl N] [flags]",
+        "measure the speed of prompts and of generation, by depth and by number of clients",
+        "Measures the server at URL or, without one, a server that is started with the flags.\n"
+        "Numbers may have commas between them; all of them are combined.\n\n"
+        "  -p, --n-prompt N      tokens of a prompt; 0 leaves prompts out (default 512)\n"
+        "  -n, --n-gen N         tokens of an output; 0 leaves outputs out (default 128)\n"
+        "  -d, --n-depth N       tokens in the KV cache before (default 0)\n"
+        "  -npl, --clients N     clients at once (default 1)\n"
+        "  -r, --repetitions N   rounds of each test (default 5)\n"
+        "  -o, --output {md,csv,json,jsonl}\n"
+        "                        form of what is printed (default md)\n"
+        "  --json FILE           write all samples to a file\n"
+        "  --svg FILE            draw a picture\n"
+        "  --url URL             address of a server, such as http://127.0.0.1:8080\n"
+        "  --against URL         another server with OpenAI's API, measured in turn with this one\n"
+        "                        (--api-key is the key of both)\n",
+    ),
     "doctor": Command(
         "[flags]",
         "look for what would keep a server with these flags from working well",
