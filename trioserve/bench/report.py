@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from trioserve.bench import plot
-from trioserve.bench.speed import Sample, Test
+from trioserve.bench.speed import Sample, Workload
 from trioserve.bench.stats import Spread, ratio_of, spread
 
 #: What a table shows, with the widths of its columns. The last ones are right-aligned.
@@ -36,7 +36,7 @@ _SERVER, _RATIO = 2, len(_COLUMNS) - 1
 class Result:
     """A test with the samples of each server, the one that is compared with last."""
 
-    test: Test
+    test: Workload
     samples: Mapping[str, Sequence[Sample]]
 
     def speed(self, server: str) -> Spread:
@@ -211,13 +211,13 @@ def picture(results: Sequence[Result], title: str, caption: str) -> str:
     return plot.bars(title, servers, [panel], caption)
 
 
-def _label(test: Test) -> str:
+def _label(test: Workload) -> str:
     return f"{test.name}, {test.clients} client{'s' * (test.clients > 1)}"
 
 
 def _charts(results: Sequence[Result], axis: str) -> Iterator[plot.Chart]:
     """A chart for all tests that differ in one thing only."""
-    groups: dict[Test, list[Result]] = {}
+    groups: dict[Workload, list[Result]] = {}
     for one in results:
         groups.setdefault(attrs.evolve(one.test, **{axis: 1}), []).append(one)
     for group in groups.values():

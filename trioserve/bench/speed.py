@@ -17,7 +17,7 @@ _SHORT = 16
 
 
 @attrs.frozen(kw_only=True)
-class Test:
+class Workload:
     """Either a prompt of `n_prompt` tokens or an output of `n_gen` tokens, of each client.
 
     Before that, `depth` tokens are in the KV cache, which are not measured.
@@ -35,16 +35,16 @@ class Test:
         return f"{name} @ d{self.depth}" if self.depth else name
 
 
-def tests_of(
+def workloads_of(
     n_prompts: Sequence[int], n_gens: Sequence[int], depths: Sequence[int], clients: Sequence[int]
-) -> list[Test]:
+) -> list[Workload]:
     """Combine all values, as llama-bench does; a length of 0 leaves its tests out."""
     return [
         test
         for depth, count in itertools.product(depths, clients)
         for test in (
-            *(Test(n_prompt=n, depth=depth, clients=count) for n in n_prompts if n),
-            *(Test(n_gen=n, depth=depth, clients=count) for n in n_gens if n),
+            *(Workload(n_prompt=n, depth=depth, clients=count) for n in n_prompts if n),
+            *(Workload(n_gen=n, depth=depth, clients=count) for n in n_gens if n),
         )
     ]
 
@@ -61,7 +61,7 @@ class Sample:
     notes: tuple[str, ...] = ()
 
 
-async def measure(server: Server, test: Test, seed: str) -> Sample:
+async def measure(server: Server, test: Workload, seed: str) -> Sample:
     """Run a test once. The seed must be new.
 
     Raises:
@@ -79,21 +79,34 @@ async def measure(server: Server, test: Test, seed: str) -> Sample:
     return sample_of(test, await all_of(calls))
 
 
-def sample_of(test: Test, answers: Sequence[Answer]) -> Sample:
+async def measure_repetition(server: Server, n_tokens: int, seed: str) -> float:
+    """Measure how many tokens a second an output has if its prompt asks for the same text again.
+
+    Drafts from the text so far are right where the model repeats it.
+
+    Raises:
+        TrioServeError: the request has failed.
+    """
+    text = server.prompt(n_tokens, f"{seed} again")
+    begun = text[: len(text) // 4].rpartition(" ")[0]
+    answer = await server.complete(f"{text}\n{text}\n{begun}", n_tokens)
+    return (answer.n_tokens - 1) / _duration([answer])
+
+
+def sample_of(test: Workload, answers: Sequence[Answer]) -> Sample:
     """Sum up the answers of all clients."""
     notes = cache_notes(test, answers)
     if test.n_gen and any(one.n_tokens < test.n_gen for one in answers):
         notes.append(f"outputs are shorter than {test.n_gen} tokens")
-    sent, first = min(one.sent for one in answers), min(one.times[0] for one in answers)
     if test.n_prompt:
         counts = [n_computed(test, one) for one in answers]
-        seconds = max(one.times[0] for one in answers) - sent
+        seconds = max(one.times[0] for one in answers) - min(one.sent for one in answers)
     else:
         counts = [one.n_tokens - 1 for one in answers]  # the first one came with the prompt
-        seconds = max(one.times[-1] for one in answers) - first
+        seconds = _duration(answers)
     gaps = [gap * 1e3 for one in answers for gap in one.gaps]
     return Sample(
-        tokens_per_s=sum(counts) / seconds if seconds > 0 else 0.0,
+        tokens_per_s=sum(counts) / seconds,
         ttft=percentile([one.ttft * 1e3 for one in answers], 0.5),
         itl_p50=percentile(gaps, 0.5) if gaps else None,
         itl_p99=percentile(gaps, 0.99) if gaps else None,
@@ -102,7 +115,13 @@ def sample_of(test: Test, answers: Sequence[Answer]) -> Sample:
     )
 
 
-def cache_notes(test: Test, answers: Sequence[Answer]) -> list[str]:
+def _duration(answers: Sequence[Answer]) -> float:
+    """Seconds from the first text of all answers to the last, or from the request if all is one."""
+    first, last = min(one.times[0] for one in answers), max(one.times[-1] for one in answers)
+    return (last - first) or (last - min(one.sent for one in answers))
+
+
+def cache_notes(test: Workload, answers: Sequence[Answer]) -> list[str]:
     """Say where the tokens of the depth may have been computed again."""
     if not test.depth:
         return []
@@ -114,14 +133,14 @@ def cache_notes(test: Test, answers: Sequence[Answer]) -> list[str]:
     return []
 
 
-def n_computed(test: Test, answer: Answer) -> int:
+def n_computed(test: Workload, answer: Answer) -> int:
     """How many tokens of a prompt were computed, not found in the cache."""
     cached = test.depth if answer.n_cached is None else answer.n_cached
     return max(0, answer.n_prompt - cached)
 
 
 async def interleave(
-    servers: Sequence[Server], test: Test, rounds: int, note: Callable[[str], None]
+    servers: Sequence[Server], test: Workload, rounds: int, note: Callable[[str], None]
 ) -> dict[str, list[Sample]]:
     """Measure A B, B A, and so on; returns the samples of each server by its name.
 

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -15,6 +16,7 @@ import trio
 
 from trioserve.cli.address import Address
 from trioserve.cli.progress import ProgressReport
+from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError, ModelLoadError
 from trioserve.models import BUNDLED
@@ -44,6 +46,21 @@ class Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[Model]
+
+
+class _Modalities(msgspec.Struct):
+    vision: bool = False
+
+
+class _Defaults(msgspec.Struct):
+    n_ctx: int
+
+
+class Props(msgspec.Struct):
+    """The properties of a server."""
+
+    default_generation_settings: _Defaults
+    modalities: _Modalities = msgspec.field(default_factory=_Modalities)
 
 
 def client_of(
@@ -118,8 +135,7 @@ async def started(
                 line = f"{report['state'].capitalize()} {child.name}: {share:4.0%}"
                 progress.tell(share, line, report["state"])
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(child.run, Spawner(environ), argv, told)
+        async with alongside(partial(child.run, Spawner(environ), argv, told)):
             await decided.wait()
             progress.end()
             if child.message is not None or child.ended.is_set():

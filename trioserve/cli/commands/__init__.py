@@ -117,6 +117,15 @@ COMMANDS: Mapping[str, Command] = {
         "  --against URL         another server with OpenAI's API, measured in turn with this one\n"
         "                        (--api-key is the key of both)\n",
     ),
+    "tune": Command(
+        "[--seconds N] [--json FILE] [flags]",
+        "find the flags that are the fastest for a model on this machine",
+        "Starts servers with the flags and different numbers of threads, layouts of the KV cache,\n"
+        "batch sizes and drafts, with flash attention and without, and measures them in turn.\n"
+        "What the flags set stays as it is.\n\n"
+        "  --seconds N    time for all measurements (default 120)\n"
+        "  --json FILE    write all results to a file\n",
+    ),
     "doctor": Command(
         "[flags]",
         "look for what would keep a server with these flags from working well",

@@ -55,7 +55,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     hush(parsed.config)
     for note in parsed.notes:
         print(f"trioserve: {note}", file=sys.stderr)
-    tests = speed.tests_of(options.n_prompt, options.n_gen, options.n_depth, options.clients)
+    tests = speed.workloads_of(options.n_prompt, options.n_gen, options.n_depth, options.clients)
     if not tests:
         raise ConfigError("bench has nothing to measure: -p and -n are 0")
     results: list[report.Result] = []
@@ -86,8 +86,8 @@ def take_options(argv: Sequence[str]) -> tuple[Options, list[str]]:
         "output": (_output, ("--output", "-o")),
         "url": (_as_it_is, ("--url",)),
         "against": (_as_it_is, ("--against",)),
-        "json": (_path, ("--json",)),
-        "svg": (_path, ("--svg",)),
+        "json": (writable, ("--json",)),
+        "svg": (writable, ("--svg",)),
     }
     for field, (read, names) in readers.items():
         for name in names:
@@ -130,7 +130,8 @@ def _as_it_is(_flag: str, value: str) -> str:
     return value
 
 
-def _path(flag: str, value: str) -> Path:
+def writable(flag: str, value: str) -> Path:
+    """Read the path of a file that is written later. Raises ConfigError: it cannot be."""
     path = Path(value)
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError(f"{flag}: {value} cannot be written")
@@ -142,7 +143,7 @@ def _path(flag: str, value: str) -> Path:
 
 async def _measure(
     options: Options,
-    tests: Sequence[speed.Test],
+    tests: Sequence[speed.Workload],
     config: Config,
     flags: Sequence[str],
     environ: Mapping[str, str],
@@ -191,7 +192,7 @@ async def servers_of(
         if len({str(one) for _, one, _ in addresses}) < len(addresses):
             raise ConfigError("--against names the same server as --url")
         seed = secrets.token_hex(4)
-        servers = []
+        servers: list[Server] = []
         for name, one, model in addresses:
             models = await models_at(one, key)
             chosen = only(models) if model is None else named(models, model)

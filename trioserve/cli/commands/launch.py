@@ -13,13 +13,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 import attrs
-import msgspec
 import trio
 
 from trioserve.cli.address import Address, take_value
 from trioserve.cli.agents import AGENTS, NO_KEY, Agent, Endpoint
 from trioserve.cli.commands import hush
-from trioserve.cli.local_server import client_of, models_at, named, only, started
+from trioserve.cli.local_server import Props, client_of, models_at, named, only, started
 from trioserve.cli.progress import ProgressReport
 from trioserve.config import Config
 from trioserve.config.parse import parse
@@ -162,19 +161,6 @@ async def _attend(command: Sequence[str], environ: Mapping[str, str]) -> int:
 # -- the server
 
 
-class _Modalities(msgspec.Struct):
-    vision: bool = False
-
-
-class _Defaults(msgspec.Struct):
-    n_ctx: int
-
-
-class _Props(msgspec.Struct):
-    default_generation_settings: _Defaults
-    modalities: _Modalities = msgspec.field(default_factory=_Modalities)
-
-
 @attrs.frozen
 class AgentServer:
     """The server that an agent is to use: one that runs, or else one that is started."""
@@ -228,7 +214,7 @@ class AgentServer:
         async with client_of(address, self._key) as client:
             with ProgressReport(sys.stderr, n_log_lines=0) as report:
                 report.tell(0.0, f"Loading {model}", "loading")
-                props = await client.ask(f"/props?model={quote(model)}", form=_Props)
+                props = await client.ask(f"/props?model={quote(model)}", form=Props)
         return Endpoint(
             url=address.url,
             model=model,
