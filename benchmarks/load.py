@@ -1,4 +1,4 @@
-"""Loads of plain streams, rounds that take turns, and what the command lines here have in common."""
+"""Loads of plain streams, rounds that take turns, and what the command lines have in common."""
 
 from __future__ import annotations
 
