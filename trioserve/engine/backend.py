@@ -282,6 +282,9 @@ class Batch(Protocol):
     ) -> range:
         """Append one token to each of some sequences, with logits; returns their rows."""
 
+    def advance(self, tokens: Sequence[TokenId]) -> None:
+        """Replace the tokens of all rows; each row is one position further than before."""
+
     def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
         """Append tokens at positions ``pos, pos + 1, …``, without logits; returns the last row."""
 
