@@ -21,13 +21,17 @@ _ROW, _BAR = 30, 9
 _ABOVE, _BELOW = 36, 34  # of a panel: its title, and the numbers of its axis
 _CHART_LEFT, _CHART_WIDTH, _CHART_HEIGHT, _CHART_STEP = 64, 400, 210, 300
 
-#: For light and for dark: two servers, targets, paper, ink, soft ink, grid.
-_COLOURS = (
-    ("#1b6ca8", "#c2571a", "#1a7f37", "#ffffff", "#1f2328", "#59636e", "#d1d9e0"),
-    ("#58a6ff", "#f0883e", "#56d364", "#0d1117", "#e6edf3", "#9198a1", "#30363d"),
+#: For light and for dark: two servers, targets, paper, ink, soft ink, grid, two more servers.
+_COLOURS = tuple(
+    colours.split()
+    for colours in (
+        "#1b6ca8 #c2571a #1a7f37 #ffffff #1f2328 #59636e #d1d9e0 #8250df #9a6700",
+        "#58a6ff #f0883e #56d364 #0d1117 #e6edf3 #9198a1 #30363d #bc8cff #d29922",
+    )
 )
 _CLASSES = (
     ".s0{{fill:{0};stroke:{0}}}.s1{{fill:{1};stroke:{1}}}.target{{stroke:{2}}}.paper{{fill:{3}}}"
+    ".s2{{fill:{7};stroke:{7}}}.s3{{fill:{8};stroke:{8}}}"
     "text{{fill:{4}}}.soft{{fill:{5}}}.axis{{stroke:{5}}}.grid{{stroke:{6}}}"
 )
 _SHAPES = (
@@ -78,7 +82,7 @@ def bars(title: str, servers: Sequence[str], panels: Sequence[Panel], caption: s
 
 
 def curves(title: str, servers: Sequence[str], charts: Sequence[Chart], caption: str) -> str:
-    """Draw charts, two beside each other."""
+    """Draw charts, two beside each other, with up to four lines each."""
     parts: list[str] = []
     for i, chart in enumerate(charts):
         parts += _chart(chart, servers, i % 2 * _WIDTH // 2, _HEAD + i // 2 * _CHART_STEP)
