@@ -92,12 +92,12 @@ def build(
     """Compile into the folder of a build.
 
     Args:
-        where: the folder; objects that are there from a build that was interrupted are used.
+        where: the folder; objects of a build that was interrupted are used.
         arch: the architecture of the GPU, such as "90".
         sources: the source distribution of llama-cpp-python, as the file or unpacked; None: pip
             downloads it.
         jobs: compilers at the same time.
-        note: is told what happens.
+        note: reports progress.
 
     Raises:
         TargetError: there are no sources or no compiler, or it does not compile.

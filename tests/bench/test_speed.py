@@ -12,18 +12,19 @@ from contextlib import asynccontextmanager
 import attrs
 import pytest
 
+from tests.support.canned_server import serving_bytes
 from tests.support.http_server import serving_script
 from trioserve.bench import report, speed
 from trioserve.bench.client import Answer, Server
 from trioserve.bench.report import Result, Table
 from trioserve.bench.speed import Sample, Workload
-from trioserve.errors import TrioServeError
+from trioserve.errors import TrioServeError, UnavailableError
 from trioserve.router.client import connected_to
 from trioserve.testing import ScriptedBackend
 
 
 def answer(*times: float, sent: float = 0.0, cached: int | None = 0, n_prompt: int = 100) -> Answer:
-    """An answer with as many tokens as times, the first of which brings one."""
+    """An answer with one token at each time."""
     return Answer(sent=sent, times=times, n_prompt=n_prompt, n_cached=cached, n_tokens=len(times))
 
 
@@ -120,6 +121,40 @@ async def test_servers_are_measured_in_turn() -> None:
     assert [line[-1] for line in lines] == ["a", "b", "b", "a", "a", "b"]
 
 
+def canned(*events: dict[str, object]) -> bytes:
+    """A streamed answer, with its head."""
+    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    return head + body + b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("events", "missing"),
+    [
+        ([{"choices": [{"text": "a"}]}], "without the number of tokens"),
+        ([{"choices": [], "usage": {"prompt_tokens": 3}}], "without text"),
+    ],
+)
+async def test_an_answer_that_cannot_be_measured(
+    events: list[dict[str, object]], missing: str
+) -> None:
+    with serving_bytes(canned(*events)) as address:
+        async with connected_to(f"http://{address.authority}", n_kept=0) as client:
+            server = Server(name="a", client=client, model="m", seed="s")
+            with pytest.raises(UnavailableError, match=missing):
+                await server.complete("x", 1)
+
+
+async def test_other_servers_report_less() -> None:
+    """A server with the fewest members that are needed."""
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    answer = canned({"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}], "usage": usage})
+    with serving_bytes(answer) as address:
+        async with connected_to(f"http://{address.authority}", n_kept=0) as client:
+            found = await Server(name="a", client=client, model="m", seed="s").complete("x", 1)
+    assert (found.n_prompt, found.n_tokens, found.n_cached) == (3, 2, None)
+
+
 async def test_a_refused_request_ends_the_measurement() -> None:
     async with measured("a", []) as server:
         with pytest.raises(TrioServeError, match="context"):
@@ -130,7 +165,7 @@ async def test_a_refused_request_ends_the_measurement() -> None:
 
 
 def results(*clients: int) -> list[Result]:
-    """Two servers, the second of which is half as fast."""
+    """Two servers; the second one is half as fast."""
     return [
         Result(
             Workload(n_gen=16, clients=count),

@@ -28,7 +28,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    text: str = ""
+    text: str | None = None
 
 
 class _Event(msgspec.Struct):

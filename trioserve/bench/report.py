@@ -75,7 +75,7 @@ class Result:
 
 @attrs.frozen
 class Table:
-    """A table in Markdown, of which each line is printed as soon as it is known.
+    """A table in Markdown that is printed line by line, so its columns have fixed widths.
 
     Args:
         is_compared: whether there are two servers.

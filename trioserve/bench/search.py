@@ -44,7 +44,7 @@ class Factor:
 
 @attrs.frozen(kw_only=True)
 class Trial:
-    """What came of an option, or of all flags in the end.
+    """The result of an option, or of the best flags beside the defaults.
 
     Attributes:
         factor: its name.

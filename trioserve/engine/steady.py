@@ -1,8 +1,8 @@
 """`SteadyPlan`: a step that differs from the one before in nothing but its tokens.
 
 With hundreds of streams, nearly all steps are like that: no command has come, no request has begun
-or ended, and there is no prompt and no draft. Then there is nothing to decide: each stream goes on
-with the token that was sampled last, one position further. What only depends on the requests is
+or ended, and there is no prompt and no draft. Then there is nothing to decide: each stream
+decodes the token that was sampled last, one position further. What only depends on the requests is
 kept in columns, from step to step.
 """
 

@@ -1,4 +1,4 @@
-"""`trioserve tune`: what is tried, with which servers, and what it says."""
+"""`trioserve tune`: the options, the servers, and the verdict."""
 
 from __future__ import annotations
 

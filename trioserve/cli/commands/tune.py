@@ -96,7 +96,7 @@ def factors_of(config: Config, n_cores: int, n_threads: int) -> list[Factor]:
 
 @attrs.define(eq=False)
 class _Running:
-    """A server that runs until it is told to stop."""
+    """A server that runs until `stop` is set."""
 
     server: Server
     stop: trio.Event = attrs.field(factory=trio.Event)
@@ -104,7 +104,7 @@ class _Running:
 
 
 class Servers:
-    """Servers with different flags, of which a few run at the same time.
+    """Servers with different flags; up to `limit` of them run at the same time.
 
     Args:
         nursery: in which they run.
@@ -255,7 +255,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def verdict(found: Found, trials: Sequence[Trial]) -> str:
-    """What to do, in the end."""
+    """Name the best flags, or the noise that hides a difference."""
     lines = []
     if not found.is_complete:
         lines.append("The time was up before all factors were tried; --seconds gives more.")
