@@ -84,7 +84,7 @@ endif
 
 # The fast tests come first: most defects show there.
 test-all: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory -j2 check test-fast PYTEST_ARGS='$(COVERAGE) $(PYTEST_ARGS)'
+	@$(MAKE) --no-print-directory test PYTEST_ARGS='$(COVERAGE) $(PYTEST_ARGS)'
 	@$(MAKE) --no-print-directory test-system PYTEST_ARGS='$(COVERAGE) --cov-append $(PYTEST_ARGS)'
 	@$(PY) -m coverage report
 
