@@ -192,7 +192,7 @@ RAY ?=
 RAY_VENV := .venv-ray$(if $(RAY),-$(RAY))
 
 test-ray:
-	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS=ray GROUPS=test CONSTRAINTS= \
+	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS='media tools ray' GROUPS=test CONSTRAINTS= \
 		$(if $(RAY),MORE="'ray[serve]==$(RAY)' 'protobuf<7'") $(RAY_VENV)/.installed-dev
 	@TEST_RAY=1 $(RAY_VENV)/bin/python -m pytest tests/ray tests/ray_cluster $(PYTEST_ARGS)
 
@@ -207,8 +207,9 @@ test-image: $(VENV)/.installed-dev
 test-lowest:
 	@$(MAKE) --no-print-directory VENV=.venv-lowest .venv-lowest/bin/python
 	@.venv-lowest/bin/python -c 'import tomllib; settings = tomllib.load(open("pyproject.toml", "rb")); \
-		print(*(one.replace(">=", "==") for one in \
-		[*settings["project"]["dependencies"], *settings["dependency-groups"]["test"]]), sep="\n")' \
+		extras = settings["project"]["optional-dependencies"]; \
+		print(*(one.replace(">=", "==") for one in [*settings["project"]["dependencies"], *extras["media"], \
+		*extras["tools"], *settings["dependency-groups"]["test"]]), sep="\n")' \
 		> .venv-lowest/lowest.txt
 	@$(MAKE) --no-print-directory VENV=.venv-lowest GROUPS=test CONSTRAINTS=.venv-lowest/lowest.txt \
 		.venv-lowest/.installed-dev
@@ -228,8 +229,8 @@ distclean: clean
 
 # -- the environment
 
-# Extras of trioserve, and groups of pyproject.toml, separated by spaces.
-EXTRAS ?=
+# Extras of trioserve, and groups of pyproject.toml, separated by spaces. The bundled model shows what these two add.
+EXTRAS ?= media tools
 GROUPS ?= dev
 # Requirements beside them.
 MORE ?=
@@ -283,4 +284,4 @@ LOCK := uv pip compile --quiet --universal --python-version 3.11 --no-annotate -
 lock:
 	@command -v uv >/dev/null || { echo "make lock needs uv: pip install uv" >&2; exit 1; }
 	@$(LOCK) --upgrade pyproject.toml --group dev --group deploy --group fuzz \
-		--extra mcp --extra otel --extra pdf --output-file constraints.txt
+		--extra all --output-file constraints.txt
