@@ -10,8 +10,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[1]
 from trioserve.config.extras import EXTRAS, has_extra
+
+ROOT = Path(__file__).parents[1]
 
 #: Extras that no target installs together with the constraints.
 UNCONSTRAINED = {"ray", "whisper"}
