@@ -229,7 +229,7 @@ test-wheel: $(VENV)/.installed-release
 
 # Imports that are not declared, and versions with a known vulnerability.
 audit: $(VENV)/.installed-release
-	@$(PY) -m deptry trioserve
+	@$(PY) -m deptry .
 	@$(PY) -m pip_audit --requirement constraints.txt --disable-pip --no-deps
 
 clean:
