@@ -403,6 +403,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         until = now + (end - now) * part.weight / sum(one.weight for one in chosen[i:])
         note(f"{part.key}: {until - now:.0f} s")
         try:
+            if now >= end:
+                raise TargetError(f"the {options.budget:g} s of --budget were used up before")
             found["parts"][part.key] = measure_part(options, part, until)
             if part.key == "streams":
                 found["python"] = python_share(options, found["parts"]["streams"])

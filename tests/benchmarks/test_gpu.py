@@ -103,6 +103,17 @@ def test_the_share_of_python_is_of_a_step_as_long_as_the_devices(tmp_path: Path)
         gpu.python_share(tried, {})
 
 
+def test_parts_that_would_start_too_late_are_left_out(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.touch()
+    argv = ["--model", str(model), "--out", str(tmp_path), "--device", "cpu", "--quiet"]
+    assert gpu.main([*argv, "--budget", "1e-9"]) == 1
+    whole = json.loads((tmp_path / "gpu.json").read_text())
+    assert whole["parts"] == {}
+    assert len(whole["errors"]) == 5
+    assert "--budget were used up before" in whole["errors"]["streams"]
+
+
 def test_what_nvidia_smi_prints() -> None:
     assert [read_architecture(text) for text in ("9.0\n", "12.0\n9.0\n")] == ["90", "120"]
     with pytest.raises(TargetError, match="no architecture"):
