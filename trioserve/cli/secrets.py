@@ -35,12 +35,11 @@ def _overwrite(field: int, find: Callable[[list[bytes]], Iterator[tuple[int, int
     start, end = int(fields[field]), int(fields[field + 1])
     if not start:
         return  # the kernel does not tell
-    memory = (ctypes.c_char * (end - start)).from_address(start)
-    words = memory.raw.split(b"\0")
+    words = ctypes.string_at(start, end - start).split(b"\0")
     for index, begin in find(words):
         place = sum(len(word) + 1 for word in words[:index])
         length = len(words[index])
-        memory[place + begin : place + length] = b"*" * (length - begin)
+        ctypes.memset(start + place + begin, ord("*"), length - begin)
 
 
 def _secret_arguments(words: list[bytes]) -> Iterator[tuple[int, int]]:

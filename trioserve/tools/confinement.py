@@ -126,7 +126,7 @@ _REFUSED = (
     "shmget", "semget", "msgget", "memfd_create", "memfd_secret", "add_key", "request_key",
     "keyctl", "unshare", "setns", "io_uring_setup", "bpf", "userfaultfd", "perf_event_open",
 )  # fmt: skip
-#: These Landlock does not know. Programs such as `cp -a` go on where attributes are not supported.
+#: These Landlock does not know. Programs such as `cp -a` work where attributes are not supported.
 _UNSUPPORTED = ("setxattr", "lsetxattr", "fsetxattr")
 _MACHINES: dict[str, tuple[int, tuple[int, ...], dict[str, int]]] = {
     "x86_64": (

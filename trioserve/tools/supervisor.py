@@ -194,7 +194,7 @@ class CommandSupervisor:
     def _end_all(self) -> None:
         """Kill all that is left of the command. New processes are killed in the next round.
 
-        This goes on for as long as processes die: some start others faster than one can look.
+        It continues while processes die: some start others faster than /proc can be read.
         """
         deadline, n_reaped = time.monotonic() + _PATIENCE, -1
         while self._child > 0 and time.monotonic() < deadline:
