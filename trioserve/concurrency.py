@@ -156,6 +156,7 @@ class Feed(Generic[_T]):
     ) -> None:
         self._items: deque[_T] = deque()
         self._size, self._weigh = size, weigh
+        self._weight = 0.0  # of the unread items
         #: Whether `end` was called. Unread items may remain.
         self.is_over = False
         self._error: Exception | None = None
@@ -170,6 +171,7 @@ class Feed(Generic[_T]):
         """Add an item, and wake the reader. After the end, the item is dropped."""
         if not self.is_over:
             self._items.append(item)
+            self._weight += self._weigh(item)
             if self._reader is not None:
                 self._wake()
 
@@ -183,6 +185,7 @@ class Feed(Generic[_T]):
         self.is_over, self._error = True, error
         if now:
             self._items.clear()
+            self._weight = 0.0
         self._wake()
         self._writers.unpark_all()
 
@@ -195,13 +198,15 @@ class Feed(Generic[_T]):
 
     async def room(self) -> None:
         """Wait until less than `size` is unread, or the queue has ended. A checkpoint."""
-        if not self._is_full():
+        if not self.is_full:
             await trio.lowlevel.checkpoint()
-        while self._is_full():
+        while self.is_full:
             await self._writers.park()
 
-    def _is_full(self) -> bool:
-        return not self.is_over and sum(map(self._weigh, self._items)) >= self._size
+    @property
+    def is_full(self) -> bool:
+        """Whether `room` would wait."""
+        return not self.is_over and self._weight >= self._size
 
     def check(self) -> None:
         """Raise the error of `end` if it is the next thing to read."""
@@ -243,6 +248,7 @@ class Feed(Generic[_T]):
         if not self._items:
             raise StopAsyncIteration
         item = self._items.popleft()
+        self._weight -= self._weigh(item)
         self._writers.unpark_all()
         return item
 

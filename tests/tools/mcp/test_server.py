@@ -5,12 +5,11 @@ The servers are played by hand: real ones take real time, which a mocked clock d
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
-import mcp_types
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -19,11 +18,10 @@ from tests.support.mcp_servers import config_of, odd
 from trioserve.errors import ModelLoadError, ToolServerError
 from trioserve.tools.mcp import server as module
 from trioserve.tools.mcp.entries import Entry, StdioEntry
+from trioserve.tools.mcp.listing import Listing
 from trioserve.tools.mcp.server import COOLDOWN_SECONDS, IDLE_SECONDS, RETRY_SECONDS, McpServer
 from trioserve.tools.mcp.tools import open_mcp_servers
 from trioserve.tools.tool import ToolResult
-
-ECHO = mcp_types.Tool(name="echo", input_schema={"type": "object"})
 
 
 @attrs.define
@@ -53,9 +51,9 @@ class Program:
         finally:
             self.n_running -= 1
 
-    async def list_tools(self) -> Sequence[mcp_types.Tool]:
+    async def list_tools(self) -> Listing:
         await trio.lowlevel.checkpoint()
-        return [ECHO]
+        return Listing()
 
     async def call(
         self, tool: str, arguments: Mapping[str, Any], on_output: Callable[[str], None]
@@ -88,8 +86,8 @@ async def test_what_is_raised_beside_servers_comes_out_as_it_is(program: Program
 async def opened() -> AsyncIterator[McpServer]:
     """A server that has had no call yet."""
 
-    async def on_tools(server: McpServer, tools: Sequence[mcp_types.Tool]) -> None:
-        await trio.lowlevel.checkpoint()
+    def on_tools(server: McpServer, listing: Listing) -> None:
+        pass
 
     async with trio.open_nursery() as nursery:
         yield McpServer(StdioEntry(name="a", command="program"), on_tools, nursery)

@@ -15,7 +15,7 @@ import trio.testing
 from tests.support.mcp_servers import call, odd, opened, pids_in
 from tests.support.processes import is_alive
 from tests.support.waiting import patiently, until
-from trioserve.tools.mcp import stdio
+from trioserve.tools.mcp import messages, outbox, stdio
 from trioserve.tools.tool import ToolCallContext
 
 pytestmark = pytest.mark.system
@@ -219,7 +219,7 @@ async def test_a_message_without_an_end_ends_the_server(monkeypatch: pytest.Monk
 
 
 async def test_a_flood_of_notifications_is_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stdio, "_MESSAGES_PER_SECOND", 1000)
+    monkeypatch.setattr(messages, "_MESSAGES_PER_SECOND", 1000)
     async with opened(a=odd()) as servers:
         await call(servers, "a_echo")
         start = trio.current_time()
@@ -228,7 +228,7 @@ async def test_a_flood_of_notifications_is_slowed_down(monkeypatch: pytest.Monke
 
 
 async def test_calls_wait_for_a_server_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stdio, "_MAX_UNREAD", 2**18)
+    monkeypatch.setattr(outbox, "MAX_UNREAD", 2**18)
     answers = []
 
     async def send() -> None:
@@ -244,7 +244,7 @@ async def test_calls_wait_for_a_server_that_does_not_read(monkeypatch: pytest.Mo
 async def test_a_call_that_waits_to_be_sent_can_be_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stdio, "_MAX_UNREAD", 2**16)
+    monkeypatch.setattr(outbox, "MAX_UNREAD", 2**16)
     async with opened(a=odd()) as servers:
         await call(servers, "a_echo")
         start = trio.current_time()
