@@ -154,8 +154,12 @@ class _Server:
             if line is None:
                 raise ToolServerError(await self._how_it_ended())
             message = await self._message(line)
-            if message is not None:
+            if message is None:
+                continue
+            try:
                 await says.send(SessionMessage(message))
+            except anyio.BrokenResourceError:
+                return  # the session ends, while the server still speaks
 
     async def read_log(self) -> None:
         """Log its standard error, and keep the end of it."""
