@@ -58,7 +58,7 @@ _PLAIN = "identity"
 _SESSION = "mcp-session-id"
 
 #: The headers of an answer that mean something.
-_KEPT = ("content-type", _SESSION)
+_KEPT = ("content-type", "location", _SESSION)
 
 #: The SDK's message for a session that the server does not have.
 SESSION_LOST = "Session terminated"
@@ -147,7 +147,7 @@ class _HttpClient(httpx2.AsyncClient):
             await self._limits.streams.step()
             response = await super().send(request, stream=True, **options)
             return self._limited(response) if _has_events(response) else await _emptied(response)
-        if _CANCELLED in request.content[:200]:
+        if _CANCELLED in (await request.aread())[:200]:
             self._background.start_soon(self._notify, request)
             return httpx2.Response(202, request=request)
         return await self._answer(request, **options)
@@ -186,14 +186,14 @@ class _HttpClient(httpx2.AsyncClient):
         if response.is_error and not content_type.startswith("application/json"):
             status = f"{response.status_code} {response.reason_phrase}"
             return _failure(request, f"it answers with status {status}")
-        kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
-        return httpx2.Response(response.status_code, headers=kept, content=body, request=request)
+        return httpx2.Response(
+            response.status_code, headers=_kept(response), content=body, request=request
+        )
 
     def _limited(self, response: httpx2.Response) -> httpx2.Response:
-        kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
         stream = _Events(_Messages(response, self._limits, _EVENT_END))
         return httpx2.Response(
-            response.status_code, headers=kept, stream=stream, request=response.request
+            response.status_code, headers=_kept(response), stream=stream, request=response.request
         )
 
 
@@ -308,11 +308,15 @@ def _has_events(response: httpx2.Response) -> bool:
     return response.is_success and content_type.startswith(_EVENTS)
 
 
+def _kept(response: httpx2.Response) -> dict[str, str]:
+    return {name: response.headers[name] for name in _KEPT if name in response.headers}
+
+
 async def _emptied(response: httpx2.Response) -> httpx2.Response:
     """An answer whose body is not read: it may be of any length."""
     await response.aclose()
     other = httpx2.Response(
-        response.status_code, headers=response.headers, content=b"", request=response.request
+        response.status_code, headers=_kept(response), content=b"", request=response.request
     )
     other.next_request = response.next_request
     return other
