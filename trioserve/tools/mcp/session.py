@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
@@ -141,21 +142,24 @@ class McpSession:
         Raises:
             ToolServerError: it gives no list.
         """
-        listing = Listing()
-        cursor: object = None
         try:
             with trio.fail_after(_LIST_SECONDS):
-                for _ in range(_MAX_PAGES):
-                    params = None if cursor is None else {"cursor": cursor}
-                    page = await self._dispatcher.send_raw_request("tools/list", params)
-                    await trio.to_thread.run_sync(listing.add, page.get("tools"))
-                    last, cursor = cursor, page.get("nextCursor")
-                    if listing.is_full or not isinstance(cursor, str) or cursor == last:
-                        break
+                return await self._listed()
         except trio.TooSlowError:
             raise ToolServerError(f"it lists no tools within {_LIST_SECONDS:g} s") from None
         except MCPError as error:
             raise ToolServerError(f"it lists no tools: {_words(error)}") from None
+
+    async def _listed(self) -> Listing:
+        listing = Listing()
+        cursor: object = None
+        for _ in range(_MAX_PAGES):
+            params = None if cursor is None else {"cursor": cursor}
+            page = await self._dispatcher.send_raw_request("tools/list", params)
+            await trio.to_thread.run_sync(listing.add, page.get("tools"))
+            last, cursor = cursor, page.get("nextCursor")
+            if listing.is_full or not isinstance(cursor, str) or cursor == last:
+                break
         return listing
 
     async def call(
@@ -241,12 +245,8 @@ async def with_session(
 
     try:
         connected = stdio_streams(entry) if isinstance(entry, StdioEntry) else http_streams(entry)
-        async with connected as streams:
-            dispatcher = _Dispatcher(entry.name, streams)
-            async with _client(dispatcher, on_list_changed) as client:
-                with trio.fail_after(START_SECONDS):
-                    await client.initialize()
-                return await use(McpSession(client, dispatcher, entry.timeout))
+        async with connected as streams, _introduced(entry, streams, on_list_changed) as session:
+            return await use(session)
     except (Exception, BaseExceptionGroup) as error:
         found = [_server_error(one) for one in errors_in(error) if isinstance(one, Exception)]
         others = error.split(Exception)[1] if isinstance(error, BaseExceptionGroup) else None
@@ -255,17 +255,24 @@ async def with_session(
         raise found[0] from None
 
 
-def _client(dispatcher: _Dispatcher, on_list_changed: Callable[[], None]) -> ClientSession:
+@asynccontextmanager
+async def _introduced(
+    entry: Entry, streams: Streams, on_list_changed: Callable[[], None]
+) -> AsyncIterator[McpSession]:
     async def on_message(message: IncomingMessage) -> None:
         if isinstance(message, mcp_types.ToolListChangedNotification):
             on_list_changed()
 
-    return ClientSession(
+    dispatcher = _Dispatcher(entry.name, streams)
+    async with ClientSession(
         dispatcher=dispatcher,
         client_info=_CLIENT_INFO,
         message_handler=on_message,
         elicitation_callback=_decline,
-    )
+    ) as client:
+        with trio.fail_after(START_SECONDS):
+            await client.initialize()
+        yield McpSession(client, dispatcher, entry.timeout)
 
 
 async def _decline(
