@@ -27,7 +27,7 @@ from trioserve.cli.commands.show import on_disk
 from trioserve.cli.serving import open_sockets
 from trioserve.config import Config
 from trioserve.config.parse import parse
-from trioserve.errors import ModelLoadError, TrioServeError
+from trioserve.errors import ConfigError, ModelLoadError, TrioServeError
 from trioserve.llama.rpc import library
 from trioserve.llama.rpc.peers import Peer, greet, locate
 from trioserve.models import resolve
@@ -314,8 +314,13 @@ def _max_threads() -> int | None:
 
 def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
     """Folders that the server writes to: permissions and free space."""
+    cache = None
+    try:
+        cache = str(default_cache_dir(environ))
+    except ConfigError as error:
+        yield Finding(Level.WARNING, "folders", error.message)
     for flag, name in (
-        ("the cache of models", str(default_cache_dir(environ))),
+        ("the cache of models", cache),
         ("--slot-save-path", config.slot_save_path),
         ("--log-prompts-dir", config.log_prompts_dir),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -179,13 +180,15 @@ def _expanded(value: Any, folder: Path, environ: Mapping[str, str]) -> Any:
     names = {
         "workspaceFolder": str(folder),
         "workspaceFolderBasename": folder.name,
-        "userHome": str(Path.home()),
+        "userHome": os.path.expanduser("~"),  # "~", where the user has none
         "pathSeparator": "/",
         "/": "/",
     }
 
     def replaced(found: re.Match[str]) -> str:
         kind, name, plain = found.groups()
+        if plain == "userHome" and names[plain] == "~":
+            raise _NotUsableError(f"this user has no home folder, which {found[0]} stands for")
         if plain is not None:
             return names.get(plain, found[0])
         if kind != "env":
