@@ -412,6 +412,24 @@ def check_cancelled() -> None:
         trio.from_thread.check_cancelled()
 
 
+def has_no_thread(error: BaseException) -> bool:
+    """Whether an exception is Python's for a thread that the system refuses to start."""
+    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+
+
+async def surely(work: Callable[[], object], limiter: trio.CapacityLimiter | None = None) -> None:
+    """Do short work in a worker thread, or here if the system refuses a thread.
+
+    For work that no request waits for, such as cleanup.
+    """
+    try:
+        await trio.to_thread.run_sync(work, limiter=limiter)
+    except RuntimeError as error:
+        if not has_no_thread(error):
+            raise
+        work()
+
+
 async def until_idle(limiter: trio.CapacityLimiter) -> None:
     """Wait until all tokens of a limiter are free, including those of abandoned threads."""
     places = [object() for _ in range(int(limiter.total_tokens))]
