@@ -13,6 +13,7 @@ from contextlib import (
     contextmanager,
     suppress,
 )
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -261,6 +262,10 @@ class Phase(enum.Enum):
     CLOSED = "closed"  # has ended all work
 
 
+#: The gates whose work this task does; see `Gate.inside`.
+_inside: ContextVar[tuple[Gate, ...]] = ContextVar("inside", default=())
+
+
 class Gate:
     """Admits work, counts it, and ends it. Everything that drains and closes has one."""
 
@@ -278,14 +283,15 @@ class Gate:
 
         Args:
             has_begun: whether it continues work that was admitted earlier, which draining lets
-                finish.
+                finish; so does work `inside`.
 
         Raises:
             ServerClosingError: it is not.
             TrioServeError: the error of `end`, if `refuse` was not called before.
         """
         phase = self.phase.value
-        if phase is Phase.CLOSED or (phase is Phase.DRAINING and not has_begun):
+        is_refused = phase is Phase.DRAINING and not has_begun and self not in _inside.get()
+        if phase is Phase.CLOSED or is_refused:
             raise self._refusal.again()
 
     @contextmanager
@@ -295,7 +301,8 @@ class Gate:
         """Admit a block of work, and count it. `end` cancels the block, which then raises.
 
         Args:
-            on_end: called by `end` with the error, in place of cancelling the block.
+            on_end: called by `end` with the error, in place of cancelling the block. Without it,
+                the block is `inside`.
             has_begun: as for `check`.
 
         Raises:
@@ -307,6 +314,7 @@ class Gate:
             with (
                 trio.CancelScope() as scope,
                 self.open(lambda error: scope.cancel(reason=error.message), has_begun=has_begun),
+                self.inside(),
             ):
                 yield
             if scope.cancelled_caught:
@@ -320,6 +328,15 @@ class Gate:
         finally:
             del self._ends[key]
             self.n_open.value -= 1
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Do work in a block that belongs to a block of `open`: draining lets it finish."""
+        token = _inside.set((*_inside.get(), self))
+        try:
+            yield
+        finally:
+            _inside.reset(token)
 
     def refuse(self) -> None:
         """Admit no new work."""
