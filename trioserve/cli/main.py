@@ -96,7 +96,7 @@ def _written(run: Callable[[], int]) -> int:
         print(f"trioserve: the output cannot be written: {error.strerror}", file=sys.stderr)
     else:
         return code
-    # What is left in the buffer is written at exit.
+    # Python writes the rest of the buffer at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 

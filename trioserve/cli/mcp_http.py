@@ -132,8 +132,9 @@ async def _read(receive: _Receive, held: MemoryReservation, length: int, most: i
         held.grow(len(part))
         body += part
         has_more = message.get("more_body", False)
-    held.grow(await offload(partial(weight_of, body), len(body), _SHORT_BODY) - len(body))
-    return bytes(body)
+    whole = bytes(body)
+    held.grow(await offload(partial(weight_of, whole), len(whole), _SHORT_BODY) - len(whole))
+    return whole
 
 
 def _with_body(body: bytes, receive: _Receive) -> _Receive:

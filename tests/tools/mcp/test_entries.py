@@ -71,7 +71,7 @@ PROBLEMS = [
     ({"url": "ftp://a"}, "must begin with http:// or https://"),
     ({"url": "http:///path"}, "name a host"),
     ({"command": "${env:NONE}"}, "the environment has no NONE"),
-    ({"url": "http://a", "headers": {"A": "${input:token}"}}, "nobody can be asked"),
+    ({"url": "http://a", "headers": {"A": "${input:token}"}}, "there is no person to ask"),
 ]
 
 

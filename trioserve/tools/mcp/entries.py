@@ -192,7 +192,7 @@ def _expanded(value: Any, folder: Path, environ: Mapping[str, str]) -> Any:
         if plain is not None:
             return names.get(plain, found[0])
         if kind != "env":
-            raise _NotUsableError(f"nobody can be asked for {found[0]}")
+            raise _NotUsableError(f"there is no person to ask for {found[0]}")
         if name not in environ:
             raise _NotUsableError(f"the environment has no {name}, which {found[0]} stands for")
         return environ[name]
