@@ -5,6 +5,7 @@ The servers are played by hand: real ones take real time, which a mocked clock d
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,6 +32,11 @@ class Program:
     n_starts: int = 0
     n_running: int = 0
     problem: str = ""
+    #: Seconds that it takes to list its tools, and when it has listed them.
+    list_seconds: float = 0.0
+    listed_at: list[float] = attrs.field(factory=list)
+    #: Reports other tools.
+    change: Callable[[], None] = lambda: None
     #: A call waits while this is not set.
     may_answer: trio.Event = attrs.field(factory=trio.Event)
 
@@ -42,6 +48,7 @@ class Program:
     ) -> Any:
         """Stands in for the function of that name."""
         self.n_starts += 1
+        self.change = on_list_changed
         await trio.lowlevel.checkpoint()
         if self.problem:
             raise ToolServerError(self.problem)
@@ -52,7 +59,8 @@ class Program:
             self.n_running -= 1
 
     async def list_tools(self) -> Listing:
-        await trio.lowlevel.checkpoint()
+        self.listed_at.append(trio.current_time())
+        await trio.sleep(self.list_seconds)
         return Listing()
 
     async def call(
@@ -168,3 +176,17 @@ async def test_listing_is_tried_again_at_longer_and_longer_intervals(
         began = trio.current_time()
         await server.discover(lambda: times.append(trio.current_time() - began))
     assert times == pytest.approx([sum(RETRY_SECONDS[:n]) for n in range(len(RETRY_SECONDS) + 1)])
+
+
+@pytest.mark.parametrize(("takes", "pause"), [(0.0, 1.0), (2.0, 20.0)])
+async def test_a_list_that_changes_all_the_time_is_not_read_all_the_time(
+    autojump_clock: MockClock, program: Program, takes: float, pause: float
+) -> None:
+    program.list_seconds = takes
+    async with opened() as server:
+        await echo(server)
+        while len(program.listed_at) < 4:
+            program.change()
+            await trio.sleep(0.25)
+    steps = [b - a for a, b in itertools.pairwise(program.listed_at)]
+    assert steps == pytest.approx([takes + pause] * 3, abs=0.3)
