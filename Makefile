@@ -62,7 +62,7 @@ help:
 	@echo "make test-clients coding agents and SDKs against a scripted model; installs them (3 GB) into CLIENTS; needs npm"
 	@echo "make test-deploy  the tests of examples/deploy, with helm, hadolint and schemas, which it installs"
 	@echo "make test-rpc     one model over two RPC servers on this machine, which fail in every way"
-	@echo "make test-hostile clients, commands and MCP servers that attack a server, for some minutes"
+	@echo "make test-hostile clients, commands and MCP servers that attack a server, a quarter of an hour"
 	@echo "make test-ray     the Serve application on a cluster of three nodes; RAY=2.49.2 takes that version of Ray"
 	@echo "make test-image   build the image with CONTAINER_ENGINE=docker or podman, and run it; IMAGE_ARGS='--build-arg ...'"
 	@echo "make test-lowest  the fast tests with the oldest versions that pyproject.toml allows"

@@ -32,7 +32,7 @@ HTTP_ATTACKS = (
 )  # fmt: skip
 
 #: Bytes that a server may cost, with what its messages take while they are read.
-_MAX_MEMORY = 100 * 2**20
+_MAX_MEMORY = 150 * 2**20
 
 #: Processor seconds of all threads in which the event loop has no turn.
 _MAX_STALL = 0.5

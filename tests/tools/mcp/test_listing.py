@@ -92,6 +92,15 @@ def test_a_budget_of_bytes_and_values_and_tools() -> None:
         assert sum(len(one.parameters.get("enum", ())) for one in listing.tools) <= MAX_VALUES
 
 
+def test_pages_of_tools_that_are_too_large_have_an_end() -> None:
+    listing, n_pages = Listing(), 0
+    while not listing.is_full:
+        listing.add([described(), described("large", description="x" * 5_000_000)])
+        n_pages += 1
+    assert n_pages == 4
+    assert names_of(listing) == ["good"] * 4
+
+
 KEYWORDS = st.sampled_from(
     ["type", "properties", "required", "items", "enum", "const", "anyOf", "not", "minLength",
      "pattern", "$ref", "$defs", "additionalProperties", "minimum", "prefixItems", "description"]

@@ -28,6 +28,9 @@ _MAX_DEPTH = 100
 MAX_BYTES = 2 * 2**20
 MAX_VALUES = 50_000
 
+#: Bytes of tools after which no further page is read.
+_MAX_READ = 16 * 2**20
+
 
 @attrs.frozen(kw_only=True)
 class ListedTool:
@@ -50,12 +53,18 @@ class Listing:
         #: Why other tools are not among them, each with its name.
         self.problems: list[tuple[str, str]] = []
         self._n_bytes = self._n_values = 0
+        self._n_read = 0  # bytes, also of tools that are skipped
 
     @property
     def is_full(self) -> bool:
         """Whether a further page makes no difference."""
         n_listed = len(self.tools) + len(self.problems)
-        return n_listed >= MAX_TOOLS or self._n_bytes >= MAX_BYTES or self._n_values >= MAX_VALUES
+        return (
+            n_listed >= MAX_TOOLS
+            or self._n_bytes >= MAX_BYTES
+            or self._n_values >= MAX_VALUES
+            or self._n_read >= _MAX_READ
+        )
 
     def add(self, page: object) -> None:
         """Add the tools of a page, for a worker thread. One that is invalid is skipped alone."""
@@ -86,6 +95,7 @@ class Listing:
         # Only this is kept of a tool, and so only this counts.
         data = msgspec.json.encode([tool.name, tool.description, tool.title, tool.parameters])
         n_values = count_values(data)
+        self._n_read += len(data)
         if len(data) > MAX_TOOL:
             raise ValueError(f"it has more than {MAX_TOOL:,} bytes")
         self._n_bytes += len(data)
