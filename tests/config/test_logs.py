@@ -265,3 +265,14 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody(size: int) -> None:
     assert numbers == list(range(len(numbers))) and 100 < len(numbers) < 3000
     told = next(line["event"] for line in whole if "could not" in line["event"])
     assert int(told.split()[0]) >= 3000 - len(numbers)
+
+
+@pytest.mark.parametrize("name", ["client", "mcp.client.streamable_http"])
+def test_an_mcp_server_cannot_fill_the_log_with_tracebacks(name: str) -> None:
+    stream = io.StringIO()
+    logs.configure(Config(), stream)
+    try:
+        raise ValueError("its message")
+    except ValueError:
+        logging.getLogger(name).exception("Error parsing SSE message")
+    assert not stream.getvalue()

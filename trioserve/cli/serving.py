@@ -266,10 +266,12 @@ def open_sockets(config: Config) -> Iterator[list[socket.socket]]:
         for host in hosts if not opened else ():
             try:
                 one = open_socket(host, config.port, reuse=config.reuse_port, both=len(hosts) == 1)
+                closing.callback(_close, one)
+                one.listen()  # where another socket of the list has the address, this fails
             except OSError as error:
                 where = host if host.endswith(".sock") else f"{host}:{config.port}"
-                raise ConfigError(f"cannot listen on {where}: {error.strerror}") from None
-            closing.callback(_close, one)
+                reason = error.strerror or error
+                raise ConfigError(f"cannot listen on {where}: {reason}") from None
             opened.append(one)
         yield opened
 

@@ -531,8 +531,7 @@ class EmbeddingEngine(EngineLoop):
         self._running.clear()
 
     def _close(self) -> None:
-        if self.encoder is not None:
-            self.encoder.close()
+        self.end_helpers()
         self._backend.close()
 
     def status(self) -> EngineStatus:

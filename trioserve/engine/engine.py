@@ -483,13 +483,22 @@ class Engine(EngineLoop):
             self._end(request)
             self._emit(Failed(request.task.id, error))
 
-    def _close(self) -> None:
-        if self.encoder is not None:
-            self.encoder.close()
-        for request in self._scheduler.requests():
-            request.close()
+    def start_helpers(self) -> None:
+        """See `EngineLoop.start_helpers`."""
+        super().start_helpers()
+        self._samplers.start()
+        self._decoder.threads.start()
+
+    def end_helpers(self) -> None:
+        """See `EngineLoop.end_helpers`."""
+        super().end_helpers()
         self._samplers.close()
         self._decoder.threads.close()
+
+    def _close(self) -> None:
+        self.end_helpers()
+        for request in self._scheduler.requests():
+            request.close()
         self.drafts.close()
         self._backend.close()
 

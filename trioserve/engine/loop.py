@@ -204,6 +204,18 @@ class EngineLoop(abc.ABC):
             events, self._outbox = self._outbox, []
         return events
 
+    # -- the threads beside the inference thread
+
+    def start_helpers(self) -> None:
+        """Start them, before `run`. Raises ModelLoadError: the system refuses one."""
+        if self.encoder is not None:
+            self.encoder.start()
+
+    def end_helpers(self) -> None:
+        """End those that were started. `run` does so, too."""
+        if self.encoder is not None:
+            self.encoder.close()
+
     # -- on the inference thread
 
     def run(self) -> None:

@@ -10,6 +10,7 @@ from typing import cast
 import attrs
 
 from trioserve.engine.backend import Backend, Sampler, Vocab
+from trioserve.engine.helpers import start_all
 from trioserve.engine.slot import RequestState
 from trioserve.engine.steady import SteadyPlan, is_plain
 from trioserve.errors import TrioServeError
@@ -80,6 +81,11 @@ class SamplerPool:
         for part, its in zip(parts, sampled, strict=True):
             results[part] = its
         return results
+
+    def start(self) -> None:
+        """Start the threads. Raises ModelLoadError: the system refuses them."""
+        if self._threads is not None:
+            start_all(self._threads, self._n_threads)
 
     def close(self) -> None:
         """End the threads. They have nothing to do between two steps."""

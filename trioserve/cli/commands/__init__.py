@@ -7,7 +7,6 @@ without a command.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Container, Mapping, Sequence
 from importlib import import_module
@@ -172,10 +171,6 @@ def run(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         module, _, function = (COMMANDS[name].function or f"{name}.run").partition(".")
         code: int = getattr(import_module(f"{__name__}.{module}"), function)(argv, environ)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the pipe has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except TrioServeError as error:
         print(f"trioserve: {error.message}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

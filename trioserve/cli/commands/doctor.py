@@ -28,7 +28,7 @@ from trioserve.cli.serving import open_sockets
 from trioserve.config import Config
 from trioserve.config.extras import EXTRAS, has_extra
 from trioserve.config.parse import parse
-from trioserve.errors import ModelLoadError, TrioServeError
+from trioserve.errors import ConfigError, ModelLoadError, TrioServeError
 from trioserve.hosts import is_local
 from trioserve.llama.rpc import library
 from trioserve.llama.rpc.peers import Peer, greet, locate
@@ -328,8 +328,13 @@ def _max_threads() -> int | None:
 
 def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
     """Folders that the server writes to: permissions and free space."""
+    cache = None
+    try:
+        cache = str(default_cache_dir(environ))
+    except ConfigError as error:
+        yield Finding(Level.WARNING, "folders", error.message)
     for flag, name in (
-        ("the cache of models", str(default_cache_dir(environ))),
+        ("the cache of models", cache),
         ("--slot-save-path", config.slot_save_path),
         ("--log-prompts-dir", config.log_prompts_dir),
     ):

@@ -18,7 +18,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.concurrency import Gate, alongside
+from trioserve.concurrency import Gate, alongside, surely
 from trioserve.config import Config
 from trioserve.config.extras import has_extra
 from trioserve.errors import (
@@ -74,7 +74,7 @@ class Decoders:
         with trio.CancelScope(shield=True):
             await self._gate.drained()
             while self._idle:
-                await trio.to_thread.run_sync(self._idle.pop().close)
+                await surely(self._idle.pop().close)
 
     async def _take(self) -> Decoder:
         """Take an idle process, or one that has not started yet."""
@@ -83,7 +83,7 @@ class Decoders:
             if decoder.is_usable:
                 return decoder
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(decoder.close)  # it died while idle
+                await surely(decoder.close)  # it died while idle
         return Decoder(self._limits)
 
     async def _decode(
