@@ -404,12 +404,3 @@ def check_cancelled() -> None:
     """
     with suppress(RuntimeError):
         trio.from_thread.check_cancelled()
-
-
-async def until_idle(limiter: trio.CapacityLimiter) -> None:
-    """Wait until all tokens of a limiter are free, including those of abandoned threads."""
-    places = [object() for _ in range(int(limiter.total_tokens))]
-    for place in places:
-        await limiter.acquire_on_behalf_of(place)
-    for place in places:
-        limiter.release_on_behalf_of(place)

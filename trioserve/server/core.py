@@ -13,7 +13,7 @@ from typing import Any
 
 from trioserve import llama
 from trioserve.chat.params import ChatParams
-from trioserve.concurrency import EnteredOnce, alongside, deadline_scope
+from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError
 from trioserve.server.context import ANYONE, RequestContext, take_params
@@ -123,7 +123,7 @@ class ServerCore(EnteredOnce):
         `Server.stream_complete`.
         """
         async with AsyncExitStack() as stack:
-            with deadline_scope(context.deadline):
+            with context.preparing():
                 services = await stack.enter_async_context(self.lifecycle.use(context))
                 streams = await services.text.stream(stack, prompts, params, context, n)
             yield streams
@@ -140,7 +140,7 @@ class ServerCore(EnteredOnce):
     ) -> AsyncIterator[list[ChatStream]]:
         """Answer a chat `n` times, concurrently. Raises as `Server.stream_chat`."""
         async with AsyncExitStack() as stack:
-            with deadline_scope(context.deadline):
+            with context.preparing():
                 services = await stack.enter_async_context(self.lifecycle.use(context))
                 generator = services.text
                 streams = await generator.stream_chats(stack, messages, params, chat, context, n)
@@ -162,7 +162,7 @@ class ServerCore(EnteredOnce):
         chosen = RunTools.of(tools_of(tools, self.tools), chat.tools or ())
         self.tools.check(run.place)
         with self.memory.hold(context.client) as hold:
-            with deadline_scope(context.deadline):
+            with context.preparing():
                 async with self.lifecycle.use(context) as services:
                     loaded = await services.prompts.load(messages, hold)
             question = Question(loaded, params, chat, context, run)
@@ -230,7 +230,7 @@ class ServerCore(EnteredOnce):
             InvalidRequestError: a field is unknown, has the wrong type or is out of range.
             NotSupportedError: the server generates no text.
         """
-        with deadline_scope(context.deadline):
+        with context.preparing():
             model = await self.lifecycle.known_model(context)
             if model.pooling is not None:
                 model.check_generates()

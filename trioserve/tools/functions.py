@@ -15,12 +15,13 @@ import msgspec
 import trio
 
 from trioserve.errors import InvalidRequestError, ToolError
+from trioserve.fair_limiter import FairLimiter
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
-#: Plain functions that run at the same time. Others wait for them.
-_N_THREADS = 40
+#: Plain functions that run at the same time, and those of one client. Others wait for them.
+_N_THREADS, _N_THREADS_EACH = 48, 40
 
-_of_this_run: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("tool functions")
+_of_this_run: trio.lowlevel.RunVar[FairLimiter] = trio.lowlevel.RunVar("tool functions")
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -123,20 +124,18 @@ class _FunctionTool(Tool):
         if awaits:
             value = await self._function(**given)
         else:
-            value = await trio.to_thread.run_sync(
-                lambda: self._function(**given),
-                limiter=_threads(),
-                abandon_on_cancel=self._abandon_on_cancel,
+            value = await _threads().run_sync(
+                lambda: self._function(**given), abandon_on_cancel=self._abandon_on_cancel
             )
         return _result_of(value)
 
 
-def _threads() -> trio.CapacityLimiter:
+def _threads() -> FairLimiter:
     """The threads of functions. Those that block take none of the server's own."""
     try:
         return _of_this_run.get()
     except LookupError:
-        limiter = trio.CapacityLimiter(_N_THREADS)
+        limiter = FairLimiter(_N_THREADS, _N_THREADS_EACH)
         _of_this_run.set(limiter)
         return limiter
 

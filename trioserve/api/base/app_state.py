@@ -19,6 +19,7 @@ from trioserve.api.sessions import Sessions
 from trioserve.concurrency import Gate, Phase, deadline_scope
 from trioserve.config import Config
 from trioserve.errors import TrioServeError, UnknownToolCallError, raised_alone
+from trioserve.fair_limiter import FairLimiter
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer, ToolRecord
 from trioserve.server.runs.run import AgentRun
@@ -29,8 +30,8 @@ from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 # -- tool calls and answers that other requests can reach or end
 
 
-#: Calls that run at the same time. Others wait: each may start processes.
-_MAX_RUNNING = 32
+#: Calls that run at the same time, and those of one client. Others wait: each may start processes.
+_MAX_RUNNING, _MAX_RUNNING_EACH = 40, 32
 
 #: Seconds that calls of MCP servers have to finish when the server ends.
 _MCP_SECONDS = 1.0
@@ -41,7 +42,7 @@ class ClientToolCalls:
 
     def __init__(self) -> None:
         self.gate = Gate()
-        self._places = trio.CapacityLimiter(_MAX_RUNNING)
+        self._places = FairLimiter(_MAX_RUNNING, _MAX_RUNNING_EACH)
         self._of_mcp = Gate()
 
     async def run(
@@ -62,12 +63,13 @@ class ClientToolCalls:
         Raises:
             ServerClosingError: the app is stopping, or has ended the call.
             DeadlineExceededError: the deadline has passed.
+            QueueFullError: too many calls of the client wait.
             TrioServeError: as `Tool.call`.
         """
         message = f"The deadline passed while {tool.info.name} ran."
         of_mcp = self._of_mcp.open() if tool.info.kind == "mcp" else nullcontext()
         with self.gate.open(), of_mcp, deadline_scope(record.context.deadline, message):
-            async with self._places:
+            async with self._places.place():
                 return await _call(tool, arguments, context, record)
 
     async def drain(self, deadline: float) -> None:

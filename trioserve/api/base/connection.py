@@ -93,6 +93,13 @@ class Request(TrioRequest):
     keep_alive: KeepAlive | None = None
 
 
+def address_of(request: Request) -> str:
+    """The address of a client. On a Unix socket, the client is a proxy, which names the address."""
+    if request.scope.get("client") is None:
+        return request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip() or "-"
+    return request.remote_addr or "-"
+
+
 def current_request() -> Request:
     """The request that this task handles."""
     return cast(Request, request._get_current_object())  # type: ignore[attr-defined]

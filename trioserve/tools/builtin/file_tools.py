@@ -18,6 +18,7 @@ import msgspec
 import trio
 
 from trioserve.errors import ToolFileError, TrioServeError
+from trioserve.fair_limiter import FairLimiter
 from trioserve.tools.builtin.diffs import opaque_diff, unified_diff
 from trioserve.tools.files.patterns import shown
 from trioserve.tools.files.store import FileStatus, FileStore, FileStores
@@ -31,8 +32,9 @@ from trioserve.tools.tool import (
     schema_of,
 )
 
-#: More would not be quicker: they take turns with the GIL, and hold up the event loop.
-_N_READING = 2
+#: Threads that read, and those that one client may have. More would not be quicker: they take turns
+#: with the GIL, and hold up the event loop.
+_N_READING, _N_READING_EACH = 3, 2
 
 _MAX_TEXT = 16 * 2**10
 _MAX_BYTES_BASE64 = 32 * 2**20
@@ -61,8 +63,8 @@ class FileThreads:
 
     def __init__(self) -> None:
         """Let a few calls read, and one write: of two edits of a file, both are kept."""
-        self.reading = trio.CapacityLimiter(_N_READING)
-        self.writing = trio.CapacityLimiter(1)
+        self.reading = FairLimiter(_N_READING, _N_READING_EACH)
+        self.writing = FairLimiter(1)
 
 
 class FileCall(msgspec.Struct):
@@ -89,7 +91,7 @@ class FileTool(Tool):
         """Make calls of this type, on the files that `stores` finds, in one of these threads."""
         self._call = call
         self._stores = stores
-        self._threads = threads.writing if call.WRITES else threads.reading
+        self._threads = threads
         self._info = ToolInfo(
             name=call.NAME,
             description=call.DESCRIPTION,
@@ -106,10 +108,14 @@ class FileTool(Tool):
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         """Run it in a thread; a file that it cannot use is a result with an error."""
-        call = read_arguments(self._call, arguments)
         files = await self._stores(context)
+        threads = self._threads.writing if self._call.WRITES else self._threads.reading
+
+        def run() -> ToolResult:  # the arguments may be long
+            return read_arguments(self._call, arguments).run(files, context)
+
         try:
-            return await trio.to_thread.run_sync(call.run, files, context, limiter=self._threads)
+            return await threads.run_sync(run)
         except ToolFileError as error:
             return ToolResult.of_error(error.message)
 
@@ -118,9 +124,10 @@ class FileTool(Tool):
         if not self.info.writes:
             return None
         try:
-            call = read_arguments(self._call, arguments)
             files = await self._stores(context)
-            return await trio.to_thread.run_sync(call.diff, files, limiter=self._threads)
+            return await self._threads.reading.run_sync(
+                lambda: read_arguments(self._call, arguments).diff(files)
+            )
         except TrioServeError:
             return None
 
