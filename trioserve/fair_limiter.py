@@ -148,8 +148,8 @@ class FairLimiter:
         waiting = self._waiting.get(client, ())
         if len(waiting) >= self._max_waiting:
             raise QueueFullError(
-                f"{len(waiting)} requests of this client wait already, and {self._held[client]} "
-                "run, which are as many as may.",
+                f"This client has as many requests as it may: {self._held[client]} running and "
+                f"{len(waiting)} waiting for the same work.",
                 retry_after=self._retry_after(len(waiting)),
             )
         await self._wait(client)

@@ -102,9 +102,9 @@ async def test_of_ten_thousand_frames_one_is_decoded(loading: Loading) -> None:
 
 
 async def test_what_only_takes_long_is_ended(loading: Loading) -> None:
+    loading.loader._decoders._limits = MediaLimits(timeout=0.3)
     await loading.load(image_file())
     pid = loading.pid
-    loading.loader._decoders._limits = MediaLimits(timeout=0.3)
     with pytest.raises(InvalidMediaError, match=r"takes more than 0.3 seconds to decode"):
         await loading.load(media_bombs.many_scans())
     loading.loader._decoders._limits = MediaLimits()

@@ -36,6 +36,9 @@ MAX_RESPONSE_FIELDS = 256
 MAX_PROMPTS = 256
 MAX_INPUTS = 2048
 
+#: Characters of a name: of a model, a tool, a file or a conversation that is looked up.
+MAX_NAME = 1024
+
 #: Conversations that are looked up at once.
 MAX_LOOKUPS = 16384
 
