@@ -54,14 +54,15 @@ class ToolRegistry:
         Raises:
             InvalidRequestError: a name is that of no tool. The `param` is "tools".
         """
-        tools, wanted = self.tools, list(patterns)
+        tools, wanted = self.tools, dict.fromkeys(patterns)
+        wild = [pattern for pattern in wanted if set("*?[") & set(pattern)]
         for pattern in wanted:
-            if not set("*?[") & set(pattern) and pattern not in tools:
+            if pattern not in tools and pattern not in wild:
                 raise InvalidRequestError(f"This server has no tool {pattern!r}.", param="tools")
         return {
             name: tool
             for name, tool in tools.items()
-            if any(fnmatchcase(name, pattern) for pattern in wanted)
+            if name in wanted or any(fnmatchcase(name, pattern) for pattern in wild)
         }
 
     def check(self, context: ToolCallContext) -> None:

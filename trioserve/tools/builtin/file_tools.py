@@ -17,6 +17,7 @@ import attrs
 import msgspec
 import trio
 
+from trioserve.concurrency import check_cancelled
 from trioserve.errors import ToolFileError, TrioServeError
 from trioserve.fair_limiter import FairLimiter
 from trioserve.tools.builtin.diffs import opaque_diff, unified_diff
@@ -47,6 +48,10 @@ _N_PROBED = 8192
 #: Bytes of the largest file whose replacement is shown as a diff.
 _MAX_COMPARED = 4 * 2**20
 _MAX_EDITED = 4 * 2**20
+
+#: Edits of one call, and seconds for all of them: each is looked for in the whole file.
+_MAX_EDITS = 256
+_MAX_EDIT_SECONDS = 15.0
 
 #: What models write in place of a character that is on no keyboard: llama-server's, in which each
 #: stands for one character. Other whitespace at the end of a line does not matter, either.
@@ -297,7 +302,7 @@ class EditFile(FileCall):
     WRITES = True
 
     path: Annotated[str, about("Path of the file")]
-    edits: Annotated[list[Edit], about("Replacements, one or more")]
+    edits: Annotated[list[Edit], about(f"Replacements, 1 to {_MAX_EDITS}", max_length=_MAX_EDITS)]
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
         """Edit it."""
@@ -361,7 +366,11 @@ def with_edits(path: str, text: str, edits: list[Edit]) -> str:
         return with_edits(path, _unix(text), unix).replace("\n", "\r\n")
     normal: _Normal | None = None
     found: list[_Match] = []
+    deadline = time.monotonic() + _MAX_EDIT_SECONDS
     for number, edit in enumerate(edits):
+        check_cancelled()
+        if time.monotonic() >= deadline:
+            raise ToolFileError(f"it takes too long to find edits[{number}].old_text in {path}")
         count, begin = _found(text, edit.old_text)
         end = begin + len(edit.old_text)
         if count == 0:
