@@ -63,9 +63,10 @@ def read_arguments(type_: type[_T], arguments: Mapping[str, Any]) -> _T:
         return msgspec.convert(given, type_, strict=False)
     except msgspec.ValidationError as error:
         message, param = str(error), _param_of(str(error))
-        wants_json = param is not None and _WANTS_JSON.match(message) is not None
-        if wants_json and (value := _unquoted(given.get(param or ""))) is not None:
-            return read_arguments(type_, {**given, param: value})
+        if param is not None and _WANTS_JSON.match(message):
+            value = _unquoted(given.get(param))
+            if value is not None:
+                return read_arguments(type_, {**given, param: value})
         raise InvalidRequestError(message, param=param) from None
     except UnicodeEncodeError as error:  # of text in the place of something else
         text = _written(error.object)
