@@ -16,7 +16,7 @@ from tests.support.cancellation import CancelAtStep
 from trioserve.errors import QueueFullError
 from trioserve.fair_limiter import FairLimiter, ThreadTime, current_client, set_client, working_for
 
-#: Starts of each client. Where shares differ, so many make a difference that is seen.
+#: Starts of each client: enough for unequal shares to show.
 N_ROUNDS = 40
 
 

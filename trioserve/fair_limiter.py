@@ -58,7 +58,7 @@ class FairLimiter:
 
     A place goes to the waiting client that holds the fewest places; of those that hold equally
     many, to the one that has waited longest since its last turn. So of k clients that always want
-    more, each gets 1/k of the places, however many tasks one of them starts. Tasks of one client
+    more, each gets 1/k of the places, even if one of them starts more tasks. Tasks of one client
     take their turns in the order of arrival.
 
     The client is `current_client`.
@@ -66,7 +66,7 @@ class FairLimiter:
     Args:
         n_places: the places of all clients together.
         n_each: the places that one client may hold. If they are fewer, a second client finds a
-            place at once, however long the work of the first one takes.
+            place at once, even if the work of the first one takes long.
         max_waiting: the tasks of one client that may wait.
     """
 

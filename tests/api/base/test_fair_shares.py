@@ -79,7 +79,7 @@ async def test_a_client_without_a_key_is_known_by_its_address() -> None:
 
 
 class EndlessTool(Tool):
-    """A tool that runs until it is cancelled, unless it is told to end."""
+    """A tool that runs until it is cancelled, unless it has an argument."""
 
     def __init__(self) -> None:
         self.running: list[str] = []

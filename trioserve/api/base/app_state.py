@@ -196,7 +196,7 @@ class Connections:
         It waits for its client until `is_served` is called.
 
         Raises:
-            UnavailableError: there are as many as the limit, and none can be closed.
+            UnavailableError: the limit is reached, and none can be closed.
         """
         if self.n_connections >= limit and not self._make_room_for(address):
             raise UnavailableError("The server has as many connections as it takes.")

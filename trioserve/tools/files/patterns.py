@@ -23,8 +23,8 @@ _MAX_PATTERN = 2**14
 #: it, may take seconds.
 _MAX_PROGRAM = 10_000
 
-#: Memory with which RE2 cannot make a program of more than `_MAX_PROGRAM` instructions, roughly. It
-#: finds out in milliseconds.
+#: A limit of memory for the first try: a program of more than `_MAX_PROGRAM` instructions, roughly,
+#: fails within it after milliseconds.
 _BYTES_FOR_SIZE = 16 * _MAX_PROGRAM * 3 // 2
 
 #: Instructions times bytes of text that RE2 matches in less than a second.
