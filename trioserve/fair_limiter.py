@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TypeVar, cast
 
 import attrs
@@ -243,19 +244,32 @@ class ThreadTime:
         return time.clock_gettime(time.pthread_getcpuclockid(self._thread)) - self._before
 
 
-# -- work on texts
-
-#: Threads for work on the texts of requests, which holds the GIL most of the time.
-_N_THREADS, _N_THREADS_EACH = 4, 3
-
-_text_threads: trio.lowlevel.RunVar[FairLimiter] = trio.lowlevel.RunVar("trioserve.text_threads")
+# -- limiters of a run
 
 
-def text_threads() -> FairLimiter:
-    """The threads that parse, render, tokenize and write the texts of requests, in this run."""
-    try:
-        return _text_threads.get()
-    except LookupError:
-        limiter = FairLimiter(_N_THREADS, _N_THREADS_EACH)
-        _text_threads.set(limiter)
-        return limiter
+class LimiterOfRun:
+    """Gives the `FairLimiter` of each run of Trio. It is made when it is first needed.
+
+    Arguments are those of `FairLimiter`.
+    """
+
+    def __init__(self, n_places: int, n_each: int) -> None:
+        self._make = partial(FairLimiter, n_places, n_each)
+        self._limiter: trio.lowlevel.RunVar[FairLimiter] = trio.lowlevel.RunVar("limiter")
+
+    def __call__(self) -> FairLimiter:
+        """The limiter of this run."""
+        try:
+            return self._limiter.get()
+        except LookupError:
+            limiter = self._make()
+            self._limiter.set(limiter)
+            return limiter
+
+
+#: The threads that parse, render, tokenize and write the texts of requests. They hold the GIL most
+#: of the time.
+text_threads = LimiterOfRun(4, 3)
+
+#: Calls of tools that run at the same time: each may start processes.
+tool_calls = LimiterOfRun(40, 32)

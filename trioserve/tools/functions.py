@@ -15,13 +15,11 @@ import msgspec
 import trio
 
 from trioserve.errors import InvalidRequestError, ToolError
-from trioserve.fair_limiter import FairLimiter
+from trioserve.fair_limiter import LimiterOfRun
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
 #: Plain functions that run at the same time, and those of one client. Others wait for them.
-_N_THREADS, _N_THREADS_EACH = 48, 40
-
-_of_this_run: trio.lowlevel.RunVar[FairLimiter] = trio.lowlevel.RunVar("tool functions")
+_threads = LimiterOfRun(48, 40)
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -128,16 +126,6 @@ class _FunctionTool(Tool):
                 lambda: self._function(**given), abandon_on_cancel=self._abandon_on_cancel
             )
         return _result_of(value)
-
-
-def _threads() -> FairLimiter:
-    """The threads of functions. Those that block take none of the server's own."""
-    try:
-        return _of_this_run.get()
-    except LookupError:
-        limiter = FairLimiter(_N_THREADS, _N_THREADS_EACH)
-        _of_this_run.set(limiter)
-        return limiter
 
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:

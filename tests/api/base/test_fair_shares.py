@@ -16,13 +16,12 @@ from tests.support.clients import TIMEOUT, client_of
 from tests.support.http_server import serving
 from tests.support.scripts import answering
 from tests.support.waiting import patiently, until
-from trioserve.api.base import app_state
 from trioserve.api.base.app_state import ClientToolCalls
 from trioserve.api.base.body import LongReader
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import QueueFullError
-from trioserve.fair_limiter import current_client, text_threads, working_for
+from trioserve.fair_limiter import current_client, text_threads, tool_calls, working_for
 from trioserve.server.context import ANYONE
 from trioserve.server.observers.observer import ToolRecord
 from trioserve.server.workers import Workers
@@ -97,12 +96,13 @@ class EndlessTool(Tool):
 
 async def test_calls_of_one_client_leave_places_to_another() -> None:
     calls, tool = ClientToolCalls(), EndlessTool()
-    calls._places._max_waiting = 10
+    places = tool_calls()
+    places._max_waiting = 10
     record = ToolRecord("endless", "server", context=ANYONE)
     run = partial(calls.run, tool, context=ToolCallContext(), record=record)
     async with trio.open_nursery() as nursery:
         with working_for("first"):
-            for _ in range(app_state._MAX_RUNNING_EACH + 10):
+            for _ in range(places.n_each + 10):
                 nursery.start_soon(run, {})
             await wait_all_tasks_blocked()
             with pytest.raises(QueueFullError, match="32 running and 10 waiting") as caught:
@@ -112,7 +112,7 @@ async def test_calls_of_one_client_leave_places_to_another() -> None:
         with working_for("second"):
             assert (await run({"ends": True})).text == "done"
         nursery.cancel_scope.cancel()
-    assert tool.running == ["first"] * app_state._MAX_RUNNING_EACH + ["second"]
+    assert tool.running == ["first"] * places.n_each + ["second"]
 
 
 @pytest.mark.parametrize("aside", [False, True])

@@ -24,7 +24,7 @@ from trioserve.errors import (
     UnknownToolCallError,
     raised_alone,
 )
-from trioserve.fair_limiter import FairLimiter
+from trioserve.fair_limiter import tool_calls
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer, ToolRecord
 from trioserve.server.runs.run import AgentRun
@@ -35,9 +35,6 @@ from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 # -- tool calls and answers that other requests can reach or end
 
 
-#: Calls that run at the same time, and those of one client. Others wait: each may start processes.
-_MAX_RUNNING, _MAX_RUNNING_EACH = 40, 32
-
 #: Seconds that calls of MCP servers have to finish when the server ends.
 _MCP_SECONDS = 1.0
 
@@ -47,7 +44,6 @@ class ClientToolCalls:
 
     def __init__(self) -> None:
         self.gate = Gate()
-        self._places = FairLimiter(_MAX_RUNNING, _MAX_RUNNING_EACH)
         self._of_mcp = Gate()
 
     async def run(
@@ -74,7 +70,7 @@ class ClientToolCalls:
         message = f"The deadline passed while {tool.info.name} ran."
         of_mcp = self._of_mcp.open() if tool.info.kind == "mcp" else nullcontext()
         with self.gate.open(), of_mcp, deadline_scope(record.context.deadline, message):
-            async with self._places.place():
+            async with tool_calls().place():
                 return await _call(tool, arguments, context, record)
 
     async def drain(self, deadline: float) -> None:
