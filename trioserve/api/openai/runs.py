@@ -44,7 +44,7 @@ async def open_run(
     """
     asked = request.run_tools
     assert asked is not None
-    tools, max_steps = tools_to_run(server, asked), asked.max_steps
+    tools, max_steps = await tools_to_run(server, asked), asked.max_steps
     if max_steps is not None and max_steps > server.config.tool_max_steps:
         raise InvalidRequestError.at(
             f"{RUN_TOOLS}.max_steps",
