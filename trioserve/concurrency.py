@@ -445,12 +445,3 @@ async def surely(work: Callable[[], object], limiter: trio.CapacityLimiter | Non
         if not has_no_thread(error):
             raise
         work()
-
-
-async def until_idle(limiter: trio.CapacityLimiter) -> None:
-    """Wait until all tokens of a limiter are free, including those of abandoned threads."""
-    places = [object() for _ in range(int(limiter.total_tokens))]
-    for place in places:
-        await limiter.acquire_on_behalf_of(place)
-    for place in places:
-        limiter.release_on_behalf_of(place)

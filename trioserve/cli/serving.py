@@ -178,6 +178,8 @@ def hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hype
     """Make the configuration of Hypercorn, which serves on these sockets."""
     from hypercorn import Config as HypercornConfig
 
+    from trioserve.api.base.tcp import HEAD_SECONDS
+
     logger = logging.getLogger("hypercorn.error")
     logger.setLevel(max(logger.getEffectiveLevel(), logging.WARNING))  # trioserve logs the address
     made = HypercornConfig()
@@ -187,6 +189,7 @@ def hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hype
     made.accesslog = None  # the app logs each request
     made.errorlog = logger
     made.keep_alive_timeout = config.keep_alive_timeout
+    made.ssl_handshake_timeout = HEAD_SECONDS
     made.keep_alive_max_requests = 2**31
     made.graceful_timeout = _GRACE
     made.include_server_header = False

@@ -425,7 +425,7 @@ class Config:
         help="MiB of RAM for the embeddings of the latest images and sound, which need not be "
         "encoded again where the KV cache does not have them any more; 0 = none")
     media_timeout: float = _media(30.0, min=0.001,
-        help="seconds that fetching a file may take, and decoding one")
+        help="seconds that fetching a file may take, and processor seconds to decode one")
     transcription_model: str | None = _media(None, check=checks.whisper_model,
         help="Whisper model that transcribes recordings in a separate process, instead of the "
         "loaded model: a directory, or a name such as small, which is downloaded; it needs "
@@ -618,8 +618,9 @@ class Config:
         help="what to do when an exception has broken the engine; exit = end the process with "
         "exit code 1, stay = continue, and answer with errors")
     max_connections: int = _limit(0, min=0,
-        help="connections that may be open; further ones get status 503; 0 = the limit of "
-        "descriptors, less 64 for files")
+        help="connections that may be open; for a further one, the address with most of them loses "
+        "one that waits for its client, and if all are busy, the new one gets status 503; 0 = the "
+        "limit of descriptors, less 64 for files")
     max_body_size: int = _limit(100 * 2**20, min=1,
         help="maximum size of a request body in bytes; images and sound in it are in base64, which "
         "takes a third more")
@@ -633,7 +634,8 @@ class Config:
     stream_bytes: int = _limit(4 * 2**20, min=2**12,
         help="bytes that are kept of each such stream: its newest events")
     stream_total_bytes: int = _limit(256 * 2**20, min=2**12,
-        help="bytes that are kept of all such streams together")
+        help="bytes that are kept of all such streams together; beyond that, the client with most "
+        "loses some")
     stream_keep_seconds: float = _limit(300.0, min=1,
         help="seconds after its end in which such a stream can still be read")
 

@@ -16,7 +16,7 @@ import trio
 
 from trioserve import llama
 from trioserve.chat.params import ChatParams
-from trioserve.concurrency import EnteredOnce, alongside, deadline_scope
+from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError, ServerClosingError
 from trioserve.server.context import ANYONE, RequestContext, take_params
@@ -130,7 +130,7 @@ class ServerCore(EnteredOnce):
         `Server.stream_complete`.
         """
         async with AsyncExitStack() as stack:
-            with self._admitted(context), deadline_scope(context.deadline):
+            with self._admitted(context), context.preparing():
                 services = await stack.enter_async_context(self.lifecycle.use(context))
                 streams = await services.text.stream(stack, prompts, params, context, n)
             yield streams
@@ -147,7 +147,7 @@ class ServerCore(EnteredOnce):
     ) -> AsyncIterator[list[ChatStream]]:
         """Answer a chat `n` times, concurrently. Raises as `Server.stream_chat`."""
         async with AsyncExitStack() as stack:
-            with self._admitted(context), deadline_scope(context.deadline):
+            with self._admitted(context), context.preparing():
                 services = await stack.enter_async_context(self.lifecycle.use(context))
                 generator = services.text
                 streams = await generator.stream_chats(stack, messages, params, chat, context, n)
@@ -173,7 +173,7 @@ class ServerCore(EnteredOnce):
             self.memory.hold(context.client) as hold,
             self.lifecycle.gate.open(lambda _error: loading.cancel(), has_begun=context.has_begun),
         ):
-            with deadline_scope(context.deadline), loading:
+            with context.preparing(), loading:
                 async with self.lifecycle.use(context) as services:
                     loaded = await services.prompts.load(messages, hold)
             if loading.cancelled_caught:
@@ -246,7 +246,7 @@ class ServerCore(EnteredOnce):
             InvalidRequestError: a field is unknown, has the wrong type or is out of range.
             NotSupportedError: the server generates no text.
         """
-        with deadline_scope(context.deadline):
+        with context.preparing():
             model = await self.lifecycle.known_model(context)
             if model.pooling is not None:
                 model.check_generates()

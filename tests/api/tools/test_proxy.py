@@ -297,10 +297,10 @@ async def test_a_page_of_another_site_cannot_send_requests() -> None:
 
 
 async def test_the_requests_that_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy, "_MAX_REQUESTS", 1)
+    monkeypatch.setattr(proxy, "_MAX_REQUESTS_EACH", 1)
     async with target(SSE, stays=True) as server, proxying() as client:
         async with chunks_of(str(client.base_url), get(server.url)):
-            assert (await client.get("/cors-proxy", params=at(server.url))).status_code == 503
+            assert (await client.get("/cors-proxy", params=at(server.url))).status_code == 429
         with patiently():
             await server.gone.wait()
         server.answer, server.stays = OK, False

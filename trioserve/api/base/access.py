@@ -27,9 +27,10 @@ from werkzeug.datastructures import Headers
 
 from trioserve.api.base import vendors
 from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.connection import current_request
+from trioserve.api.base.connection import address_of, current_request
 from trioserve.config import Config
 from trioserve.errors import AuthenticationError, PermissionDeniedError
+from trioserve.fair_limiter import set_client
 from trioserve.hosts import is_local, parse_authority, parse_origin
 
 # -- API keys: ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic's clients send
@@ -76,8 +77,12 @@ def valid_key(headers: Headers, config: Config) -> str:
 
 
 async def check_key() -> None:
-    """Refuse the current request if it has no valid key, once the configuration has keys."""
+    """Refuse the current request if it has no valid key, once the configuration has keys.
+
+    From here on, the task works for the client with this key, or else this address.
+    """
     config = current_app_state().config
+    set_client(address_of(current_request()))
     # By the rule, not by the path: a path may lead out of its beginning again.
     rule = request.url_rule.rule if request.url_rule is not None else ""
     if not config.api_keys or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
@@ -86,6 +91,7 @@ async def check_key() -> None:
         return
     current_request().api_key = shown = valid_key(request.headers, config)
     current_request().held.belongs_to(shown)
+    set_client(shown)
 
 
 # -- Pages from other origins

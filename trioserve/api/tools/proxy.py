@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 
 import attrs
 import httpcore
@@ -34,8 +34,8 @@ from trioserve.errors import (
     PermissionDeniedError,
     ProxyError,
     ProxyTimeoutError,
-    UnavailableError,
 )
+from trioserve.fair_limiter import FairLimiter
 from trioserve.server.media.fetch import FAILURES, Dialer, FetchRules, Target, parse_url, url_of
 
 blueprint = Blueprint("proxy", __name__)
@@ -77,8 +77,8 @@ _FENCE = {
     "X-Content-Type-Options": "nosniff",
 }
 
-#: The maximum number of concurrent requests to other servers.
-_MAX_REQUESTS = 128
+#: The maximum number of concurrent requests to other servers, and of those of one client.
+_MAX_REQUESTS, _MAX_REQUESTS_EACH = 160, 128
 
 #: Seconds until there is a connection, and until an answer begins. An MCP server may answer when
 #: its tool is done.
@@ -90,7 +90,10 @@ class _Proxy:
     """What the requests of an app share."""
 
     dialer: Dialer
-    n_running: int = 0
+    #: Requests do not wait: those before them may last as long as an MCP server likes.
+    places: FairLimiter = attrs.field(
+        factory=lambda: FairLimiter(_MAX_REQUESTS, _MAX_REQUESTS_EACH, max_waiting=0)
+    )
 
     @classmethod
     def of(cls, app: Quart, config: Config) -> _Proxy:
@@ -101,19 +104,6 @@ class _Proxy:
         proxy = app.extensions[_NAME]
         assert isinstance(proxy, _Proxy)
         return proxy
-
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """Take one of the places, for as long as a block lasts. Raises UnavailableError."""
-        if self.n_running >= _MAX_REQUESTS:
-            raise UnavailableError(
-                f"{_MAX_REQUESTS} requests are with other servers already, and that is the most."
-            )
-        self.n_running += 1
-        try:
-            yield
-        finally:
-            self.n_running -= 1
 
 
 @blueprint.route("/cors-proxy", methods=["GET", "POST", "DELETE"])
@@ -134,7 +124,7 @@ async def forward() -> Response:
     if body or current.method == "POST":
         headers.append((b"content-length", b"%d" % len(body)))
     proxy, resources = _Proxy.of(current_app, config), current.resources
-    resources.enter_context(proxy.place())
+    await resources.enter_async_context(proxy.places.place())
     try:
         connection = await proxy.dialer.connection(target)
     except InvalidMediaError as error:

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from trioserve.concurrency import check_cancelled, deadline_scope
+from trioserve.concurrency import check_cancelled
 from trioserve.engine import EmbeddingEngine
 from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server.context import RequestContext
@@ -137,7 +137,7 @@ class Embedder:
         shape = Shape(normalize=default if normalize is None else normalize, dimensions=dimensions)
         shape.check(self._engine.width)
         with self._requests.resources.memory.hold(context.client) as hold:
-            with deadline_scope(context.deadline):
+            with context.preparing():
                 texts = await self._with_media(inputs, context, hold)
                 self._check_lengths(texts, "input")
                 make = partial(self._task, map(self._text_of, texts), context, priority, "input")
@@ -174,7 +174,7 @@ class Embedder:
         """See `Server.rerank`."""
         documents = [documents] if isinstance(documents, str) else documents
         self._requests.resources.gate.check()
-        with deadline_scope(context.deadline):
+        with context.preparing():
             self._check_lengths([query], "query")
             self._check_lengths(documents, "documents")
             pairs = (self._pair(query, document) for document in documents)

@@ -18,7 +18,8 @@ from trioserve.chat.parse.parser import MessageParser, message_parser, thinking_
 from trioserve.chat.template.continuation import continued_prompt_tail
 from trioserve.engine import Engine
 from trioserve.engine.backend import Vocab
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError, UnavailableError, UnsupportedFieldError
+from trioserve.fair_limiter import FairLimiter, ThreadTime
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.memory import MemoryReservation
@@ -50,8 +51,17 @@ from trioserve.types.params import changed
 #: A seed that means a random seed for each output, as -1 does.
 RANDOM_SEED = 2**32 - 1
 
-#: Seconds that compiling a grammar may take, including the wait for a thread.
+#: Threads that compile grammars, and those that one client may have. They compile in turns, so more
+#: would make the grammars of others wait longer.
+_N_COMPILERS, _N_COMPILERS_EACH = 3, 2
+
+#: Seconds that compiling a grammar may take. If the thread computed for less than a part of them,
+#: other work had the CPU, and the grammar is not at fault.
 _COMPILE_TIMEOUT = 10.0
+_AT_FAULT = 0.5
+
+#: Seconds after which a client may send a request again that other work has delayed.
+_RETRY_AFTER = 5.0
 
 
 def check_copies(n: int, n_slots: int, *, param: str = "n") -> None:
@@ -126,8 +136,8 @@ class TextGenerator:
             self._prompt_log = PromptLog(self._config.log_prompts_dir, self._model.vocab)
         #: Control tokens whose names appear in every output.
         self._shown = control_tokens(self._model.vocab) if self._config.special else frozenset()
-        #: Limits the threads that compile grammars. Cancelled callers leave theirs running.
-        self.compilers = trio.CapacityLimiter(4)  # a slow grammar does not block the others
+        #: The threads that compile grammars. Cancelled callers leave theirs running.
+        self.compilers = FairLimiter(_N_COMPILERS, _N_COMPILERS_EACH)
 
     # -- prompts
 
@@ -212,18 +222,26 @@ class TextGenerator:
 
         Raises:
             InvalidRequestError: the grammar is invalid, or compiling it takes too long.
+            UnavailableError: it takes too long because of other work.
+            QueueFullError: too many grammars of the client wait for a thread.
         """
-        with trio.move_on_after(_COMPILE_TIMEOUT):
-            return await trio.to_thread.run_sync(
-                self._engine.compile,
-                grammar,
-                owner,
-                limiter=self.compilers,
-                abandon_on_cancel=True,
+        thread = ThreadTime()
+
+        def compile() -> Constraint:
+            thread.begin()
+            return self._engine.compile(grammar, owner)
+
+        try:
+            return await self.compilers.run_sync(
+                compile, seconds=_COMPILE_TIMEOUT, abandon_on_cancel=True
             )
-        raise InvalidRequestError(
-            f"'{grammar.param}' was not compiled within {_COMPILE_TIMEOUT:g} seconds.",
-            param=grammar.param,
+        except trio.TooSlowError:
+            pass
+        problem = f"'{grammar.param}' was not compiled within {_COMPILE_TIMEOUT:g} seconds"
+        if thread.seconds > _AT_FAULT * _COMPILE_TIMEOUT:
+            raise InvalidRequestError(f"{problem}.", param=grammar.param)
+        raise UnavailableError(
+            f"{problem}, because of other work.", param=grammar.param, retry_after=_RETRY_AFTER
         )
 
     # -- chats

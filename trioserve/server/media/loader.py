@@ -27,6 +27,7 @@ from trioserve.errors import (
     TrioServeError,
     UnavailableError,
 )
+from trioserve.fair_limiter import FairLimiter
 from trioserve.media.pipe import Format, MediaLimits, sniff
 from trioserve.media.process import Decoder, DecoderError, Order
 from trioserve.server.limits.memory import MemoryReservation
@@ -43,8 +44,14 @@ from trioserve.types import (
 
 _log = structlog.stdlib.get_logger("trioserve.server")
 
-#: The number of decoder processes. Each decodes one file at a time.
-_N_PROCESSES = 2
+#: Decoder processes, and those that one client may have. Each decodes one file at a time.
+_N_PROCESSES, _N_PROCESSES_EACH = 3, 2
+
+#: Seconds of the clock that decoding may take, for each second of the CPU.
+_PATIENCE = 3.0
+
+#: Seconds after which a client may send a file again that was not decoded in time.
+_RETRY_AFTER = 5.0
 
 
 class Decoders:
@@ -52,7 +59,7 @@ class Decoders:
 
     def __init__(self, limits: MediaLimits) -> None:
         self._limits = limits
-        self._places = trio.CapacityLimiter(_N_PROCESSES)
+        self._places = FairLimiter(_N_PROCESSES, _N_PROCESSES_EACH)
         self._idle: list[Decoder] = []
         self._gate = Gate()
 
@@ -62,10 +69,11 @@ class Decoders:
         Raises:
             InvalidMediaError: the file cannot be used. The message is a part of a sentence.
             ServerClosingError: the server was closed.
-            UnavailableError: no process is available.
+            UnavailableError: no process is available, or other work has the CPU.
+            QueueFullError: too many files of the client wait.
         """
         with self._gate.open():
-            async with self._places:
+            async with self._places.place():
                 return await self._decode(await self._take(), data, order)
 
     async def aclose(self) -> None:
@@ -95,7 +103,7 @@ class Decoders:
             """End the process at the time limit or when cancelled, unless it is done."""
             nonlocal has_timed_out
             try:
-                await trio.sleep(self._limits.timeout)
+                await trio.sleep(_PATIENCE * self._limits.timeout)
                 has_timed_out = True
             finally:
                 if not is_over:
@@ -112,11 +120,24 @@ class Decoders:
             raise self._refusal(error, has_timed_out) from error
         finally:
             if decoder.is_usable:
-                self._idle.append(decoder)
+                await self._keep(decoder)
         return media
+
+    async def _keep(self, decoder: Decoder) -> None:
+        """Keep an idle process, unless there are enough of them."""
+        if len(self._idle) < _N_PROCESSES_EACH:
+            self._idle.append(decoder)
+            return
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(decoder.close)
 
     def _refusal(self, error: DecoderError, has_timed_out: bool) -> TrioServeError:
         if has_timed_out:
+            return UnavailableError(
+                "Media are not decoded in time now, because of other work.",
+                retry_after=_RETRY_AFTER,
+            )
+        if error.is_out_of_time:
             return InvalidMediaError(f"takes more than {self._limits.timeout:g} seconds to decode")
         if error.by_signal:
             _log.warning("a file has ended the process that decodes it", reason=str(error))
@@ -132,8 +153,8 @@ async def _decoded(decoder: Decoder, data: bytes, order: Order) -> DecodedMedia 
     return media
 
 
-#: Files to read concurrently.
-_N_READERS = 4
+#: Files to read concurrently, and those of one client.
+_N_READERS, _N_READERS_EACH = 5, 4
 
 _NAMES = {"image": "image", "audio": "sound", "video": "video", None: "file"}
 _PLURALS = {"image": "images", "audio": "sound", "video": "videos"}
@@ -177,7 +198,7 @@ class MediaLoader:
             rules = FetchRules(urls)
             self._fetcher = Fetcher(rules, max_bytes=limits.max_bytes, timeout=limits.timeout)
         self._decoders = Decoders(limits)
-        self._readers = trio.CapacityLimiter(_N_READERS)
+        self._readers = FairLimiter(_N_READERS, _N_READERS_EACH)
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -214,6 +235,7 @@ class MediaLoader:
             NotSupportedError: the server is installed without `trioserve[media]`.
             PayloadTooLargeError: they take more memory than one request may hold.
             UnavailableError: no memory or no process is available now.
+            QueueFullError: too many files of the client wait.
         """
         most = self._limits.max_files
         if len(sources) > most:
@@ -307,11 +329,12 @@ class MediaLoader:
 
     async def _read_file(self, path: Path, folder: Path | None) -> bytes:
         read = partial(_read_file, path, folder, self._limits.max_bytes + 1)
-        with trio.move_on_after(self._limits.timeout):
-            return await trio.to_thread.run_sync(
-                read, limiter=self._readers, abandon_on_cancel=True
+        try:
+            return await self._readers.run_sync(
+                read, seconds=self._limits.timeout, abandon_on_cancel=True
             )
-        raise InvalidMediaError("is in a file that cannot be read in time")
+        except trio.TooSlowError:
+            raise InvalidMediaError("is in a file that cannot be read in time") from None
 
 
 @contextmanager

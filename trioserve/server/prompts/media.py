@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
-import trio
 
 from trioserve.chat.markers import Parts
 from trioserve.chat.messages import (
@@ -26,6 +25,7 @@ from trioserve.errors import (
     PayloadTooLargeError,
     UnsupportedFieldError,
 )
+from trioserve.fair_limiter import FairLimiter
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation
 from trioserve.server.media.loader import MediaLoader, Wanted
 from trioserve.server.model import LoadedModel
@@ -116,7 +116,7 @@ class MediaPrompts:
 
     def __attrs_post_init__(self) -> None:
         #: Memory during preparation is not in the budget, so this limits it.
-        self._preparing = trio.CapacityLimiter(2)
+        self._preparing = FairLimiter(3, 2)
 
     @property
     def audio_rate(self) -> int:
@@ -240,7 +240,7 @@ class MediaPrompts:
             return projector.prepare(given, add_special=add_special, check=check)
 
         try:
-            async with self._preparing:
+            async with self._preparing.place():
                 prompt = await self._workers.offload(prepare, aside=aside)
         except InvalidMediaError as error:
             source = parts[error.index]
