@@ -37,6 +37,13 @@ def load(
         ModelLoadError: the file or the context cannot be used, or `progress` cancelled.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
+    return load_here(config, progress=progress)
+
+
+def load_here(
+    config: Config, *, progress: Callable[[float], bool] | None = None
+) -> LlamaBackend | LlamaEmbedder:
+    """Load as `load` does, without a trial."""
     if config.serves_embeddings:
         from trioserve.llama.embedding import LlamaEmbedder
 

@@ -73,6 +73,8 @@ class LlamaProjector:
         self.hears: bool = mtmd.mtmd_support_audio(context)
         self.audio_rate: int = mtmd.mtmd_get_audio_sample_rate(context) if self.hears else 0
         self.max_chunk = 0
+        #: The width of the images that it was made for; 0: not known.
+        self.image_size = 0
         #: Identifies the projector.
         self.fingerprint = ""
         #: Whether a position has sections (M-RoPE).
@@ -107,6 +109,7 @@ class LlamaProjector:
             projector._counts_images = "hunyuanvl" in kinds
             projector._video_interval = config.video_timestamp_interval
             projector.fingerprint = header.fingerprint(path)
+            projector.image_size = header.image_size(path)
             projector._try_out(path)
         except BaseException:
             projector.close()
@@ -263,7 +266,7 @@ class LlamaProjector:
         try:
             with self._shared.in_use() as context:
                 found = [one for size in _LARGE for one in cut(self._mtmd, context, (size,))]
-                own = header.image_size(path) or _LARGE[-1].width
+                own = self.image_size or _LARGE[-1].width
                 usual = _chunks(cut(self._mtmd, context, (Placeholder(width=own, height=own),)))[0]
         except CutError as error:
             raise ModelLoadError(f"The projector {path} cannot be used: {error}.") from error
