@@ -116,7 +116,7 @@ class MediaPrompts:
         """Replace documents with their text and images. `hold`: see `prompt_of`.
 
         Raises:
-            UnsupportedFieldError: this server cannot read PDFs.
+            NotSupportedError: the server is installed without `trioserve[pdf]`.
             InvalidMediaError: a document cannot be read; the error names the part.
             TrioServeError: from loading.
         """
