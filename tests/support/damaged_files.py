@@ -394,3 +394,35 @@ def _damage_bytes(sound: Path, path: Path, chosen: random.Random, *, cut: bool) 
         data[place] = chosen.choice((0, 255, data[place] ^ 1 << chosen.randrange(8)))
     path.write_bytes(data)
     return f"other bytes at {places}"
+
+
+# -- what no header shows
+
+
+def deadly_model(path: Path) -> Path:
+    """Write a model that passes the checks of its header, and ends llama.cpp in its context."""
+    sound = tiny_models.write(path.with_suffix(".sound"), GENERATING["deepseek2"])
+    file = _copy(_read(sound))
+    file.entries = [one for one in file.entries if not one[0].endswith(b"head_count_kv")]
+    file.write(path)
+    return path
+
+
+def deadly_adapter(path: Path) -> Path:
+    """Write an adapter for the bundled model that ends llama.cpp when it is switched on."""
+    file = _copy(_read(make_lora(path.with_suffix(".sound"))))
+    for one in file.tensors:
+        one.shape.append(2)
+        one.fit()
+    file.write(path)
+    return path
+
+
+def deadly_projector(path: Path) -> Path:
+    """Write a projector of the kind qwen3a that ends llama.cpp at the first sound."""
+    file = _copy(_read(media_models.write_projector(path.with_suffix(".sound"), "qwen3a")))
+    (bias,) = (one for one in file.tensors if one.name == b"a.conv2d.2.bias")
+    bias.shape = [3]
+    bias.fit()
+    file.write(path)
+    return path

@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -190,6 +191,15 @@ def _run(engine: Any) -> None:
             return
         if getattr(engine, "encoder", None) is not None:
             time.sleep(0.001)
+
+
+def run(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Run this module in a process, which may fork as this one may not; returns what it says."""
+    command = [sys.executable, "-m", __name__, str(folder), *arguments]
+    environ = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def main() -> None:

@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import structlog
 
 from trioserve.engine.backend import DraftRequest, MediaPiece
-from trioserve.errors import KVCacheFullError, ModelLoadError, TrioServeError
+from trioserve.errors import (
+    DecodeError,
+    EncodeError,
+    KVCacheFullError,
+    ModelLoadError,
+    TrioServeError,
+)
+from trioserve.llama import last_word
 from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.embedding import LlamaEmbedder
 from trioserve.llama.media.projector import LlamaProjector
@@ -25,6 +33,8 @@ from trioserve.types import (
     TokenId,
 )
 
+_log = structlog.get_logger("llama")
+
 #: Has words, digits, a line break, and a character that most vocabularies have in bytes only.
 _TEXT = "Once upon a time, 12 bears\nsang \U0001f600"
 
@@ -35,33 +45,42 @@ _WIDTH = 224
 def try_out(backend: LlamaBackend | LlamaEmbedder, *, everything: bool = True) -> None:
     """Decode a prompt; with `everything`, use each adapter, the draft model and the projector, too.
 
-    Nothing of it is left in the KV cache. Blocks.
+    Nothing of it is left in the KV cache. What is not finite is not refused: other prompts may do
+    better. Blocks.
 
     Raises:
-        ModelLoadError: something of it fails.
+        ModelLoadError: a decode fails.
     """
+    model = f"the model file {backend.info.path}"
+    last_word.names(model)
+    # A decode of a few tokens takes long where one of several threads has to wait for its core.
+    backend.set_threads(1)
     try:
         if isinstance(backend, LlamaEmbedder):
-            _embed(backend)
+            _embed(backend, _prompt(backend, everything))
         else:
-            _generate(backend, everything=everything)
+            _generate(backend, _prompt(backend, everything), everything=everything)
         if everything and backend.projector is not None:
+            last_word.names(f"the projector {backend.projector.path}")
             _perceive(backend, backend.projector)
-    except ModelLoadError:
-        raise
+        others = [f"the projector {backend.projector.path}"] if backend.projector else []
+        if isinstance(backend, LlamaBackend):
+            others += [f"the LoRA adapter {one.path}" for one in backend.adapters]
+        last_word.names(model, *others)
     except TrioServeError as error:
         raise ModelLoadError(
             f"The model in {backend.info.path} cannot be used: {error.message}"
         ) from error
+    finally:
+        backend.set_threads(max(choices[-1] for choices in backend.thread_choices))
 
 
-def _prompt(backend: LlamaBackend | LlamaEmbedder) -> Sequence[TokenId]:
+def _prompt(backend: LlamaBackend | LlamaEmbedder, whole: bool) -> Sequence[TokenId]:
     tokens = backend.vocab.tokenize(_TEXT) or (0,)
-    return tokens[: min(backend.n_batch, backend.n_ctx_seq - 1)]
+    return tokens[: min(len(tokens) if whole else 2, backend.n_batch, backend.n_ctx_seq - 1)]
 
 
-def _embed(backend: LlamaEmbedder) -> None:
-    tokens = _prompt(backend)
+def _embed(backend: LlamaEmbedder, tokens: Sequence[TokenId]) -> None:
     backend.batch.clear()
     backend.batch.extend(tokens, 0, 0)
     backend.compute()
@@ -73,11 +92,11 @@ def _embed(backend: LlamaEmbedder) -> None:
     backend.forget(0)
 
 
-def _generate(backend: LlamaBackend, *, everything: bool) -> None:
-    tokens = _prompt(backend)
+def _generate(backend: LlamaBackend, tokens: Sequence[TokenId], *, everything: bool) -> None:
     _decode(backend, tokens)
     if everything:
-        for i in range(len(backend.adapters)):
+        for i, adapter in enumerate(backend.adapters):
+            last_word.names(f"the LoRA adapter {adapter.path}")
             backend.set_adapters(((i, 1.0),))
             _decode(backend, tokens)
         if backend.adapters:
@@ -94,8 +113,12 @@ def _decode(backend: LlamaBackend, tokens: Sequence[TokenId]) -> None:
     row = batch.extend(tokens, 0, 0)
     batch.want_logits(row)
     backend.decode()
+    token = tokens[0]
     with backend.sampler(SamplingParams(), tokens) as sampler:
-        token = sampler.sample(row)
+        try:
+            token = sampler.sample(row)
+        except DecodeError as error:
+            _log.warning("the model gives bad numbers", reason=error.message)
     batch.clear()
     batch.add(token, len(tokens), 0, logits=True)
     backend.decode()
@@ -126,7 +149,11 @@ def _perceive(backend: LlamaBackend | LlamaEmbedder, projector: LlamaProjector) 
 def _decode_chunk(
     backend: LlamaBackend | LlamaEmbedder, projector: LlamaProjector, chunk: MediaChunk
 ) -> None:
-    embeddings = projector.encode(chunk)
+    try:
+        embeddings = projector.encode(chunk)
+    except EncodeError as error:
+        _log.warning("the projector gives bad numbers", reason=error.message)
+        return
     n_cells = chunk.n_cells
     if chunk.is_causal:
         n_cells = min(n_cells, backend.n_batch, backend.n_ctx_seq)

@@ -20,7 +20,7 @@ from trioserve.errors import (
     InvalidMediaError,
     ModelLoadError,
 )
-from trioserve.llama import devices, header, library
+from trioserve.llama import devices, header, last_word, library
 from trioserve.llama.context import FLASH_ATTENTION, thread_choices
 from trioserve.llama.library import SharedHandle, lib
 from trioserve.llama.media.chunks import CutChunk, CutError, Placeholder, as_parts, cut
@@ -73,6 +73,7 @@ class LlamaProjector:
         self.hears: bool = mtmd.mtmd_support_audio(context)
         self.audio_rate: int = mtmd.mtmd_get_audio_sample_rate(context) if self.hears else 0
         self.max_chunk = 0
+        self.path = Path()
         #: The width of the images that it was made for; 0: not known.
         self.image_size = 0
         #: Identifies the projector.
@@ -93,6 +94,7 @@ class LlamaProjector:
             BackendMismatchError: the installed libmtmd is not one we can use.
         """
         mtmd = load_mtmd()
+        last_word.names(f"the projector {path}")
         kinds = header.check_projector(path)
         params = _params(mtmd, config)
         interrupt = EncodingInterrupt()
@@ -109,6 +111,7 @@ class LlamaProjector:
             projector._counts_images = "hunyuanvl" in kinds
             projector._video_interval = config.video_timestamp_interval
             projector.fingerprint = header.fingerprint(path)
+            projector.path = path
             projector.image_size = header.image_size(path)
             projector._try_out(path)
         except BaseException:

@@ -1,0 +1,35 @@
+"""Damaged models, adapters and projectors: none of them ends a process that serves.
+
+What a file does is seen in a process of its own: the checks of its header, a load with a trial, and
+then what requests would ask for. Whatever ends that process after the trial would end a server.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.file_trials import DIED_IN_SERVICE, OUTCOMES, run
+from tests.support.measured import Report
+
+pytestmark = pytest.mark.system
+
+#: How many of each kind: as many as an attack tried, and a thousand more.
+_PARTS = [
+    ("model", 0, 391), ("adapter", 0, 79), ("projector", 0, 186),
+    ("model", 1000, 600), ("adapter", 1000, 150), ("projector", 1000, 250),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "first", "count"), _PARTS)
+def test_no_damaged_file_ends_a_server(
+    tmp_path: Path, report: Report, kind: str, first: int, count: int
+) -> None:
+    found = run(tmp_path, f"{kind}:{first}:{count}")
+    tally = Counter(one["outcome"] for one in found)
+    said = ", ".join(f"{tally[outcome]} {outcome}" for outcome in OUTCOMES)
+    report(f"{count} damaged files ({kind}, from {first}): {said}")
+    assert len(found) == count
+    assert [one for one in found if one["outcome"] == DIED_IN_SERVICE] == []
