@@ -1,7 +1,7 @@
 """Damaged models, adapters and projectors: none of them ends a process that serves.
 
-What a file does is seen in a process of its own: the checks of its header, a load with a trial, and
-then what requests would ask for. Whatever ends that process after the trial would end a server.
+Each file goes through the checks of its header, a load with a trial, and then what requests ask
+for, in a separate process. If that process dies after the trial, a server would have died.
 """
 
 from __future__ import annotations

@@ -372,7 +372,9 @@ def _damage(sound: Path, path: Path, chosen: random.Random) -> str:
     if what >= n:
         return _damage_bytes(sound, path, chosen, cut=what < n + _CUT)
     file = _copy(_read(sound))
-    faults = chosen.choices(list(_FAULTS), weights=list(_FAULTS.values()), k=chosen.choice((1, 1, 2)))
+    faults = chosen.choices(
+        list(_FAULTS), weights=list(_FAULTS.values()), k=chosen.choice((1, 1, 2))
+    )
     said = [fault(file, chosen) for fault in faults]
     file.write(path)
     return "; ".join(said)

@@ -1,8 +1,8 @@
-"""Loads damaged files, each in a process of its own: ``python -m tests.support.file_trials``.
+"""Loads damaged files, each in a separate process: ``python -m tests.support.file_trials``.
 
     python -m tests.support.file_trials FOLDER model:0:391 adapter:0:79 projector:0:186
 
-For each file it writes a line of JSON: what the file is, what is wrong with it, and what came of it.
+For each file it writes a line of JSON: what the file is, its fault, and the outcome.
 This process imports everything and forks, so that a file takes milliseconds; it has no threads.
 """
 
@@ -40,8 +40,8 @@ from trioserve.types import (
     Task,
 )
 
-#: What may come of a file. The last must not: the trial let through what ends a server.
-REFUSED_BY_CHECK = "refused by our check"
+#: The outcomes. The last is a failure: the trial let a file through that ends a server.
+REFUSED_BY_CHECK = "refused by the check"
 REFUSED_BY_LLAMA = "refused by llama.cpp"
 DIED_IN_TRIAL = "died in the trial"
 ANSWERS = "loads and answers"
@@ -143,7 +143,9 @@ def _serve(backend: LlamaBackend | LlamaEmbedder) -> None:
     """Compute what requests ask for: long and short prompts together, media, adapters."""
     if isinstance(backend, LlamaEmbedder):
         engine: Any = EmbeddingEngine(backend, lambda: None)
-        texts = [backend.vocab.tokenize(text) for text in ("panda", "the cat sits on the mat. " * 4)]
+        texts = [
+            backend.vocab.tokenize(text) for text in ("panda", "the cat sits on the mat. " * 4)
+        ]
         engine.submit(EmbeddingTask(0, [text[: backend.n_ctx_seq - 2] for text in texts]))
         _run(engine)
         return
@@ -160,7 +162,12 @@ _GREEDY = GenerationParams(max_tokens=4, sampling=SamplingParams(temperature=0.0
 
 def _tasks(backend: LlamaBackend) -> Iterator[tuple[Prompt, CacheRoot]]:
     tokenize = backend.vocab.tokenize
-    for text in ("Once upon a time", "The bear \U0001f43b sat. " * 12, "1 + 1 = ", "Once upon a hill"):
+    for text in (
+        "Once upon a time",
+        "The bear \U0001f43b sat. " * 12,
+        "1 + 1 = ",
+        "Once upon a hill",
+    ):
         yield Prompt(tokenize(text)), CacheRoot()
     for i in range(len(backend.adapters)):
         for scale in (1.0, 0.5):
@@ -176,7 +183,7 @@ def _tasks(backend: LlamaBackend) -> Iterator[tuple[Prompt, CacheRoot]]:
         try:
             yield projector.prepare(["Look: ", one, " So"], add_special=True), CacheRoot()
         except TrioServeError:
-            continue  # this image cannot be taken; the client is told
+            continue  # the client would get a 400
 
 
 def _run(engine: Any) -> None:

@@ -25,9 +25,7 @@ Progress: TypeAlias = Callable[[float], bool]
 __all__ = ["LlamaBackend", "check_library", "load"]
 
 
-def load(
-    config: Config, *, progress: Progress | None = None
-) -> LlamaBackend | LlamaEmbedder:
+def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | LlamaEmbedder:
     """Load a model, make its context, and try it out. Blocks, for seconds or minutes.
 
     Where its files are new to this machine, they are first loaded in another process, which a
@@ -70,9 +68,7 @@ def _halves(progress: Progress | None) -> tuple[Progress | None, Progress | None
     return lambda share: progress(share / 2), lambda share: progress((1 + share) / 2)
 
 
-def load_here(
-    config: Config, *, progress: Progress | None = None
-) -> LlamaBackend | LlamaEmbedder:
+def load_here(config: Config, *, progress: Progress | None = None) -> LlamaBackend | LlamaEmbedder:
     """Load as `load` does, but do not try the model out."""
     if config.serves_embeddings:
         from trioserve.llama.embedding import LlamaEmbedder

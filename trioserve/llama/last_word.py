@@ -1,8 +1,8 @@
 """A last line of the log, where llama.cpp ends the process: it names the files in use.
 
-No Python code may handle such a signal: the thread that has it may hold any lock. So the handler is
-some instructions that write a text made before, and raise the signal again. On other processors than
-x86-64 and 64-bit ARM, or where the system does not let new memory be executed, there is none.
+Python code cannot handle such a signal: its thread may hold any lock. So the handler is machine
+code that writes a prepared text, and raises the signal again. There is none on processors other
+than x86-64 and 64-bit ARM, nor where the system forbids executable memory.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ _last_word: _LastWord | None = None
 def install(descriptor: int, form: Callable[[str], str]) -> None:
     """Have a line written to a descriptor when a signal ends this process by a fault in it.
 
-    `form` makes the line of the files in use. llama.cpp prints no stack, for which it would start
-    gdb. Does nothing if the faults of this process are handled already.
+    `form` makes the line from the files in use. llama.cpp no longer starts gdb to print a stack.
+    Does nothing if Python's faulthandler is enabled.
     """
     global _last_word
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")

@@ -1,7 +1,7 @@
 """Tries out the files of a model: computes once what requests will have computed.
 
 llama.cpp ends the process where a file is not what it takes for granted. So this comes before the
-first request, and where the files are new, in a process of its own.
+first request and, where the files are new, in a separate process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = structlog.get_logger("llama")
 #: Has words, digits, a line break, and a character that most vocabularies have in bytes only.
 _TEXT = "Once upon a time, 12 bears\nsang \U0001f600"
 
-#: The width of an image where a projector does not say what it was made for.
+#: The width of the image where the projector's file gives none.
 _WIDTH = 224
 
 
@@ -166,7 +166,7 @@ def _decode_chunk(
         else:
             backend.decode_media([piece])
     except KVCacheFullError:
-        pass  # the context is smaller than an image, which requests are told
+        pass  # requests with an image get an error that says so
     _clear(backend)
 
 

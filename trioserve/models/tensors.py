@@ -68,7 +68,7 @@ def adapter_problems(tensors: Tensors, file_size: int) -> Iterator[str]:
     for name, low in tensors.items():
         high = tensors.get(name.removesuffix(_LOW) + _HIGH) if name.endswith(_LOW) else None
         if high is None:
-            continue  # llama.cpp says so
+            continue  # llama.cpp refuses it
         if min(len(low.shape), len(high.shape)) < 2:
             yield f"{_shown(low)} or {_shown(high)} is no matrix"
         elif low.shape[2:] != high.shape[2:] or low.shape[1] != high.shape[0]:
