@@ -172,11 +172,15 @@ def _tier() -> Iterator[None]:
     assert not _offences, _offences[0]
 
 
+#: Tests load files in this process at once, as if it had loaded them before.
+_are_known = LoadedFiles.are_known
+LoadedFiles.are_known = True  # type: ignore[assignment, method-assign]
+
+
 @pytest.fixture(autouse=True)
-def known_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Load files in this process at once, as if it had loaded them before."""
-    if request.node.get_closest_marker("new_files") is None:
-        monkeypatch.setattr(LoadedFiles, "are_known", True)
+def _new_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("new_files") is not None:
+        monkeypatch.setattr(LoadedFiles, "are_known", _are_known)
 
 
 @pytest.fixture(autouse=True)

@@ -95,6 +95,18 @@ def test_without_a_process_it_is_loaded_here(
         assert [line["event"] for line in lines] == ["the files are not tried first"]
 
 
+def test_a_process_that_says_nothing_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
+    silent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    monkeypatch.setattr(trial_process, "_PATIENCE", 0.2)
+    with pytest.raises(ModelLoadError, match="or because it took too long"):
+        trial_process.run(config())
+
+
 async def test_a_server_that_wakes_to_a_bad_file_lives_on(tmp_path: Path) -> None:
     model = Path(shutil.copy(BUNDLED, tmp_path / "model.gguf"))
     async with Server(config(model)) as server:

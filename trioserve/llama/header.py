@@ -77,9 +77,8 @@ def check_model(path: Path, overridden: Collection[str] = ()) -> None:
     try:
         for part in parts:
             with gguf.read(part) as header:
-                if part == path:
-                    of_keys = _problems(header, header.text("general.architecture"))
-                    problems += [f"{key} {why}" for key, why in of_keys if key not in overridden]
+                of_keys = _problems(header, header.text("general.architecture"))
+                problems += [f"{key} {why}" for key, why in of_keys if key not in overridden]
                 problems += tensors.model_problems(tensors.by_name(header.tensors()), size)
     except ModelLoadError:
         return
@@ -271,9 +270,11 @@ def _projector_problems(header: Header, kinds: frozenset[str]) -> Iterator[str]:
             key = f"clip.{part}.{name}"
             if any(not 1 <= value < 2**31 for value in header.numbers(key)):
                 yield f"{key} is out of range"
-        sizes = [header.number(f"clip.{part}.{name}") for name in ("image_size", "patch_size")]
-        if None not in sizes and sizes[0] < sizes[1]:
-            yield f"clip.{part}.image_size is {sizes[0]}, less than a patch"
+        image, patch = (
+            header.number(f"clip.{part}.{name}") for name in ("image_size", "patch_size")
+        )
+        if image is not None and patch is not None and image < patch:
+            yield f"clip.{part}.image_size is {image}, less than a patch"
         width, heads = (
             header.numbers(f"clip.{part}.{name}")
             for name in ("embedding_length", "attention.head_count")

@@ -14,12 +14,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from time import monotonic
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import attrs
 import structlog
@@ -31,6 +31,8 @@ from trioserve.models import resolve
 if sys.platform != "win32":
     import resource
 
+Progress: TypeAlias = Callable[[float], bool]
+
 _log = structlog.get_logger("trioserve")
 
 #: Seconds without progress after which the process is ended. A decode on a slow disk may take long.
@@ -39,7 +41,7 @@ _POLL = 0.1
 _READ = 2**16
 
 
-def run(config: Config, progress: Any = None) -> None:
+def run(config: Config, progress: Progress | None = None) -> None:
     """Load the model in a process, and try it out there. Blocks as long as loading does.
 
     `progress` is called as by `trioserve.llama.load`, but every tenth of a second.
@@ -48,58 +50,56 @@ def run(config: Config, progress: Any = None) -> None:
         ModelLoadError: the files cannot be used, or end the process; or `progress` cancelled.
     """
     command = [sys.executable, "-P", "-W", "ignore", "-m", __name__]
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as order, tempfile.TemporaryFile() as log:
+        order.write(pickle.dumps(config))
+        order.seek(0)
         try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-            )
+            process = subprocess.Popen(command, stdin=order, stdout=subprocess.PIPE, stderr=log)
         except OSError as error:
             _log.warning("the files are not tried first", reason=error.strerror)
             return
-        try:
+        with process:
             said = _follow(process, config, progress)
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(BrokenPipeError):
-                        pipe.close()
         _check(config, process.returncode, said, log)
 
 
-def _follow(process: subprocess.Popen[bytes], config: Config, progress: Any) -> dict[str, Any]:
-    """Report progress until the process closes its output; returns all that it said."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with suppress(BrokenPipeError):  # its exit code says why
-        process.stdin.write(pickle.dumps(config))
-        process.stdin.close()
+def _follow(
+    process: subprocess.Popen[bytes], config: Config, progress: Progress | None
+) -> dict[str, Any]:
+    """Report progress until the process closes its output; returns all that it said.
+
+    Ends the process when this raises, or when it says nothing for too long.
+    """
     said: dict[str, Any] = {}
-    for line in _lines(process.stdout):
-        with suppress(ValueError):  # an empty one, or one with names that were too long for it
-            said |= json.loads(line)
-        if progress is not None and not progress(said.get("progress", 0.0)):
-            raise ModelLoadError(f"Loading the model {resolve(config.model)} was cancelled.")
+    try:
+        for line in _lines(process):
+            with suppress(ValueError):  # an empty one, or one with names that were too long for it
+                said |= json.loads(line)
+            if progress is not None and not progress(said.get("progress", 0.0)):
+                raise ModelLoadError(f"Loading the model {resolve(config.model)} was cancelled.")
+    except BaseException:
+        process.kill()
+        raise
     return said
 
 
-def _lines(output: IO[bytes]) -> Iterator[bytes]:
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
     """Yield lines, and an empty one whenever there is none for a while."""
+    assert process.stdout is not None
     rest, heard_at = b"", monotonic()
     with DefaultSelector() as selector:
-        selector.register(output, EVENT_READ)
+        selector.register(process.stdout, EVENT_READ)
         while monotonic() < heard_at + _PATIENCE:
             if not selector.select(_POLL):
                 yield b""
                 continue
             heard_at = monotonic()
-            more = os.read(output.fileno(), _READ)
+            more = os.read(process.stdout.fileno(), _READ)
             if not more:
                 return
             *lines, rest = (rest + more).split(b"\n")
             yield from lines
+    process.kill()
 
 
 def _check(config: Config, code: int, said: dict[str, Any], log: IO[bytes]) -> None:
