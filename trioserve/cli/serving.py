@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,9 @@ from trioserve.cli.progress import StatusPipe, fetch, load
 from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
 from trioserve.errors import ConfigError, TrioServeError
+from trioserve.hosts import is_local
 from trioserve.models import resolve
-from trioserve.models.fetch import is_local
+from trioserve.models.fetch import is_local as is_on_disk
 
 if TYPE_CHECKING:
     import hypercorn
@@ -100,7 +100,7 @@ def _check_models(config: Config) -> None:
     """
     from trioserve.llama.header import check_file
 
-    if is_local(config):  # others may be downloaded while the port is open
+    if is_on_disk(config):  # others may be downloaded while the port is open
         check_file(resolve(config.model))
         if config.spec_draft_model is not None:
             check_file(resolve(config.spec_draft_model))
@@ -131,7 +131,7 @@ def check_reach(config: Config, listening: Sequence[socket.socket]) -> None:
     if config.api_keys or not (config.has_tools or config.has_mcp_proxy):
         return
     for each in listening:
-        if each.family != socket.AF_UNIX and not ip_address(each.getsockname()[0]).is_loopback:
+        if each.family != socket.AF_UNIX and not is_local(each.getsockname()[0]):
             raise ConfigError(
                 f"any client that reaches {url_of(each, secure=config.ssl_cert_file is not None)} "
                 "could use the tools of this server: set --api-key, or listen on 127.0.0.1"

@@ -29,6 +29,7 @@ from trioserve.config import Config
 from trioserve.config.extras import EXTRAS, has_extra
 from trioserve.config.parse import parse
 from trioserve.errors import ModelLoadError, TrioServeError
+from trioserve.hosts import is_local
 from trioserve.llama.rpc import library
 from trioserve.llama.rpc.peers import Peer, greet, locate
 from trioserve.models import resolve
@@ -278,10 +279,7 @@ def _port(config: Config, *_others: object) -> Iterator[Finding]:
 
 
 def _is_private(host: str) -> bool:
-    return all(
-        one.strip() in ("127.0.0.1", "::1", "localhost") or one.strip().endswith(".sock")
-        for one in host.split(",")
-    )
+    return all(is_local(one.strip()) or one.strip().endswith(".sock") for one in host.split(","))
 
 
 def _limits(config: Config, *_others: object) -> Iterator[Finding]:
