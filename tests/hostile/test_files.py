@@ -17,10 +17,16 @@ from tests.support.measured import Report
 pytestmark = pytest.mark.system
 
 #: How many of each kind: as many as an attack tried, and a thousand more.
-_PARTS = [
+_SERIES = [
     ("model", 0, 391), ("adapter", 0, 79), ("projector", 0, 186),
     ("model", 1000, 600), ("adapter", 1000, 150), ("projector", 1000, 250),
 ]  # fmt: skip
+_STEP = 100
+_PARTS = [
+    (kind, start, min(_STEP, first + count - start))
+    for kind, first, count in _SERIES
+    for start in range(first, first + count, _STEP)
+]
 
 
 @pytest.mark.parametrize(("kind", "first", "count"), _PARTS)

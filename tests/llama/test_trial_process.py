@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import attrs
 import pytest
 import structlog
 
@@ -84,6 +86,16 @@ def test_a_load_that_is_cancelled_ends_the_process(tmp_path: Path) -> None:
         trial_process.run(config(model), lambda share: False)
 
 
+def test_the_process_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_API_KEY", "geheim")
+    monkeypatch.setenv("HF_TOKEN", "geheim")
+    full = attrs.evolve(config(), api_keys=("geheim",), api_key_weights=(2.0,), hf_token="geheim")
+    assert "geheim" not in repr(trial_process._without_secrets(full))
+    assert b"geheim" not in pickle.dumps(trial_process._without_secrets(full))
+    assert "geheim" not in trial_process._environment().values()
+    assert trial_process.run(full)
+
+
 def test_without_a_process_it_is_loaded_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +103,7 @@ def test_without_a_process_it_is_loaded_here(
     for python in (tmp_path / "none", shutil.which("false")):
         monkeypatch.setattr(sys, "executable", str(python))
         with structlog.testing.capture_logs() as lines:
-            trial_process.run(config(model))
+            assert not trial_process.run(config(model))
         assert [line["event"] for line in lines] == ["the files are not tried first"]
 
 

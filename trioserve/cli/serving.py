@@ -79,7 +79,7 @@ def serve(
 
         raise_limit()
         if catalog is None:
-            last_word.install(sys.stderr.fileno(), _last_word)
+            last_word.install(2, _last_word)
         try:
             trio.run(_serve, config, listening, status, catalog)
         except* LifespanFailureError:

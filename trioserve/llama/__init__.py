@@ -5,13 +5,15 @@ Only this package imports llama_cpp.
 `library` finds the C functions and takes llama.cpp's log lines. `model`, `vocab`, `context`,
 `batch` and `adapters` wrap one kind of C object each. `sampler` chooses tokens, as far as `grammar`
 allows them. `devices` and `machine` describe the hardware. `backend` combines them for the engine,
-and `embedding` for the embedding engine.
+and `embedding` for the embedding engine. `trial` computes what requests will ask for, and where the
+files are new, `trial_process` does that in another process.
 All arguments are checked before they reach C, because llama.cpp aborts the process on bad values.
 Importing this package is cheap: the first call of `load` imports llama_cpp.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -40,17 +42,18 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
         ModelLoadError: the file or the context cannot be used, or `progress` cancelled.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
-    from trioserve.llama import devices, library, trial, trial_process
+    from trioserve.llama import devices, library, trial
     from trioserve.models.tried import LoadedFiles
 
     library.check_library()
     files = LoadedFiles.of(config, devices.versions())
     is_new = not files.are_known
     # A server with other machines is watched, and they have one client at a time.
-    if is_new and config.trial_load and not config.rpc:
+    if is_new and config.trial_load and not config.rpc and sys.platform != "win32":
+        from trioserve.llama import trial_process
+
         first, progress = _halves(progress)
-        trial_process.run(config, first)
-        is_new = False
+        is_new = not trial_process.run(config, first)
     backend = load_here(config, progress=progress)
     try:
         trial.try_out(backend, everything=is_new)

@@ -166,7 +166,7 @@ def _decode_chunk(
         else:
             backend.decode_media([piece])
     except KVCacheFullError:
-        pass  # requests with an image get an error that says so
+        pass  # requests with an image get the error
     _clear(backend)
 
 

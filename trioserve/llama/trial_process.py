@@ -1,7 +1,7 @@
 """Loads a model in a process that may die, and tries its files out there.
 
 ``python -m trioserve.llama.trial_process`` reads a pickled `Config` from standard input, and writes
-lines of JSON: the progress, and what is wrong. `run` starts it.
+lines of JSON: the progress, and what is wrong. `run` starts it; not on Windows.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -28,9 +29,6 @@ from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.models import resolve
 
-if sys.platform != "win32":
-    import resource
-
 Progress: TypeAlias = Callable[[float], bool]
 
 _log = structlog.get_logger("trioserve")
@@ -41,26 +39,47 @@ _POLL = 0.1
 _READ = 2**16
 
 
-def run(config: Config, progress: Progress | None = None) -> None:
+def run(config: Config, progress: Progress | None = None) -> bool:
     """Load the model in a process, and try it out there. Blocks as long as loading does.
 
-    `progress` is called as by `trioserve.llama.load`, but every tenth of a second.
+    `progress` is called as by `trioserve.llama.load`, but every tenth of a second. Returns whether
+    the model was tried: it is not where no such process can run.
 
     Raises:
         ModelLoadError: the files cannot be used, or end the process; or `progress` cancelled.
     """
     command = [sys.executable, "-P", "-W", "ignore", "-m", __name__]
     with tempfile.TemporaryFile() as order, tempfile.TemporaryFile() as log:
-        order.write(pickle.dumps(config))
+        order.write(pickle.dumps(_without_secrets(config)))
         order.seek(0)
         try:
-            process = subprocess.Popen(command, stdin=order, stdout=subprocess.PIPE, stderr=log)
+            process = subprocess.Popen(
+                command, stdin=order, stdout=subprocess.PIPE, stderr=log, env=_environment()
+            )
         except OSError as error:
             _log.warning("the files are not tried first", reason=error.strerror)
-            return
+            return False
         with process:
             said = _follow(process, config, progress)
-        _check(config, process.returncode, said, log)
+        return _is_tried(config, process.returncode, said, log)
+
+
+#: What the process has no use for, and files that take it over have none either.
+_SECRETS = ("LLAMA_API_KEY", "HF_TOKEN")
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _SECRETS}
+
+
+def _without_secrets(config: Config) -> Config:
+    """Set what clients, tools and the network concerns to its default."""
+    others: dict[str, Any] = {
+        field.name: field.default
+        for field in attrs.fields(Config)
+        if field.metadata.get("group") in ("Server", "Network", "Tools")
+    }
+    return attrs.evolve(config, **others, hf_token=None)
 
 
 def _follow(
@@ -102,17 +121,17 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
     process.kill()
 
 
-def _check(config: Config, code: int, said: dict[str, Any], log: IO[bytes]) -> None:
+def _is_tried(config: Config, code: int, said: dict[str, Any], log: IO[bytes]) -> bool:
     """Raise ModelLoadError unless all went well, or the trial itself was at fault."""
     if (refusal := said.get("refused")) is not None:
         raise ModelLoadError(refusal)
     if code == 0:
-        return
+        return True
     log.seek(0)
     lines = log.read().decode(errors="replace").strip().splitlines()
     if code > 0:  # not the files: Python could not run it
         _log.warning("the files are not tried first", code=code, reason=" ".join(lines[-1:]))
-        return
+        return False
     name = signal.Signals(-code).name
     files = said.get("died", f"the model file {resolve(config.model)}")
     why = next((match[1] for match in map(_REASON.search, reversed(lines)) if match), "")
@@ -157,10 +176,9 @@ def _main() -> None:
 
 def _give_way() -> None:
     """Leave no core file, and be the first process to go where memory is short."""
-    if sys.platform != "win32":
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text("1000")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # not Linux
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 if __name__ == "__main__":
