@@ -75,13 +75,21 @@ def serve(
         from hypercorn.utils import LifespanFailureError
 
         from trioserve.api.base.tcp import raise_limit
+        from trioserve.llama import last_word
 
         raise_limit()
+        if catalog is None:
+            last_word.install(2, _last_word)
         try:
             trio.run(_serve, config, listening, status, catalog)
         except* LifespanFailureError:
             exit_code = 1  # no model or no engine; the service has logged the reason
     return exit_code
+
+
+def _last_word(files: str) -> str:
+    in_use = f"; it was at work with {files}" if files else ""
+    return f"trioserve: a fault in native code ends this process{in_use}"
 
 
 def _check_models(config: Config) -> None:

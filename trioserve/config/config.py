@@ -102,6 +102,9 @@ class Config:
         "has them and twice its size is free, otherwise map it")
     check_tensors: bool = _model(False, "--check-tensors | --no-check-tensors",
         help="check the weights for invalid values")
+    trial_load: bool = _model(True, "--trial-load | --no-trial-load",
+        help="load files that are new to this machine, or have changed, in another process first, "
+        "so that a damaged one cannot end this process")
     lora: tuple[str, ...] = _model((), "--lora", read=csv_row, check=parse_adapter,
         help="LoRA adapters to load, each as PATH or PATH:SCALE, separated by commas; the scale is "
         "1 if not given")
