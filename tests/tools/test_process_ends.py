@@ -104,6 +104,15 @@ async def test_a_command_that_kills_its_supervisor_ends(temporary: Path) -> None
     until(lambda: not with_folder(str(temporary)))
 
 
+async def test_a_supervisor_without_descriptors_ends_all(temporary: Path) -> None:
+    """It cannot list processes then, which is not the same as that there are none."""
+    code = "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (3, 3))"
+    command = f"setsid sleep 1000 & exec python3 -c '{code}; import time; time.sleep(1000)'"
+    with patiently():
+        await run(["sh", "-c", command], timeout=20, max_output=10, env=ENV, limits=CommandLimits())
+    assert with_folder(str(temporary)) == []
+
+
 async def test_a_last_command_is_run(tmp_path: Path) -> None:
     last = ["touch", str(tmp_path / "bye")]
     async with open_process(["sleep", "1000"], env=ENV, last=last):
