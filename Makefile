@@ -41,7 +41,7 @@ COVERAGE := --cov --cov-report= --cov-fail-under=0
 .DEFAULT_GOAL := help
 .PHONY: help serve install test test-all test-fast test-system test-chosen test-stress check format docs ui \
 	screenshots mutate fuzz soak test-vocabularies test-schemas test-models test-clients test-deploy test-image \
-	test-rpc test-ray test-lowest test-wheel audit lock wheel clean distclean
+	test-rpc test-ray test-hostile test-lowest test-wheel audit lock wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
@@ -62,6 +62,7 @@ help:
 	@echo "make test-clients coding agents and SDKs against a scripted model; installs them (3 GB) into CLIENTS; needs npm"
 	@echo "make test-deploy  the tests of examples/deploy, with helm, hadolint and schemas, which it installs"
 	@echo "make test-rpc     one model over two RPC servers on this machine, which fail in every way"
+	@echo "make test-hostile clients, commands and MCP servers that attack a server, a quarter of an hour"
 	@echo "make test-ray     the Serve application on a cluster of three nodes; RAY=2.49.2 takes that version of Ray"
 	@echo "make test-image   build the image with CONTAINER_ENGINE=docker or podman, and run it; IMAGE_ARGS='--build-arg ...'"
 	@echo "make test-lowest  the fast tests with the oldest versions that pyproject.toml allows"
@@ -197,6 +198,9 @@ test-ray:
 	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS='media tools ray' GROUPS=test CONSTRAINTS= \
 		$(if $(RAY),MORE="'ray[serve]==$(RAY)' 'protobuf<7'") $(RAY_VENV)/.installed-dev
 	@TEST_RAY=1 $(RAY_VENV)/bin/python -m pytest tests/ray tests/ray_cluster $(PYTEST_ARGS)
+
+test-hostile: $(VENV)/.installed-dev
+	@TEST_HOSTILE=1 $(PY) -m pytest -n $(PYTEST_PROCESSES) tests/hostile $(PYTEST_ARGS)
 
 CONTAINER_ENGINE ?= docker
 IMAGE ?= trioserve

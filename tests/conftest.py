@@ -57,6 +57,7 @@ _OPTIONAL = {
     "deploy/test_gateway.py": "TEST_DEPLOY",
     "deploy/test_image.py": "TEST_IMAGE",
     "deploy/test_kuberay.py": "TEST_DEPLOY",
+    "hostile": "TEST_HOSTILE",
     "llama/test_embedding_reference.py": "LLAMA_SERVER",
     "programs/test_agents.py": "TEST_CLIENTS",
     "programs/test_mcp_conformance.py": "TEST_CLIENTS",

@@ -20,7 +20,12 @@ USERS: dict[str, tuple[str, ...]] = {
     "same": (),
     "root without CAP_SYS_ADMIN": ("setpriv", "--bounding-set=-sys_admin"),
     "ordinary": ("setpriv", "--reuid=31234", "--regid=31234", "--clear-groups"),
-}
+    # A part of /proc is masked there, and then the kernel lets an ordinary user mount no other.
+    "ordinary in a container": (
+        "unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc/fs && exec "$@"', "sh",
+        "setpriv", "--reuid=31234", "--regid=31234", "--clear-groups",
+    ),
+}  # fmt: skip
 
 
 @contextmanager
@@ -29,7 +34,7 @@ def as_user(user: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     prefix, python = USERS[user], sys.executable
     if prefix and (os.geteuid() or shutil.which("setpriv") is None):
         pytest.skip("only root with setpriv can become another user")
-    if user == "ordinary":
+    if user.startswith("ordinary"):
         python = _python_of(prefix)
     supervisor = (*prefix, python, *process._SUPERVISOR[1:])
     with tempfile.TemporaryDirectory() as folder:

@@ -162,7 +162,8 @@ async def test_a_command_sees_its_own_processes_only(folder: Path) -> None:
 async def test_which_users_have_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() or not _MAY_MOUNT:
         pytest.skip("needs a root that may mount")
-    for user, expected in (("same", True), ("root without CAP_SYS_ADMIN", False)):
+    for user, expected in (("same", True), ("root without CAP_SYS_ADMIN", False),
+                           ("ordinary in a container", False)):  # fmt: skip
         with as_user(user, monkeypatch) as folder:
             assert await is_apart(folder) is expected
 

@@ -20,6 +20,7 @@ import trio
 from tests.support.processes import with_variable
 from tests.support.waiting import PATIENCE, patiently
 from trioserve.errors import ToolRuntimeError
+from trioserve.tools import process
 from trioserve.tools.process import CommandLimits, clean_environment, open_process, run
 
 pytestmark = pytest.mark.system
@@ -142,6 +143,26 @@ async def test_a_folder_that_may_not_be_changed_is_removed(temporary: Path) -> N
     command = "mkdir -p $TMPDIR/a/b/c; touch $TMPDIR/a/b/x; chmod -R 0 $TMPDIR/a"
     await run(["sh", "-c", command], timeout=20, max_output=10, env=ENV, limits=CommandLimits())
     assert list(temporary.iterdir()) == []
+
+
+async def test_a_folder_that_takes_long_to_remove_is_removed_after_the_end(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server does not wait for that, nor does it end it."""
+    *python, code, place = process._SUPERVISOR
+    patch = "supervisor._PATIENCE = 0.0; supervisor._REMOVE = 'cat fifo; ' + supervisor._REMOVE"
+    code = code.replace("supervisor.main()", f"{patch}; supervisor.main()")
+    monkeypatch.setattr(process, "_SUPERVISOR", (*python, code, place))
+    monkeypatch.setattr(process, "_PATIENCE", PATIENCE)
+    monkeypatch.chdir(temporary)
+    os.mkfifo("fifo")
+    output = await run(["sh", "-c", "touch $TMPDIR/file"], timeout=20, max_output=10, env=ENV,
+                       limits=CommandLimits(), cwd=str(temporary))  # fmt: skip
+    assert output.exit_code == 0
+    (left,) = temporary.glob("trioserve-tool-*")
+    assert (left / "file").exists()
+    Path("fifo").write_text("now")
+    until(lambda: not left.exists())
 
 
 async def test_a_program_that_cannot_be_started_leaves_no_folder(temporary: Path) -> None:

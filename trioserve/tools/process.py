@@ -235,7 +235,7 @@ class Process:
                 if await self._supervisor.wait() < 0:
                     self._kill()
                 return
-            _log.warning("process %d does not end; its supervisor goes on to end it", self.pid)
+            _log.warning("process %d does not end; its supervisor continues to kill it", self.pid)
             _LEFT.append(self._supervisor)
 
 

@@ -37,7 +37,7 @@ else:
 _INTERVAL = 0.02
 
 #: Seconds after which it looks more seldom at processes that do not die, as those that wait for a
-#: disk, and after which the removal of many files goes on alone.
+#: disk, and after which it leaves the removal of many files to its child.
 _PATIENCE = 4.0
 
 #: Threads that all processes may have, for each process that there may be.
@@ -266,7 +266,7 @@ class CommandSupervisor:
     def _end_all(self) -> None:
         """Kill all that is left of the command. New processes are killed in the next round.
 
-        This goes on while there are any: what is left alone is beyond every limit.
+        It continues while there are any: processes without a supervisor have no limits.
         """
         deadline = time.monotonic() + _PATIENCE
         while self._child > 0:
@@ -299,7 +299,7 @@ class CommandSupervisor:
             _become(self._order["last"], self._order["env"])
 
     def _remove_folder(self) -> None:
-        """Remove a folder that is not empty. With many files, this goes on when this has ended."""
+        """Remove a folder that is not empty. Does not wait long for that."""
         remover = os.fork()
         if not remover:
             # The command may have put programs into folders of its PATH.
