@@ -84,6 +84,30 @@ async def test_a_program_that_grows_is_ended() -> None:
     assert grown <= max(before, 1_000_000)  # KiB; it wanted 4 GB
 
 
+QUEUES = {
+    "pipes": "one = os.pipe()[1]; fcntl.fcntl(one, 1031, 2**20); os.set_blocking(one, False)",
+    "sockets": "one, other = socket.socketpair(); one.setsockopt(1, 7, 2**20); one.setblocking(0)",
+    "received": "one, other = socket.socketpair(); one.setsockopt(1, 7, 2**20); one.setblocking(0)",
+}
+FILL = """exec python3 -c '
+import fcntl, os, socket, time
+kept = []
+for _ in range(400):
+    {make}
+    try:
+        while True: os.write(one if isinstance(one, int) else one.fileno(), bytes(65536))
+    except BlockingIOError: pass
+    kept.append({keep})
+time.sleep(20)'"""
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+async def test_what_waits_in_pipes_and_sockets_counts(kind: str) -> None:
+    fill = FILL.format(make=QUEUES[kind], keep="other" if kind == "received" else "dict(locals())")
+    output = await run_sh(fill, memory=40_000_000)
+    assert output.limit_reached == "memory", output
+
+
 async def test_pages_that_forks_share_are_counted_once() -> None:
     forks = """exec python3 -c '
 import os, time
