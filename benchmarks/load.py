@@ -70,17 +70,16 @@ class Load:
         )
 
 
-def warm_up(targets: Sequence[Target], load: Load, requests: int) -> None:
-    """Send a few requests that are not measured.
+def warm_up(targets: Sequence[Target], measure: Callable[[Target, str], Sample]) -> None:
+    """Measure each server once, for nothing.
 
     Raises:
-        TargetError: one of them failed, so measuring makes no sense.
+        TargetError: a request failed, so measuring makes no sense.
     """
     for target in targets:
-        if requests:
-            sample = attrs.evolve(load, clients=1, requests=requests).measure(target, "warm-up")
-            if sample.failed:
-                raise TargetError(f"{target.name}: warm-up failed: {'; '.join(sample.errors)}")
+        sample = measure(target, "warm-up")
+        if sample.failed:
+            raise TargetError(f"{target.name}: warm-up failed: {'; '.join(sample.errors)}")
 
 
 def interleave(
@@ -204,7 +203,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         targets = [target_of(url, allow_remote=options.allow_remote) for url in options.urls]
         if len({target.name for target in targets}) < len(targets):
             raise TargetError("the same server is given twice")
-        warm_up(targets, load_of(options, 1), options.warm_up)
+        if options.warm_up:
+            load = attrs.evolve(load_of(options, 1), requests=options.warm_up)
+            warm_up(targets, load.measure)
     except TargetError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

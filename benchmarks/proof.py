@@ -158,8 +158,9 @@ def run_row(
     flags = flags_of(options, model)
     results = []
     with all_running(commands, flags, logs, start_timeout=options.start_timeout) as targets:
-        warm_up(targets, Load(clients=1, shape=Shape(max_tokens=16)), 2)
         pairs = row.scenarios(settings_of(options, targets[0]))
+        load = Load(clients=1, requests=2, shape=Shape(max_tokens=16))
+        warm_up(targets, load.measure if row.generates else pairs[0][0].measure)
         for number, (scenario, checks) in enumerate(pairs):
             now = time.monotonic()
             share = now + (until - now) / (len(pairs) - number)

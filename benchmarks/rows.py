@@ -70,6 +70,7 @@ class Row:
     key: str
     scenarios: Callable[[Settings], Sequence[tuple[Scenario, Sequence[Check]]]]
     every_model: bool = False
+    generates: bool = True  # text; else it makes embeddings
     trioserve_args: str = ""
     both_args: str = ""
 
@@ -285,6 +286,7 @@ def rows(sizes: Sizes) -> list[Row]:
             key="embeddings",
             scenarios=embeddings,
             every_model=True,
+            generates=False,
             both_args="--embeddings --pooling mean",
         ),
         Row(key="queue", scenarios=queue, every_model=True),
