@@ -125,6 +125,7 @@ class LlamaEmbedder(EmbeddingBackend):
 
         Raises:
             KVCacheFullError: not enough free cells; nothing has changed.
+            DecodeInterruptedError: `interrupt` was called; nothing has changed.
             DecodeError: any other failure; the contents of the sequences are unknown.
         """
         self._batch.want_all()
@@ -136,12 +137,17 @@ class LlamaEmbedder(EmbeddingBackend):
         Raises:
             NotSupportedError: there is no projector.
             EngineError: it is no batch; nothing has changed.
-            KVCacheFullError, DecodeError: as `compute`.
+            KVCacheFullError, DecodeInterruptedError, DecodeError: as `compute`.
         """
         if self.projector is None:
             raise NotSupportedError("The model takes text only.")
         width, has_sections = self.projector.width, self.projector.has_sections
         decode_pieces(self._context, [piece], width, has_sections=has_sections, wants_all=True)
+
+    def interrupt(self) -> None:
+        """Interrupt the running batch. Call it from any thread."""
+        if self._model.can_cut or not self._context.has_cache:
+            self._context.interrupt()
 
     def pooled(self, seq: int) -> Matrix:
         """Return the embedding of a sequence's part in the last batch. Shape (1, width)."""
