@@ -103,13 +103,13 @@ class Cancel:
 
     def measure(self, target: Target, seed: str) -> Sample:
         """Run once. The numbers come from what was cancelled in the phase that is meant."""
-        started = time.perf_counter()
         slots = Slots(target, self.clear_after)
         try:
             plan = Plan(requests=[self._request(f"{seed} whole")])
             whole = self.settings.run(target, [plan]).outcomes[0]
             if whole.error or whole.status != 200:
                 raise ValueError(whole.error or f"HTTP {whole.status}: {whole.body[:200]!r}")
+            started = time.perf_counter()
             rng = random.Random(seed)
             times: list[float] = []
             tries = 0

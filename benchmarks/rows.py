@@ -280,7 +280,7 @@ def rows(sizes: Sizes) -> list[Row]:
     # Idle connections must still be there when they are counted.
     stay = "--keep-alive-timeout 600"
     return [
-        Row(key="single", scenarios=single, every_model=True),
+        Row(key="single", scenarios=single, every_model=True, in_table=True),
         Row(key="streams", scenarios=many, every_model=True, in_table=True),
         Row(key="short", scenarios=short, every_model=True, in_table=True),
         Row(key="turns", scenarios=turns, every_model=True, in_table=True),
