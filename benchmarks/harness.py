@@ -131,7 +131,7 @@ def _wait_ready(
 def layout_of(log: Path) -> str:
     """Return the layout of the KV cache that a server's log names: elastic, split or unified."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    if (named := re.search(r"\bKV cache\b.*\blayout\W+(\w+)", text)) is not None:
+    if (named := re.search(r"\blayout\W+(elastic|split|unified|none)\b", text)) is not None:
         return named[1]
     if (given := re.search(r"\bkv_unified\W+(true|false)", text)) is not None:
         return "unified" if given[1] == "true" else "split"

@@ -63,7 +63,11 @@ class LlamaEmbedder(EmbeddingBackend):
         self._batch = LlamaBatch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
         self.batch = self._batch
         self._pairs = _PairTokens.of(model)
-        _log.info("embeddings", pooling=self.pooling, width=self.width, max_tokens=self.n_batch)
+        layout = "unified" if context.has_cache else "none"
+        size = self.n_batch
+        _log.info(
+            "embeddings", pooling=self.pooling, width=self.width, max_tokens=size, layout=layout
+        )
 
     @classmethod
     def load(cls, config: Config, *, progress: Progress | None = None) -> LlamaEmbedder:
