@@ -100,7 +100,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[Sample]]:
             words_per_token=1 / tokens_per_word(targets[0]),
             slots=options.slots,
         )
-        warm_up(targets, Load(clients=1, shape=settings.shape), 2)
+        warm_up(targets, Load(clients=1, requests=2, shape=settings.shape).measure)
         scenario = LongPrompt(settings, prompt_tokens=options.prompt_tokens)
         note = progress(options.quiet)
         samples = interleave(targets, options.rounds, scenario.measure, scenario.name, note)

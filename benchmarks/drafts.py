@@ -342,7 +342,7 @@ def measure_model(options: argparse.Namespace, model: Path) -> Iterator[tuple[st
             words_per_token=1 / tokens_per_word(targets[0]),
             slots=options.slots,
         )
-        warm_up(targets, Load(clients=1, shape=settings.with_tokens(32)), 1)
+        warm_up(targets, Load(clients=1, shape=settings.with_tokens(32)).measure)
         for kind, row in scenarios(options, settings):
             label = f"{model.stem}: {row.name}"
             samples = interleave(

@@ -56,17 +56,16 @@ class Load:
         )
 
 
-def warm_up(targets: Sequence[Target], load: Load, requests: int) -> None:
-    """Send a few requests that are not measured.
+def warm_up(targets: Sequence[Target], measure: Callable[[Target, str], Sample]) -> None:
+    """Measure each server once, for nothing.
 
     Raises:
-        TargetError: one of them failed, so measuring makes no sense.
+        TargetError: a request failed, so measuring makes no sense.
     """
     for target in targets:
-        if requests:
-            sample = attrs.evolve(load, clients=1, requests=requests).measure(target, "warm-up")
-            if sample.failed:
-                raise TargetError(f"{target.name}: warm-up failed: {'; '.join(sample.errors)}")
+        sample = measure(target, "warm-up")
+        if sample.failed:
+            raise TargetError(f"{target.name}: warm-up failed: {'; '.join(sample.errors)}")
 
 
 def interleave(

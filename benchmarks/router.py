@@ -135,7 +135,7 @@ def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[
     more = {"model": NAME}
     shape = Shape(max_tokens=options.max_tokens, model=NAME, more=more)
     load = Load(clients=options.clients, requests=options.requests, shape=shape)
-    warm_up(targets, load, 2)
+    warm_up(targets, attrs.evolve(load, clients=1).measure)
     words_per_token = 1 / tokens_per_word(targets[-1])
     settings = Settings(shape=shape, slots=options.slots, words_per_token=words_per_token)
     loads = (load, attrs.evolve(load, clients=1))

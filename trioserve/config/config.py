@@ -167,8 +167,9 @@ class Config:
         help="milliseconds that a stream's token takes on average while prompts are processed "
         "beside it; 0 = four times as long as without prompts")
     stream_interval_ms: float = _context(33.0, min=0,
-        help="tokens generated within this number of milliseconds are sent as one event, except "
-        "the first and the last of a request, which never wait; 0 = send each token on its own")
+        help="the most milliseconds that tokens wait to be sent as one event, with many streams; "
+        "few streams wait for less, and the first and the last token of a request never wait; "
+        "0 = send each token on its own")
     cache_seqs: int = _context(-1, min=-1, max=255,
         help="number of KV sequences to keep for later prompts, in addition to those of the slots; "
         "-1 = 32 with a shared KV cache, otherwise none")

@@ -108,6 +108,10 @@ class Inbox:
 #: with `llama_decode` for a core, and the token reaches its reader 1 to 2 ms later.
 REST = 1e-4
 
+#: Seconds that tokens wait for each running stream. So all streams together have at most 200 events
+#: a second, beyond those of steps that take longer.
+PER_STREAM = 0.005
+
 
 class EngineLoop(abc.ABC):
     """Runs steps while there is work. Everything but `run` is code that a test can call.
@@ -117,6 +121,7 @@ class EngineLoop(abc.ABC):
         notify: called, from the engine's thread, once after each step that left events in the
             outbox, and when the engine has failed. It must not block.
         flush_interval: seconds that events which are not urgent wait at most, to leave together.
+            With few streams they wait for less: `PER_STREAM` for each.
     """
 
     def __init__(
@@ -155,8 +160,8 @@ class EngineLoop(abc.ABC):
         self._outbox_lock = threading.Lock()
         self._urgent = False  # an event must not wait for `flush_interval`
         self._is_first = False  # an event has the first token of a task
-        self._next_flush = 0.0
         self._flush_interval = flush_interval
+        self._soon = self._next_flush = 0.0  # when to flush, at a loop that keeps up, and at others
         self._fresh: list[EngineEvent | Chunks] = []  # of this step, not in the outbox yet
         self._stopping = False
         self._is_busy = False  # there is something to do in the next step
@@ -254,11 +259,18 @@ class EngineLoop(abc.ABC):
             self._is_busy = self.has_work and self.failure is None
             if not self._is_busy:
                 self._rest()
-        now = self.clock()
-        after_next_step = now + (now - began)  # if it takes as long as this one
-        if self._urgent or not self._is_busy or after_next_step > self._next_flush:
+        if self._is_due(began):
             self._flush()
         return self._is_busy
+
+    def _is_due(self, began: float) -> bool:
+        """Whether the events must not wait for those of the next step."""
+        if self._urgent or not self._is_busy:
+            return True
+        now = self.clock()
+        after_next_step = now + (now - began)  # if it takes as long as this one
+        # An event loop that has not taken the last events yet is busy.
+        return after_next_step > (self._next_flush if self._outbox else self._soon)
 
     def _take(self, command: Command) -> None:
         match command:
@@ -385,7 +397,9 @@ class EngineLoop(abc.ABC):
     def _flush(self) -> None:
         """Hand the events over: one append, one notification."""
         is_first, self._urgent, self._is_first = self._is_first, False, False
-        self._next_flush = self.clock() + self._flush_interval
+        now, interval = self.clock(), self._flush_interval
+        self._next_flush = now + interval
+        self._soon = now + min(interval, PER_STREAM * self._load()[0])
         if not self._fresh:
             return
         fresh, self._fresh = self._fresh, []

@@ -349,7 +349,9 @@ class Context(HandleOwner):
         if code == _INTERRUPTED:
             self.memory.settle()
             # What was computed of a batch stays. It is cut, so that the batch can be run again.
-            if all(self.memory.remove(seq, start) for seq, start in batch.starts().items()):
+            if not self.has_cache or all(
+                self.memory.remove(seq, start) for seq, start in batch.starts().items()
+            ):
                 raise DecodeInterruptedError("The decode was interrupted.")
         raise DecodeError(f"{run.__name__} failed with code {code}: {why}.")
 
