@@ -204,17 +204,18 @@ class Engine(EngineLoop):
         plan = self._scheduler.schedule()
         if self._scheduler.admitted or self._scheduler.preempted:
             self._emit_admissions()
+        decoded_from = self.clock()
         rows = self._decode(plan)
         if rows:
             slots, requests, ready_rows = self._ready(plan, rows)
             sampled = self._samplers.sample(requests, ready_rows)
             self._emit_tokens(slots, requests, sampled)
-        seconds = self.clock() - self.heartbeat
-        counters = self._counters
+        now, counters = self.clock(), self._counters
         counters.steps += 1
-        counters.step_s += seconds
+        counters.step_s += now - self.heartbeat
         if rows:
-            self._learn(plan, seconds)
+            # Without copies for requests that start, which say nothing about the next step.
+            self._learn(plan, now - decoded_from)
         if self._slot_calls:
             self._make_slot_calls()
 

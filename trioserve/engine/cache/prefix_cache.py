@@ -187,7 +187,7 @@ class PrefixCache:
         if length >= self.min_shared and (self.unified or not kept):
             others = [seq for seq in self.held.idle() if seq not in holders]
             if others:
-                return self._copy(min(holders, key=lambda seq: len(seq.held)), length, others)
+                return self._copy(self.held.source(holders), length, others)
         if kept and (length >= self.min_shared or length * 10 >= len(keys)):
             seq = min(kept, key=lambda seq: len(seq.held))
             if len(seq.held) >= length + self.min_shared:
