@@ -201,21 +201,23 @@ class Engine(EngineLoop):
         """Schedule, decode, sample, emit."""
         if self.drafts.is_on:
             self.drafts.propose()
+        scheduled_from = self.clock()
         plan = self._scheduler.schedule()
+        scheduling_s = self.clock() - scheduled_from
         if self._scheduler.admitted or self._scheduler.preempted:
             self._emit_admissions()
-        decoded_from = self.clock()
         rows = self._decode(plan)
         if rows:
             slots, requests, ready_rows = self._ready(plan, rows)
             sampled = self._samplers.sample(requests, ready_rows)
             self._emit_tokens(slots, requests, sampled)
-        now, counters = self.clock(), self._counters
+        seconds = self.clock() - self.heartbeat
+        counters = self._counters
         counters.steps += 1
-        counters.step_s += now - self.heartbeat
+        counters.step_s += seconds
         if rows:
-            # Without copies for requests that start, which say nothing about the next step.
-            self._learn(plan, now - decoded_from)
+            # Copies for requests that start say nothing about the next step.
+            self._learn(plan, seconds - scheduling_s)
         if self._slot_calls:
             self._make_slot_calls()
 
@@ -440,6 +442,9 @@ class Engine(EngineLoop):
 
     def _rest(self) -> None:
         self._decoder.threads.rest()
+
+    def _tidy(self) -> bool:
+        return self._cache.swap_out_ahead()
 
     def _fail_all(self, error: EngineError) -> None:
         for request in list(self._scheduler.requests()):
