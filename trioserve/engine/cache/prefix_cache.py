@@ -94,9 +94,9 @@ MAX_IDLE = 256
 #: not full. To make one takes a step more, and to prefill these again is not much.
 FEW = 512
 
-#: A sequence is copied to RAM if at least one token in this many is in no other sequence, and a part
-#: of it to another sequence if it is at least one in this many. Computing fewer tokens again is
-#: faster than copying the whole sequence.
+#: A sequence is copied to RAM if at least one token in this many is in no other sequence, and for
+#: its beginning if that is at least one in this many. Computing fewer tokens again is faster than
+#: copying the whole sequence.
 OWN_SHARE = 16
 
 #: Shorter sequences are neither copied nor kept in RAM.
