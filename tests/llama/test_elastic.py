@@ -17,6 +17,7 @@ from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.context import open_context
 from trioserve.llama.layout import Layout, choose
 from trioserve.llama.lazy_pages import LazyPages, is_supported
+from trioserve.llama.machine import without
 from trioserve.llama.model import LlamaModel
 from trioserve.types import SlotState
 
@@ -181,6 +182,23 @@ def test_where_memory_is_not_lazy_the_cache_has_a_fixed_size(
     with open_context(model, Config(**LARGE)) as context:
         assert not context.is_elastic
         assert (context.unified, context.n_ctx_seq) == (True, 4096)
+
+
+def test_memory_that_another_thread_freed_meanwhile_does_not_hide_the_cache(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def new_only_at_the_second_try(
+        ranges: list[tuple[int, int]], taken: list[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        tries.append(taken)
+        return [] if len(tries) == 1 else without(ranges, taken)
+
+    monkeypatch.setattr(lazy_pages, "without", new_only_at_the_second_try)
+    with open_context(model, Config(**LARGE)) as context:
+        assert context.is_elastic
+    assert len(tries) == 2
 
 
 def test_layers_of_different_sizes_are_noticed(

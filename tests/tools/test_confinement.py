@@ -77,3 +77,53 @@ async def test_a_command_has_few_capabilities(tmp_path: Path) -> None:
     assert int(output.data.split()[1], 16) & ~0b100_1111_1011 == 0
     output = await command("chown 5:5 . && ls -dn .", tmp_path)
     assert b" 5 5 " in output.data
+
+
+CALLS = """
+import ctypes, os, resource, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def error(call):
+    ctypes.set_errno(0)
+    try:
+        result = call()
+    except OSError as failure:
+        return failure.errno
+    return ctypes.get_errno() if result == -1 else 0
+server = int(sys.argv[1])
+print(*(error(call) for call in (
+    lambda: resource.prlimit(server, resource.RLIMIT_CPU, (1, 1)),
+    lambda: resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (3, 3)),
+    lambda: os.memfd_create("a"),
+    lambda: libc.shmget(0, 4096, 0o1600),
+    lambda: libc.semget(0, 1, 0o1600),
+    lambda: libc.msgget(0, 0o1600),
+    lambda: libc.unshare(0x10000000),
+    lambda: libc.syscall(435, None, 0),  # clone3
+    lambda: libc.syscall(425, 1, None),  # io_uring_setup
+    lambda: os.setxattr("file", "user.a", b"a"),
+    lambda: resource.prlimit(server, resource.RLIMIT_CPU),
+    lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50)),
+)))
+"""
+
+
+@pytest.mark.skipif(os.uname().machine not in confinement._MACHINES, reason="no filter is known")
+async def test_system_calls_that_reach_beyond_the_command_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "calls.py").write_text(CALLS)
+    output = await command(f"python3 calls.py {os.getpid()}", tmp_path)
+    assert list(map(int, output.data.split())) == [1, 1, 1, 1, 1, 1, 1, 38, 1, 95, 0, 0]
+
+
+async def test_programs_work_without_them(tmp_path: Path) -> None:
+    text = (
+        "echo a >a && cp -a a b && mv b c && python3 -c 'import threading; "
+        'threading.Thread(target=print, args=("thread",)).start()\' && (echo x | cat) & wait'
+    )
+    output = await command(text, tmp_path)
+    assert (output.exit_code, output.data) == (0, b"thread\nx\n")
+
+
+def test_a_machine_without_known_numbers_has_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confinement, "_MACHINES", {})
+    assert not confinement.filter_calls()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import with_variable
 from trioserve.tools.process import CommandLimits, CommandOutput, clean_environment, run
 
 pytestmark = pytest.mark.system
@@ -47,6 +48,27 @@ async def test_a_fork_bomb_is_ended(bomb: str) -> None:
     output = await run_sh(bomb)
     assert output.limit_reached == "processes"
     assert time.perf_counter() - before < 20  # here it is half a second
+
+
+async def test_threads_count() -> None:
+    many = (
+        "import threading, time\n"
+        "for _ in range(200):\n"
+        "    threading.Thread(target=time.sleep, args=(20,), daemon=True).start()\n"
+        "time.sleep(20)"
+    )
+    output = await run_sh(f"exec python3 -c '{many}'", processes=8)
+    assert output.limit_reached == "processes"
+
+
+async def test_processes_that_start_others_all_the_time_are_ended() -> None:
+    """Each leaves its session for a new one, so that no group has all of them."""
+    value = f"{time.monotonic_ns()}"
+    restless = f"""export RESTLESS={value} R='(setsid sh -c "$R" &)'
+        for i in 1 2 3 4; do sh -c "$R"; done; sleep 0.2"""
+    output = await run_sh(restless, processes=50)
+    assert output.limit_reached == ""
+    assert with_variable("RESTLESS", value) == []
 
 
 async def test_a_program_that_wants_all_memory_at_once_gets_none() -> None:

@@ -21,6 +21,7 @@ from trioserve.cli import commands, help as texts
 from trioserve.cli.commands import cache
 from trioserve.cli.memory import limit_arenas
 from trioserve.cli.progress import StatusPipe, fetch, take_status
+from trioserve.cli.secrets import hide_secrets
 from trioserve.cli.serving import catalog_of, serve
 from trioserve.config import logs
 from trioserve.config.parse import parse
@@ -77,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_files()
     limit_arenas()
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        hide_secrets()
     status = StatusPipe()
     try:
         status = take_status(os.environ)

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +20,12 @@ import trio
 
 from trioserve.cli.memory import keep_collecting
 from trioserve.cli.progress import StatusPipe, fetch, load
+from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
 from trioserve.errors import ConfigError, TrioServeError
+from trioserve.hosts import is_local
 from trioserve.models import resolve
-from trioserve.models.fetch import is_local
+from trioserve.models.fetch import is_local as is_on_disk
 
 if TYPE_CHECKING:
     import hypercorn
@@ -91,7 +92,7 @@ def _check_models(config: Config) -> None:
     """
     from trioserve.llama.header import check_file
 
-    if is_local(config):  # others may be downloaded while the port is open
+    if is_on_disk(config):  # others may be downloaded while the port is open
         check_file(resolve(config.model))
         if config.spec_draft_model is not None:
             check_file(resolve(config.spec_draft_model))
@@ -122,7 +123,7 @@ def check_reach(config: Config, listening: Sequence[socket.socket]) -> None:
     if config.api_keys or not (config.has_tools or config.has_mcp_proxy):
         return
     for each in listening:
-        if each.family != socket.AF_UNIX and not ip_address(each.getsockname()[0]).is_loopback:
+        if each.family != socket.AF_UNIX and not is_local(each.getsockname()[0]):
             raise ConfigError(
                 f"any client that reaches {url_of(each, secure=config.ssl_cert_file is not None)} "
                 "could use the tools of this server: set --api-key, or listen on 127.0.0.1"
@@ -149,7 +150,7 @@ async def _serve(
     stop = trio.Event()
     made = hypercorn_config(config, listening)
     async with trio.open_nursery() as watching:
-        await watching.start(_until_signal, service, stop)
+        await watching.start(_until_signal, service, status, stop)
         watching.start_soon(_follow_failure, service, status)
         async with trio.open_nursery() as serving:
             await serving.start(
@@ -219,7 +220,7 @@ async def _follow_model(
 
 
 async def _until_signal(
-    service: AppState, stop: trio.Event, *, task_status: trio.TaskStatus[None]
+    service: AppState, status: StatusPipe, stop: trio.Event, *, task_status: trio.TaskStatus[None]
 ) -> None:
     """Wait for a signal, drain, and set `stop`. A second signal has its default action."""
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -229,6 +230,7 @@ async def _until_signal(
     for each in numbers:
         signal.signal(each, signal.SIG_DFL)
     _log.info("draining", signal=signal.Signals(number).name)
+    status.tell("draining")
     await service.drain()
     stop.set()
 
@@ -251,13 +253,17 @@ _SEND_BUFFER = 128 * 1024
 def open_sockets(config: Config) -> Iterator[list[socket.socket]]:
     """Bind a socket to each address of `Config.host`; they are closed at the end of the block.
 
+    Sockets that systemd has opened take their place.
+
     Raises:
         ConfigError: an address cannot be used.
     """
     hosts = [host.strip() for host in config.host.split(",")]
     with ExitStack() as closing:
-        opened = []
-        for host in hosts:
+        opened = [closing.enter_context(one) for one in take_sockets(os.environ)]
+        for one in opened:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        for host in hosts if not opened else ():
             try:
                 one = open_socket(host, config.port, reuse=config.reuse_port, both=len(hosts) == 1)
             except OSError as error:

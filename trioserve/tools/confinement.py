@@ -1,9 +1,10 @@
-"""What the kernel takes from a command: Landlock, and the rights of root that Landlock leaves.
+"""What the kernel takes from a command: Landlock, the rights of root that it leaves, system calls.
 
 Landlock is a sandbox that a process puts around itself and all that it starts. It does not keep a
 command from changing the modes, owners and times of files outside of it, and root may change those
 of all. A read-only file system prevents that. With some capabilities, root may also look into the
-memory of other processes, such as the server.
+memory of other processes, such as the server. Neither concerns limits of other processes, memory
+that the supervisor does not see, and keys: a filter refuses the system calls for these.
 
 Like `supervisor`, which uses it, this imports nothing of trioserve.
 """
@@ -98,6 +99,119 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         _checked(_libc().syscall(_ADD_RULE, ruleset, _BENEATH_PATH, ctypes.byref(rule), 0))
     finally:
         os.close(parent)
+
+
+# -- system calls
+
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_EPERM, _ENOSYS, _ENOTSUP = 1, 38, 95
+_CLONE_NEWUSER = 0x10000000
+#: On x86-64, calls of the x32 interface have this bit; their numbers are others.
+_X32 = 0x40000000
+
+# Classic BPF: load a word of `seccomp_data`, compare it, return.
+_LOAD, _EQUAL, _AT_LEAST, _BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE = 0, 4
+
+
+def _low(argument: int) -> int:
+    return 16 + 8 * argument
+
+
+#: By `os.uname().machine`: the architecture as the kernel's audit names it, and the number of each
+#: call. Memory of System V, of memfd_create and of io_uring counts for no process, and outlives it;
+#: keys are the user's; the others show or change what other processes do.
+_REFUSED = (
+    "shmget", "semget", "msgget", "memfd_create", "memfd_secret", "add_key", "request_key",
+    "keyctl", "unshare", "setns", "io_uring_setup", "bpf", "userfaultfd", "perf_event_open",
+)  # fmt: skip
+#: These Landlock does not know. Programs such as `cp -a` work where attributes are not supported.
+_UNSUPPORTED = ("setxattr", "lsetxattr", "fsetxattr")
+_MACHINES: dict[str, tuple[int, tuple[int, ...], dict[str, int]]] = {
+    "x86_64": (
+        0xC000003E,
+        (29, 64, 68, 319, 447, 248, 249, 250, 272, 308, 425, 321, 323, 298, 188, 189, 190),
+        {"prlimit64": 302, "clone": 56, "clone3": 435},
+    ),
+    "aarch64": (
+        0xC00000B7,
+        (194, 190, 186, 279, 447, 217, 218, 219, 97, 268, 425, 280, 282, 241, 5, 6, 7),
+        {"prlimit64": 261, "clone": 220, "clone3": 435},
+    ),
+}
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_uint16),
+        ("if_true", ctypes.c_uint8),
+        ("if_false", ctypes.c_uint8),
+        ("value", ctypes.c_uint32),
+    )
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_uint16), ("first", ctypes.POINTER(_Instruction)))
+
+
+def filter_calls() -> bool:
+    """Refuse system calls to this process and its children; returns whether that was possible.
+
+    Refused calls fail with EPERM. ``clone3``, whose flags a filter cannot see, does not exist:
+    libraries then use ``clone``, which must not make a user namespace. ``prlimit64`` may set limits
+    of the calling process only.
+
+    Raises:
+        OSError: the kernel refuses the filter.
+    """
+    machine = _MACHINES.get(os.uname().machine) if sys.platform == "linux" else None
+    if machine is None:
+        return False
+    code = _filter(*machine)
+    program = _Program(len(code), (_Instruction * len(code))(*code))
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _checked(_libc().prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0))
+    return True
+
+
+def _filter(
+    architecture: int, refused: tuple[int, ...], calls: dict[str, int]
+) -> list[_Instruction]:
+    refuse = _Instruction(_RETURN, 0, 0, _ERRNO | _EPERM)
+    code = [
+        _Instruction(_LOAD, 0, 0, _ARCHITECTURE),
+        _Instruction(_EQUAL, 1, 0, architecture),
+        refuse,
+        _Instruction(_LOAD, 0, 0, _NUMBER),
+        _Instruction(_AT_LEAST, 0, 1, _X32),
+        refuse,
+        _Instruction(_EQUAL, 0, 1, calls["clone3"]),
+        _Instruction(_RETURN, 0, 0, _ERRNO | _ENOSYS),
+        # Its first argument has the flags.
+        _Instruction(_EQUAL, 0, 4, calls["clone"]),
+        _Instruction(_LOAD, 0, 0, _low(0)),
+        _Instruction(_BITS, 0, 1, _CLONE_NEWUSER),
+        refuse,
+        _Instruction(_RETURN, 0, 0, _ALLOW),
+        # A process (0: the caller), a resource, and the address of new limits (0: it only asks).
+        _Instruction(_EQUAL, 0, 8, calls["prlimit64"]),
+        _Instruction(_LOAD, 0, 0, _low(0)),
+        _Instruction(_EQUAL, 4, 0, 0),
+        _Instruction(_LOAD, 0, 0, _low(2)),
+        _Instruction(_EQUAL, 0, 3, 0),
+        _Instruction(_LOAD, 0, 0, _low(2) + 4),
+        _Instruction(_EQUAL, 0, 1, 0),
+        _Instruction(_RETURN, 0, 0, _ALLOW),
+        refuse,
+    ]
+    for name, number in zip((*_REFUSED, *_UNSUPPORTED), refused, strict=True):
+        error = _ENOTSUP if name in _UNSUPPORTED else _EPERM
+        code += [
+            _Instruction(_EQUAL, 0, 1, number),
+            _Instruction(_RETURN, 0, 0, _ERRNO | error),
+        ]
+    return [*code, _Instruction(_RETURN, 0, 0, _ALLOW)]
 
 
 def _libc() -> Any:

@@ -37,6 +37,9 @@ _INTERVAL = 0.02
 #: Seconds after which processes that cannot be killed, as those that wait for a disk, are left.
 _PATIENCE = 4.0
 
+#: Threads that all processes may have, for each process that there may be.
+_THREADS_EACH = 16
+
 #: Removes a folder, also one with folders that may not be changed.
 _REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
 
@@ -59,6 +62,7 @@ class CommandSupervisor:
         self._child = -1
         self._status: int | None = None
         self._told_to_end = False
+        self._n_reaped = 0
 
     def run(self) -> None:
         """Start the command, wait for its end or a reason to end it, and leave nothing of it."""
@@ -129,6 +133,7 @@ class CommandSupervisor:
             if sandbox is not None:
                 confinement.drop_capabilities()
                 confinement.confine(sandbox, self._folder)
+                confinement.filter_calls()
             for number in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             _become(self._order["argv"], self._order["env"])
@@ -168,14 +173,15 @@ class CommandSupervisor:
                 return False
             if not pid:
                 return True
+            self._n_reaped += 1
             if pid == self._child:
                 self._status = status
 
     def _limit_reached(self) -> str:
         if not self._order["is_limited"]:
             return ""
-        pids = list(_descendants())
-        if len(pids) > self._order["processes"]:
+        pids, most = list(_descendants()), self._order["processes"]
+        if len(pids) > most or sum(map(_threads, pids)) > most * _THREADS_EACH:
             return "processes"
         memory = self._order["memory"]
         # What a fork shares with its parent is counted once only by the second, which takes longer.
@@ -186,13 +192,18 @@ class CommandSupervisor:
     # -- the end
 
     def _end_all(self) -> None:
-        """Kill all that is left of the command. New processes are killed in the next round."""
-        deadline = time.monotonic() + _PATIENCE
+        """Kill all that is left of the command. New processes are killed in the next round.
+
+        It continues while processes die: some start others faster than /proc can be read.
+        """
+        deadline, n_reaped = time.monotonic() + _PATIENCE, -1
         while self._child > 0 and time.monotonic() < deadline:
             for group in self._groups():
                 _kill_group(group)
             if not self._reap():
                 return
+            if self._n_reaped != n_reaped:
+                deadline, n_reaped = time.monotonic() + _PATIENCE, self._n_reaped
             time.sleep(0.0005)
 
     def _groups(self) -> set[int]:
@@ -279,27 +290,31 @@ def _children(pid: int) -> list[int]:
         for thread in os.listdir(folder):
             with open(f"{folder}/{thread}/children", "rb") as file:
                 found += map(int, file.read().split())
-    except OSError:  # it has ended
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
         pass
     return found
 
 
+def _threads(pid: int) -> int:
+    return _number(f"/proc/{pid}/status", (b"Threads:",))
+
+
 def _resident(pid: int) -> int:
     """Bytes of memory that are no file's."""
-    return _kilobytes(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:")) * 1024
+    return _number(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:")) * 1024
 
 
 def _proportional(pid: int) -> int:
     """The same, where a page that N processes share counts as 1/N."""
     names = (b"Pss_Anon:", b"Pss_Shmem:")
-    return _kilobytes(f"/proc/{pid}/smaps_rollup", names) * 1024
+    return _number(f"/proc/{pid}/smaps_rollup", names) * 1024
 
 
-def _kilobytes(path: str, names: tuple[bytes, ...]) -> int:
+def _number(path: str, names: tuple[bytes, ...]) -> int:
     try:
         with open(path, "rb") as file:
             return sum(int(line.split()[1]) for line in file if line.startswith(names))
-    except OSError:  # it has ended
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is of sudo
         return 0
 
 

@@ -86,11 +86,33 @@ async def test_a_request_that_can_be_read_in_two_ways_or_not_at_all_is_refused()
             b"GET ?a HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET health HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET http://[/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET /health HTTP/1.1\nHost: localhost\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: localhost\nX: y\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: localhost\n\n",
         ):
             answer = await answer_to(url, data)
             assert answer.startswith(b"HTTP/1.1 400 "), data
             assert answer.count(b"HTTP/1.1") == 1
             assert b'"type":"invalid_request_error"' in answer
+
+
+async def test_a_bare_lf_behind_another_request_ends_the_connection_after_its_answer() -> None:
+    async with unharmed() as (url, _):
+        for data in (
+            HEALTH + b"GET /health HTTP/1.1\r\nHost: localhost\nX: y\r\n\r\n",
+            post("/tokenize", b'{"content":\n"a"}\n') + b"GET /health HTTP/1.1\nHost: a\r\n\r\n",
+        ):
+            answer = await answer_to(url, data)
+            assert answer.count(b"HTTP/1.1 ") == 2
+            assert answer.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 400 " in answer
+
+
+async def test_a_target_may_name_the_server() -> None:
+    head = b"GET http://LOCALHOST:80/health HTTP/1.1\r\nHost: localhost:80\r\n"
+    async with unharmed() as (url, _):
+        answer = await answer_to(url, head + b"Connection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 async def test_an_upload_that_goes_on_after_its_refusal() -> None:

@@ -13,7 +13,8 @@ that one does, and in addition:
 - It speaks HTTP/1.1 only. A request to upgrade to h2c or to a websocket is answered as if it did
   not ask, which RFC 9110 (section 7.8) allows; HTTP/2's preface gets status 400.
 - A request that can be read in two ways is refused: ``Transfer-Encoding`` beside
-  ``Content-Length`` (request smuggling), and a target that is neither a path nor a URL.
+  ``Content-Length`` (request smuggling), a bare LF as the end of a line, a target that is neither
+  a path nor a URL, and one that names another host than ``Host``.
 - Requests that wait behind another are bounded, and so is the number of tiny chunks in a body.
 - The descriptor is closed when the client has gone. Hypercorn keeps it for the rest of the
   keep-alive timeout.
@@ -26,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import socket
 import struct
 import sys
@@ -48,6 +50,7 @@ from trioserve.api.base import errors, sse
 from trioserve.api.base.app_state import NAME, Connections
 from trioserve.concurrency import Patience
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError, first_error
+from trioserve.hosts import parse_authority
 from trioserve.types import CancelReason
 
 if TYPE_CHECKING:
@@ -70,6 +73,11 @@ _SMALL_CHUNK = 16
 
 #: Chunks of a body that are read between two turns of the event loop.
 _CHUNKS_AT_ONCE = 256
+
+#: Where h11 takes a head to be complete, and ends of lines that it takes, but RFC 9112 does not ask
+#: it to (section 2.2).
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
 
 #: Clients that the server waits for at a time while they read that it has too many connections.
 #: Others get the message, too, but the close that follows may discard it.
@@ -168,6 +176,8 @@ class HTTP1(H11Protocol):
                 await self._send_h11_event(
                     h11.InformationalResponse(status_code=100, headers=headers)
                 )
+            if self.connection.their_state is h11.IDLE:
+                self._check_lines()
             event = self.connection.next_event()
             if isinstance(event, h11.Data):
                 self._check_chunk(event)
@@ -192,6 +202,13 @@ class HTTP1(H11Protocol):
                 return
             elif event is h11.NEED_DATA or isinstance(event, h11.ConnectionClosed):
                 return
+
+    def _check_lines(self) -> None:
+        """Refuse a head with a bare LF, which others may not take for the end of a line."""
+        head, _ = self.connection.trailing_data
+        end = _END_OF_HEAD.search(head)
+        if _BARE_LF.search(head, 0, len(head) if end is None else end.end()):
+            raise InvalidRequestError("A line of the request's head does not end in CR and LF.")
 
     def _check_chunk(self, part: h11.Data) -> None:
         self._n_chunks += part.chunk_start
@@ -243,8 +260,14 @@ class HTTP1(H11Protocol):
         names = {name for name, _ in event.headers}
         if {b"transfer-encoding", b"content-length"} <= names:
             raise InvalidRequestError("Transfer-Encoding and Content-Length exclude each other.")
-        if not _is_target(event.target.decode("ascii")):
+        target = event.target.decode("ascii")
+        if not _is_target(target):
             raise InvalidRequestError("The target of the request is neither a path nor a URL.")
+        if not target.startswith(("/", "*")):
+            hosts = [value.decode("latin-1") for name, value in event.headers if name == b"host"]
+            named = parse_authority(urlsplit(target).netloc)
+            if named is None or [named] != [parse_authority(host) for host in hosts]:
+                raise InvalidRequestError("The target and Host name different servers.")
 
     async def _create_stream(self, request: h11.Request) -> None:
         self._scope = trio.CancelScope()

@@ -11,6 +11,7 @@ browser does not treat it as a page of this origin.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 
@@ -63,6 +64,10 @@ _SHOWN = frozenset(
     }
 )  # fmt: skip
 _SHOWN_PREFIX = "mcp-"
+
+#: One challenge of the scheme Bearer, with parameters. Another scheme may follow a comma.
+_PARAMETER = r"""[\w.~+/-]+\s*=\s*([\w.~+/-]+|"[^"\\]*")"""
+_BEARER_ONLY = re.compile(rf"bearer(\s+{_PARAMETER}(\s*,\s*{_PARAMETER})*)?\s*", re.IGNORECASE)
 
 #: An answer that is opened in place of a page can do nothing in the name of this server.
 _FENCE = {
@@ -120,6 +125,8 @@ async def forward() -> Response:
         raise PermissionDeniedError("This feature is disabled. Start the server with "
                                     "--ui-mcp-proxy.")  # fmt: skip
     access.check_embedding(request.headers, config)
+    if request.headers.get("Sec-Fetch-Dest", "empty") != "empty":
+        raise PermissionDeniedError("Only scripts of the page may send requests here.")
     current = current_request()
     target = _target(request.args.get("url", ""))
     headers = [(b"host", target.netloc.encode()), *_headers(current)]
@@ -191,10 +198,13 @@ async def _exchange(
 def _shown(answer: httpcore.Response) -> dict[str, str]:
     """The headers of an answer that the page gets."""
     headers = {}
+    is_chunked = any(name.lower() == b"transfer-encoding" for name, _ in answer.headers)
     for raw_name, raw_value in answer.headers:
         name, value = raw_name.decode("ascii").lower(), raw_value.decode("latin-1")
-        if name == "www-authenticate" and not value.lower().startswith("bearer"):
+        if name == "www-authenticate" and not _BEARER_ONLY.fullmatch(value):
             continue  # the browser would ask for a password, in the name of this server
+        if name == "content-length" and is_chunked:
+            continue
         if name in _SHOWN or name.startswith(_SHOWN_PREFIX):
             headers[name] = value
     return headers | _FENCE

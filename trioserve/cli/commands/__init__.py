@@ -65,6 +65,14 @@ COMMANDS: Mapping[str, Command] = {
         "  --json       print an object in JSON\n"
         "  --template   print the chat template only\n",
     ),
+    "config": Command(
+        "init FILE | show [--all] [flags] | schema",
+        "write a commented configuration, or tell where each setting comes from",
+        "init writes a TOML file for --config, with every setting in a comment.\n"
+        "show prints the settings that a flag, a variable or the file has set, and by which.\n"
+        "schema prints a JSON Schema of the file, for editors.\n\n"
+        "  --all        print the settings with their default, too\n",
+    ),
     "mcp": Command(
         "[--url URL] [--http [HOST:]PORT] [flags]",
         "offer models to other programs, as an MCP server on standard input and output",

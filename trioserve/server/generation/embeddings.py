@@ -157,7 +157,12 @@ class Embedder:
         if any(isinstance(each, MixedPrompt) for each in inputs):
             self._requests.check_room(context)  # reject before loading media
         return [
-            await self._media.prompt_of(each.parts, hold, add_special=True)
+            await self._media.prompt_of(
+                each.parts,
+                hold,
+                scope=self._requests.resources.cache_sharing.scope(context.client),
+                add_special=True,
+            )
             if isinstance(each, MixedPrompt)
             else each
             for each in inputs

@@ -141,7 +141,8 @@ class TextGenerator:
     ) -> list[Stream]:
         """Open the streams of `Server.stream_all`; `stack` closes them."""
         hold = stack.enter_context(self._resources.memory.hold(context.client))
-        made = [await self._prompt_of(prompt, context, hold) for prompt in prompts]
+        scope = self._sharing.scope(context.client, params.cache_salt)
+        made = [await self._prompt_of(prompt, context, hold, scope) for prompt in prompts]
         tasks = [task for each in made for task in await self._tasks(each, params, context, n)]
         return [
             stack.enter_context(self._requests.open(task, context, "text_completion"))
@@ -149,12 +150,14 @@ class TextGenerator:
         ]
 
     async def _prompt_of(
-        self, prompt: AnyPrompt, context: RequestContext, hold: MemoryReservation
+        self, prompt: AnyPrompt, context: RequestContext, hold: MemoryReservation, scope: str
     ) -> Prompt:
         if not isinstance(prompt, MixedPrompt):
             return await self._tokenizer.prompt_of(prompt, fits=True)
         self._requests.check_room(context)
-        return await self._prompts.media.prompt_of(prompt.parts, hold, add_special=True)
+        return await self._prompts.media.prompt_of(
+            prompt.parts, hold, scope=scope, add_special=True
+        )
 
     async def _tasks(
         self,
@@ -237,7 +240,8 @@ class TextGenerator:
         """Open the streams of `Server.stream_chats`; `stack` closes them."""
         choice = self._choice(chat)
         hold = stack.enter_context(self._resources.memory.hold(context.client))
-        text, prompt, tail = await self._rendered(messages, chat, choice, context, hold)
+        scope = self._sharing.scope(context.client, params.cache_salt)
+        text, prompt, tail = await self._rendered(messages, chat, choice, context, hold, scope)
         chat = self._with_defaults(chat, choice)
         thinking = thinking_of(
             self._model.template.format, tail, may_begin=chat.continue_final_message is None
@@ -285,6 +289,7 @@ class TextGenerator:
         choice: ToolChoice,
         context: RequestContext,
         hold: MemoryReservation,
+        scope: str,
     ) -> tuple[str, Prompt, str]:
         """Render a chat. Returns the text, the prompt, and how the prompt ends."""
         template = self._model.template
@@ -298,7 +303,7 @@ class TextGenerator:
         if marked.media:
             self._requests.check_room(context)  # reject before loading media
         text = await self._prompts.render(marked.messages, chat)
-        prompt = await self._prompts.prompt_of(text, marked, chat, hold)
+        prompt = await self._prompts.prompt_of(text, marked, chat, hold, scope)
         part = chat.continue_final_message
         if part is None:
             return text, prompt, text[-256:]

@@ -10,7 +10,6 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 from urllib.parse import unquote
@@ -21,11 +20,12 @@ import trio
 
 from trioserve.concurrency import Gate, alongside
 from trioserve.config import Config
+from trioserve.config.extras import has_extra
 from trioserve.errors import (
     InvalidMediaError,
+    NotSupportedError,
     TrioServeError,
     UnavailableError,
-    UnsupportedFieldError,
 )
 from trioserve.media.pipe import Format, MediaLimits, sniff
 from trioserve.media.process import Decoder, DecoderError, Order
@@ -139,6 +139,13 @@ _NAMES = {"image": "image", "audio": "sound", "video": "video", None: "file"}
 _PLURALS = {"image": "images", "audio": "sound", "video": "videos"}
 
 
+def _check_extra(extra: str, kinds: str, param: str | None) -> None:
+    if not has_extra(extra):
+        raise NotSupportedError(
+            f"This server does not read {kinds}: install trioserve[{extra}].", param=param
+        )
+
+
 @attrs.frozen(kw_only=True)
 class Wanted:
     """The media formats that a model needs."""
@@ -204,6 +211,7 @@ class MediaLoader:
         Raises:
             InvalidMediaError: one cannot be loaded or used; the error has the source's `param`, and
                 its position as `index`.
+            NotSupportedError: the server is installed without `trioserve[media]`.
             PayloadTooLargeError: they take more memory than one request may hold.
             UnavailableError: no memory or no process is available now.
         """
@@ -214,6 +222,9 @@ class MediaLoader:
                 param=sources[most].param,
                 index=most,
             )
+        encoded = [source for source in sources if source.decoded is None]
+        if encoded:
+            _check_extra("media", "images, sound and video", encoded[0].param)
         loaded: list[DecodedMedia] = []
         for index, source in enumerate(sources):
             with _named(_NAMES[source.kind], source.param, index):
@@ -236,15 +247,10 @@ class MediaLoader:
             hold: reserves memory for the result.
 
         Raises:
-            UnsupportedFieldError: this server cannot read PDFs.
+            NotSupportedError: the server is installed without `trioserve[pdf]`.
             InvalidMediaError: the document cannot be used; or as `load`.
         """
-        if find_spec("pypdfium2") is None:
-            raise UnsupportedFieldError(
-                f"'{source.param}' is a PDF, and this server reads none: it was installed without "
-                "the extra trioserve[pdf].",
-                param=source.param,
-            )
+        _check_extra("pdf", "PDF files", source.param)
         assert source.data is not None
         order = Order(format="pdf", kind="document", with_images=with_images)
         with _named("document", source.param):
