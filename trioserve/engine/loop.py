@@ -107,7 +107,7 @@ class Inbox:
 #: Seconds that the inference thread sleeps after a first token. Otherwise the event loop competes
 #: with `llama_decode` for a core, and the token reaches its reader 1 to 2 ms later.
 REST = 1e-4
-#: After so many idle seconds, the inference thread does what can wait; see `EngineLoop._tidy`.
+#: After this many idle seconds, the inference thread does what can wait; see `EngineLoop._tidy`.
 IDLE_S = 0.25
 
 

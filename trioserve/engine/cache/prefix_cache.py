@@ -208,7 +208,7 @@ class PrefixCache:
         return self._empty()
 
     def _pays(self, n_cells: int, keys: list[CellKey]) -> bool:
-        """Whether it is quicker to copy so many cells of a prompt than to prefill them."""
+        """Whether it is quicker to copy that part of a prompt than to prefill it."""
         return n_cells >= (SHORT if 2 * n_cells > len(keys) else self.min_shared)
 
     def release(self, seq: KVSequence) -> None:
