@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.engine_events import take_events
 from tests.support.engine_harness import Harness
-from trioserve.engine import AnswersFirst, DecodeMaximal, Engine
+from trioserve.engine import AnswersFirst, DecodeMaximal, Engine, loop
 from trioserve.errors import (
     ContextLengthExceededError,
     DecodeError,
@@ -678,3 +678,22 @@ def test_the_last_token_has_its_name_where_control_tokens_are_shown(special: boo
     harness.run()
     assert harness.text(1) == ("ABC<eos>" if special else "ABC")
     assert harness.finish(1).reason is FinishReason.EOS
+
+
+def test_an_idle_engine_copies_kept_sequences_to_ram(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "IDLE_S", 0.0)
+    harness = Harness(ScriptedBackend(n_slots=4), cache_ram=2**20)
+    for task_id in (1, 2):
+        harness.submit(task_id, f"{task_id}" * 40, max_tokens=4)
+    harness.run()
+    ram = harness.engine._cache.ram
+    assert len(ram) == 0
+    harness.submit(3, "3" * 4, max_tokens=1)
+    harness.engine.step(wait=True)
+    assert len(ram) == 0, "a request comes first"
+    for n_in_ram in (1, 2, 2):
+        harness.engine.step(wait=True)
+        assert len(ram) == n_in_ram
+    harness.submit(4, "1" * 41, max_tokens=1)
+    harness.run()
+    harness.engine.check_integrity()

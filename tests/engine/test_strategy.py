@@ -79,6 +79,15 @@ def test_prompts_that_fit_into_one_batch_are_computed_together(
     assert strategy.share(pending, 0, 2048) == shares
 
 
+def test_more_prompts_than_streams_are_finished_in_one_step() -> None:
+    strategy = DecodeMaximal()
+    strategy.observe(0, 1, 0.010)
+    strategy.observe(100, 0, 0.200)  # 250 tokens in half a second
+    assert strategy.share([50] * 7, 1, 2048) == [50] * 7
+    assert sum(strategy.share([60] * 7, 1, 2048)) < 420
+    assert sum(strategy.share([50] * 7, 7, 2048)) < 350
+
+
 def test_in_a_split_cache_tiles_are_not_divided_between_prompts() -> None:
     strategy = DecodeMaximal(100.0)
     strategy.begin(unified=False)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.llama_bench import Bench
 from trioserve.config import Config
+from trioserve.engine import loop
 from trioserve.errors import InvalidRequestError
 from trioserve.llama import layout, lazy_pages
 from trioserve.llama.backend import LlamaBackend
@@ -239,6 +240,33 @@ def test_the_texts_are_those_of_a_unified_cache() -> None:
         assert split[i].tokens == elastic[i].tokens
         # It adds up the attention in another order.
         assert unified[i].is_said_by(elastic[i].tokens)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_short_prompt_that_is_sent_again_is_found(
+    monkeypatch: pytest.MonkeyPatch, *, is_ahead: bool
+) -> None:
+    """Beside seven others that took all sequences, whether it was copied to RAM ahead or not."""
+    monkeypatch.setattr(loop, "IDLE_S", 0.0)
+    bench = Bench(parallel=8, ctx_size=4096, cache_ram=1 << 24)
+    prompt = "The little red fox said to the old brown bear, and to its two "
+    alone = bench.alone(prompt)
+    bench.submit(1, prompt)
+    bench.run()
+    if is_ahead:
+        bench.engine.step(wait=True)
+    for task_id in range(2, 11):
+        bench.submit(task_id, f"{task_id} times a day the cat walked over the roof and ")
+    bench.run()
+    for task_id in range(11, 18):
+        bench.submit(task_id, f"{task_id} is a number, and what it is good for is not known: ")
+    bench.submit(18, prompt)
+    bench.run()
+    found = bench.finished[18].timings
+    assert found.prompt_n == 1 and found.cache_n >= 8
+    assert alone.is_said_by(bench.tokens[1]) and alone.is_said_by(bench.tokens[18])
+    bench.engine.stop()
+    bench.engine.run()
 
 
 def saved_with(folder: Path, **fields: object) -> Path:

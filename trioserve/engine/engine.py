@@ -205,8 +205,10 @@ class Engine(EngineLoop):
         """Schedule, decode, sample, emit."""
         if self.drafts.is_on:
             self.drafts.propose()
+        scheduled_from = self.clock()
         steady = self._next_steady()
         plan: StepPlan = steady if steady is not None else self._scheduler.schedule()
+        scheduling_s = self.clock() - scheduled_from
         if self._scheduler.admitted or self._scheduler.preempted:
             self._emit_admissions()
         rows = self._decode(plan)
@@ -220,7 +222,8 @@ class Engine(EngineLoop):
         counters.steps += 1
         counters.step_s += seconds
         if rows:
-            self._learn(plan, seconds)
+            # Copies for requests that start say nothing about the next step.
+            self._learn(plan, seconds - scheduling_s)
         if self._slot_calls:
             self._make_slot_calls()
 
@@ -476,6 +479,9 @@ class Engine(EngineLoop):
 
     def _rest(self) -> None:
         self._decoder.threads.rest()
+
+    def _tidy(self) -> bool:
+        return self._cache.swap_out_ahead()
 
     def _fail_all(self, error: EngineError) -> None:
         for request in list(self._scheduler.requests()):

@@ -88,13 +88,13 @@ class Inbox:
         if self.listener is not None:
             self.listener()
 
-    def take(self, *, wait: bool) -> list[Command]:
-        """Take all commands; with `wait`, sleep until there is one."""
+    def take(self, *, wait: bool, seconds: float | None = None) -> list[Command]:
+        """Take all commands; with `wait`, sleep until there is one, at most for some seconds."""
         if not wait and not self._commands:
             return []  # no lock on the way of every step
         with self._arrived:
-            while wait and not self._commands:
-                self._arrived.wait()
+            if wait:
+                self._arrived.wait_for(lambda: bool(self._commands), seconds)
             commands, self._commands = self._commands, []
         return commands
 
@@ -107,6 +107,8 @@ class Inbox:
 #: Seconds that the inference thread sleeps after a first token. Otherwise the event loop competes
 #: with `llama_decode` for a core, and the token reaches its reader 1 to 2 ms later.
 REST = 1e-4
+#: After this many idle seconds, the inference thread does what can wait; see `EngineLoop._tidy`.
+IDLE_S = 0.25
 
 #: Seconds that tokens wait for each running stream. So all streams together have at most 200 events
 #: a second, beyond those of steps that take longer.
@@ -165,6 +167,7 @@ class EngineLoop(abc.ABC):
         self._fresh: list[EngineEvent | Chunks] = []  # of this step, not in the outbox yet
         self._stopping = False
         self._is_busy = False  # there is something to do in the next step
+        self._is_untidy = False  # there is something to do once no command has come for a while
 
     # -- from the event loop's thread
 
@@ -239,7 +242,10 @@ class EngineLoop(abc.ABC):
 
         With `wait`, sleep first while there is neither. Returns whether there is work left.
         """
-        commands = self.inbox.take(wait=wait and not self._is_busy)
+        is_idle = wait and not self._is_busy
+        commands = self.inbox.take(wait=is_idle, seconds=IDLE_S if self._is_untidy else None)
+        if is_idle and not commands:
+            self._is_untidy = self._tidy()
         for command in commands:
             try:
                 self._take(command)
@@ -258,6 +264,7 @@ class EngineLoop(abc.ABC):
                 self._record_step(began)
             self._is_busy = self.has_work and self.failure is None
             if not self._is_busy:
+                self._is_untidy = True
                 self._rest()
         if self._is_due(began):
             self._flush()
@@ -370,6 +377,10 @@ class EngineLoop(abc.ABC):
     @abc.abstractmethod
     def _rest(self) -> None:
         """Note that there is nothing to do in the next step."""
+
+    def _tidy(self) -> bool:
+        """Do a little of what can wait until no task runs; returns whether there may be more."""
+        return False
 
     @abc.abstractmethod
     def _fail_all(self, error: EngineError) -> None:

@@ -210,7 +210,7 @@ class PacedStrategy:
             n_tokens = max(self.MIN_TOKENS_ALONE, n_alone)
             return min(budget, n_pending if n_pending <= self.FINISHING * n_tokens else n_tokens)
         self.pace = self._target() * min(self.ALONE, max(1.0, len(pending) / n_decode))
-        if len(pending) > n_decode and n_pending <= min(n_alone, budget):
+        if len(pending) > n_decode and n_pending <= min(self.FINISHING * n_alone, budget):
             return n_pending
         time = self.pace + self._lead_s - costs.decode_s
         fitting = costs.fitting(min(time, self.pace - costs.decode_s))
