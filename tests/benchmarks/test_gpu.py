@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cuda_build, gpu
+from benchmarks import cuda_build, gpu, pictures
 from benchmarks.cuda_build import Build, read_architecture
 from benchmarks.rows import BASE, OURS
 from benchmarks.scenarios import Settings
@@ -87,7 +87,7 @@ def test_pictures_show_all_servers() -> None:
     assert {OURS, BASE, "Throughput, tokens/s"} <= texts["gpu-streams.svg"]
     assert f"{BASE}, {gpu.SAMPLING}" in texts["gpu-sampling.svg"]
     assert len(list(drawn["gpu-sampling.svg"].iter(f"{svg}circle"))) == 2 * 3 * 3
-    assert {"memory", "cancel in decode", "slot free p99"} <= texts["gpu.svg"]
+    assert {"memory", "cancel in decode", pictures.TITLES["slot free p99"]} <= texts["gpu.svg"]
     assert gpu.pictures({}, "c") == {}
 
 
