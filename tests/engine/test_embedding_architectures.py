@@ -19,6 +19,8 @@ from trioserve.config import Config
 from trioserve.engine import EmbeddingBackend, EmbeddingEngine
 from trioserve.engine.backend import POOLINGS
 from trioserve.errors import DecodeInterruptedError
+from trioserve.llama.embedding import LlamaEmbedder
+from trioserve.llama.library import lib
 from trioserve.types import Embedded, EmbeddingTask
 
 LENGTHS = (1, 2, 7, 3 * WINDOW, 5, 2 * WINDOW, 4 * WINDOW)
@@ -128,3 +130,24 @@ def test_an_interrupted_batch_can_be_computed_again(folder: Path, has_cache: boo
         np.testing.assert_array_equal(*vectors)
     finally:
         backend.close()
+
+
+def test_no_logits_are_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_models.write_generating(folder, "llama")
+    found = []
+    for installs in (True, False):
+        if not installs:
+            monkeypatch.setattr("trioserve.llama.no_logits.install", lambda params: None)
+        config = Config(model=str(path), threads=1, embeddings=True, pooling="mean")
+        backend = llama.load(config)
+        assert isinstance(backend, LlamaEmbedder)
+        try:
+            backend.batch.extend((5, 6, 7), 0, 0)
+            backend.compute()
+            logits = lib.llama_get_logits(backend._context.handle)
+            found.append((backend.pooled(0), np.ctypeslib.as_array(logits, shape=(3, 500)).copy()))
+        finally:
+            backend.close()
+    (embedding, unset), (wanted, logits) = found
+    np.testing.assert_array_equal(embedding, wanted)
+    assert not np.array_equal(unset, logits)

@@ -13,6 +13,7 @@ import structlog
 from trioserve.config import Config
 from trioserve.engine.backend import POOLINGS, EmbeddingBackend, Matrix, MediaPiece
 from trioserve.errors import DecodeError, ModelLoadError, NotSupportedError
+from trioserve.llama import no_logits
 from trioserve.llama.batch import LlamaBatch, decode_pieces
 from trioserve.llama.context import Context, generation_params, thread_choices
 from trioserve.llama.library import lib
@@ -235,6 +236,7 @@ def embedding_params(model: LlamaModel, config: Config, *, max_chunk: int = 0) -
         ),
     )
     params.embeddings = True
+    no_logits.install(params)
     params.n_outputs_max = params.n_batch  # every token has a row
     pooling = "rank" if config.reranking else config.pooling
     params.pooling_type = -1 if pooling == "auto" else POOLINGS.index(pooling)
