@@ -211,7 +211,7 @@ def measure_part(options: argparse.Namespace, part: Part, until: float) -> Found
             timeout=60.0,
             max_time=60.0,
         )
-        warm_up(targets, Load(clients=1, shape=settings.with_tokens(16)), 2)
+        warm_up(targets, Load(clients=1, requests=2, shape=settings.with_tokens(16)).measure)
         scenarios = part.scenarios(settings)
         for i, scenario in enumerate(scenarios):
             now = time.monotonic()
