@@ -17,7 +17,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.cli import commands, help as texts
+from trioserve.cli import commands, help as texts, zygote
 from trioserve.cli.commands import cache
 from trioserve.cli.memory import limit_arenas
 from trioserve.cli.progress import StatusPipe, fetch, take_status
@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     limit_arenas()
     words = list(sys.argv[1:] if argv is None else argv)
     status = StatusPipe()
+    first = None
     try:
         status = take_status(os.environ)
         if words[:1] == [ESTIMATE]:
@@ -96,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = attrs.evolve(config, log_format="json")  # a program reads it
         logs.configure(config)
         catalog = catalog_of(config, words, os.environ, watched=status.is_open)
+        if catalog is not None and not config.rpc:
+            first = zygote.first(catalog.environment)
     except TrioServeError as error:
         status.tell("failed", message=error.message)
         print(f"trioserve: {error.message}", file=sys.stderr)
@@ -103,6 +106,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in parsed.notes:
         _log.warning(note)
     try:
-        return serve(config, status, catalog)
+        return serve(config, status, catalog, first)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trioserve.api.router.service import RouterService
     from trioserve.models.catalog import Catalog
     from trioserve.router.fleet import Fleet
+    from trioserve.router.zygote import FirstZygote
 
 _log = structlog.stdlib.get_logger("trioserve")
 
@@ -49,6 +50,7 @@ def serve(
     config: Config,
     status: StatusPipe | None = None,
     catalog: Catalog | None = None,
+    first: FirstZygote | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT. Blocks; returns the exit code.
 
@@ -57,6 +59,7 @@ def serve(
         status: reports the status; by default to no program.
         catalog: the models to serve, one process for each, in place of the one that the
             configuration names.
+        first: a zygote that was forked for the processes of these models.
     """
     status = status or StatusPipe()
     exit_code = 0
@@ -77,7 +80,7 @@ def serve(
 
         raise_limit()
         try:
-            trio.run(_serve, config, listening, status, catalog)
+            trio.run(_serve, _make_app(config, status, catalog, first), config, listening, status)
         except* LifespanFailureError:
             exit_code = 1  # no model or no engine; the service has logged the reason
     return exit_code
@@ -130,10 +133,7 @@ def check_reach(config: Config, listening: Sequence[socket.socket]) -> None:
 
 
 async def _serve(
-    config: Config,
-    listening: Sequence[socket.socket],
-    status: StatusPipe,
-    catalog: Catalog | None,
+    app: QuartTrio, config: Config, listening: Sequence[socket.socket], status: StatusPipe
 ) -> None:
     """Serve until a signal.
 
@@ -143,9 +143,10 @@ async def _serve(
     """
     import hypercorn.trio
 
-    app = _make_app(config, status, catalog)
+    from trioserve.api.base.service import Service
+
     service: Service | RouterService = app.extensions["trioserve"]
-    model = "many" if catalog is not None else config.model_named or "bundled"
+    model = config.model_named or "bundled" if isinstance(service, Service) else "many"
     stop = trio.Event()
     made = hypercorn_config(config, listening)
     async with trio.open_nursery() as watching:
@@ -163,11 +164,13 @@ async def _serve(
         watching.cancel_scope.cancel()
 
 
-def _make_app(config: Config, status: StatusPipe, catalog: Catalog | None) -> QuartTrio:
+def _make_app(
+    config: Config, status: StatusPipe, catalog: Catalog | None, first: FirstZygote | None
+) -> QuartTrio:
     from trioserve.app import create_app, create_router
 
     if catalog is not None:
-        return create_router(config, partial(fleet_of, config, catalog))
+        return create_router(config, partial(fleet_of, config, catalog, first))
     app = create_app(config, load=partial(load, status))
     app.extensions["trioserve"].fetch = partial(fetch, status)
     return app
@@ -354,18 +357,14 @@ def catalog_of(
     Raises:
         ConfigError: the models cannot be listed, or this machine cannot use other machines.
     """
-    is_asked_for = config.models_dir is not None or config.models_preset is not None
     if config.rpc and not watched:
         from trioserve.llama.rpc import library
 
         library.check()
     if config.model_named is None:
-        from trioserve.models.catalog import Catalog, Source
+        from trioserve.models.catalog import Catalog
 
-        catalog = Catalog.of(config, argv, environ)
-        found = catalog.entries.values()
-        if is_asked_for or any(one.source is not Source.BUNDLED for one in found):
-            return catalog
+        return Catalog.of(config, argv, environ)
     if not config.rpc or watched:
         return None
     from trioserve.models.catalog import OneModel
@@ -373,7 +372,7 @@ def catalog_of(
     return OneModel(config, argv, environ)
 
 
-def fleet_of(config: Config, catalog: Catalog) -> Fleet:
+def fleet_of(config: Config, catalog: Catalog, first: FirstZygote | None = None) -> Fleet:
     """Make the fleet that runs the models of a catalog."""
     from trioserve.router.fleet import Fleet
 
@@ -382,4 +381,5 @@ def fleet_of(config: Config, catalog: Catalog) -> Fleet:
         max_models=config.models_max,
         max_memory=config.models_memory * 2**20,
         drain_timeout=config.drain_timeout,
+        first=first,
     )

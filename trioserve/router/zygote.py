@@ -21,6 +21,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import attrs
+
 #: Names the descriptor that a process writes its status to.
 STATUS_VARIABLE = "TRIOSERVE_STATUS_FD"
 
@@ -49,6 +51,39 @@ def prctl(option: int, value: int) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+@attrs.frozen
+class FirstZygote:
+    """A zygote that was forked from this process: its number, and the socket for orders."""
+
+    pid: int
+    orders: socket.socket
+
+
+def fork_zygote() -> FirstZygote | socket.socket | None:
+    """Fork this process. Returns the zygote here, and in the zygote its end of the socket.
+
+    None: the system allows no other process.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gc.collect()
+    gc.freeze()  # so that looking for garbage does not copy the memory that is shared
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        return None
+    if pid:
+        theirs.close()
+        return FirstZygote(pid, ours)
+    ours.close()
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return theirs
 
 
 def wait_for_orders(orders: socket.socket) -> list[str] | None:
