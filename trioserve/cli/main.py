@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = take_status(os.environ)
         if words[:1] == [ESTIMATE]:
             return _tell_estimate(status, words[1:], os.environ)
+        if words[:1] in (["help"], ["version"]):
+            words[0] = f"--{words[0]}"
         if words and not words[0].startswith("-"):
             name = words.pop(0)
             commands.check(name)
@@ -97,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = attrs.evolve(config, log_format="json")  # a program reads it
         logs.configure(config)
         catalog = catalog_of(config, words, os.environ, watched=status.is_open)
-        if catalog is not None and not config.rpc:
+        if catalog is not None and len(catalog.entries) == 1 and not config.rpc:
             first = zygote.first(catalog.environment)
     except TrioServeError as error:
         status.tell("failed", message=error.message)

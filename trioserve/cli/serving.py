@@ -22,7 +22,7 @@ import trio
 from trioserve.cli.memory import keep_collecting
 from trioserve.cli.progress import StatusPipe, fetch, load
 from trioserve.config import Config
-from trioserve.errors import ConfigError, TrioServeError
+from trioserve.errors import ConfigError, ModelLoadError, TrioServeError
 from trioserve.models import resolve
 from trioserve.models.fetch import is_local
 
@@ -68,6 +68,7 @@ def serve(
             _check_files(config)
             if catalog is None or config.rpc:
                 _check_models(config)
+                _check_memory(config)
             listening = closing.enter_context(open_sockets(config))
             check_reach(config, listening)
         except TrioServeError as error:
@@ -98,6 +99,32 @@ def _check_models(config: Config) -> None:
         check_file(resolve(config.model))
         if config.spec_draft_model is not None:
             check_file(resolve(config.spec_draft_model))
+
+
+def _check_memory(config: Config) -> None:
+    """Check that a context of `Config.ctx_size` fits into memory.
+
+    Otherwise the system could end the process when the cache fills.
+
+    Raises:
+        ModelLoadError: it does not, or the model cannot be used.
+    """
+    if not config.ctx_size or config.rpc or not is_local(config):
+        return
+    from trioserve.llama.estimate import measure
+    from trioserve.llama.layout import on_gpu
+    from trioserve.llama.machine import free_memory
+    from trioserve.llama.model import gib
+
+    free = None if on_gpu(config) else free_memory()
+    if free is None:
+        return
+    need = measure(config)
+    if need.cache + need.compute > free:
+        raise ModelLoadError(
+            f"{need.n_ctx} tokens of context need {gib(need.cache + need.compute)} of memory, and "
+            f"{gib(free)} are free: set a smaller --ctx-size"
+        )
 
 
 def _check_files(config: Config) -> None:
@@ -213,12 +240,30 @@ async def _follow_model(
         return
     model = service.server.model
     _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
+    _advise(service)
     status.tell("ready", info=openai_model(service.server))
     told = ServerState.READY
     async for state in service.server.state.eventual_values():
         if state in (ServerState.SLEEPING, ServerState.READY) and state is not told:
             status.tell(state.value)
             told = state
+
+
+def _advise(service: Service) -> None:
+    """Log what a user of this model should know."""
+    model, config = service.server.model, service.config
+    if model.n_ctx_seq < config.ctx_size:
+        _log.warning(
+            f"a request may have {model.n_ctx_seq} tokens, because --parallel {model.n_slots} "
+            f"divides --ctx-size {config.ctx_size}; for longer ones, set a smaller --parallel or "
+            "--kv-unified"
+        )
+    has_template = config.chat_template or model.info.chat_template
+    if model.pooling is None and not has_template:
+        _log.warning(
+            "the model file has no chat template: it may be a base model, whose answers to chats "
+            "make no sense; set --chat-template if the model has another one than ChatML"
+        )
 
 
 async def _until_signal(

@@ -46,10 +46,10 @@ def first(environ: Mapping[str, str]) -> FirstZygote | None:
     Returns:
         None where a fork is unsafe or of no use; a zygote is then started as a program.
     """
-    if not hasattr(os, "pidfd_open") or sys.platform != "linux":
+    if sys.platform != "linux" or threading.active_count() > 1:
         return None
     _import_all()
-    if threading.active_count() > 1:
+    if threading.active_count() > 1:  # an extension has started one
         return None
     made = fork_zygote()
     if made is None or isinstance(made, FirstZygote):

@@ -192,7 +192,7 @@ async def open_launcher(
 
     Args:
         environ: the environment.
-        first: a zygote that is there already; it ends with the block.
+        first: a zygote that is there already; it ends with its first order, to free its memory.
     """
     spawner = Spawner(environ)
     with adopting_orphans() as adopts:
@@ -240,7 +240,8 @@ class Forks:
         environ: their environment.
         spawner: starts processes in the other way.
         command: starts a zygote; the number of its socket is added.
-        first: a zygote that is there already.
+        first: a zygote that is there already. It carries out one order and ends; the next order
+            then starts another.
     """
 
     def __init__(
@@ -254,6 +255,8 @@ class Forks:
         self._spawner = spawner
         self._command = command
         self._first = first
+        self._first_used = trio.Event()
+        self._wanted = trio.Event()
         self._decided = trio.Event()  # there is a zygote, or it has failed
         self._one_at_a_time = trio.Lock()
         self._orders: trio.socket.SocketType | None = None
@@ -267,6 +270,10 @@ class Forks:
     async def run(self) -> None:
         """Keep a zygote until cancelled. One that dies is replaced."""
         delay = _RESTART_DELAY
+        if self._first is not None:
+            await self._keep_one()
+            self._decided.set()
+            await self._wanted.wait()
         while True:
             try:
                 began = await self._keep_one()
@@ -300,7 +307,8 @@ class Forks:
                 process.kill()
                 with trio.CancelScope(shield=True):
                     code = await process.wait()
-        _log.warning("the process that others are forked from has ended", exit_code=code)
+        if not self._first_used.is_set() or self._wanted.is_set():
+            _log.warning("the process that others are forked from has ended", exit_code=code)
         return began
 
     async def _open(self) -> tuple[trio.Process | _Fork, socket.socket]:
@@ -327,8 +335,20 @@ class Forks:
         """See `Launcher.launch`."""
         await self._decided.wait()
         async with self._one_at_a_time:
-            forked = None if self._orders is None else await self._fork(self._orders, argv)
+            forked = None
+            if self._orders is None:
+                self._wanted.set()
+            else:
+                forked = await self._fork(self._orders, argv)
+                self._end_first()
         return forked or await self._spawner.launch(argv)
+
+    def _end_first(self) -> None:
+        """End the first zygote once it has carried out an order."""
+        if isinstance(self._zygote, _Fork):
+            self._first_used.set()
+            self._orders = None
+            self._zygote.kill()
 
     async def _fork(
         self, orders: trio.socket.SocketType, argv: Sequence[str]

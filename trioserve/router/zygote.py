@@ -69,6 +69,7 @@ def fork_zygote() -> FirstZygote | socket.socket | None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gc.collect()
     gc.freeze()  # so that looking for garbage does not copy the memory that is shared
+    ctypes.CDLL(None).malloc_trim(0)
     try:
         pid = os.fork()
     except OSError:
