@@ -116,7 +116,10 @@ def test_a_model_that_other_machines_compute_has_a_process_of_its_own(
         catalog = catalog_of(config, argv, {})
         assert catalog is not None
         assert len(catalog.entries) == 1
-        assert catalog_of(config, argv, {}, watched=True) is None
+        (entry,) = catalog.entries.values()
+        child = parse(entry.args, {}).config
+        assert child.rpc == config.rpc
+        assert catalog_of(child, entry.args, {}, watched=True) is None
     argv = ["--models-dir", str(models), *RPC]
     catalog = catalog_of(parse(argv, {}).config, argv, {})
     assert catalog is not None

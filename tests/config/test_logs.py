@@ -269,6 +269,7 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody(size: int) -> None:
     assert int(told.split()[0]) >= 3000 - len(numbers)
 
 
+@pytest.mark.system
 def test_a_program_logs_warnings_only() -> None:
     program = (
         "import structlog\n"

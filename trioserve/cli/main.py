@@ -17,7 +17,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.cli import commands, help as texts, zygote
+from trioserve.cli import commands, forking, help as texts
 from trioserve.cli.commands import cache
 from trioserve.cli.memory import limit_arenas
 from trioserve.cli.progress import StatusPipe, fetch, take_status
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logs.configure(config)
         catalog = catalog_of(config, words, os.environ, watched=status.is_open)
         if catalog is not None and len(catalog.entries) == 1 and not config.rpc:
-            first = zygote.first(catalog.environment)
+            first = forking.first(catalog.environment, main)
     except TrioServeError as error:
         status.tell("failed", message=error.message)
         print(f"trioserve: {error.message}", file=sys.stderr)

@@ -1,77 +1,18 @@
-"""The zygote: imports what a server needs, and becomes servers by forking.
-
-A router forks its first one from itself, which saves a start of Python and shares the memory of
-what both have imported. Later ones are ``python -m trioserve.cli.zygote``. See
-`trioserve.router.zygote`.
-"""
+"""``python -m trioserve.cli.zygote``: becomes servers by forking; see `trioserve.cli.forking`."""
 
 from __future__ import annotations
 
-import importlib
-import os
 import socket
 import sys
-import threading
-from collections.abc import Mapping
 
-from trioserve.router.zygote import FirstZygote, fork_zygote
-
-#: What a server imports only when it needs it: a first request should not have to wait for that.
-_MODULES = (
-    "hypercorn.trio",
-    "hypercorn.utils",
-    "trioserve.app",
-    "trioserve.llama.backend",
-    "trioserve.llama.devices",
-    "trioserve.llama.embedding",
-    "trioserve.llama.model",
-)
-
-
-def _import_all() -> None:
-    # It would start a thread for each core, and a fork has none of them.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    for name in _MODULES:
-        importlib.import_module(name)
-
-
-def first(environ: Mapping[str, str]) -> FirstZygote | None:
-    """Fork a zygote from this process, which must not have started anything yet.
-
-    It never returns in the fork, which ends with SystemExit.
-
-    Args:
-        environ: the environment of the processes of models.
-
-    Returns:
-        None where a fork is unsafe or of no use; a zygote is then started as a program.
-    """
-    if sys.platform != "linux" or threading.active_count() > 1:
-        return None
-    _import_all()
-    if threading.active_count() > 1:  # an extension has started one
-        return None
-    made = fork_zygote()
-    if made is None or isinstance(made, FirstZygote):
-        return made
-    os.environ.clear()
-    os.environ.update({"OPENBLAS_NUM_THREADS": "1", **environ})
-    sys.exit(_wait(made))
+from trioserve.cli.forking import import_all, wait
+from trioserve.cli.main import main as serve
 
 
 def main() -> int:
     """Wait for orders on the socket whose number is the argument."""
-    _import_all()
-    return _wait(socket.socket(fileno=int(sys.argv[1])))
-
-
-def _wait(orders: socket.socket) -> int:
-    from trioserve.cli.main import main as serve
-    from trioserve.router.zygote import wait_for_orders
-
-    with orders:
-        argv = wait_for_orders(orders)
-    return 0 if argv is None else serve(argv)
+    import_all()
+    return wait(socket.socket(fileno=int(sys.argv[1])), serve)
 
 
 if __name__ == "__main__":

@@ -116,21 +116,21 @@ async def _run(server: AgentServer, prompt: str) -> int:
         connected_to(endpoint.url, api_key=next(iter(server.config.api_keys), None)) as client,
     ):
         chat = TerminalChat(client, endpoint.model, sys.stdout)
-        with trio.open_signal_receiver(signal.SIGINT) as signals:
-            async with alongside(partial(_stop_answers, chat, signals)):
-                if not prompt:
-                    print(f"{endpoint.model}: {endpoint.context} tokens. /help lists commands.")
-                    await chat.converse(input)
-                    return 0
-                has_answer = await chat.say(prompt)
+        async with alongside(partial(_stop_answers, chat)):
+            if not prompt:
+                print(f"{endpoint.model}: {endpoint.context} tokens. /help lists commands.")
+                await chat.converse(input)
+                return 0
+            has_answer = await chat.say(prompt)
     if chat.was_stopped:
         return 128 + signal.SIGINT
     return 0 if has_answer else 1
 
 
-async def _stop_answers(chat: TerminalChat, signals: Any) -> None:
-    async for _ in signals:
-        chat.stop()
+async def _stop_answers(chat: TerminalChat) -> None:
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        async for _ in signals:
+            chat.stop()
 
 
 @attrs.define(eq=False)
