@@ -41,7 +41,7 @@ COVERAGE := --cov --cov-report= --cov-fail-under=0
 .DEFAULT_GOAL := help
 .PHONY: help serve install test test-all test-fast test-system test-chosen test-stress check format docs ui \
 	screenshots mutate fuzz soak test-vocabularies test-schemas test-models test-clients test-deploy test-image \
-	test-rpc test-ray test-lowest lock wheel clean distclean
+	test-rpc test-ray test-hostile test-lowest test-wheel audit lock wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
@@ -62,9 +62,12 @@ help:
 	@echo "make test-clients coding agents and SDKs against a scripted model; installs them (3 GB) into CLIENTS; needs npm"
 	@echo "make test-deploy  the tests of examples/deploy, with helm, hadolint and schemas, which it installs"
 	@echo "make test-rpc     one model over two RPC servers on this machine, which fail in every way"
+	@echo "make test-hostile clients, commands and MCP servers that attack a server, a quarter of an hour"
 	@echo "make test-ray     the Serve application on a cluster of three nodes; RAY=2.49.2 takes that version of Ray"
 	@echo "make test-image   build the image with CONTAINER_ENGINE=docker or podman, and run it; IMAGE_ARGS='--build-arg ...'"
 	@echo "make test-lowest  the fast tests with the oldest versions that pyproject.toml allows"
+	@echo "make test-wheel   build, check and install the wheel, without extras, on PYTHONS, and chat with it"
+	@echo "make audit        dependencies that are not declared, and versions with known vulnerabilities"
 	@echo "make lock         resolve the dependencies again, and write constraints.txt; needs uv"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove what the tools wrote; make distclean: and the environments"
@@ -84,7 +87,7 @@ endif
 
 # The fast tests come first: most defects show there.
 test-all: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory -j2 check test-fast PYTEST_ARGS='$(COVERAGE) $(PYTEST_ARGS)'
+	@$(MAKE) --no-print-directory test PYTEST_ARGS='$(COVERAGE) $(PYTEST_ARGS)'
 	@$(MAKE) --no-print-directory test-system PYTEST_ARGS='$(COVERAGE) --cov-append $(PYTEST_ARGS)'
 	@$(PY) -m coverage report
 
@@ -192,9 +195,12 @@ RAY ?=
 RAY_VENV := .venv-ray$(if $(RAY),-$(RAY))
 
 test-ray:
-	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS=ray GROUPS=test CONSTRAINTS= \
+	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS='media tools ray' GROUPS=test CONSTRAINTS= \
 		$(if $(RAY),MORE="'ray[serve]==$(RAY)' 'protobuf<7'") $(RAY_VENV)/.installed-dev
 	@TEST_RAY=1 $(RAY_VENV)/bin/python -m pytest tests/ray tests/ray_cluster $(PYTEST_ARGS)
+
+test-hostile: $(VENV)/.installed-dev
+	@TEST_HOSTILE=1 $(PY) -m pytest -n $(PYTEST_PROCESSES) tests/hostile $(PYTEST_ARGS)
 
 CONTAINER_ENGINE ?= docker
 IMAGE ?= trioserve
@@ -207,8 +213,9 @@ test-image: $(VENV)/.installed-dev
 test-lowest:
 	@$(MAKE) --no-print-directory VENV=.venv-lowest .venv-lowest/bin/python
 	@.venv-lowest/bin/python -c 'import tomllib; settings = tomllib.load(open("pyproject.toml", "rb")); \
-		print(*(one.replace(">=", "==") for one in \
-		[*settings["project"]["dependencies"], *settings["dependency-groups"]["test"]]), sep="\n")' \
+		extras = settings["project"]["optional-dependencies"]; \
+		print(*(one.replace(">=", "==") for one in [*settings["project"]["dependencies"], *extras["media"], \
+		*extras["tools"], *settings["dependency-groups"]["test"]]), sep="\n")' \
 		> .venv-lowest/lowest.txt
 	@$(MAKE) --no-print-directory VENV=.venv-lowest GROUPS=test CONSTRAINTS=.venv-lowest/lowest.txt \
 		.venv-lowest/.installed-dev
@@ -217,6 +224,17 @@ test-lowest:
 wheel: $(VENV)/.installed-dev
 	@$(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir dist .
 	@ls dist
+
+# Without the constraints: users install the newest versions that fit.
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+
+test-wheel: $(VENV)/.installed-release
+	@$(PY) -m tests.wheel $(PYTHONS)
+
+# Imports that are not declared, and versions with a known vulnerability.
+audit: $(VENV)/.installed-release
+	@$(PY) -m deptry .
+	@$(PY) -m pip_audit --requirement constraints.txt --disable-pip --no-deps
 
 clean:
 	@rm -rf site dist build .coverage .coverage.* .cache .mypy_cache .pytest_cache .ruff_cache \
@@ -228,19 +246,29 @@ distclean: clean
 
 # -- the environment
 
-# Extras of trioserve, and groups of pyproject.toml, separated by spaces.
-EXTRAS ?=
+# Extras of trioserve, and groups of pyproject.toml, separated by spaces. The bundled model shows what these two add.
+EXTRAS ?= media tools
 GROUPS ?= dev
 # Requirements beside them.
 MORE ?=
 # The versions that are installed. Empty: the newest that fit.
 CONSTRAINTS ?= constraints.txt
+# Settings of llama.cpp's build, such as -DGGML_CUDA=on; or an index that has wheels of llama-cpp-python (docs/install.md).
+CMAKE_ARGS ?=
+LLAMA_CPP_INDEX ?=
 
 # uv is faster where it is installed. The pip of an older Python has to learn about groups first.
 UV := $(shell command -v uv 2>/dev/null)
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
-INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(PY),$(PIP) 'pip>=25.1' && $(PIP)) \
-	$(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+# An index may have another version of llama-cpp-python than the one in the constraints, and so may the Python of .venv.
+FREE := $(VENV)/constraints.txt
+INSTALL = $(if $(CONSTRAINTS),grep -v '^llama-cpp-python==' $(CONSTRAINTS) > $(FREE) || :;) \
+	$(if $(UV),$(UV) pip install --quiet --python $(PY),$(PIP) 'pip>=25.1' && $(PIP)) \
+	$(if $(CONSTRAINTS),--constraint $(if $(LLAMA_CPP_INDEX)$(wildcard $(VENV)/.copied),$(FREE),$(CONSTRAINTS))) \
+	$(if $(LLAMA_CPP_INDEX),--extra-index-url '$(LLAMA_CPP_INDEX)' $(if $(UV),,--prefer-binary))
+# pip would take a wheel from its cache that was built with other settings.
+COMPILED := $(if $(CMAKE_ARGS),$(if $(UV),--refresh-package llama-cpp-python --no-binary-package llama-cpp-python,\
+	--no-cache-dir --no-binary llama-cpp-python))
 comma := ,
 space := $() $()
 TRIOSERVE = --editable '.$(if $(EXTRAS),[$(subst $(space),$(comma),$(strip $(EXTRAS)))])'
@@ -256,7 +284,8 @@ $(PY):
 		exit 1; \
 	fi; \
 	echo "Making $(VENV) with $$($$found -V)"; \
-	"$$found" -m venv $(VENV)
+	"$$found" -m venv $(VENV); \
+	$(if $(CMAKE_ARGS)$(LLAMA_CPP_INDEX),,"$$found" .ci/copy_llama_cpp.py $(VENV))
 
 # pip and uv keep the wheel of llama.cpp in their caches, so the slow build happens once for each Python.
 define announce
@@ -266,13 +295,17 @@ endef
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 	$(announce)
-	@$(INSTALL) $(TRIOSERVE)
+	@$(INSTALL) $(COMPILED) $(TRIOSERVE)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
 	$(announce)
-	@$(INSTALL) $(TRIOSERVE) $(addprefix --group ,$(GROUPS)) $(MORE)
+	@$(INSTALL) $(COMPILED) $(TRIOSERVE) $(addprefix --group ,$(GROUPS)) $(MORE)
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-release: $(VENV)/.installed-dev
+	@$(INSTALL) --group release
+	@touch $@
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
 	@$(INSTALL) --group fuzz
@@ -282,5 +315,5 @@ LOCK := uv pip compile --quiet --universal --python-version 3.11 --no-annotate -
 
 lock:
 	@command -v uv >/dev/null || { echo "make lock needs uv: pip install uv" >&2; exit 1; }
-	@$(LOCK) --upgrade pyproject.toml --group dev --group deploy --group fuzz \
-		--extra mcp --extra otel --extra pdf --output-file constraints.txt
+	@$(LOCK) --upgrade pyproject.toml --group dev --group deploy --group fuzz --group release \
+		--extra all --output-file constraints.txt

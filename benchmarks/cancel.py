@@ -1,28 +1,40 @@
 """A client that goes away: how long until its slot is free?
 
-The connection is closed in the midst of prefill or decode, and a second one asks ``/slots`` until
-no slot is busy. One step of the engine is allowed for: it is measured first, without cancelling.
+    python -m benchmarks.cancel --model 110m.gguf --count 200
+
+The connection is closed at a random moment of prefill, of decode or of embeddings, and a second one
+asks ``/slots`` until no slot is busy. Run as a program, it measures trioserve in all of them, with
+drafts and through the router, too.
 """
 
 from __future__ import annotations
 
+import argparse
+import base64
 import http.client
-import itertools
 import json
 import random
 import selectors
 import socket
-import statistics
+import struct
+import sys
+import tempfile
 import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
 
 import attrs
 
+from benchmarks import report
+from benchmarks.harness import Flags, running, trioserve
 from benchmarks.http1 import ProtocolError, ResponseReader, payloads
-from benchmarks.plan import Address, Outcome, Plan, Request
+from benchmarks.plan import Address, Plan, Request
 from benchmarks.scenarios import Settings
-from benchmarks.stats import Metric, Sample, percentile
-from benchmarks.targets import Target, TargetError
-from benchmarks.wire import understand
+from benchmarks.stats import Metric, Sample
+from benchmarks.targets import Target, TargetError, tokens_per_word
+from benchmarks.wire import Shape
+from trioserve.bench.stats import percentile
 
 PHASES = ("prefill", "decode")
 
@@ -65,43 +77,23 @@ class Slots:
         return time.perf_counter()
 
 
-def step_of(outcome: Outcome, phase: str) -> float:
-    """Return how long one step takes, in seconds, from an answer with events of progress.
-
-    In prefill it is the longest time between two events up to the first with output, from the
-    sending on; in decode the time for each token, because an event may carry several.
-
-    Raises:
-        ValueError: the answer is an error, or too short.
-    """
-    stream = understand(outcome)
-    if stream.error:
-        raise ValueError(stream.error)
-    if phase == "decode":
-        if not stream.gaps:
-            raise ValueError("the answer has one event only")
-        return (stream.at[-1] - stream.at[0]) / (stream.tokens - 1)
-    first = outcome.sent + stream.ttft
-    until = [outcome.sent, *(when for when in outcome.times if when <= first)]
-    return max(after - before for before, after in itertools.pairwise(until))
-
-
 @attrs.frozen
 class Cancel:
-    """One stream after the other, each cut off at a random moment of prefill, or of decode."""
+    """One request after the other, each cut off at a random moment of a phase.
+
+    That is prefill, decode, an image in the prompt, or the embeddings of 64 texts.
+    """
 
     settings: Settings
-    phase: str = attrs.field(validator=attrs.validators.in_(PHASES))
+    phase: str = attrs.field(validator=attrs.validators.in_((*PHASES, "media", "embeddings")))
     count: int = 20
     prompt_tokens: int = 1500  # of those that are cut off in prefill
     max_seconds: float = 20.0  # no new sample after that
     clear_after: float = 30.0  # seconds a slot may stay busy
 
     metrics = (
-        Metric("p99 beyond one step", "ms", digits=2),
         Metric("slot free p50", "ms", digits=2),
         Metric("slot free p99", "ms", digits=2),
-        Metric("one step", "ms", digits=2),
         Metric("cancelled", "", digits=0),
     )
 
@@ -112,24 +104,20 @@ class Cancel:
 
     def measure(self, target: Target, seed: str) -> Sample:
         """Run once. The numbers come from what was cancelled in the phase that is meant."""
-        started = time.perf_counter()
         slots = Slots(target, self.clear_after)
         try:
-            whole: list[Outcome] = []
-            while len(whole) < 3:
-                plan = Plan(requests=[self._request(f"{seed} whole {len(whole)}")])
-                whole += self.settings.run(target, [plan]).outcomes
-                if time.perf_counter() - started > self.max_seconds / 3:
-                    break
-            step = statistics.median(step_of(outcome, self.phase) for outcome in whole)
-            prefill = min(understand(outcome).ttft for outcome in whole)
+            plan = Plan(requests=[self._request(f"{seed} whole")])
+            whole = self.settings.run(target, [plan]).outcomes[0]
+            if whole.error or whole.status != 200:
+                raise ValueError(whole.error or f"HTTP {whole.status}: {whole.body[:200]!r}")
+            started = time.perf_counter()
             rng = random.Random(seed)
             times: list[float] = []
             tries = 0
             while tries < self.count and time.perf_counter() - started < self.max_seconds:
                 slots.wait_idle(self.clear_after)
-                wait = max(0.01, rng.uniform(0.1, 0.7) * prefill)
-                events = 0 if self.phase == "prefill" else rng.randrange(3, 20)
+                wait = rng.uniform(0.02, 0.7) * (whole.ended - whole.sent)
+                events = rng.randrange(3, 20) if self.phase == "decode" else 0
                 request = self._request(f"{seed} {tries}")
                 closed = cut(target.address, request, wait, events, self.clear_after)
                 tries += 1
@@ -139,29 +127,49 @@ class Cancel:
             return Sample(numbers={}, requests=1, failed=1, errors=(str(error),))
         finally:
             slots.connection.close()
-        return self._sample(step * 1e3, [time * 1e3 for time in times], tries)
+        return self._sample([time * 1e3 for time in times], tries)
 
     def _request(self, seed: str) -> Request:
-        decode = self.phase == "decode"
-        shape = attrs.evolve(
-            self.settings.with_tokens(64 if decode else 2),
-            api="completion",
-            more={"return_progress": True},
+        settings = self.settings
+        if self.phase == "embeddings":
+            texts = [settings.prompt(45, f"{seed} {number}") for number in range(64)]
+            body = {"model": settings.shape.model, "input": texts}
+            return Request("POST", "/v1/embeddings", json.dumps(body).encode())
+        shape = settings.with_tokens(64 if self.phase == "decode" else 2)
+        if self.phase == "media":
+            content = [{"type": "image_url", "image_url": {"url": noise(seed)}}]
+            return shape.chat([{"role": "user", "content": content}])
+        model = {"model": shape.model}
+        shape = attrs.evolve(shape, api="completion", more=model)
+        return shape.request(
+            settings.prompt(16 if self.phase == "decode" else self.prompt_tokens, seed)
         )
-        return shape.request(self.settings.prompt(16 if decode else self.prompt_tokens, seed))
 
-    def _sample(self, step: float, times: list[float], tries: int) -> Sample:
+    def _sample(self, times: list[float], tries: int) -> Sample:
         notes = []
         if tries < self.count:
             notes.append(f"{tries} of {self.count} requests: the time was up")
         if len(times) < tries:
             notes.append(f"{tries - len(times)} had left the phase when they were to be cut off")
-        numbers = {"one step": step, "cancelled": float(len(times))}
+        numbers = {"cancelled": float(len(times))}
         if times:
             numbers["slot free p50"] = percentile(times, 0.5)
             numbers["slot free p99"] = percentile(times, 0.99)
-            numbers["p99 beyond one step"] = numbers["slot free p99"] - step
         return Sample(numbers=numbers, requests=tries, notes=tuple(notes))
+
+
+def noise(seed: str, size: int = 224) -> str:
+    """Make an image that no cache has, as a data URL."""
+    rng = random.Random(seed)
+    rows = b"".join(b"\0" + rng.randbytes(3 * size) for _ in range(size))
+    header = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b""))
+    chunks = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
+    ]
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 def cut(
@@ -206,3 +214,70 @@ def cut(
 def _has_text(data: bytes) -> bool:
     event = json.loads(data)
     return isinstance(event, dict) and bool(event.get("content"))
+
+
+#: Servers, by a name: the flags, and the phases that are cut off.
+_SERVERS = {
+    "plain": ("", PHASES),
+    "drafts": ("--spec-type ngram-simple", PHASES),
+    "embeddings": ("--embeddings --pooling mean", ("embeddings",)),
+    "media": ("", ("media",)),
+    "router": ("", PHASES),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns 1 when a request failed or a p99 is above --limit-ms."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cancel", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--mmproj", type=Path, help="a projector, for images in prompts")
+    parser.add_argument("--count", type=int, default=200, help="cancels in each phase")
+    parser.add_argument("--max-seconds", type=float, default=60.0, help="for each phase")
+    parser.add_argument("--limit-ms", type=float, default=50.0)
+    parser.add_argument("--servers", default=",".join(_SERVERS), help="with commas")
+    options = parser.parse_args(argv)
+    rows: list[tuple[str, ...]] = [("server", "phase", "p50 ms", "p99 ms", "cancelled", "notes")]
+    failed = False
+    for server in options.servers.split(","):
+        if server == "media" and options.mmproj is None:
+            continue
+        for sample, phase in _measured(options, server):
+            p99 = sample.numbers.get("slot free p99", float("inf"))
+            failed = failed or p99 > options.limit_ms
+            shown = [
+                f"{sample.numbers.get(name, float('nan')):.1f}"
+                for name in ("slot free p50", "slot free p99", "cancelled")
+            ]
+            rows.append((server, phase, *shown, "; ".join((*sample.errors, *sample.notes))))
+    print(report.markdown(rows))
+    return int(failed)
+
+
+def _measured(options: argparse.Namespace, server: str) -> list[tuple[Sample, str]]:
+    flags, phases = _SERVERS[server]
+    if server == "media":
+        flags += f"--mmproj {options.mmproj}"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, model = Path(scratch), options.model.resolve()
+        if server == "router":
+            (folder / "models").mkdir()
+            (folder / "models" / "benchmark.gguf").symlink_to(model)
+            flags, model = f"--models-dir {folder / 'models'}", None
+        with running(trioserve(flags), Flags(model=model), folder / "log") as target:
+            settings = Settings(shape=Shape(temperature=0.0))
+            if server != "router":
+                settings = attrs.evolve(settings, words_per_token=1 / tokens_per_word(target))
+            seconds = options.max_seconds
+            return [
+                (
+                    Cancel(settings, phase, options.count, max_seconds=seconds).measure(target, ""),
+                    phase,
+                )
+                for phase in phases
+            ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

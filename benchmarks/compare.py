@@ -121,7 +121,9 @@ def measure_all(
     results: dict[str, dict[str, list[Sample]]] = {}
     scenarios = scenarios_of(options, targets[0])
     shape = Shape(api=options.api, max_tokens=16, temperature=options.temperature)
-    warm_up(targets, Load(clients=1, shape=shape, timeout=options.timeout), 2)
+    generates = "embeddings" not in options.scenarios
+    load = Load(clients=1, requests=2, shape=shape, timeout=options.timeout)
+    warm_up(targets, load.measure if generates else scenarios[0].measure)
     for scenario in scenarios:
         samples = interleave(targets, options.rounds, scenario.measure, scenario.name, note)
         results[scenario.name] = samples

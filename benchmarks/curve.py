@@ -17,14 +17,17 @@ from pathlib import Path
 
 import attrs
 
-from benchmarks import plot, report
+from benchmarks import report
 from benchmarks.harness import Flags, all_running, llama_server, trioserve
 from benchmarks.load import Load, bounded, counts, interleave, progress, warm_up
 from benchmarks.rows import BASE, OURS
 from benchmarks.scenarios import LongPrompt, Settings
-from benchmarks.stats import Sample, Spread, spread, worst_failures
+from benchmarks.stats import Sample, worst_failures
 from benchmarks.targets import TargetError, tokens_per_word
 from benchmarks.wire import Shape
+from trioserve.bench import plot
+from trioserve.bench.report import machine
+from trioserve.bench.stats import Spread, spread
 
 _GAP, _TTFT = "itl p99 meanwhile", "long prompt ttft"
 
@@ -97,7 +100,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[Sample]]:
             words_per_token=1 / tokens_per_word(targets[0]),
             slots=options.slots,
         )
-        warm_up(targets, Load(clients=1, shape=settings.shape), 2)
+        warm_up(targets, Load(clients=1, requests=2, shape=settings.shape).measure)
         scenario = LongPrompt(settings, prompt_tokens=options.prompt_tokens)
         note = progress(options.quiet)
         samples = interleave(targets, options.rounds, scenario.measure, scenario.name, note)
@@ -109,7 +112,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[Sample]]:
         f"Model: {options.model.stem}. Both servers with -np {options.slots}{threads}; {OURS} with "
         f"--max-tick-ms 0 (its default), {', '.join(map(str, options.paces))}. Medians of "
         f"{options.rounds} rounds, all in turn; bands reach from the least to the greatest. "
-        f"{report.machine()['cores']} cores."
+        f"{machine()['cores']} cores."
     )
     drawn = picture(samples, scenario.name, caption)
     (options.out / "curve.svg").write_text(drawn, encoding="utf-8")

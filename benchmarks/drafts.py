@@ -36,18 +36,10 @@ from benchmarks.load import Load, bounded, counts, interleave, progress, warm_up
 from benchmarks.pair import DRAFT_METRICS, counting
 from benchmarks.plan import Plan
 from benchmarks.scenarios import Scenario, Settings, Streams
-from benchmarks.stats import (
-    Metric,
-    Sample,
-    Spread,
-    column,
-    ratio,
-    sample_of,
-    spread,
-    worst_failures,
-)
+from benchmarks.stats import Metric, Sample, column, ratio, sample_of, worst_failures
 from benchmarks.targets import Target, TargetError, ask, tokens_per_word
 from benchmarks.wire import Shape, Stream, understand_all
+from trioserve.bench.stats import Spread, spread
 
 ROWS = ("edit", "json", "fresh")
 TYPES = ("ngram-simple", "ngram-mod")
@@ -350,7 +342,7 @@ def measure_model(options: argparse.Namespace, model: Path) -> Iterator[tuple[st
             words_per_token=1 / tokens_per_word(targets[0]),
             slots=options.slots,
         )
-        warm_up(targets, Load(clients=1, shape=settings.with_tokens(32)), 1)
+        warm_up(targets, Load(clients=1, shape=settings.with_tokens(32)).measure)
         for kind, row in scenarios(options, settings):
             label = f"{model.stem}: {row.name}"
             samples = interleave(

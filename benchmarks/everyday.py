@@ -14,9 +14,10 @@ import attrs
 
 from benchmarks.plan import CANCELLED, Outcome, Plan, Request
 from benchmarks.scenarios import Settings
-from benchmarks.stats import Metric, Sample, percentile, sample_of
+from benchmarks.stats import Metric, Sample, sample_of
 from benchmarks.targets import Target
 from benchmarks.wire import Shape, answer_of, understand
+from trioserve.bench.stats import percentile
 
 
 class _Dialog:

@@ -25,7 +25,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.wire import SYLLABLES
+from trioserve.bench.prompts import SYLLABLES
 
 #: Control tokens, at the end of the vocabulary.
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

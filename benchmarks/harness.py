@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import socket
@@ -125,6 +126,16 @@ def _wait_ready(
         else:
             reason = f"not ready after {timeout:g} s ({reason})"
         raise TargetError(f"{target.name}: {reason}\n{_end_of(log)}")
+
+
+def layout_of(log: Path) -> str:
+    """Return the layout of the KV cache that a server's log names: elastic, split or unified."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if (named := re.search(r"\blayout\W+(elastic|split|unified|none)\b", text)) is not None:
+        return named[1]
+    if (given := re.search(r"\bkv_unified\W+(true|false)", text)) is not None:
+        return "unified" if given[1] == "true" else "split"
+    return "not in the log"
 
 
 def _end_of(log: Path) -> str:

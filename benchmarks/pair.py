@@ -129,7 +129,7 @@ def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[
         words_per_token=1 / tokens_per_word(targets[0]),
         slots=options.slots,
     )
-    warm_up(targets, Load(clients=1, shape=settings.shape), 2)
+    warm_up(targets, Load(clients=1, requests=2, shape=settings.shape).measure)
     streams = (Streams(settings, clients, options.requests) for clients in options.clients)
     return measure_in_turn(options, targets, [Drafted(one) for one in streams])
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plot
 from benchmarks.rows import BASE, OURS
-from benchmarks.stats import Spread, spread
+from trioserve.bench import plot
+from trioserve.bench.stats import Spread, spread
 
 SERVERS = (OURS, BASE)
 #: Panels are in this order; measures without a title come last, under their names.
@@ -23,7 +23,7 @@ TITLES = {
     "ttft p99 / one prefill": "Time to the first token of a shared prompt, p99, in prefills of it",
     "wall s": "Time of all requests together, s",
     "prefilled / new": "Prompt tokens computed for each new one",
-    "p99 beyond one step": "From a cancel until the slot is free, beyond one step, p99, ms",
+    "slot free p99": "From a cancel until the slot is free, p99, ms",
     "schema / plain": "Throughput with a JSON Schema, as a share of that without",
     "busy / quiet": "Throughput beside a busy process, as a share of that without",
     "memory/connection": "Memory of each connection, KB",
@@ -135,10 +135,15 @@ def caption_of(content: Mapping[str, Any]) -> str:
     machine, results = content["machine"], content["results"]
     models = ", ".join(dict.fromkeys(result["model"] for result in results))
     rounds = {len(runs) for result in results for runs in result["samples"].values() if runs}
+    found = [result.get("layouts") for result in results]
+    layouts = dict.fromkeys(
+        ", ".join(f"{name} {layout}" for name, layout in each.items()) for each in found if each
+    )
+    caches = f" KV caches: {'; or '.join(layouts)}." if layouts else ""
     number = f"{min(rounds)} to {max(rounds)}" if len(rounds) > 1 else "".join(map(str, rounds))
     return (
         f"Measured {machine['when'][:10]} on {machine['cores']} cores, {machine['system']} "
         f"{machine['machine']}. Models: {models}. Both servers with {content['flags']}. "
         f"Medians of {number or 'no'} rounds, the two servers in turn; thin lines and bands reach "
-        "from the least round to the greatest."
+        f"from the least round to the greatest.{caches}"
     )

@@ -28,8 +28,8 @@ from typing import Protocol
 
 import attrs
 
-from benchmarks import plot
-from benchmarks.stats import percentile, spread
+from trioserve.bench import plot
+from trioserve.bench.stats import percentile, spread
 from trioserve.ray.prefix_affinity import PrefixAffinity, waiting
 
 Blocks = Sequence[tuple[int, int]]

@@ -23,13 +23,14 @@ import attrs
 
 from benchmarks import pictures, report
 from benchmarks.busy import busy
-from benchmarks.harness import Flags, all_running, llama_server, trioserve
+from benchmarks.harness import Flags, all_running, layout_of, llama_server, trioserve
 from benchmarks.load import Load, bounded, progress, seconds, warm_up
 from benchmarks.rows import BASE, MET, MISSED, QUICK, Check, Row, Sizes, Verdict, judge, rows
 from benchmarks.scenarios import Scenario, Settings
 from benchmarks.stats import Sample
 from benchmarks.targets import Target, TargetError, tokens_per_word
 from benchmarks.wire import Shape
+from trioserve.bench.report import machine
 
 Note = Callable[[str], None]
 
@@ -44,6 +45,7 @@ class Result:
     samples: dict[str, list[Sample]] = attrs.field(factory=dict)
     verdicts: tuple[Verdict, ...] = ()
     error: str = ""
+    layouts: dict[str, str] = attrs.field(factory=dict)  # of the KV cache, by server
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -63,7 +65,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--draw", type=Path, help="a results.json: only draw its pictures again, into --out")
     add("--out", type=Path, required=True, help="folder for results.json, .md, pictures and logs")
     add("--llama-server", type=Path, default=os.environ.get("LLAMA_SERVER") or None)
-    add("--rows", default="all", help=f"all, or some of: {', '.join(keys)}; with commas")
+    add(
+        "--rows",
+        default="all",
+        help=f"all, table (what people start), or some of: {', '.join(keys)}; with commas",
+    )
     add("--quick", action="store_true", help="very small sizes: does it work, not how well")
     add("--rounds", type=bounded(1, 100), default=5, help="runs of each server, if time allows")
     add("--budget", type=seconds, default=690.0, help="seconds for all; rounds are left out for it")
@@ -77,7 +83,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--busy", type=bounded(0, 512), default=0, help="processes that keep a core busy meanwhile")
     add("--quiet", action="store_true", help="do not report progress on standard error")
     options = parser.parse_args(argv)
-    options.rows = keys if options.rows == "all" else options.rows.split(",")
+    named = {"all": keys, "table": [row.key for row in rows(Sizes()) if row.in_table]}
+    options.rows = named.get(options.rows) or options.rows.split(",")
     for key in options.rows:
         if key not in keys:
             parser.error(f"no row is called {key!r}; there are {', '.join(keys)}")
@@ -158,8 +165,9 @@ def run_row(
     flags = flags_of(options, model)
     results = []
     with all_running(commands, flags, logs, start_timeout=options.start_timeout) as targets:
-        warm_up(targets, Load(clients=1, shape=Shape(max_tokens=16)), 2)
         pairs = row.scenarios(settings_of(options, targets[0]))
+        load = Load(clients=1, requests=2, shape=Shape(max_tokens=16))
+        warm_up(targets, load.measure if row.generates else pairs[0][0].measure)
         for number, (scenario, checks) in enumerate(pairs):
             now = time.monotonic()
             share = now + (until - now) / (len(pairs) - number)
@@ -173,6 +181,7 @@ def run_row(
                     scenario=scenario.name,
                     samples=samples,
                     verdicts=tuple(judge(check, samples) for check in checks),
+                    layouts={t.name: layout_of(logs / f"{t.name}.log") for t in targets},
                 )
             )
     return results
@@ -188,24 +197,33 @@ def flags_of(options: argparse.Namespace, model: Path) -> Flags:
     )
 
 
-HEAD = ("model", "scenario", "measured", "trioserve [spread]", "target", "verdict", BASE, "rounds")
-
-
 def summary(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """Return the table of verdicts, the head first."""
-    table: list[tuple[str, ...]] = [HEAD]
+    """Return the table, the head first: a line for each figure, a column for each model."""
+    models = list(dict.fromkeys(result.model for result in results))
+    lines: dict[tuple[str, str, str], dict[str, str]] = {}
     for result in results:
         if result.error:
-            first = result.error.splitlines()[0]
-            table.append(
-                (result.model, result.scenario, "-", "-", "-", f"failed: {first}", "-", "0")
-            )
+            cells = lines.setdefault((result.scenario, "-", "-"), {})
+            cells[result.model] = f"failed: {result.error.splitlines()[0]}"
         for verdict in result.verdicts:
             check = verdict.check
-            row = (check.text, check.show(verdict.value), check.target, verdict.outcome)
-            base = check.show(verdict.base)
-            table.append((result.model, result.scenario, *row, base, str(verdict.rounds)))
-    return table
+            cell = f"{check.show(verdict.value)} {verdict.outcome}"
+            if verdict.base is not None:
+                cell += f" ({BASE} {check.show(verdict.base)})"
+            cells = lines.setdefault((result.scenario, check.text, check.target), {})
+            cells[result.model] = cell
+    head = ("scenario", "figure", "target", *models)
+    return [head, *((*line, *(cells.get(m, "") for m in models)) for line, cells in lines.items())]
+
+
+def layouts(results: Sequence[Result]) -> list[str]:
+    """Say which KV caches the servers had, for each model and its rows."""
+    rows_with: dict[tuple[str, str], dict[str, None]] = {}
+    for result in results:
+        if result.layouts:
+            named = ", ".join(f"{name} {layout}" for name, layout in result.layouts.items())
+            rows_with.setdefault((result.model, named), {})[result.row] = None
+    return [f"- {model} ({', '.join(keys)}): {named}" for (model, named), keys in rows_with.items()]
 
 
 def write(options: argparse.Namespace, results: Sequence[Result]) -> None:
@@ -216,11 +234,12 @@ def write(options: argparse.Namespace, results: Sequence[Result]) -> None:
         options.out / "results.json",
         {"options": shown, "flags": flags, "results": [_plain(result) for result in results]},
     )
-    machine = report.machine()
-    where = f"{machine['cores']} cores, {machine['system']} {machine['machine']}"
-    text = f"Measured {machine['when']}, {where}; both servers with `{flags}`.\n\n"
+    here = machine()
+    where = f"{here['cores']} cores, {here['system']} {here['machine']}"
+    text = f"Measured {here['when']}, {where}; both servers with `{flags}`.\n\n"
     text += "Median of the rounds, and in brackets the least and the greatest.\n\n"
     text += report.markdown(summary(results))
+    text += "\nKV caches:\n\n" + "\n".join(layouts(results)) + "\n"
     (options.out / "results.md").write_text(text, encoding="utf-8")
     pictures.write(options.out / "results.json", options.out)
 
@@ -263,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = f"{type(error).__name__}: {error}"
             results.append(Result(model=model.stem, row=row.key, scenario=row.key, error=text))
         write(options, results)
-    print(report.align(summary(results)))
+    print(report.markdown(summary(results)), *layouts(results), sep="\n")
     outcomes = [verdict.outcome for result in results for verdict in result.verdicts]
     failed = sum(bool(result.error) for result in results)
     missed, other = outcomes.count(MISSED), len(outcomes)

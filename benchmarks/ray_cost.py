@@ -71,7 +71,7 @@ def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[
     """
     shape = Shape(max_tokens=options.max_tokens, model=NAME)
     load = Load(clients=1, requests=options.requests, shape=shape)
-    warm_up(targets, load, 4)
+    warm_up(targets, load.measure)
     loads = (attrs.evolve(load, clients=clients) for clients in options.clients)
     scenarios = [StreamsWithCpu(one, cpu_of_all, "cpu/event") for one in loads]
     return measure_in_turn(options, targets, scenarios)

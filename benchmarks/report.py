@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from benchmarks.stats import Metric, Sample, column, ratio, spread
+from benchmarks.stats import Metric, Sample, column, ratio
+from trioserve.bench.report import machine
+from trioserve.bench.stats import spread
 
 
 def table(
@@ -79,18 +77,6 @@ def _remarks(samples: Mapping[str, Sequence[Sample]]) -> str:
         remarks = {remark: None for run in runs for remark in (*run.errors, *run.notes)}
         lines += [f"  {name}: {remark}\n" for remark in remarks]
     return "".join(lines)
-
-
-def machine() -> dict[str, Any]:
-    """Describe where the numbers come from."""
-    return {
-        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "cores": os.cpu_count(),
-        "python": sys.version.split()[0],
-        "load": os.getloadavg() if hasattr(os, "getloadavg") else None,
-    }
 
 
 def plain(options: argparse.Namespace) -> dict[str, object]:

@@ -160,7 +160,7 @@ def measure_all(options: argparse.Namespace, target: Target) -> tuple[dict[str, 
         shape=Shape(max_tokens=options.max_tokens),
     )
     kinds = [attrs.evolve(target, name=name) for name in ("resumable", "plain")]
-    warm_up(kinds, load, 2)
+    warm_up(kinds, attrs.evolve(load, clients=1).measure)
     title = f"{load.clients} streams"
     note = progress(options.quiet)
     samples = interleave(kinds, options.rounds, Streams(load).measure, title, note)

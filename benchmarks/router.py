@@ -28,9 +28,10 @@ from benchmarks.load import Load, bounded, warm_up
 from benchmarks.measuring import Scenario, StreamsWithCpu, finish, measure_in_turn
 from benchmarks.plan import Request
 from benchmarks.scenarios import Settings
-from benchmarks.stats import Metric, Sample, percentile
+from benchmarks.stats import Metric, Sample
 from benchmarks.targets import Target, TargetError, tokens_per_word
 from benchmarks.wire import Shape
+from trioserve.bench.stats import percentile
 from trioserve.models import BUNDLED
 
 #: The name of the model in the directory.
@@ -134,7 +135,7 @@ def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[
     more = {"model": NAME}
     shape = Shape(max_tokens=options.max_tokens, model=NAME, more=more)
     load = Load(clients=options.clients, requests=options.requests, shape=shape)
-    warm_up(targets, load, 2)
+    warm_up(targets, attrs.evolve(load, clients=1).measure)
     words_per_token = 1 / tokens_per_word(targets[-1])
     settings = Settings(shape=shape, slots=options.slots, words_per_token=words_per_token)
     loads = (load, attrs.evolve(load, clients=1))

@@ -17,16 +17,11 @@ from benchmarks.driver import run
 from benchmarks.harness import usage
 from benchmarks.load import Load
 from benchmarks.plan import UNFINISHED, Plan, Request, Run
-from benchmarks.stats import (
-    STREAM_METRICS,
-    Metric,
-    Sample,
-    error_kinds,
-    percentile,
-    sample_of,
-)
+from benchmarks.stats import STREAM_METRICS, Metric, Sample, error_kinds, sample_of
 from benchmarks.targets import Target
-from benchmarks.wire import Shape, Stream, understand, understand_all, words
+from benchmarks.wire import Shape, Stream, understand, understand_all
+from trioserve.bench.prompts import words
+from trioserve.bench.stats import percentile
 
 
 class Scenario(Protocol):
@@ -93,7 +88,7 @@ class Streams:
     settings: Settings
     clients: int
     requests: int
-    prompt_words: int = 32
+    prompt_tokens: int = 32
 
     metrics = (
         *STREAM_METRICS,
@@ -106,9 +101,9 @@ class Streams:
         """Such as "8 streams"."""
         plural = "s" if self.clients > 1 else ""
         name = f"{self.clients} stream{plural}, {self.settings.shape.max_tokens} tokens"
-        if self.prompt_words == 32:
+        if self.prompt_tokens == 32:
             return name
-        return f"{name}, {self.requests} each after {self.prompt_words} words"
+        return f"{name}, {self.requests} each after {self.prompt_tokens} tokens"
 
     def measure(self, target: Target, seed: str) -> Sample:
         """Run once."""
@@ -116,7 +111,7 @@ class Streams:
         sample = Load(
             clients=self.clients,
             requests=self.requests,
-            prompt_words=self.prompt_words,
+            prompt_words=max(1, round(self.prompt_tokens * self.settings.words_per_token)),
             shape=self.settings.shape,
             timeout=self.settings.timeout,
             max_time=self.settings.max_time,

@@ -10,6 +10,7 @@ import attrs
 
 from benchmarks.plan import Run
 from benchmarks.wire import Stream, understand_all
+from trioserve.bench.stats import Spread, percentile, spread
 
 #: The numbers of one run by name. A number that could not be measured is missing.
 Numbers = dict[str, float]
@@ -35,17 +36,6 @@ STREAM_METRICS = (
     Metric("itl p99", "ms", digits=2),
     Metric("latency p99", "ms"),
 )
-
-
-def percentile(values: Iterable[float], share: float) -> float:
-    """Return the value below which that share lies, interpolated; NaN when there is none."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    place = (len(ordered) - 1) * share
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 @attrs.frozen(kw_only=True)
@@ -117,22 +107,6 @@ def error_kinds(streams: Iterable[Stream]) -> tuple[str, ...]:
         if stream.error:
             counts[stream.error] = counts.get(stream.error, 0) + 1
     return tuple(f"{count} x {error}" for error, count in list(counts.items())[:10])
-
-
-@attrs.frozen
-class Spread:
-    """The median of some values, with the least and the greatest."""
-
-    median: float
-    low: float
-    high: float
-
-
-def spread(values: Sequence[float]) -> Spread | None:
-    """Return median and bounds, or None when there is nothing."""
-    if not values:
-        return None
-    return Spread(statistics.median(values), min(values), max(values))
 
 
 def column(samples: Sequence[Sample], name: str) -> list[float]:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from benchmarks.plan import Address
-from benchmarks.wire import words
+from trioserve.bench.prompts import words
 
 
 class TargetError(Exception):

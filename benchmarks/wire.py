@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,20 +17,6 @@ from benchmarks.http1 import payloads
 from benchmarks.plan import Outcome, Request
 
 APIS = ("chat", "completion")
-
-_CONSONANTS = "bcdfghjklmnpqrstvwxz"
-_VOWELS = "aeiou"
-#: Syllables, in the order that `gguf_maker` gives them: there a word of two is one token.
-SYLLABLES = tuple(c + v for c, v in itertools.product(_CONSONANTS, _VOWELS))
-
-
-def words(count: int, seed: str) -> str:
-    """Return that many words of two syllables, the same for the same seed.
-
-    Two seeds differ from the first words on, so that no prefix of one is in the cache of the other.
-    """
-    rng = random.Random(seed)
-    return " ".join(rng.choice(SYLLABLES) + rng.choice(SYLLABLES) for _ in range(count))
 
 
 @attrs.frozen(kw_only=True)

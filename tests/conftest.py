@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import platform
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import trio
 import trio.testing
 
 from trioserve import left_out as left_out_module
+from trioserve.models.tried import LoadedFiles
 
 pytest.register_assert_rewrite("tests.support")
 
@@ -25,6 +29,10 @@ os.environ["HF_HUB_CACHE"] = str(Path(__file__).parent / "no-cache")
 # No test talks to a host of the internet, and a client takes 20 ms to load certificates for that.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = os.environ["HF_HUB_CACHE"]
+
+# Which files were loaded is no concern of the machine's user.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 # By default structlog draws tracebacks with their local variables, which takes most of a second.
 structlog.configure(
@@ -57,6 +65,7 @@ _OPTIONAL = {
     "deploy/test_gateway.py": "TEST_DEPLOY",
     "deploy/test_image.py": "TEST_IMAGE",
     "deploy/test_kuberay.py": "TEST_DEPLOY",
+    "hostile": "TEST_HOSTILE",
     "llama/test_embedding_reference.py": "LLAMA_SERVER",
     "programs/test_agents.py": "TEST_CLIENTS",
     "programs/test_mcp_conformance.py": "TEST_CLIENTS",
@@ -161,6 +170,17 @@ def _tier() -> Iterator[None]:
     _offences.clear()
     yield
     assert not _offences, _offences[0]
+
+
+#: Tests load files in this process at once, as if it had loaded them before.
+_are_known = LoadedFiles.are_known
+LoadedFiles.are_known = True  # type: ignore[assignment, method-assign]
+
+
+@pytest.fixture(autouse=True)
+def _new_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("new_files") is not None:
+        monkeypatch.setattr(LoadedFiles, "are_known", _are_known)
 
 
 @pytest.fixture(autouse=True)

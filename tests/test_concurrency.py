@@ -1,4 +1,4 @@
-"""`alongside`, `Patience`, `Bell`, `Feed` and `Gate`."""
+"""`alongside`, `Patience`, `Bell`, `Feed`, `Gate` and `surely`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from trioserve.concurrency import (
     alongside,
     check_cancelled,
     deadline_scope,
+    surely,
 )
 from trioserve.errors import DeadlineExceededError, EngineError, ServerClosingError
 
@@ -420,3 +421,25 @@ async def test_a_deadline_has_its_message(autojump_clock: MockClock) -> None:
             deadline_scope(deadline, "The tool is slow."),
         ):
             await trio.sleep(5)
+
+
+async def test_cleanup_is_done_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    await surely(lambda: done.append(threading.get_ident()))
+    assert done != [threading.get_ident()]
+    monkeypatch.setattr(trio.to_thread, "run_sync", refuse)
+    await surely(lambda: done.append(threading.get_ident()))
+    assert done[1:] == [threading.get_ident()]
+
+
+async def test_what_cleanup_raises_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="its own"):
+        await surely(partial(_fail, RuntimeError("its own")))
+
+
+def _fail(error: Exception) -> None:
+    raise error

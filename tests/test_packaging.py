@@ -6,8 +6,11 @@ import tomllib
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from trioserve.config.extras import EXTRAS, has_extra
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,7 +35,17 @@ def test_the_constraints_are_fresh() -> None:
 
     stale = []
     for requirement in map(Requirement, wanted):
+        if requirement.name == "trioserve":  # an extra that contains others
+            continue
         found = versions[canonicalize_name(requirement.name)]
         if not found or not all(map(requirement.specifier.contains, found)):
             stale.append(f"{requirement} is not met by {sorted(found)}")
     assert stale == [], "run `make lock`"
+
+
+def test_extras_are_those_of_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert {*settings["project"]["optional-dependencies"]} == {"all", *EXTRAS}
+    assert has_extra("mcp") and has_extra("otel") and has_extra("pdf")
+    monkeypatch.setitem(EXTRAS, "pdf", ("no_such_package.module", "av"))
+    assert not has_extra("pdf")

@@ -7,11 +7,34 @@ The public names stand in ``__init__.pyi``. Each is loaded when it is first used
 trioserve is cheap, and llama.cpp is not loaded before a model is.
 """
 
-import lazy_loader
+import ast
+import importlib
+import pathlib
 
 from trioserve.renamed import renamed_names
 
 _RENAMED = {"Options": "GenerationParams", "Run": "AgentRun", "TickRecord": "StepRecord"}
 
-_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+#: The submodule of each public name.
+_MODULES = {
+    name.name: f"{__name__}.{node.module}"
+    for node in ast.parse(pathlib.Path(__file__).with_suffix(".pyi").read_bytes()).body
+    if isinstance(node, ast.ImportFrom)
+    for name in node.names
+}
+__all__ = sorted(_MODULES)
+
+
+def _load(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value  # the next use finds it without this function
+    return value
+
+
 __getattr__ = renamed_names(__name__, _RENAMED, _load)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

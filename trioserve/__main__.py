@@ -1,8 +1,24 @@
-"""``python -m trioserve``: the same as the command ``trioserve``."""
+"""The command ``trioserve``, and ``python -m trioserve``."""
 
+import os
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn
 
-from trioserve.cli.main import main
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    os._exit(128 + number)
+
+
+def main() -> int:
+    """Run the command. Returns the exit code."""
+    if os.getpid() == 1:  # the kernel does not end the first process of a container by a signal
+        signal.signal(signal.SIGTERM, _end)
+    from trioserve.cli.main import main as run  # takes half a second
+
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,6 +13,7 @@ from contextlib import (
     contextmanager,
     suppress,
 )
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -156,6 +157,7 @@ class Feed(Generic[_T]):
     ) -> None:
         self._items: deque[_T] = deque()
         self._size, self._weigh = size, weigh
+        self._weight = 0.0  # of the unread items
         #: Whether `end` was called. Unread items may remain.
         self.is_over = False
         self._error: Exception | None = None
@@ -170,6 +172,7 @@ class Feed(Generic[_T]):
         """Add an item, and wake the reader. After the end, the item is dropped."""
         if not self.is_over:
             self._items.append(item)
+            self._weight += self._weigh(item)
             if self._reader is not None:
                 self._wake()
 
@@ -183,6 +186,7 @@ class Feed(Generic[_T]):
         self.is_over, self._error = True, error
         if now:
             self._items.clear()
+            self._weight = 0.0
         self._wake()
         self._writers.unpark_all()
 
@@ -195,13 +199,15 @@ class Feed(Generic[_T]):
 
     async def room(self) -> None:
         """Wait until less than `size` is unread, or the queue has ended. A checkpoint."""
-        if not self._is_full():
+        if not self.is_full:
             await trio.lowlevel.checkpoint()
-        while self._is_full():
+        while self.is_full:
             await self._writers.park()
 
-    def _is_full(self) -> bool:
-        return not self.is_over and sum(map(self._weigh, self._items)) >= self._size
+    @property
+    def is_full(self) -> bool:
+        """Whether `room` would wait."""
+        return not self.is_over and self._weight >= self._size
 
     def check(self) -> None:
         """Raise the error of `end` if it is the next thing to read."""
@@ -243,6 +249,7 @@ class Feed(Generic[_T]):
         if not self._items:
             raise StopAsyncIteration
         item = self._items.popleft()
+        self._weight -= self._weigh(item)
         self._writers.unpark_all()
         return item
 
@@ -253,6 +260,10 @@ class Phase(enum.Enum):
     OPEN = "open"
     DRAINING = "draining"  # refuses new work, and lets the rest finish
     CLOSED = "closed"  # has ended all work
+
+
+#: The gates whose work this task does; see `Gate.inside`.
+_inside: ContextVar[tuple[Gate, ...]] = ContextVar("inside", default=())
 
 
 class Gate:
@@ -272,14 +283,15 @@ class Gate:
 
         Args:
             has_begun: whether it continues work that was admitted earlier, which draining lets
-                finish.
+                finish; so does work `inside`.
 
         Raises:
             ServerClosingError: it is not.
             TrioServeError: the error of `end`, if `refuse` was not called before.
         """
         phase = self.phase.value
-        if phase is Phase.CLOSED or (phase is Phase.DRAINING and not has_begun):
+        is_refused = phase is Phase.DRAINING and not has_begun and self not in _inside.get()
+        if phase is Phase.CLOSED or is_refused:
             raise self._refusal.again()
 
     @contextmanager
@@ -289,7 +301,8 @@ class Gate:
         """Admit a block of work, and count it. `end` cancels the block, which then raises.
 
         Args:
-            on_end: called by `end` with the error, in place of cancelling the block.
+            on_end: called by `end` with the error, in place of cancelling the block. Without it,
+                the block is `inside`.
             has_begun: as for `check`.
 
         Raises:
@@ -301,6 +314,7 @@ class Gate:
             with (
                 trio.CancelScope() as scope,
                 self.open(lambda error: scope.cancel(reason=error.message), has_begun=has_begun),
+                self.inside(),
             ):
                 yield
             if scope.cancelled_caught:
@@ -314,6 +328,15 @@ class Gate:
         finally:
             del self._ends[key]
             self.n_open.value -= 1
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Do work in a block that belongs to a block of `open`: draining lets it finish."""
+        token = _inside.set((*_inside.get(), self))
+        try:
+            yield
+        finally:
+            _inside.reset(token)
 
     def refuse(self) -> None:
         """Admit no new work."""
@@ -406,10 +429,19 @@ def check_cancelled() -> None:
         trio.from_thread.check_cancelled()
 
 
-async def until_idle(limiter: trio.CapacityLimiter) -> None:
-    """Wait until all tokens of a limiter are free, including those of abandoned threads."""
-    places = [object() for _ in range(int(limiter.total_tokens))]
-    for place in places:
-        await limiter.acquire_on_behalf_of(place)
-    for place in places:
-        limiter.release_on_behalf_of(place)
+def has_no_thread(error: BaseException) -> bool:
+    """Whether an exception is Python's for a thread that the system refuses to start."""
+    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+
+
+async def surely(work: Callable[[], object], limiter: trio.CapacityLimiter | None = None) -> None:
+    """Do short work in a worker thread, or here if the system refuses a thread.
+
+    For work that no request waits for, such as cleanup.
+    """
+    try:
+        await trio.to_thread.run_sync(work, limiter=limiter)
+    except RuntimeError as error:
+        if not has_no_thread(error):
+            raise
+        work()

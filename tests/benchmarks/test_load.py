@@ -7,7 +7,6 @@ import itertools
 import json
 import socket
 import threading
-from pathlib import Path
 
 import attrs
 import pytest
@@ -18,10 +17,11 @@ from benchmarks.driver import run
 from benchmarks.http1 import ProtocolError, ResponseReader, payloads
 from benchmarks.plan import UNFINISHED, Address, Plan, Request
 from benchmarks.selfcheck import HEAD, chunk, event, measure, read_request
-from benchmarks.stats import Metric, Sample, percentile, ratio, sample_of
+from benchmarks.stats import Metric, Sample, ratio, sample_of
 from benchmarks.targets import TargetError, target_of
 from benchmarks.wire import Shape, understand
 from tests.support.canned_server import serving_bytes
+from trioserve.bench.stats import percentile
 
 USAGE = {"completion_tokens": 5, "prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2}}
 #: Three events with output (one of them two tokens, as far as the usage says), and three without.
@@ -191,18 +191,16 @@ def test_ratios_are_of_medians() -> None:
     assert "4.0 [2.0, 9.0]  2.0 [1.0, 3.0]  2.000 [2.000, 3.000]" in table
 
 
-def test_the_command_measures_two_servers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "out.json"
+def test_two_servers_are_measured_in_turn() -> None:
+    lines: list[str] = []
+    one_load = load.Load(clients=1, shape=Shape(max_tokens=5), keep_alive=False)
     with serving_bytes(*[STREAM] * 2) as one, serving_bytes(*[STREAM] * 2) as two:
-        urls = [f"http://{address.authority}" for address in (one, two)]
-        flags = ["--clients=1", "--requests=1", "--rounds=2", "--warm-up=0", "--max-tokens=5"]
-        code = load.main([*urls, *flags, "--quiet", "--no-keep-alive", f"--json={path}"])
-    assert code == 0
-    assert "ttft p50 (ms)" in capsys.readouterr().out
-    results = json.loads(path.read_text())["results"]["1 client"]
-    assert [len(samples) for samples in results.values()] == [2, 2]
+        targets = [target_of(f"http://{address.authority}") for address in (one, two)]
+        samples = load.interleave(targets, 2, one_load.measure, "1 client", lines.append)
+    names = [target.name for target in targets]
+    assert {name: len(found) for name, found in samples.items()} == dict.fromkeys(names, 2)
+    assert [line.split()[-1] for line in lines] == [*names, *reversed(names)]
+    assert all(sample.failed == 0 for found in samples.values() for sample in found)
 
 
 def test_impossible_shapes_are_refused() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from benchmarks import pictures, plot, proof
-from benchmarks.plot import Chart, Panel, Row
+from benchmarks import pictures, proof
 from benchmarks.rows import BASE, OURS, Check, judge
-from benchmarks.stats import Sample, Spread
+from benchmarks.stats import Sample
+from trioserve.bench import plot
+from trioserve.bench.plot import Chart, Panel, Row
+from trioserve.bench.stats import Spread
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 import socket
@@ -18,7 +20,7 @@ from benchmarks.busy import Beside
 from benchmarks.catalogue import SCENARIOS
 from benchmarks.chats import Frame, Seen, Turn, frame_of, new_tokens
 from benchmarks.driver import run
-from benchmarks.harness import Command, Flags, running
+from benchmarks.harness import Command, Flags, layout_of, running
 from benchmarks.plan import Outcome, Plan, Request
 from benchmarks.rows import (
     BASE,
@@ -35,11 +37,12 @@ from benchmarks.rows import (
 )
 from benchmarks.scenarios import Settings
 from benchmarks.selfcheck import HEAD, chunk, read_request
-from benchmarks.stats import Metric, Sample, Spread
+from benchmarks.stats import Metric, Sample
 from benchmarks.structured import SCHEMA, Structured
 from benchmarks.targets import Target, TargetError, target_of
 from benchmarks.wire import Shape, answer_of
 from tests.support.canned_server import serving_bytes
+from trioserve.bench.stats import Spread
 
 
 def native(content: str, **more: object) -> bytes:
@@ -123,17 +126,6 @@ def test_a_plan_goes_on_with_what_came_back() -> None:
 
 
 # -- steps and slots
-
-
-def test_a_step_is_read_from_events_of_progress() -> None:
-    progress = native("", prompt_progress={"processed": 5})
-    last = native("", stop=True, tokens_predicted=6)  # in three events
-    events = [progress, progress, native("a"), native("bc"), native("def"), last]
-    found = outcome(10.5, 12.0, 12.5, 12.75, 13.75, 14.0, body=b"".join(events))
-    assert cancel.step_of(found, "prefill") == 1.5
-    assert cancel.step_of(found, "decode") == pytest.approx(0.25)
-    with pytest.raises(ValueError, match="without its last"):
-        cancel.step_of(outcome(11.0, body=native("a")), "decode")
 
 
 def test_a_request_is_cut_off_while_it_decodes() -> None:
@@ -250,7 +242,12 @@ def test_the_results_are_written(tmp_path: Path) -> None:
     check = Check(text="a < b", metric="n", bound=2.0, unit="ms")
     found = samples([1.0, 3.0], [5.0, 7.0])
     good = proof.Result(
-        model="m", row="r", scenario="s", samples=found, verdicts=(judge(check, found),)
+        model="m",
+        row="r",
+        scenario="s",
+        samples=found,
+        verdicts=(judge(check, found),),
+        layouts={OURS: "elastic", BASE: "split"},
     )
     bad = proof.Result(model="m", row="r", scenario="r", error="TargetError: gone\nlog")
     model = tmp_path / "m.gguf"
@@ -261,12 +258,39 @@ def test_the_results_are_written(tmp_path: Path) -> None:
     assert written["results"][0]["samples"][OURS][1]["numbers"] == {"n": 3.0}
     assert written["results"][0]["verdicts"][0]["check"]["target"] == "at most 2 ms"
     table = (tmp_path / "results.md").read_text()
-    assert "| m | s | a < b | 2.00 ms [1.00, 3.00] | at most 2 ms | met | 6.00 ms" in table
-    assert "failed: TargetError: gone |" in table
+    cell = "2.00 ms [1.00, 3.00] met (llama-server 6.00 ms [5.00, 7.00])"
+    assert "| scenario | figure | target | m |" in table
+    assert f"| s | a < b | at most 2 ms | {cell} |" in table
+    assert "| r | - | - | failed: TargetError: gone |" in table
+    assert "- m (r): trioserve elastic, llama-server split" in table
     root = ET.fromstring((tmp_path / "results.svg").read_text())
     kinds = [element.get("class") for element in root if element.get("height") == "9"]
     assert kinds == ["s0", "s1"]
     assert "a\\|b" in report.markdown([["a|b"]])
+
+
+@pytest.mark.parametrize(
+    ("line", "layout"),
+    [
+        ('{"event": "KV cache", "layout": "elastic", "tokens": 8192}', "elastic"),
+        ("KV cache   layout=split tokens=8192", "split"),
+        ("load_model: n_slots = 8, kv_unified = 'false'", "split"),
+        ("llama_context: kv_unified    = true", "unified"),
+        ("nothing", "not in the log"),
+    ],
+)
+def test_the_layout_is_read_from_a_log(tmp_path: Path, line: str, layout: str) -> None:
+    (tmp_path / "log").write_text(f"first\n{line}\n")
+    assert layout_of(tmp_path / "log") == layout
+
+
+def test_an_image_of_noise_can_be_read() -> None:
+    av = pytest.importorskip("av")
+    data = base64.b64decode(cancel.noise("a", 16).partition(",")[2])
+    with av.open(io.BytesIO(data)) as file:
+        (frame,) = file.decode(video=0)
+    assert (frame.width, frame.height) == (16, 16)
+    assert cancel.noise("a", 16) != cancel.noise("b", 16)
 
 
 # -- what goes wrong

@@ -232,6 +232,24 @@ async def test_paths_and_bodies() -> None:
     assert answers[1].json()["error"]["message"] == "The MCP server is at /ai/mcp."
 
 
+async def test_bodies_share_the_memory_of_requests() -> None:
+    config = {"max_request_memory": 4 * 2**20, "max_body_size": 2**22}
+    many_values = b'{"a": [' + b"[]," * 100_000 + b"[]]}"
+    head = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000000\r\n\r\n"
+    async with served(**config) as (url, _), web(url) as client, connected(url) as stream:
+        assert (await client.post("/mcp", json=INITIALIZE)).status_code == 200
+        too_large = await client.post("/mcp", content=many_values)
+        assert (too_large.status_code, too_large.json()["error"]["code"]) == (413, 413)
+        await stream.send_all(head + b"x" * 2_900_000)
+        with patiently():
+            while (full := await client.post("/mcp", content=b" " * 1_000_000)).status_code == 400:
+                await trio.sleep(0.005)
+        assert (full.status_code, full.headers["retry-after"]) == (503, "1")
+        await stream.send_all(b"x" * 100_000)
+        assert (await read_response(stream)).status_code == 413  # with its values it is too large
+        assert (await client.post("/mcp", json=INITIALIZE)).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("value", "place"),
     [

@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import attrs
 import pytest
 
-from trioserve.cli.serving import open_socket, url_of
+from trioserve.cli.serving import open_socket, open_sockets, url_of
+from trioserve.config import Config
+from trioserve.errors import ConfigError
 
 
 def test_a_socket_on_any_free_port() -> None:
@@ -49,4 +52,23 @@ def test_ipv6_can_leave_ipv4_alone() -> None:
     except OSError:
         pytest.skip("no IPv6 on this machine")
     with opened, open_socket("0.0.0.0", opened.getsockname()[1]):
+        pass
+
+
+def test_two_addresses_of_which_one_has_the_other() -> None:
+    with open_socket("127.0.0.1", 0) as one:
+        port = one.getsockname()[1]
+    config = Config(host="0.0.0.0,127.0.0.1", port=port)
+    with (
+        pytest.raises(ConfigError, match=f"listen on 127.0.0.1:{port}: Address already in use"),
+        open_sockets(config),
+    ):
+        pass
+    with open_sockets(attrs.evolve(config, host="127.0.0.1")):  # both are closed
+        pass
+
+
+def test_a_path_that_is_too_long(tmp_path: Path) -> None:
+    config = Config(host=str(tmp_path / ("x" * 150 + ".sock")))
+    with pytest.raises(ConfigError, match=r"x\.sock: AF_UNIX path too long"), open_sockets(config):
         pass

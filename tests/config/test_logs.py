@@ -285,3 +285,14 @@ def test_a_program_logs_warnings_only() -> None:
     assert done.stdout == ""
     assert "loud" in done.stderr
     assert "quiet" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["client", "mcp.client.streamable_http"])
+def test_an_mcp_server_cannot_fill_the_log_with_tracebacks(name: str) -> None:
+    stream = io.StringIO()
+    logs.configure(Config(), stream)
+    try:
+        raise ValueError("its message")
+    except ValueError:
+        logging.getLogger(name).exception("Error parsing SSE message")
+    assert not stream.getvalue()

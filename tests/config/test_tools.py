@@ -72,3 +72,13 @@ def test_a_wrong_value_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Config(**fields)
     assert refused.value.message.startswith(message)
+
+
+def test_an_extra_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"install trioserve\[tools\]"):
+        Config(tools=("read_file",))
+    with pytest.raises(ConfigError, match=r"install trioserve\[mcp\]"):
+        Config(mcp_servers_json=servers(one="a"))
+    with pytest.raises(ConfigError, match=r"install trioserve\[media\]"):
+        Config(mmproj="mmproj.gguf")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -219,6 +221,58 @@ def test_a_cancelled_task_is_gone_before_the_next_step() -> None:
     assert set(ends) == {2}
     assert len(backend.batches) == 2
     assert backend.held == {}
+
+
+def cancelling_once(engine: EmbeddingEngine, number: int) -> Callable[[], None]:
+    """Make what cancels a task in the midst of the first batch, from another thread."""
+    left = [number]
+
+    def cancel() -> None:
+        if left:
+            engine.cancel(left.pop())
+
+    return cancel
+
+
+def test_a_cancel_ends_the_batch_that_is_mostly_of_its_task() -> None:
+    engine, backend = engine_with()
+    other = task(2, 4)
+    engine.submit(task(1, 6, 6))
+    engine.submit(other)
+    backend.meanwhile = cancelling_once(engine, 1)
+    ends = run(engine)
+    assert set(ends) == {2}
+    assert_right("mean", other, ends[2])
+    assert [len(rows) for rows in backend.batches] == [4]
+    assert backend.held == {}
+
+
+def test_a_cancel_between_the_inbox_and_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, backend = engine_with()
+    engine.submit(task(1, 60))
+    monkeypatch.setattr(backend.batch, "clear", cancelling_once(engine, 1))
+    assert run(engine) == {}
+    assert backend.batches == []
+
+
+def test_a_cancel_of_a_small_part_interrupts_nothing() -> None:
+    engine, backend = engine_with()
+    engine.submit(task(1, 4))
+    engine.submit(task(2, 6, 6))
+    backend.meanwhile = cancelling_once(engine, 1)
+    run(engine)
+    assert [len(rows) for rows in backend.batches] == [16]
+
+
+def test_others_lose_no_two_batches_in_a_row() -> None:
+    engine, backend = engine_with(n_slots=3)
+    for number, length in ((1, 12), (3, 12), (2, 4)):
+        engine.submit(task(number, length))
+    cancels = [1, 3]
+    backend.meanwhile = lambda: engine.cancel(cancels.pop(0)) if cancels else None
+    ends = run(engine)
+    assert [len(rows) for rows in backend.batches] == [16]
+    assert 2 in ends
 
 
 def test_a_waiting_task_can_be_cancelled() -> None:

@@ -16,8 +16,9 @@ from tests.support.gguf_models import WORD_PIECES, write_bert
 from tests.support.plain_loop import EXACT, plain_embeddings
 from trioserve import llama
 from trioserve.config import Config
-from trioserve.engine import EmbeddingEngine
+from trioserve.engine import EmbeddingBackend, EmbeddingEngine
 from trioserve.engine.backend import POOLINGS
+from trioserve.errors import DecodeInterruptedError
 from trioserve.types import Embedded, EmbeddingTask
 
 LENGTHS = (1, 2, 7, 3 * WINDOW, 5, 2 * WINDOW, 4 * WINDOW)
@@ -101,3 +102,29 @@ def test_scores_of_bert(folder: Path) -> None:
     first, second = embed(model.path, [texts, texts[::-1]], reranking=True)
     assert_close(first, wanted)
     assert_close(second, wanted[::-1])
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_an_interrupted_batch_can_be_computed_again(folder: Path, has_cache: bool) -> None:
+    path = folder / "interrupted.gguf"
+    if has_cache:
+        path = tiny_models.write_generating(folder, "llama")
+    else:
+        write_bert(path, pooling=PoolingType.MEAN)
+    backend = llama.load(Config(model=str(path), threads=1, embeddings=True, pooling="mean"))
+    assert isinstance(backend, EmbeddingBackend)
+    try:
+        vectors = []
+        for interrupts in (False, True):
+            backend.batch.clear()
+            backend.batch.extend((5, 6, 7), 0, 0)
+            if interrupts:
+                backend.interrupt()
+                with pytest.raises(DecodeInterruptedError):
+                    backend.compute()
+            backend.compute()
+            vectors.append(backend.pooled(0))
+            backend.forget(0)
+        np.testing.assert_array_equal(*vectors)
+    finally:
+        backend.close()

@@ -165,6 +165,7 @@ def test_a_cancel_ends_the_encoding_that_runs() -> None:
     """With a thread, which is stuck in it."""
     one = Harness()
     one.encoder.has_thread = True
+    one.encoder.start()
     one.projector.gate.clear()
     begun = threading.Event()
     one.projector.on_encode = lambda _chunk: begun.set()

@@ -181,6 +181,7 @@ def test_the_thread_encodes_what_is_wanted_and_is_ended_while_it_does() -> None:
         arrived.set()
 
     encoder = MediaEncoder(projector, note)
+    encoder.start()
     encoder.want({1: [projector.chunk("image", "a")]})
     assert arrived.wait(10)
     assert done == ["a"]
@@ -197,6 +198,7 @@ def test_the_thread_encodes_what_is_wanted_and_is_ended_while_it_does() -> None:
 def test_a_cancel_ends_what_the_thread_encodes() -> None:
     projector = ScriptedProjector()
     encoder = MediaEncoder(projector, lambda _one: None)
+    encoder.start()
     begun = threading.Event()
     projector.on_encode = lambda _chunk: begun.set()
     projector.gate.clear()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.engine_events import take_events
 from tests.support.engine_harness import Harness
-from trioserve.engine import AnswersFirst, DecodeMaximal, Engine
+from trioserve.engine import AnswersFirst, DecodeMaximal, Engine, loop
 from trioserve.errors import (
     ContextLengthExceededError,
     DecodeError,
@@ -99,22 +99,42 @@ def test_a_split_cache_gets_the_sequences_of_a_batch_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "sizes"),
-    [(10, [1, 3, 3, 3, 2]), (16, [1, 2, 2, 2, 2, 2, 1]), (20, [1] * 12), (50, [1] * 12)],
+    ("n_streams", "step_ms", "sizes"),
+    [
+        (8, 10, [1, 1, 3, 3, 3, 1]),  # the second is sent with the first ones of the others
+        (8, 16, [1, 1, 2, 2, 2, 2, 2]),
+        (8, 20, [1] * 12),
+        (8, 50, [1] * 12),
+        (4, 6, [1, 3, 3, 3, 2]),
+        (2, 4, [1, 2, 2, 2, 2, 2, 1]),
+        (1, 2, [1, 2, 2, 2, 2, 2, 1]),
+        (1, 3, [1] * 12),
+    ],
 )
-def test_tokens_leave_together_and_none_waits_longer_than_the_interval(
-    step_ms: int, sizes: list[int]
+def test_tokens_leave_together_where_there_are_many_streams(
+    n_streams: int, step_ms: int, sizes: list[int]
 ) -> None:
-    harness = Harness(flush_interval=0.033)
+    harness = Harness(ScriptedBackend(n_slots=8), flush_interval=0.033)
     harness.engine.clock = lambda: harness.backend.n_decodes * step_ms / 1e3
-    harness.submit(1, "twelve bytes", max_tokens=12)
+    for number in range(n_streams):
+        harness.submit(number, "twelve bytes", max_tokens=12)
     together = []
     work_left = True
     while work_left:
-        before = len(harness.text(1))
+        before = len(harness.text(0))
         work_left = harness.step()
-        together.append(len(harness.text(1)) - before)
+        together.append(len(harness.text(0)) - before)
     assert [n for n in together if n] == sizes
+
+
+def test_tokens_wait_for_an_event_loop_that_is_busy() -> None:
+    harness = Harness(flush_interval=0.033)
+    engine, rings = harness.engine, list[int]()
+    engine.clock = lambda: harness.backend.n_decodes * 10 / 1e3
+    harness.submit(1, "twelve bytes", max_tokens=12)
+    while engine.step():  # the loop takes nothing meanwhile
+        rings.append(harness.rings)
+    assert rings == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4]
 
 
 def test_slots_go_from_idle_to_prefill_to_decode_to_idle() -> None:
@@ -658,3 +678,22 @@ def test_the_last_token_has_its_name_where_control_tokens_are_shown(special: boo
     harness.run()
     assert harness.text(1) == ("ABC<eos>" if special else "ABC")
     assert harness.finish(1).reason is FinishReason.EOS
+
+
+def test_an_idle_engine_copies_kept_sequences_to_ram(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "IDLE_S", 0.0)
+    harness = Harness(ScriptedBackend(n_slots=4), cache_ram=2**20)
+    for task_id in (1, 2):
+        harness.submit(task_id, f"{task_id}" * 40, max_tokens=4)
+    harness.run()
+    ram = harness.engine._cache.ram
+    assert len(ram) == 0
+    harness.submit(3, "3" * 4, max_tokens=1)
+    harness.engine.step(wait=True)
+    assert len(ram) == 0, "a request comes first"
+    for n_in_ram in (1, 2, 2):
+        harness.engine.step(wait=True)
+        assert len(ram) == n_in_ram
+    harness.submit(4, "1" * 41, max_tokens=1)
+    harness.run()
+    harness.engine.check_integrity()

@@ -367,6 +367,7 @@ def test_drafters_see_text_only() -> None:
 def test_an_engine_sleeps_while_the_encoder_works_in_its_thread() -> None:
     projector = ScriptedProjector()
     one = Harness(ScriptedBackend(projector=projector))
+    one.engine.start_helpers()
     projector.gate.clear()
     prompt = prompt_of("see [image:x]", projector)
     one.engine.submit(Task(1, prompt, GenerationParams()))

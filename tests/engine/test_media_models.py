@@ -61,6 +61,7 @@ def test_company_cancels_and_caches_change_no_output(
     pair = write_pair(tmp_path, kind)
     settings = {**pair.settings, **EXACT, "ctx_size": 2048, "parallel": 4, "batch_size": 64}
     bench = MediaBench(cache_ram=1 << 24, kv_unified=unified, **settings)
+    bench.engine.start_helpers()
     rng = np.random.default_rng(2 + unified)
     try:
         prompts, alone = prompts_of(bench, kind), []

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, strategies as st
 
-from trioserve.engine.strategy import STRATEGIES, DecodeMaximal, load_strategy
+from trioserve.engine.strategy import (
+    STRATEGIES,
+    BatchStrategy,
+    DecodeMaximal,
+    load_strategy,
+    share_out,
+)
 from trioserve.errors import ConfigError
 
 
@@ -71,6 +79,15 @@ def test_prompts_that_fit_into_one_batch_are_computed_together(
     assert strategy.share(pending, 0, 2048) == shares
 
 
+def test_more_prompts_than_streams_are_finished_in_one_step() -> None:
+    strategy = DecodeMaximal()
+    strategy.observe(0, 1, 0.010)
+    strategy.observe(100, 0, 0.200)  # 250 tokens in half a second
+    assert strategy.share([50] * 7, 1, 2048) == [50] * 7
+    assert sum(strategy.share([60] * 7, 1, 2048)) < 420
+    assert sum(strategy.share([50] * 7, 7, 2048)) < 350
+
+
 def test_in_a_split_cache_tiles_are_not_divided_between_prompts() -> None:
     strategy = DecodeMaximal(100.0)
     strategy.begin(unified=False)
@@ -91,3 +108,49 @@ def test_strategies_are_found_by_name_and_by_import_path() -> None:
     for name in ("magic", "no_such_module:Class", "trioserve.engine:NoSuchClass"):
         with pytest.raises(ConfigError, match=name):
             load_strategy(name, 50.0)
+
+
+class Lacking:
+    """Has one of the methods."""
+
+    def __init__(self, max_tick_ms: float) -> None:
+        pass
+
+    def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
+        return share_out(pending, budget)
+
+
+class Derived(BatchStrategy):
+    """Has all methods, but one of them does nothing."""
+
+    def __init__(self, max_tick_ms: float) -> None:
+        pass
+
+
+class Complete(Lacking, BatchStrategy):
+    """Has the others by default."""
+
+
+class Unlimited(BatchStrategy):
+    """Takes no limit."""
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Lacking", "lacks pace and begin and observe. A class derived from .*BatchStrategy has"),
+        ("Derived", r"lacks share\."),
+        ("Unlimited", "cannot be made: .*takes no arguments|cannot be made: .*argument"),
+    ],
+)
+def test_a_strategy_that_cannot_be_used_says_why(name: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}' {problem}"):
+        load_strategy(f"{__name__}:{name}", 50.0)
+
+
+def test_a_strategy_may_leave_methods_to_the_protocol() -> None:
+    strategy = load_strategy(f"{__name__}:Complete", 50.0)
+    strategy.begin(unified=True)
+    assert strategy.share([3], 0, 2) == [2]
+    strategy.observe(2, 0, 0.1)
+    assert strategy.pace == 0.0

@@ -47,6 +47,7 @@ def decode() -> Decode:
 def watchdog(decode: Decode) -> Iterator[Watchdog]:
     before = threading.enumerate()
     watchdog = Watchdog(decode.interrupt)
+    watchdog.start()
     yield watchdog
     watchdog.close()
     assert threading.enumerate() == before
@@ -132,6 +133,7 @@ def test_a_step_is_computed_again_with_fewer_threads(
     machine: Machine, decode: Decode, n_tokens: int
 ) -> None:
     threads = Threads(machine, decode.interrupt)
+    threads.start()
     for _ in range(WINDOW + 1):
         threads.run(n_tokens, machine.compute)
     decode.forget()

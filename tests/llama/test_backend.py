@@ -58,6 +58,7 @@ def test_samplers_context_and_model_are_freed_in_this_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     freed: list[str] = []
+    backend = llama.load(CONFIG)
     for name in ("llama_sampler_free", "llama_free", "llama_model_free"):
         real = getattr(library.lib, name)
 
@@ -66,7 +67,6 @@ def test_samplers_context_and_model_are_freed_in_this_order(
             real(handle)  # type: ignore[operator]
 
         monkeypatch.setattr(library.lib, name, free)
-    backend = llama.load(CONFIG)
     keep = [backend.sampler(SamplingParams(), ()) for _ in range(3)]
     keep[0].close()
     backend.close()

@@ -42,6 +42,25 @@ def test_c_reads_what_was_added() -> None:
     assert len(batch) == 7
 
 
+@pytest.mark.parametrize("count", [1, 2, 20])
+def test_rows_advance(count: int) -> None:
+    batch = LlamaBatch(32, n_vocab=100, n_seqs=32)
+    seqs = list(range(count))
+    batch.add_each(seqs, [10 * seq for seq in seqs], seqs)
+    for step in (1, 2):
+        batch.advance([50 + step] * count)
+        assert contents(batch) == [(50 + step, 10 * seq + step, seq, 1) for seq in seqs]
+    for wrong in ([100] * count, [-1] * count, [2**40] * count, [1] * (count + 1)):
+        with pytest.raises(EngineError):
+            batch.advance(wrong)
+        batch.clear()
+        batch.add_each(seqs, [10 * seq for seq in seqs], seqs)
+    batch.clear()
+    batch.add_each(seqs, [2**31 - 1] * count, seqs)
+    with pytest.raises(EngineError):
+        batch.advance([1] * count)
+
+
 def test_nothing_is_left_after_clear() -> None:
     batch = make()
     batch.add(1, 0, 0, logits=True)

@@ -11,12 +11,14 @@ import pytest
 
 from tests.support.llama_bench import Bench
 from trioserve.config import Config
+from trioserve.engine import loop
 from trioserve.errors import InvalidRequestError
 from trioserve.llama import layout, lazy_pages
 from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.context import open_context
 from trioserve.llama.layout import Layout, choose
 from trioserve.llama.lazy_pages import LazyPages, is_supported
+from trioserve.llama.machine import without
 from trioserve.llama.model import LlamaModel
 from trioserve.types import SlotState
 
@@ -183,6 +185,23 @@ def test_where_memory_is_not_lazy_the_cache_has_a_fixed_size(
         assert (context.unified, context.n_ctx_seq) == (True, 4096)
 
 
+def test_memory_that_another_thread_freed_meanwhile_does_not_hide_the_cache(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def new_only_at_the_second_try(
+        ranges: list[tuple[int, int]], taken: list[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        tries.append(taken)
+        return [] if len(tries) == 1 else without(ranges, taken)
+
+    monkeypatch.setattr(lazy_pages, "without", new_only_at_the_second_try)
+    with open_context(model, Config(**LARGE)) as context:
+        assert context.is_elastic
+    assert len(tries) == 2
+
+
 def test_layers_of_different_sizes_are_noticed(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +240,33 @@ def test_the_texts_are_those_of_a_unified_cache() -> None:
         assert split[i].tokens == elastic[i].tokens
         # It adds up the attention in another order.
         assert unified[i].is_said_by(elastic[i].tokens)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_short_prompt_that_is_sent_again_is_found(
+    monkeypatch: pytest.MonkeyPatch, *, is_ahead: bool
+) -> None:
+    """Beside seven others that took all sequences, whether it was copied to RAM ahead or not."""
+    monkeypatch.setattr(loop, "IDLE_S", 0.0)
+    bench = Bench(parallel=8, ctx_size=4096, cache_ram=1 << 24)
+    prompt = "The little red fox said to the old brown bear, and to its two "
+    alone = bench.alone(prompt)
+    bench.submit(1, prompt)
+    bench.run()
+    if is_ahead:
+        bench.engine.step(wait=True)
+    for task_id in range(2, 11):
+        bench.submit(task_id, f"{task_id} times a day the cat walked over the roof and ")
+    bench.run()
+    for task_id in range(11, 18):
+        bench.submit(task_id, f"{task_id} is a number, and what it is good for is not known: ")
+    bench.submit(18, prompt)
+    bench.run()
+    found = bench.finished[18].timings
+    assert found.prompt_n == 1 and found.cache_n >= 8
+    assert alone.is_said_by(bench.tokens[1]) and alone.is_said_by(bench.tokens[18])
+    bench.engine.stop()
+    bench.engine.run()
 
 
 def saved_with(folder: Path, **fields: object) -> Path:

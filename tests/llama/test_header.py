@@ -98,14 +98,14 @@ def test_a_good_file_has_no_problem(tmp_path: Path) -> None:
 LOAD = """
 import sys
 from pathlib import Path
-from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import TrioServeError
+from trioserve.llama import load_here
 from trioserve.types import SamplingParams
 for name in sys.argv[1:]:
     print(name, flush=True)
     try:
-        with llama.load(Config(model=name, threads=1, ctx_size=256, parallel=1)) as backend:
+        with load_here(Config(model=name, threads=1, ctx_size=256, parallel=1)) as backend:
             tokens = backend.vocab.tokenize("Once \\U0001f600")[:16] or (0,)
             row = backend.batch.extend(tokens, 0, 0)
             backend.batch.want_logits(row)

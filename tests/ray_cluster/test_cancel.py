@@ -12,10 +12,10 @@ import httpx
 import pytest
 import trio
 
-from benchmarks.stats import percentile
 from tests.ray_cluster.cluster import Cluster, client_of
 from tests.ray_cluster.conftest import Report
 from tests.ray_cluster.forms import CHAT
+from trioserve.bench.stats import percentile
 
 pytestmark = pytest.mark.system
 

@@ -266,6 +266,19 @@ async def test_a_pause_of_the_process_costs_readers_one_second(
         assert [mailbox.is_over for mailbox in mailboxes] == [False, True]
 
 
+async def test_requests_that_have_ended_leave_no_deadlines(
+    dispatcher: Dispatcher, autojump_clock: MockClock
+) -> None:
+    far = trio.current_time() + 10**6
+    kept = [dispatcher.open(i, 1, deadline=far + i) for i in range(1000)]
+    for i in range(1000, 20_000):
+        dispatcher.close(dispatcher.open(i, 1, deadline=far))
+    assert len(dispatcher._times) < 5000
+    async with running(dispatcher):
+        await trio.sleep_until(far + 500.5)
+        assert [one.is_over for one in kept] == [i <= 500 for i in range(1000)]
+
+
 async def test_deadlines(engine: Engine, dispatcher: Dispatcher, autojump_clock: MockClock) -> None:
     start = trio.current_time()
     late = dispatcher.open(1, 1, deadline=start + 20)

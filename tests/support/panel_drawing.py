@@ -8,8 +8,8 @@ from html import escape
 
 import attrs
 
-from benchmarks.plot import ticks
 from examples.deploy.grafana.panels import Panel
+from trioserve.bench.plot import ticks
 
 #: A curve: its name, and its points, each a time in seconds and a value.
 Curve = tuple[str, Sequence[tuple[float, float]]]

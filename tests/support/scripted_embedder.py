@@ -7,11 +7,13 @@ number of its embedding in place of a token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from trioserve.engine import EmbeddingBackend
 from trioserve.engine.backend import Matrix, MediaPiece
-from trioserve.errors import DecodeError, KVCacheFullError
+from trioserve.errors import DecodeError, DecodeInterruptedError, KVCacheFullError
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.testing.projector import embeddings_of
 from trioserve.types import TokenId
@@ -70,6 +72,9 @@ class ScriptedEmbedder(EmbeddingBackend):
         self.ends: dict[int, int] = {}
         #: Raised by the next calls of `compute`, one each.
         self.failures: list[DecodeError] = []
+        #: Called in the midst of each batch; an interrupt in it has an effect.
+        self.meanwhile: Callable[[], None] = lambda: None
+        self._is_interrupted = False
         self.n_full = 0  # how often there was no room
         self.closed = False
         self.thread_choices = (range(1, 2), range(1, 2))
@@ -105,7 +110,14 @@ class ScriptedEmbedder(EmbeddingBackend):
         numbers = piece.embeddings[piece.start : piece.stop, 0]
         self.batches.append([(float(number), piece.pos, piece.seq) for number in numbers])
 
+    def interrupt(self) -> None:
+        self._is_interrupted = True
+
     def _begin(self, n_cells: int) -> None:
+        self.meanwhile()
+        if self._is_interrupted:
+            self._is_interrupted = False
+            raise DecodeInterruptedError("interrupted")
         if self.failures:
             raise self.failures.pop(0)
         if sum(self.held.values()) + n_cells > self.n_ctx:

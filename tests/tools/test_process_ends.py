@@ -20,6 +20,7 @@ import trio
 from tests.support.processes import with_variable
 from tests.support.waiting import PATIENCE, patiently
 from trioserve.errors import ToolRuntimeError
+from trioserve.tools import process
 from trioserve.tools.process import CommandLimits, clean_environment, open_process, run
 
 pytestmark = pytest.mark.system
@@ -104,6 +105,15 @@ async def test_a_command_that_kills_its_supervisor_ends(temporary: Path) -> None
     until(lambda: not with_folder(str(temporary)))
 
 
+async def test_a_supervisor_without_descriptors_ends_all(temporary: Path) -> None:
+    """It cannot list processes then, which is not the same as that there are none."""
+    code = "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (3, 3))"
+    command = f"setsid sleep 1000 & exec python3 -c '{code}; import time; time.sleep(1000)'"
+    with patiently():
+        await run(["sh", "-c", command], timeout=20, max_output=10, env=ENV, limits=CommandLimits())
+    assert with_folder(str(temporary)) == []
+
+
 async def test_a_last_command_is_run(tmp_path: Path) -> None:
     last = ["touch", str(tmp_path / "bye")]
     async with open_process(["sleep", "1000"], env=ENV, last=last):
@@ -133,6 +143,26 @@ async def test_a_folder_that_may_not_be_changed_is_removed(temporary: Path) -> N
     command = "mkdir -p $TMPDIR/a/b/c; touch $TMPDIR/a/b/x; chmod -R 0 $TMPDIR/a"
     await run(["sh", "-c", command], timeout=20, max_output=10, env=ENV, limits=CommandLimits())
     assert list(temporary.iterdir()) == []
+
+
+async def test_a_folder_that_takes_long_to_remove_is_removed_after_the_end(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server does not wait for that, nor does it end it."""
+    *python, code, place = process._SUPERVISOR
+    patch = "supervisor._PATIENCE = 0.0; supervisor._REMOVE = 'cat fifo; ' + supervisor._REMOVE"
+    code = code.replace("supervisor.main()", f"{patch}; supervisor.main()")
+    monkeypatch.setattr(process, "_SUPERVISOR", (*python, code, place))
+    monkeypatch.setattr(process, "_PATIENCE", PATIENCE)
+    monkeypatch.chdir(temporary)
+    os.mkfifo("fifo")
+    output = await run(["sh", "-c", "touch $TMPDIR/file"], timeout=20, max_output=10, env=ENV,
+                       limits=CommandLimits(), cwd=str(temporary))  # fmt: skip
+    assert output.exit_code == 0
+    (left,) = temporary.glob("trioserve-tool-*")
+    assert (left / "file").exists()
+    Path("fifo").write_text("now")
+    until(lambda: not left.exists())
 
 
 async def test_a_program_that_cannot_be_started_leaves_no_folder(temporary: Path) -> None:

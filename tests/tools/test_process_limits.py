@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import with_variable
 from trioserve.tools.process import CommandLimits, CommandOutput, clean_environment, run
 
 pytestmark = pytest.mark.system
@@ -49,6 +50,27 @@ async def test_a_fork_bomb_is_ended(bomb: str) -> None:
     assert time.perf_counter() - before < 20  # here it is half a second
 
 
+async def test_threads_count() -> None:
+    many = (
+        "import threading, time\n"
+        "for _ in range(200):\n"
+        "    threading.Thread(target=time.sleep, args=(20,), daemon=True).start()\n"
+        "time.sleep(20)"
+    )
+    output = await run_sh(f"exec python3 -c '{many}'", processes=8)
+    assert output.limit_reached == "processes"
+
+
+async def test_processes_that_start_others_all_the_time_are_ended() -> None:
+    """Each leaves its session for a new one, so that no group has all of them."""
+    value = f"{time.monotonic_ns()}"
+    restless = f"""export RESTLESS={value} R='(setsid sh -c "$R" &)'
+        for i in 1 2 3 4; do sh -c "$R"; done; sleep 0.2"""
+    output = await run_sh(restless, processes=50)
+    assert output.limit_reached == ""
+    assert with_variable("RESTLESS", value) == []
+
+
 async def test_a_program_that_wants_all_memory_at_once_gets_none() -> None:
     output = await run_sh(HOG)
     assert "MemoryError" in output.text
@@ -60,6 +82,30 @@ async def test_a_program_that_grows_is_ended() -> None:
     assert output.limit_reached == "memory"
     grown = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     assert grown <= max(before, 1_000_000)  # KiB; it wanted 4 GB
+
+
+QUEUES = {
+    "pipes": "one = os.pipe()[1]; fcntl.fcntl(one, 1031, 2**20); os.set_blocking(one, False)",
+    "sockets": "one, other = socket.socketpair(); one.setsockopt(1, 7, 2**20); one.setblocking(0)",
+    "received": "one, other = socket.socketpair(); one.setsockopt(1, 7, 2**20); one.setblocking(0)",
+}
+FILL = """exec python3 -c '
+import fcntl, os, socket, time
+kept = []
+for _ in range(400):
+    {make}
+    try:
+        while True: os.write(one if isinstance(one, int) else one.fileno(), bytes(65536))
+    except BlockingIOError: pass
+    kept.append({keep})
+time.sleep(20)'"""
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+async def test_what_waits_in_pipes_and_sockets_counts(kind: str) -> None:
+    fill = FILL.format(make=QUEUES[kind], keep="other" if kind == "received" else "dict(locals())")
+    output = await run_sh(fill, memory=40_000_000)
+    assert output.limit_reached == "memory", output
 
 
 async def test_pages_that_forks_share_are_counted_once() -> None:

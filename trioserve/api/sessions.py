@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
@@ -26,6 +27,7 @@ from trioserve.errors import (
     ServerClosingError,
     StreamStoppedError,
 )
+from trioserve.fair_limiter import current_client
 
 # -- bytes
 
@@ -203,6 +205,10 @@ class Names:
     secret: str | None = None
 
 
+#: Called with a session and the change in the number of its bytes.
+OnChange: TypeAlias = "Callable[[StreamSession, int], None]"
+
+
 class StreamSession:
     """One stream. Made by `Sessions.start`.
 
@@ -214,9 +220,11 @@ class StreamSession:
     """
 
     def __init__(
-        self, names: Names, form: StreamFormat, max_bytes: int, on_change: Callable[[int], None]
+        self, names: Names, form: StreamFormat, max_bytes: int, on_change: OnChange
     ) -> None:
         self.names = names
+        #: The client whose share of the limits it takes: its API key, or its address.
+        self.client = names.key or current_client()
         self.form = form
         #: Unix times; the second is 0 while the stream runs.
         self.started_at = int(time.time())
@@ -263,7 +271,7 @@ class StreamSession:
     def _append(self, events: bytes) -> None:
         before = len(self.ring)
         self.ring.append(events)
-        self._on_change(len(self.ring) - before)
+        self._on_change(self, len(self.ring) - before)
         self._readers.unpark_all()
 
     def _finish(self) -> None:
@@ -327,16 +335,16 @@ class StreamSession:
         """Discard the oldest events: at least `n_bytes` bytes, and whole events only."""
         before = len(self.ring)
         self.ring.drop(n_bytes)
-        self._on_change(len(self.ring) - before)
+        self._on_change(self, len(self.ring) - before)
 
     def release(self) -> None:
         """Stop counting the bytes of a forgotten session. Keep only the last for its readers."""
         self.drop(len(self.ring) - _REST)
-        self._on_change(-len(self.ring))
+        self._on_change(self, -len(self.ring))
         self._on_change = _nothing
 
 
-def _nothing(n_bytes: int) -> None:
+def _nothing(session: StreamSession, n_bytes: int) -> None:
     """Ignore a change in a session whose bytes no longer count."""
 
 
@@ -376,10 +384,15 @@ class StreamLimits:
 
 
 class Sessions:
-    """The sessions of an app. They exist only while `run` is running."""
+    """The sessions of an app. They exist only while `run` is running.
+
+    Where the limits make it forget something, it is of the client that has most: so no client
+    loses what it needs to another one that has more.
+    """
 
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
         self.n_bytes = 0  # kept by all sessions
+        self._bytes_of: Counter[str] = Counter()  # by client
         self.n_evicted = 0  # sessions forgotten early to make room
         self._clock = clock
         self._limits: StreamLimits
@@ -484,46 +497,66 @@ class Sessions:
         return self._by_secret.get(secret)
 
     def lookup(self, key: str, conversations: Iterable[str]) -> list[StreamSession]:
-        """Find the streams with these names, each alone or followed by ``::`` and a model."""
+        """Find the streams with these names, each alone or followed by ``::`` and a model.
+
+        Each is found once, whatever names are given.
+        """
         found: dict[str, list[StreamSession]] = {}
         for (owner, name), session in self._by_conversation.items():
             if owner == key:
                 for short in _prefixes(name):
                     found.setdefault(short, []).append(session)
-        return [session for name in conversations for session in found.get(name, ())]
+        streams = [session for name in conversations for session in found.get(name, ())]
+        return list(dict.fromkeys(streams))
 
     # -- bounds
 
     def _make_room_for_one(self, key: str) -> None:
-        limits = self._limits
+        limits, client = self._limits, key or current_client()
         everyone = set(self)
-        own = {session for session in everyone if session.names.key == key}
-        if len(own) >= limits.sessions_of_key:
+        own = {session for session in everyone if session.client == client}
+        if key and len(own) >= limits.sessions_of_key:
             self._evict_one_of(own, f"{len(own)} streams of this API key run, which is the most.")
         elif len(everyone) >= limits.sessions:
-            self._evict_one_of(everyone, f"{len(everyone)} streams run, which is the most.")
+            n_of = Counter(session.client for session in everyone)
+            able = {session for session in everyone if n_of[session.client] >= len(own)}
+            self._evict_one_of(able, f"{len(everyone)} streams run, which is the most.", n_of)
 
-    def _evict_one_of(self, sessions: Set[StreamSession], otherwise: str) -> None:
-        """Evict the session that ended first. Raises QueueFullError if none has ended."""
-        first = next((each for each in self._finished if each in sessions), None)
-        if first is None:
+    def _evict_one_of(
+        self, sessions: Set[StreamSession], otherwise: str, n_of: Mapping[str, int] | None = None
+    ) -> None:
+        """Evict the session that ended first, of the client that has most by `n_of`.
+
+        Raises:
+            QueueFullError: none has ended.
+        """
+        ended = [each for each in self._finished if each in sessions]
+        if not ended:
             raise QueueFullError(otherwise, retry_after=_RETRY_AFTER)
-        self._evict(first)
+        self._evict(max(ended, key=lambda each: n_of[each.client] if n_of else 0))
 
     def _evict(self, session: StreamSession) -> None:
         self.forget(session)
         self.n_evicted += 1
 
-    def _count(self, n_bytes: int) -> None:
+    def _count(self, session: StreamSession, n_bytes: int) -> None:
         self.n_bytes += n_bytes
+        self._bytes_of[session.client] += n_bytes
+        if not self._bytes_of[session.client]:
+            del self._bytes_of[session.client]
         if n_bytes <= 0:
             return
         while (excess := self.n_bytes - self._limits.bytes_in_all) > 0:
-            if self._finished:
-                self._evict(next(iter(self._finished)))
-            else:
-                largest = max(self._running, key=_size)
-                largest.drop(max(excess, _size(largest) // _SHARE_TO_DROP))
+            self._make_room_of(max(self._bytes_of, key=self._bytes_of.__getitem__), excess)
+
+    def _make_room_of(self, client: str, n_bytes: int) -> None:
+        """Forget what a client needs least: a stream that has ended, or the oldest events."""
+        ended = (each for each in self._finished if each.client == client and len(each.ring))
+        if (first := next(ended, None)) is not None:
+            self._evict(first)
+            return
+        largest = max((each for each in self._running if each.client == client), key=_size)
+        largest.drop(max(n_bytes, _size(largest) // _SHARE_TO_DROP))
 
     async def _keep_expiring(self) -> None:
         """Forget ended streams after `keep_seconds`, unless they have readers. Never returns."""

@@ -50,6 +50,8 @@ def first(environ: Mapping[str, str], serve: Callable[[list[str]], int]) -> Firs
     """
     if sys.platform != "linux" or threading.active_count() > 1:
         return None
+    if "LISTEN_FDS" in os.environ:
+        return None  # processes of models would inherit the sockets of systemd
     import_all()
     if threading.active_count() > 1:  # an extension has started one
         return None

@@ -8,10 +8,12 @@ is invalid. A second signal ends the process at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import attrs
 import structlog
@@ -21,6 +23,7 @@ from trioserve.cli import commands, forking, help as texts
 from trioserve.cli.commands import cache
 from trioserve.cli.memory import limit_arenas
 from trioserve.cli.progress import StatusPipe, fetch, take_status
+from trioserve.cli.secrets import hide_secrets
 from trioserve.cli.serving import catalog_of, serve
 from trioserve.config import logs
 from trioserve.config.parse import parse
@@ -37,6 +40,10 @@ _TEXTS: Mapping[str, Callable[[], str]] = {
     "completion-bash": texts.completion_text,
     "cache-list": cache.list_text,
 }
+
+
+#: Errors of a file that cannot take more.
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def _open_standard_files() -> None:
@@ -72,11 +79,36 @@ def _tell_estimate(status: StatusPipe, argv: Sequence[str], environ: Mapping[str
     return 0
 
 
+def _print(text: Callable[[], str]) -> int:
+    print(text(), end="")
+    return 0
+
+
+def _written(run: Callable[[], int]) -> int:
+    """Run what prints, and return its exit code; 1 if its output cannot be written."""
+    try:
+        code = run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass  # the reader of the pipe has all that it needs
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        print(f"trioserve: the output cannot be written: {error.strerror}", file=sys.stderr)
+    else:
+        return code
+    # Python writes the rest of the buffer at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; `argv` is without the name of the program. Returns the exit code."""
     _open_standard_files()
     limit_arenas()
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        hide_secrets()
     status = StatusPipe()
     first = None
     try:
@@ -89,11 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             name = words.pop(0)
             commands.check(name)
             if name != commands.SERVE:
-                return commands.run(name, words, os.environ)
+                return _written(partial(commands.run, name, words, os.environ))
         parsed = parse(words, os.environ)
         if (text := _TEXTS.get(parsed.action)) is not None:
-            print(text(), end="")
-            return 0
+            return _written(partial(_print, text))
         config = parsed.config
         if status.is_open:
             config = attrs.evolve(config, log_format="json")  # a program reads it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,9 +18,12 @@ from werkzeug.datastructures import Headers
 from trioserve.api.base import access, errors, tcp
 from trioserve.api.base.app_state import NAME, Connections
 from trioserve.api.base.connection import LINGER
+from trioserve.concurrency import alongside
 from trioserve.config import Config
-from trioserve.errors import NotFoundError, TrioServeError
+from trioserve.errors import NotFoundError, PayloadTooLargeError, TrioServeError
 from trioserve.mcp_server.serving import ENDED, mcp_server
+from trioserve.server.limits.memory import MemoryBudget, MemoryReservation, weight_of
+from trioserve.server.workers import offload
 
 if TYPE_CHECKING:
     from trioserve.mcp_server.models import ModelSource
@@ -29,6 +33,9 @@ PATH = "/mcp"
 
 #: Sessions at the same time. The SDK ends one after 30 minutes without a request.
 _MAX_SESSIONS = 1000
+
+#: Bytes of a body that is looked through on the event loop.
+_SHORT_BODY = 32 * 1024
 
 _Message: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[_Message]]
@@ -43,8 +50,9 @@ async def mcp_app(
     manager = StreamableHTTPSessionManager(
         mcp_server(models), max_request_body_size=config.max_body_size, max_sessions=max_sessions
     )
-    async with manager.run():
-        yield McpApp(manager, config)
+    app = McpApp(manager, config)
+    async with manager.run(), alongside(app.memory.keep_trim):
+        yield app
 
 
 class McpApp:
@@ -53,6 +61,8 @@ class McpApp:
     def __init__(self, manager: StreamableHTTPSessionManager, config: Config) -> None:
         tcp.install()
         self.extensions = {NAME: Connections(config)}  # `tcp` looks for it
+        #: What requests may hold in bodies and their values.
+        self.memory = MemoryBudget.of(config)
         self._manager = manager
         self._config = config
 
@@ -69,26 +79,72 @@ class McpApp:
         if method == "OPTIONS":
             await Response()(scope, receive, send)
             return
-        try:
-            path = scope["path"].removeprefix(config.api_prefix)
-            access.check(path, headers, (scope.get("server") or ("",))[0], config)
-            if path in access.OPEN:
-                await JSONResponse({"status": "ok"})(scope, receive, send)
+        with self.memory.hold() as held:
+            try:
+                path = scope["path"].removeprefix(config.api_prefix)
+                access.check(path, headers, (scope.get("server") or ("",))[0], config)
+                if path in access.OPEN:
+                    await JSONResponse({"status": "ok"})(scope, receive, send)
+                    return
+                if path != PATH:
+                    raise NotFoundError(f"The MCP server is at {config.api_prefix}{PATH}.")
+                if config.api_keys:
+                    key = access.valid_key(headers, config)
+                    scope["user"] = _user_of(key)
+                    held.belongs_to(key)
+                if method == "POST":
+                    length = headers.get("Content-Length", 0, int)
+                    body = await _read(receive, held, length, config.max_body_size)
+                    receive = _with_body(body, receive)
+            except TrioServeError as error:
+                held.release()
+                await _discard(receive)
+                answer = JSONResponse(errors.body(error), error.status, errors.headers_of(error))
+                await answer(scope, receive, send)
                 return
-            if path != PATH:
-                raise NotFoundError(f"The MCP server is at {config.api_prefix}{PATH}.")
-            if config.api_keys:
-                scope["user"] = _user_of(access.valid_key(headers, config))
-        except TrioServeError as error:
-            await _discard(receive)
-            answer = JSONResponse(errors.body(error), status_code=error.status)
-            await answer(scope, receive, send)
-            return
-        scope[ENDED] = ended = trio.Event()
-        try:
-            await self._manager.handle_request(scope, receive, send)
-        finally:
-            ended.set()
+            scope[ENDED] = ended = trio.Event()
+            try:
+                await self._manager.handle_request(scope, receive, send)
+            finally:
+                ended.set()
+
+
+async def _read(receive: _Receive, held: MemoryReservation, length: int, most: int) -> bytes:
+    """Read a body, and hold memory for it and its values. A client that leaves ends it.
+
+    Args:
+        receive: gives its parts.
+        held: grows.
+        length: its bytes, as the client announces; 0: it does not.
+        most: the most that it may have.
+
+    Raises:
+        PayloadTooLargeError: it is longer than `most`.
+        MemoryFullError: requests hold too much memory as it is.
+    """
+    body = bytearray()
+    has_more = True
+    while has_more:
+        message = await receive()
+        part = message.get("body", b"")
+        if max(length, len(body) + len(part)) > most:
+            raise PayloadTooLargeError(f"The body has more than {most} bytes.")
+        held.grow(len(part))
+        body += part
+        has_more = message.get("more_body", False)
+    whole = bytes(body)
+    held.grow(await offload(partial(weight_of, whole), len(whole), _SHORT_BODY) - len(whole))
+    return whole
+
+
+def _with_body(body: bytes, receive: _Receive) -> _Receive:
+    """Receive a body that was read already, and then what comes after it."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_more() -> _Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_more
 
 
 def _user_of(key: str) -> AuthenticatedUser:

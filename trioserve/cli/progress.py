@@ -3,8 +3,8 @@
 A router or another program may start a server. ``TRIOSERVE_STATUS_FD`` names a
 descriptor, on which each change of the status is a line of JSON with a ``state``: ``downloading``
 and ``loading`` with the ``progress`` (0.0 to 1.0), ``ready`` with ``info`` about the model,
-``sleeping``, or ``failed`` with a ``message``. With ``TRIOSERVE_LIFELINE``, the end of standard
-input ends the process.
+``sleeping``, ``draining``, or ``failed`` with a ``message``. With ``TRIOSERVE_LIFELINE``, the end
+of standard input ends the process.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 import structlog
 
 from trioserve import llama
+from trioserve.cli.systemd import notify
 from trioserve.config import Config
 from trioserve.errors import ConfigError
 from trioserve.models import fetch as fetching
@@ -33,18 +34,23 @@ if TYPE_CHECKING:
 
 _log = structlog.stdlib.get_logger("trioserve")
 
+#: What systemd expects beside the text of a state.
+_ASSIGNMENTS = {"ready": ("READY=1",), "draining": ("STOPPING=1",)}
+
 #: Seconds between two progress lines.
 _INTERVAL = 0.1
 
 
 class StatusPipe:
-    """Reports the status to the program that started this process, if it passed a descriptor.
+    """Reports the status to the program that started this process, if it passed a descriptor, and
+    to systemd, if this is a service of the type ``notify``.
 
     Thread-safe.
     """
 
-    def __init__(self, descriptor: int | None = None) -> None:
+    def __init__(self, descriptor: int | None = None, *, systemd: str = "") -> None:
         self._descriptor = descriptor
+        self._systemd = systemd
         self._told_at = 0.0
 
     @property
@@ -54,6 +60,10 @@ class StatusPipe:
 
     def tell(self, state: str, **fields: Any) -> None:
         """Report a state and its fields."""
+        if self._systemd:
+            share = f" {fields['progress']:.0%}" if "progress" in fields else ""
+            text = fields.get("message", f"{state}{share}").replace("\n", " ")
+            notify(self._systemd, f"STATUS={text}", *_ASSIGNMENTS.get(state, ()))
         if self._descriptor is not None:
             line = json.dumps({"state": state, **fields}, ensure_ascii=False) + "\n"
             with contextlib.suppress(BrokenPipeError):  # the reader has closed its end
@@ -75,9 +85,9 @@ def take_status(environ: MutableMapping[str, str]) -> StatusPipe:
     """
     if environ.pop(LIFELINE_VARIABLE, ""):
         threading.Thread(target=_end_with_input, name="trioserve-lifeline", daemon=True).start()
-    text = environ.pop(STATUS_VARIABLE, "")
+    text, systemd = environ.pop(STATUS_VARIABLE, ""), environ.pop("NOTIFY_SOCKET", "")
     if not text:
-        return StatusPipe()
+        return StatusPipe(systemd=systemd)
     try:
         descriptor = int(text)
         os.set_inheritable(descriptor, False)

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +20,12 @@ import trio
 
 from trioserve.cli.memory import keep_collecting
 from trioserve.cli.progress import StatusPipe, fetch, load
+from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
 from trioserve.errors import ConfigError, ModelLoadError, TrioServeError
+from trioserve.hosts import is_local
 from trioserve.models import resolve
-from trioserve.models.fetch import is_local
+from trioserve.models.fetch import is_local as is_on_disk
 
 if TYPE_CHECKING:
     import hypercorn
@@ -78,13 +79,21 @@ def serve(
         from hypercorn.utils import LifespanFailureError
 
         from trioserve.api.base.tcp import raise_limit
+        from trioserve.llama import last_word
 
         raise_limit()
+        if catalog is None:
+            last_word.install(2, _last_word)
         try:
             trio.run(_serve, _make_app(config, status, catalog, first), config, listening, status)
         except* LifespanFailureError:
             exit_code = 1  # no model or no engine; the service has logged the reason
     return exit_code
+
+
+def _last_word(files: str) -> str:
+    in_use = f"; it was at work with {files}" if files else ""
+    return f"trioserve: a fault in native code ends this process{in_use}"
 
 
 def _check_models(config: Config) -> None:
@@ -95,7 +104,7 @@ def _check_models(config: Config) -> None:
     """
     from trioserve.llama.header import check_file
 
-    if is_local(config):  # others may be downloaded while the port is open
+    if is_on_disk(config):  # others may be downloaded while the port is open
         check_file(resolve(config.model))
         if config.spec_draft_model is not None:
             check_file(resolve(config.spec_draft_model))
@@ -109,7 +118,7 @@ def _check_memory(config: Config) -> None:
     Raises:
         ModelLoadError: it does not, or the model cannot be used.
     """
-    if not config.ctx_size or config.rpc or not is_local(config):
+    if not config.ctx_size or config.rpc or not is_on_disk(config):
         return
     from trioserve.llama.estimate import measure
     from trioserve.llama.layout import on_gpu
@@ -152,7 +161,7 @@ def check_reach(config: Config, listening: Sequence[socket.socket]) -> None:
     if config.api_keys or not (config.has_tools or config.has_mcp_proxy):
         return
     for each in listening:
-        if each.family != socket.AF_UNIX and not ip_address(each.getsockname()[0]).is_loopback:
+        if each.family != socket.AF_UNIX and not is_local(each.getsockname()[0]):
             raise ConfigError(
                 f"any client that reaches {url_of(each, secure=config.ssl_cert_file is not None)} "
                 "could use the tools of this server: set --api-key, or listen on 127.0.0.1"
@@ -177,7 +186,7 @@ async def _serve(
     stop = trio.Event()
     made = hypercorn_config(config, listening)
     async with trio.open_nursery() as watching:
-        await watching.start(_until_signal, service, stop)
+        await watching.start(_until_signal, service, status, stop)
         watching.start_soon(_follow_failure, service, status)
         async with trio.open_nursery() as serving:
             await serving.start(
@@ -207,6 +216,8 @@ def hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hype
     """Make the configuration of Hypercorn, which serves on these sockets."""
     from hypercorn import Config as HypercornConfig
 
+    from trioserve.api.base.tcp import HEAD_SECONDS
+
     logger = logging.getLogger("hypercorn.error")
     logger.setLevel(max(logger.getEffectiveLevel(), logging.WARNING))  # trioserve logs the address
     made = HypercornConfig()
@@ -216,6 +227,7 @@ def hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hype
     made.accesslog = None  # the app logs each request
     made.errorlog = logger
     made.keep_alive_timeout = config.keep_alive_timeout
+    made.ssl_handshake_timeout = HEAD_SECONDS
     made.keep_alive_max_requests = 2**31
     made.graceful_timeout = _GRACE
     made.include_server_header = False
@@ -267,7 +279,7 @@ def _advise(service: Service) -> None:
 
 
 async def _until_signal(
-    service: AppState, stop: trio.Event, *, task_status: trio.TaskStatus[None]
+    service: AppState, status: StatusPipe, stop: trio.Event, *, task_status: trio.TaskStatus[None]
 ) -> None:
     """Wait for a signal, drain, and set `stop`. A second signal has its default action."""
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -277,6 +289,7 @@ async def _until_signal(
     for each in numbers:
         signal.signal(each, signal.SIG_DFL)
     _log.info("draining", signal=signal.Signals(number).name)
+    status.tell("draining")
     await service.drain()
     stop.set()
 
@@ -299,19 +312,25 @@ _SEND_BUFFER = 128 * 1024
 def open_sockets(config: Config) -> Iterator[list[socket.socket]]:
     """Bind a socket to each address of `Config.host`; they are closed at the end of the block.
 
+    Sockets that systemd has opened take their place.
+
     Raises:
         ConfigError: an address cannot be used.
     """
     hosts = [host.strip() for host in config.host.split(",")]
     with ExitStack() as closing:
-        opened = []
-        for host in hosts:
+        opened = [closing.enter_context(one) for one in take_sockets(os.environ)]
+        for one in opened:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        for host in hosts if not opened else ():
             try:
                 one = open_socket(host, config.port, reuse=config.reuse_port, both=len(hosts) == 1)
+                closing.callback(_close, one)
+                one.listen()  # where another socket of the list has the address, this fails
             except OSError as error:
                 where = host if host.endswith(".sock") else f"{host}:{config.port}"
-                raise ConfigError(f"cannot listen on {where}: {error.strerror}") from None
-            closing.callback(_close, one)
+                reason = error.strerror or error
+                raise ConfigError(f"cannot listen on {where}: {reason}") from None
             opened.append(one)
         yield opened
 

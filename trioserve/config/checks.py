@@ -6,7 +6,6 @@ at several fields. All raise `ConfigError`.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from trioserve.config.extras import has_extra
 from trioserve.config.readers import names as read_names, parse_json
 from trioserve.errors import ConfigError
 
@@ -40,9 +40,6 @@ _MISSING_DRAFT_TYPES = {
     **dict.fromkeys(("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark"), _INSIDE),
 }
 
-#: What `otel` needs to be installed.
-_OTEL = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-
 
 # -- one field
 
@@ -61,13 +58,6 @@ def _must(hold: Callable[[Any], object], message: str) -> Check:
 
 def _is_directory(path: str) -> bool:
     return Path(path).is_dir()
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package that it is in
-        return False
 
 
 def json_schema(text: str, name: str) -> None:
@@ -97,7 +87,7 @@ def whisper_model(value: str, name: str) -> None:
         raise ConfigError(
             f"{name} is {value!r}, which is not a directory with a model that faster-whisper reads"
         )
-    if not _is_installed("faster_whisper"):
+    if not has_extra("whisper"):
         raise ConfigError(f"{name} needs faster-whisper: install trioserve[whisper]")
 
 
@@ -193,7 +183,15 @@ def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
         "tools: the built-in tools do not run on Windows",
     )
     yield (
-        config.has_mcp_servers and not _is_installed("mcp"),
+        config.builtin_tools and not has_extra("tools"),
+        "tools: the built-in tools need google-re2 and pathspec: install trioserve[tools]",
+    )
+    yield (
+        config.mmproj and not has_extra("media"),
+        "mmproj needs av and pillow: install trioserve[media]",
+    )
+    yield (
+        config.has_mcp_servers and not has_extra("mcp"),
         "MCP servers need the package mcp: install trioserve[mcp]",
     )
     priorities, n_keys = config.api_key_priority, len(config.api_keys)
@@ -209,7 +207,7 @@ def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
     )
     yield config.otel_content and not config.otel, "otel_content needs otel"
     yield (
-        config.otel and not all(map(_is_installed, _OTEL)),
+        config.otel and not has_extra("otel"),
         "otel needs OpenTelemetry: install trioserve[otel]",
     )
 

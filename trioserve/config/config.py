@@ -102,6 +102,9 @@ class Config:
         "has them and twice its size is free, otherwise map it")
     check_tensors: bool = _model(False, "--check-tensors | --no-check-tensors",
         help="check the weights for invalid values")
+    trial_load: bool = _model(True, "--trial-load | --no-trial-load",
+        help="load files that are new to this machine, or have changed, in another process first, "
+        "so that a damaged one cannot end this process")
     lora: tuple[str, ...] = _model((), "--lora", read=csv_row, check=parse_adapter,
         help="LoRA adapters to load, each as PATH or PATH:SCALE, separated by commas; the scale is "
         "1 if not given")
@@ -164,8 +167,9 @@ class Config:
         help="milliseconds that a stream's token takes on average while prompts are processed "
         "beside it; 0 = four times as long as without prompts")
     stream_interval_ms: float = _context(33.0, min=0,
-        help="tokens generated within this number of milliseconds are sent as one event, except "
-        "the first and the last of a request, which never wait; 0 = send each token on its own")
+        help="the most milliseconds that tokens wait to be sent as one event, with many streams; "
+        "few streams wait for less, and the first and the last token of a request never wait; "
+        "0 = send each token on its own")
     cache_seqs: int = _context(-1, min=-1, max=255,
         help="number of KV sequences to keep for later prompts, in addition to those of the slots; "
         "-1 = 32 with a shared KV cache, otherwise none")
@@ -425,7 +429,7 @@ class Config:
         help="MiB of RAM for the embeddings of the latest images and sound, which need not be "
         "encoded again where the KV cache does not have them any more; 0 = none")
     media_timeout: float = _media(30.0, min=0.001,
-        help="seconds that fetching a file may take, and decoding one")
+        help="seconds that fetching a file may take, and processor seconds to decode one")
     transcription_model: str | None = _media(None, check=checks.whisper_model,
         help="Whisper model that transcribes recordings in a separate process, instead of the "
         "loaded model: a directory, or a name such as small, which is downloaded; it needs "
@@ -618,8 +622,9 @@ class Config:
         help="what to do when an exception has broken the engine; exit = end the process with "
         "exit code 1, stay = continue, and answer with errors")
     max_connections: int = _limit(0, min=0,
-        help="connections that may be open; further ones get status 503; 0 = the limit of "
-        "descriptors, less 64 for files")
+        help="connections that may be open; for a further one, the address with most of them loses "
+        "one that waits for its client, and if all are busy, the new one gets status 503; 0 = the "
+        "limit of descriptors, less 64 for files")
     max_body_size: int = _limit(100 * 2**20, min=1,
         help="maximum size of a request body in bytes; images and sound in it are in base64, which "
         "takes a third more")
@@ -633,7 +638,8 @@ class Config:
     stream_bytes: int = _limit(4 * 2**20, min=2**12,
         help="bytes that are kept of each such stream: its newest events")
     stream_total_bytes: int = _limit(256 * 2**20, min=2**12,
-        help="bytes that are kept of all such streams together")
+        help="bytes that are kept of all such streams together; beyond that, the client with most "
+        "loses some")
     stream_keep_seconds: float = _limit(300.0, min=1,
         help="seconds after its end in which such a stream can still be read")
 

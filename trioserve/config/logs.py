@@ -225,6 +225,10 @@ class _Line:
 #: Libraries that log each request at the level of info, with the sessions of MCP servers.
 _TALKATIVE = ("httpx2", "mcp")
 
+#: Loggers of the MCP SDK that write a traceback for each message of a server that is invalid. Calls
+#: that fail for it say so.
+_UNTRUSTED = ("client", "mcp.client")
+
 
 class _Handler(logging.StreamHandler[Sink]):
     """A distinct class, so that this handler can be found and replaced."""
@@ -252,3 +256,5 @@ def _route_logging(
     root.setLevel(level)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(level if level <= logging.DEBUG else logging.WARNING)
+    for name in _UNTRUSTED:
+        logging.getLogger(name).setLevel(level if level <= logging.DEBUG else logging.CRITICAL)

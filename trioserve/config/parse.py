@@ -67,7 +67,8 @@ class Parsed:
     """The result of a command line. `notes` are sentences to show to the user.
 
     `options` come from the command line, and `below` from a file and the environment. Together they
-    can make another command line. `file` is the path from `CONFIG_FLAG` or its variable.
+    can make another command line. `file` is the path from `CONFIG_FLAG` or its variable. `sources`
+    name the flag, the variable or the line of the file that has set each field.
     """
 
     config: Config
@@ -76,6 +77,7 @@ class Parsed:
     options: Options
     below: Options
     file: str | None
+    sources: Mapping[str, str]
 
 
 def from_environment(environ: Mapping[str, str]) -> Config:
@@ -125,6 +127,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
         options=line.found.options,
         below=file.options | variables.options,
         file=path,
+        sources=file.sources | variables.sources | line.found.sources,
     )
 
 
@@ -138,14 +141,16 @@ def _build(values: Mapping[str, Any]) -> Config:
 
 @attrs.frozen
 class _Settings:
-    """The settings of a source: field values, and the same as words of a command line."""
+    """Settings: field values, the same as words of a command line, and what has set each."""
 
     values: dict[str, Any] = attrs.field(factory=dict)
     options: dict[str, tuple[str, ...]] = attrs.field(factory=dict)
+    sources: dict[str, str] = attrs.field(factory=dict)
 
     def put(self, flag: Flag, text: str, name: str) -> None:
         """Set a field. Raises ConfigError that begins with the name of the setting."""
         flag.put_text(self.values, text, name)
+        self.sources[flag.field] = name
         before = self.options.get(flag.field, ()) if flag.adds else ()
         self.options[flag.field] = (*before, *flag.argv(text))
 

@@ -282,6 +282,9 @@ class Batch(Protocol):
     ) -> range:
         """Append one token to each of some sequences, with logits; returns their rows."""
 
+    def advance(self, tokens: Sequence[TokenId]) -> None:
+        """Replace the tokens of all rows; each row is one position further than before."""
+
     def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
         """Append tokens at positions ``pos, pos + 1, …``, without logits; returns the last row."""
 
@@ -533,12 +536,20 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
 
         Raises:
             KVCacheFullError: there was no room; nothing has changed.
+            DecodeInterruptedError: `interrupt` was called; nothing has changed.
             DecodeError: any other failure; the contents of the sequences are unknown.
         """
 
     @abc.abstractmethod
     def compute_media(self, piece: MediaPiece) -> None:
         """Run a batch of cells of a chunk. Raises as `compute`."""
+
+    @abc.abstractmethod
+    def interrupt(self) -> None:
+        """End the batch that runs, or else the next one, where sequences can be cut.
+
+        From any thread.
+        """
 
     @abc.abstractmethod
     def pooled(self, seq: int) -> Matrix:

@@ -13,6 +13,7 @@ import structlog
 
 from trioserve.engine.backend import AnyBackend, Backend
 from trioserve.engine.encoder import MediaEncoder
+from trioserve.engine.helpers import start
 from trioserve.engine.planner import StepPlan
 from trioserve.engine.thread_governor import HEAVY, LASTING_S, LOST_CORES, Step, ThreadGovernor
 from trioserve.errors import DecodeInterruptedError
@@ -31,7 +32,7 @@ class Watch:
 
 
 class Watchdog:
-    """Interrupts overdue decodes, from a thread that the first watch starts and `close` ends.
+    """Interrupts overdue decodes, from a thread that `start` starts and `close` ends.
 
     Waking the thread for each step would cost too much. It sleeps until the decode that it has
     seen would be overdue, and then looks at the one that runs.
@@ -45,8 +46,12 @@ class Watchdog:
         self._changed = threading.Condition()
         self._watch: Watch | None = None
         self._wakes_at = math.inf
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._closed = False
+
+    def start(self) -> None:
+        """Start the thread. Raises ModelLoadError: the system refuses it."""
+        start(self._thread)
 
     def begin(self, seconds: float, is_hopeless: Callable[[], bool]) -> Watch:
         """Interrupt the decode if `end` is not called within `seconds` and it is hopeless then.
@@ -58,9 +63,6 @@ class Watchdog:
             self._watch = watch
             if watch.end < self._wakes_at:
                 self._changed.notify()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-            self._thread.start()
         return watch
 
     def end(self) -> None:
@@ -73,7 +75,7 @@ class Watchdog:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
@@ -127,6 +129,11 @@ class Threads:
         self._now, self._since = self._governor.threads, monotonic()
         self._told = self._now
         self.rest()
+
+    def start(self) -> None:
+        """Start the watchdog's thread. Raises ModelLoadError: the system refuses it."""
+        if self._watchdog is not None:
+            self._watchdog.start()
 
     def close(self) -> None:
         """End the watchdog's thread."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from codecs import utf_8_decode
-from functools import lru_cache
 
 
 class Detokenizer:
@@ -86,7 +85,6 @@ class Detokenizer:
         return text[:cut]
 
 
-@lru_cache(maxsize=64)
 def _prepare(stops: tuple[str, ...]) -> tuple[str, ...]:
     """Sort stop strings, without those that begin with another one, which is complete first."""
     kept: list[str] = []

@@ -10,8 +10,8 @@ While it waits for a chunk to be encoded, other texts are computed.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 
@@ -25,6 +25,7 @@ from trioserve.engine.loop import Cancel, Command, EngineLoop, Pause, Submit
 from trioserve.engine.queue import QueuedRequest, WaitingQueue
 from trioserve.errors import (
     DecodeError,
+    DecodeInterruptedError,
     EngineError,
     InputTooLongError,
     InvalidRequestError,
@@ -207,6 +208,12 @@ class EmbeddingState(QueuedRequest):
         )
 
 
+def _go_back(pieces: Sequence[Piece]) -> None:
+    """Undo what `advance` did: nothing was computed."""
+    for piece in reversed(pieces):
+        piece.request.go_back(piece)
+
+
 class EmbeddingEngine(EngineLoop):
     """Makes embeddings of texts.
 
@@ -234,6 +241,8 @@ class EmbeddingEngine(EngineLoop):
         self._next_long: EmbeddingState | None = None
         self._max_pieces = backend.n_seqs
         self._was_media = False  # the last batch
+        self._was_interrupted = False  # the last batch
+        self._interruptible: int | None = None  # the task that has most of the batch
         self._is_blocked = False  # until a command comes: all that runs waits for media
         self._counters = EngineCounters()
 
@@ -269,6 +278,12 @@ class EmbeddingEngine(EngineLoop):
             )
         self.check_media(task.prompt, param)
         task.prompt.check(self.vocab.n_tokens, param)
+
+    def cancel(self, task_id: int) -> None:
+        """Drop a task. A batch that is mostly of its texts ends within milliseconds."""
+        super().cancel(task_id)
+        if task_id == self._interruptible:
+            self._backend.interrupt()
 
     # -- on the inference thread
 
@@ -463,13 +478,18 @@ class EmbeddingEngine(EngineLoop):
         compute = self._backend.compute
         if pieces[0].embeddings is not None:
             compute = partial(self._backend.compute_media, pieces[0].media())
+        n_cells = sum(piece.n_cells for piece in pieces)
         try:
-            self._threads.run(sum(piece.n_cells for piece in pieces), compute)
+            self._begin(pieces, n_cells)
+            self._threads.run(n_cells, compute)
+        except DecodeInterruptedError:
+            self._was_interrupted = True
+            _go_back(pieces)
+            return False
         except KVCacheFullError as error:
             if len(pieces) > 1:
                 self._max_pieces = len(pieces) // 2  # nothing was computed: try with less
-                for piece in reversed(pieces):
-                    piece.request.go_back(piece)
+                _go_back(pieces)
             else:
                 self._fail(pieces[0].request, error)
             return False
@@ -479,8 +499,30 @@ class EmbeddingEngine(EngineLoop):
             for request in {id(piece.request): piece.request for piece in pieces}.values():
                 self._fail(request, error)
             return False
+        finally:
+            self._interruptible = None
+        self._was_interrupted = False
         self._max_pieces = self._backend.n_seqs
         return True
+
+    def _begin(self, pieces: list[Piece], n_cells: int) -> None:
+        """Note whose cancel interrupts the batch: the task that has at least half of it.
+
+        What others lose is computed again, so they lose no two batches in a row. A cancel that
+        came before this note interrupted nothing, so look for one after it.
+
+        Raises:
+            DecodeInterruptedError: there is one, so the batch need not be computed.
+        """
+        sizes = Counter[int]()
+        for piece in pieces:
+            sizes[piece.request.task.id] += piece.n_cells
+        task_id, largest = sizes.most_common(1)[0]
+        if 2 * largest < n_cells or (self._was_interrupted and largest < n_cells):
+            return
+        self._interruptible = task_id
+        if self.inbox.has_cancel(task_id):
+            raise DecodeInterruptedError("The task was cancelled before its batch.")
 
     def _fail(self, request: EmbeddingState, error: TrioServeError) -> None:
         self._remove(request)
@@ -531,8 +573,7 @@ class EmbeddingEngine(EngineLoop):
         self._running.clear()
 
     def _close(self) -> None:
-        if self.encoder is not None:
-            self.encoder.close()
+        self.end_helpers()
         self._backend.close()
 
     def status(self) -> EngineStatus:

@@ -12,6 +12,7 @@ import attrs
 import structlog
 
 from trioserve.engine.backend import Embeddings, Projector
+from trioserve.engine.helpers import start
 from trioserve.errors import EncodeError, EncodeInterruptedError, TrioServeError
 from trioserve.types import MediaChunk
 
@@ -68,7 +69,7 @@ class MediaEncoder:
         self.limit = DEFAULT_MEDIA_CACHE
         self._done = done
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="encoder", daemon=True)
         self._closed = False
         # By the id of the request: the chunks that it has not decoded yet, in their order.
         self._wishes: Mapping[int, Sequence[MediaChunk]] = {}
@@ -109,8 +110,7 @@ class MediaEncoder:
                 request: turn for request, turn in self._served.items() if request in wishes
             }
             is_stale = self._job is not None and self._job.chunk.id not in self._wanted
-            if self.has_thread and self._next() is not None:
-                self._start()
+            self._changed.notify()
         if is_stale:
             self._projector.interrupt()
 
@@ -150,22 +150,21 @@ class MediaEncoder:
             self._raised = job.chunk.id
         self._projector.interrupt()
 
+    def start(self) -> None:
+        """Start the thread, unless it has none. Raises ModelLoadError: the system refuses it."""
+        if self.has_thread:
+            start(self._thread)
+
     def close(self) -> None:
         """End the thread and its encoding."""
         with self._changed:
             self._closed, self._wishes = True, {}
             self._changed.notify()
-        while self._thread is not None and self._thread.is_alive():
+        while self._thread.is_alive():
             self._projector.interrupt()  # it may have come before the encoding had begun
             self._thread.join(0.05)
 
     # -- from the encoder's thread
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="encoder", daemon=True)
-            self._thread.start()
-        self._changed.notify()
 
     def _run(self) -> None:
         while True:

@@ -21,6 +21,7 @@ from trioserve.engine.output import Outputs, Sampled, SampledToken, SamplerPool
 from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import RequestState, Slot, lowest_priority
+from trioserve.engine.steady import SteadyPlan, is_plain
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.errors import (
     ContextLengthExceededError,
@@ -96,6 +97,9 @@ class Engine(EngineLoop):
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
         self._samplers = SamplerPool(backend)
         self._counters = EngineCounters()  # without the requests that have not ended
+        #: The plan of the last step, if the next one is the same: no command has come since, and no
+        #: request has ended.
+        self._repeated: StepPlan | None = None
         self._slot_calls: list[Call] = []  # that wait until their slots are idle
 
     # -- from any thread
@@ -201,22 +205,53 @@ class Engine(EngineLoop):
         """Schedule, decode, sample, emit."""
         if self.drafts.is_on:
             self.drafts.propose()
-        plan = self._scheduler.schedule()
+        scheduled_from = self.clock()
+        steady = self._next_steady()
+        plan: StepPlan = steady if steady is not None else self._scheduler.schedule()
+        scheduling_s = self.clock() - scheduled_from
         if self._scheduler.admitted or self._scheduler.preempted:
             self._emit_admissions()
         rows = self._decode(plan)
         if rows:
-            slots, requests, ready_rows = self._ready(plan, rows)
-            sampled = self._samplers.sample(requests, ready_rows)
-            self._emit_tokens(slots, requests, sampled)
+            if steady is not None:
+                self._sample_steadily(steady, rows)
+            else:
+                self._sample(plan, rows)
         seconds = self.clock() - self.heartbeat
         counters = self._counters
         counters.steps += 1
         counters.step_s += seconds
         if rows:
-            self._learn(plan, seconds)
+            # Copies for requests that start say nothing about the next step.
+            self._learn(plan, seconds - scheduling_s)
         if self._slot_calls:
             self._make_slot_calls()
+
+    def _next_steady(self) -> SteadyPlan | None:
+        """The plan of a step in which nothing is to decide, if this is one."""
+        plan, self._repeated = self._repeated, None
+        if plan is None:
+            return None
+        steady = plan if isinstance(plan, SteadyPlan) else SteadyPlan(plan)
+        return steady if self._scheduler.repeat(steady) else None
+
+    def _sample(self, plan: StepPlan, rows: list[int]) -> None:
+        """Sample, and add the tokens to the outputs."""
+        slots, requests, ready_rows = self._ready(plan, rows)
+        sampled = self._samplers.sample(requests, ready_rows)
+        is_text = self._emit_tokens(slots, requests, sampled)
+        if is_text and plan.may_repeat and not self.drafts.is_on and all(map(is_plain, requests)):
+            self._repeated = plan
+
+    def _sample_steadily(self, plan: SteadyPlan, rows: list[int]) -> None:
+        """The same for a plan that is repeated as long as all tokens are only text."""
+        sampled = self._samplers.sample(plan.requests, rows, plan.samples)
+        chunks = self._outputs.step_steadily(plan, sampled, self._strategy.pace)
+        if chunks is None:
+            self._emit_tokens(plan.streams, plan.requests, sampled)
+        else:
+            self._fresh.append(chunks)
+            self._repeated = plan
 
     def _decode(self, plan: StepPlan) -> list[int]:
         """Decode one batch; returns the row to sample from of each slot, none if it failed."""
@@ -290,13 +325,14 @@ class Engine(EngineLoop):
 
     def _emit_tokens(
         self, slots: list[Slot], requests: list[RequestState], sampled: list[Sampled]
-    ) -> None:
-        """Add the sampled tokens to the outputs."""
+    ) -> bool:
+        """Add the sampled tokens to the outputs; returns whether all of them are only text."""
         chunks, others = self._outputs.step(requests, sampled, self._strategy.pace)
         if chunks.task_ids:
             self._fresh.append(chunks)
         for i in others:
             self._next_tokens(slots[i], requests[i], sampled[i])
+        return not others
 
     def _next_tokens(self, slot: Slot, request: RequestState, sampled: Sampled) -> None:
         """Add the sampled tokens to a request; end the request if it is complete or failed."""
@@ -393,6 +429,10 @@ class Engine(EngineLoop):
 
     # -- commands
 
+    def _take(self, command: Command) -> None:
+        self._repeated = None
+        super()._take(command)
+
     def _obey(self, command: Command) -> None:
         match command:
             case Submit(Task() as task):
@@ -440,19 +480,31 @@ class Engine(EngineLoop):
     def _rest(self) -> None:
         self._decoder.threads.rest()
 
+    def _tidy(self) -> bool:
+        return self._cache.swap_out_ahead()
+
     def _fail_all(self, error: EngineError) -> None:
         for request in list(self._scheduler.requests()):
             self._scheduler.remove(request.task.id)
             self._end(request)
             self._emit(Failed(request.task.id, error))
 
-    def _close(self) -> None:
-        if self.encoder is not None:
-            self.encoder.close()
-        for request in self._scheduler.requests():
-            request.close()
+    def start_helpers(self) -> None:
+        """See `EngineLoop.start_helpers`."""
+        super().start_helpers()
+        self._samplers.start()
+        self._decoder.threads.start()
+
+    def end_helpers(self) -> None:
+        """See `EngineLoop.end_helpers`."""
+        super().end_helpers()
         self._samplers.close()
         self._decoder.threads.close()
+
+    def _close(self) -> None:
+        self.end_helpers()
+        for request in self._scheduler.requests():
+            request.close()
         self.drafts.close()
         self._backend.close()
 

@@ -88,13 +88,13 @@ class Inbox:
         if self.listener is not None:
             self.listener()
 
-    def take(self, *, wait: bool) -> list[Command]:
-        """Take all commands; with `wait`, sleep until there is one."""
+    def take(self, *, wait: bool, seconds: float | None = None) -> list[Command]:
+        """Take all commands; with `wait`, sleep until there is one, at most for some seconds."""
         if not wait and not self._commands:
             return []  # no lock on the way of every step
         with self._arrived:
-            while wait and not self._commands:
-                self._arrived.wait()
+            if wait:
+                self._arrived.wait_for(lambda: bool(self._commands), seconds)
             commands, self._commands = self._commands, []
         return commands
 
@@ -107,6 +107,12 @@ class Inbox:
 #: Seconds that the inference thread sleeps after a first token. Otherwise the event loop competes
 #: with `llama_decode` for a core, and the token reaches its reader 1 to 2 ms later.
 REST = 1e-4
+#: After this many idle seconds, the inference thread does what can wait; see `EngineLoop._tidy`.
+IDLE_S = 0.25
+
+#: Seconds that tokens wait for each running stream. So all streams together have at most 200 events
+#: a second, beyond those of steps that take longer.
+PER_STREAM = 0.005
 
 
 class EngineLoop(abc.ABC):
@@ -117,6 +123,7 @@ class EngineLoop(abc.ABC):
         notify: called, from the engine's thread, once after each step that left events in the
             outbox, and when the engine has failed. It must not block.
         flush_interval: seconds that events which are not urgent wait at most, to leave together.
+            With few streams they wait for less: `PER_STREAM` for each.
     """
 
     def __init__(
@@ -155,11 +162,12 @@ class EngineLoop(abc.ABC):
         self._outbox_lock = threading.Lock()
         self._urgent = False  # an event must not wait for `flush_interval`
         self._is_first = False  # an event has the first token of a task
-        self._next_flush = 0.0
         self._flush_interval = flush_interval
+        self._soon = self._next_flush = 0.0  # when to flush, at a loop that keeps up, and at others
         self._fresh: list[EngineEvent | Chunks] = []  # of this step, not in the outbox yet
         self._stopping = False
         self._is_busy = False  # there is something to do in the next step
+        self._is_untidy = False  # there is something to do once no command has come for a while
 
     # -- from the event loop's thread
 
@@ -204,6 +212,18 @@ class EngineLoop(abc.ABC):
             events, self._outbox = self._outbox, []
         return events
 
+    # -- the threads beside the inference thread
+
+    def start_helpers(self) -> None:
+        """Start them, before `run`. Raises ModelLoadError: the system refuses one."""
+        if self.encoder is not None:
+            self.encoder.start()
+
+    def end_helpers(self) -> None:
+        """End those that were started. `run` does so, too."""
+        if self.encoder is not None:
+            self.encoder.close()
+
     # -- on the inference thread
 
     def run(self) -> None:
@@ -222,7 +242,10 @@ class EngineLoop(abc.ABC):
 
         With `wait`, sleep first while there is neither. Returns whether there is work left.
         """
-        commands = self.inbox.take(wait=wait and not self._is_busy)
+        is_idle = wait and not self._is_busy
+        commands = self.inbox.take(wait=is_idle, seconds=IDLE_S if self._is_untidy else None)
+        if is_idle and not commands:
+            self._is_untidy = self._tidy()
         for command in commands:
             try:
                 self._take(command)
@@ -241,12 +264,20 @@ class EngineLoop(abc.ABC):
                 self._record_step(began)
             self._is_busy = self.has_work and self.failure is None
             if not self._is_busy:
+                self._is_untidy = True
                 self._rest()
-        now = self.clock()
-        after_next_step = now + (now - began)  # if it takes as long as this one
-        if self._urgent or not self._is_busy or after_next_step > self._next_flush:
+        if self._is_due(began):
             self._flush()
         return self._is_busy
+
+    def _is_due(self, began: float) -> bool:
+        """Whether the events must not wait for those of the next step."""
+        if self._urgent or not self._is_busy:
+            return True
+        now = self.clock()
+        after_next_step = now + (now - began)  # if it takes as long as this one
+        # An event loop that has not taken the last events yet is busy.
+        return after_next_step > (self._next_flush if self._outbox else self._soon)
 
     def _take(self, command: Command) -> None:
         match command:
@@ -347,6 +378,10 @@ class EngineLoop(abc.ABC):
     def _rest(self) -> None:
         """Note that there is nothing to do in the next step."""
 
+    def _tidy(self) -> bool:
+        """Do a little of what can wait until no task runs; returns whether there may be more."""
+        return False
+
     @abc.abstractmethod
     def _fail_all(self, error: EngineError) -> None:
         """End all tasks with an error: the engine is broken."""
@@ -373,7 +408,9 @@ class EngineLoop(abc.ABC):
     def _flush(self) -> None:
         """Hand the events over: one append, one notification."""
         is_first, self._urgent, self._is_first = self._is_first, False, False
-        self._next_flush = self.clock() + self._flush_interval
+        now, interval = self.clock(), self._flush_interval
+        self._next_flush = now + interval
+        self._soon = now + min(interval, PER_STREAM * self._load()[0])
         if not self._fresh:
             return
         fresh, self._fresh = self._fresh, []

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
+from typing import cast
 
 import attrs
 
 from trioserve.engine.backend import Backend, Sampler, Vocab
+from trioserve.engine.helpers import start_all
 from trioserve.engine.slot import RequestState
+from trioserve.engine.steady import SteadyPlan, is_plain
 from trioserve.errors import TrioServeError
 from trioserve.types import Chunk, Chunks, FinishReason, GenerationParams, TokenId, TokenProbs
 
@@ -48,14 +51,23 @@ class SamplerPool:
         self._n_ahead = min(MAX_AHEAD, n_left // backend.n_slots)
         self._threads = ThreadPoolExecutor(n_threads, "trioserve-sampler") if n_threads else None
 
-    def sample(self, requests: Sequence[RequestState], rows: Sequence[int]) -> list[Sampled]:
+    def sample(
+        self,
+        requests: Sequence[RequestState],
+        rows: Sequence[int],
+        samples: Sequence[Callable[[int], TokenId]] | None = None,
+    ) -> list[Sampled]:
         """Sample for each request, from its row of logits.
+
+        `samples` are the functions of their samplers, if all requests are plain.
 
         The result is one token, and one more for each accepted token of a draft, whose rows follow.
         Each is followed by the tokens that a grammar leaves no choice about. An error affects only
         one request; the others have their tokens.
         """
         if self._threads is None or len(requests) < MIN_PARALLEL:
+            if samples is not None:
+                return _sample_plainly(samples, rows)
             return self._sample_each(requests, rows)
         # The first access to a batch's logits reorders them, so no other may run beside it.
         results = self._sample_each(requests[:1], rows[:1]) * len(requests)
@@ -70,6 +82,11 @@ class SamplerPool:
             results[part] = its
         return results
 
+    def start(self) -> None:
+        """Start the threads. Raises ModelLoadError: the system refuses them."""
+        if self._threads is not None:
+            start_all(self._threads, self._n_threads)
+
     def close(self) -> None:
         """End the threads. They have nothing to do between two steps."""
         if self._threads is not None:
@@ -81,16 +98,10 @@ class SamplerPool:
             sampler = request.sampler
             assert sampler is not None
             try:
-                task = request.task
-                if (
-                    request.draft
-                    or request.forced
-                    or task.params.n_probs
-                    or task.constraint is not None
-                ):
-                    sampled.append(self._sample_several(request, sampler, row))
-                else:
+                if is_plain(request):
                     sampled.append(sampler.sample(row))
+                else:
+                    sampled.append(self._sample_several(request, sampler, row))
             except TrioServeError as error:
                 sampled.append(error)
         return sampled
@@ -133,6 +144,19 @@ class SamplerPool:
             return ()
         n_max = min(self._n_ahead, self._n_ctx_seq - len(request.keys) - len(tokens))
         return sampler.forced(n_max) if n_max > 0 and tokens[-1] not in self._ends else ()
+
+
+def _sample_plainly(
+    samples: Sequence[Callable[[int], TokenId]], rows: Sequence[int]
+) -> list[Sampled]:
+    sampled: list[Sampled] = []
+    add = sampled.append
+    for sample, row in zip(samples, rows, strict=True):
+        try:
+            add(sample(row))
+        except TrioServeError as error:
+            add(error)
+    return sampled
 
 
 def _force(
@@ -207,6 +231,18 @@ class Outputs:
             else:
                 others.append(place)
         return Chunks(task_ids, texts, tokens, pace), others
+
+    def step_steadily(
+        self, plan: SteadyPlan, sampled: Sequence[Sampled], pace: float
+    ) -> Chunks | None:
+        """Add a token to each output of a plan; None, and nothing, if one means more than text."""
+        plain_texts = self._plain_texts
+        texts = [plain_texts[token] if isinstance(token, int) else "" for token in sampled]
+        if not all(texts):
+            return None
+        tokens = cast(Sequence[TokenId], sampled)
+        plan.go_on(tokens)
+        return Chunks(plan.task_ids, texts, tokens, pace)
 
     def accept(
         self, request: RequestState, sampled: Sequence[SampledToken], pace: float

@@ -149,6 +149,8 @@ class StepPlan:
         elif by_sequence:
             streams = sorted(streams, key=_sequence)
         self.streams, self.others, self.is_media = streams, others, is_media
+        #: There is nothing but streams, so the next step is the same if nothing happens.
+        self.may_repeat = False
         # `map` instead of a loop: there may be hundreds.
         self.requests: list[RequestState] = list(map(_REQUEST, streams))
         self.seqs: list[KVSequence] = list(map(_SEQ, streams))
@@ -269,7 +271,9 @@ class Planner:
             prompts = self._whose_kind(sorted(prompts, key=arrival), has_streams)
         self._owes_streams = False
         if not prompts:
-            return StepPlan(streams, drafts, by_sequence=self._by_sequence)
+            plan = StepPlan(streams, drafts, by_sequence=self._by_sequence)
+            plan.may_repeat = not (drafts or self.turns or self._encoder)
+            return plan
         pending = [slot.n_alike for slot in prompts]
         # Streams that decode in another turn are held up by this step, too.
         n_decode = self._n_other_streams + len(streams) + len(drafts)

@@ -210,7 +210,7 @@ class PacedStrategy:
             n_tokens = max(self.MIN_TOKENS_ALONE, n_alone)
             return min(budget, n_pending if n_pending <= self.FINISHING * n_tokens else n_tokens)
         self.pace = self._target() * min(self.ALONE, max(1.0, len(pending) / n_decode))
-        if len(pending) > n_decode and n_pending <= min(n_alone, budget):
+        if len(pending) > n_decode and n_pending <= min(self.FINISHING * n_alone, budget):
             return n_pending
         time = self.pace + self._lead_s - costs.decode_s
         fitting = costs.fitting(min(time, self.pace - costs.decode_s))
@@ -385,6 +385,9 @@ STRATEGIES: dict[str, Callable[[float], BatchStrategy]] = {
     "balanced": Balanced,
 }
 
+#: What the engine uses of a strategy.
+_PARTS = ("pace", "begin", "share", "observe")
+
 
 def load_strategy(name: str, max_tick_ms: float) -> BatchStrategy:
     """Make a strategy: one of `STRATEGIES`, or a class of the user's, as ``module:Class``.
@@ -392,7 +395,7 @@ def load_strategy(name: str, max_tick_ms: float) -> BatchStrategy:
     The class is called with `max_tick_ms`.
 
     Raises:
-        ConfigError: there is no such strategy, or it cannot be imported.
+        ConfigError: there is no such strategy, it cannot be imported or made, or it lacks a method.
     """
     if name in STRATEGIES:
         return STRATEGIES[name](max_tick_ms)
@@ -402,6 +405,18 @@ def load_strategy(name: str, max_tick_ms: float) -> BatchStrategy:
         raise ConfigError(f"strategy is {name!r}, and must be {known} or module:Class")
     try:
         make: Callable[[float], BatchStrategy] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the module may raise anything
         raise ConfigError(f"strategy {name!r} cannot be imported: {error}") from error
-    return make(max_tick_ms)
+    try:
+        strategy = make(max_tick_ms)
+    except Exception as error:
+        raise ConfigError(f"strategy {name!r} cannot be made: {error}") from error
+    lacks = [part for part in _PARTS if not hasattr(strategy, part)]
+    if not lacks and getattr(strategy.share, "__func__", None) is BatchStrategy.share:
+        lacks = ["share"]
+    if lacks:
+        raise ConfigError(
+            f"strategy {name!r} lacks {' and '.join(lacks)}. A class derived from "
+            "trioserve.engine.strategy.BatchStrategy has all but share."
+        )
+    return strategy

@@ -5,28 +5,33 @@ Only this package imports llama_cpp.
 `library` finds the C functions and takes llama.cpp's log lines. `model`, `vocab`, `context`,
 `batch` and `adapters` wrap one kind of C object each. `sampler` chooses tokens, as far as `grammar`
 allows them. `devices` and `machine` describe the hardware. `backend` combines them for the engine,
-and `embedding` for the embedding engine.
+and `embedding` for the embedding engine. `trial` computes what requests will ask for, and where the
+files are new, `trial_process` does that in another process.
 All arguments are checked before they reach C, because llama.cpp aborts the process on bad values.
 Importing this package is cheap: the first call of `load` imports llama_cpp.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from trioserve.config import Config
     from trioserve.llama.backend import LlamaBackend
     from trioserve.llama.embedding import LlamaEmbedder
 
+Progress: TypeAlias = Callable[[float], bool]
+
 __all__ = ["LlamaBackend", "check_library", "load"]
 
 
-def load(
-    config: Config, *, progress: Callable[[float], bool] | None = None
-) -> LlamaBackend | LlamaEmbedder:
-    """Load a model and make its context. Blocks, for seconds or minutes: call it in a thread.
+def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | LlamaEmbedder:
+    """Load a model, make its context, and try it out. Blocks, for seconds or minutes.
+
+    Where its files are new to this machine, they are first loaded in another process, which a
+    damaged file may end.
 
     Args:
         config: which file, how many sequences, how much context, how many threads.
@@ -37,6 +42,37 @@ def load(
         ModelLoadError: the file or the context cannot be used, or `progress` cancelled.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
+    from trioserve.llama import devices, library, trial
+    from trioserve.models.tried import LoadedFiles
+
+    library.check_library()
+    files = LoadedFiles.of(config, devices.versions())
+    is_new = not files.are_known
+    # A server with other machines is watched, and they have one client at a time.
+    if is_new and config.trial_load and not config.rpc and sys.platform != "win32":
+        from trioserve.llama import trial_process
+
+        first, progress = _halves(progress)
+        is_new = not trial_process.run(config, first)
+    backend = load_here(config, progress=progress)
+    try:
+        trial.try_out(backend, everything=is_new)
+    except BaseException:
+        backend.close()
+        raise
+    files.remember()
+    return backend
+
+
+def _halves(progress: Progress | None) -> tuple[Progress | None, Progress | None]:
+    """Divide a report of progress between two loads of the same files."""
+    if progress is None:
+        return None, None
+    return lambda share: progress(share / 2), lambda share: progress((1 + share) / 2)
+
+
+def load_here(config: Config, *, progress: Progress | None = None) -> LlamaBackend | LlamaEmbedder:
+    """Load as `load` does, but do not try the model out."""
     if config.serves_embeddings:
         from trioserve.llama.embedding import LlamaEmbedder
 

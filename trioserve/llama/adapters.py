@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioserve.errors import DecodeError, EngineError, ModelLoadError
-from trioserve.llama import library
+from trioserve.llama import last_word, library
 from trioserve.llama.context import Context
-from trioserve.llama.header import check_file
+from trioserve.llama.header import check_adapter, check_file
 from trioserve.llama.library import lib
 from trioserve.llama.model import LlamaModel
 from trioserve.models import gguf
@@ -59,7 +59,8 @@ class LoadedAdapters:
 
 
 def _load(model: LlamaModel, path: Path) -> Any:
-    check_file(path)
+    last_word.names(f"the LoRA adapter {path}")
+    check_adapter(path)
     library.take_errors()
     handle = lib.llama_adapter_lora_init(model.handle, os.fsencode(path))
     if not handle:

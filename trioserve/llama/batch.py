@@ -102,6 +102,25 @@ class LlamaBatch:
         self._size = end
         return range(start, end)
 
+    def advance(self, tokens: Sequence[TokenId]) -> None:
+        """Replace the tokens of all rows; each row is one position further than before."""
+        size = self._size
+        if size <= FEW and len(tokens) == size:
+            places, seqs = self._positions[:size].tolist(), self._seqs[:size].tolist()
+            self._size = 0
+            for token, pos, seq in zip(tokens, places, seqs, strict=True):
+                self.add(token, pos + 1, seq, logits=True)
+            return
+        positions = self._pos[:size]
+        if not (
+            len(tokens) == size
+            and _fill(self._token[:size], tokens, self._n_vocab)
+            and (not size or int(positions.max()) < 2**31 - 1)
+        ):
+            self._size = 0  # some of its tokens may have been replaced
+            self._refuse(len(tokens), _worst(tokens), int(positions.max(initial=-1)) + 1, 0)
+        positions += 1
+
     def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
         """Append tokens at positions ``pos, pos + 1, …``, without logits; returns the last row.
 

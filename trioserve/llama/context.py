@@ -250,6 +250,9 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 #: Rows with logits for the drafts of all slots: 39 MB with a vocabulary of 152,000 tokens.
 DRAFT_ROWS = 64
 
+#: Times that an elastic KV cache is allocated if its memory is not found.
+_LAZY_ATTEMPTS = 3
+
 #: `llama_decode` returns this when its callback ends it.
 _INTERRUPTED = 2
 
@@ -346,7 +349,9 @@ class Context(HandleOwner):
         if code == _INTERRUPTED:
             self.memory.settle()
             # What was computed of a batch stays. It is cut, so that the batch can be run again.
-            if all(self.memory.remove(seq, start) for seq, start in batch.starts().items()):
+            if not self.has_cache or all(
+                self.memory.remove(seq, start) for seq, start in batch.starts().items()
+            ):
                 raise DecodeInterruptedError("The decode was interrupted.")
         raise DecodeError(f"{run.__name__} failed with code {code}: {why}.")
 
@@ -396,11 +401,18 @@ def open_context(model: LlamaModel, config: Config, *, max_chunk: int = 0) -> Co
     layout = choose(model, config)
     if layout.is_elastic:
         params = generation_params(model, config, layout, max_chunk=max_chunk)
-        try:
-            return Context(model, params, layout)
-        except ModelLoadError as error:
-            _log.info("the KV cache has a fixed size", reason=error.message)
-            layout = choose(model, config, may_be_elastic=False)
+        reason = ""
+        # Memory that another thread frees meanwhile may come back as the cache's, and hide it.
+        for _ in range(_LAZY_ATTEMPTS):
+            try:
+                return Context(model, params, layout)
+            except NotLazyError as error:
+                reason = error.message
+            except ModelLoadError as error:
+                reason = error.message
+                break
+        _log.info("the KV cache has a fixed size", reason=reason)
+        layout = choose(model, config, may_be_elastic=False)
     params = generation_params(model, config, layout, max_chunk=max_chunk)
     return Context(model, params, layout)
 

@@ -63,7 +63,11 @@ class LlamaEmbedder(EmbeddingBackend):
         self._batch = LlamaBatch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
         self.batch = self._batch
         self._pairs = _PairTokens.of(model)
-        _log.info("embeddings", pooling=self.pooling, width=self.width, max_tokens=self.n_batch)
+        layout = "unified" if context.has_cache else "none"
+        size = self.n_batch
+        _log.info(
+            "embeddings", pooling=self.pooling, width=self.width, max_tokens=size, layout=layout
+        )
 
     @classmethod
     def load(cls, config: Config, *, progress: Progress | None = None) -> LlamaEmbedder:
@@ -125,6 +129,7 @@ class LlamaEmbedder(EmbeddingBackend):
 
         Raises:
             KVCacheFullError: not enough free cells; nothing has changed.
+            DecodeInterruptedError: `interrupt` was called; nothing has changed.
             DecodeError: any other failure; the contents of the sequences are unknown.
         """
         self._batch.want_all()
@@ -136,12 +141,17 @@ class LlamaEmbedder(EmbeddingBackend):
         Raises:
             NotSupportedError: there is no projector.
             EngineError: it is no batch; nothing has changed.
-            KVCacheFullError, DecodeError: as `compute`.
+            KVCacheFullError, DecodeInterruptedError, DecodeError: as `compute`.
         """
         if self.projector is None:
             raise NotSupportedError("The model takes text only.")
         width, has_sections = self.projector.width, self.projector.has_sections
         decode_pieces(self._context, [piece], width, has_sections=has_sections, wants_all=True)
+
+    def interrupt(self) -> None:
+        """Interrupt the running batch. Call it from any thread."""
+        if self._model.can_cut or not self._context.has_cache:
+            self._context.interrupt()
 
     def pooled(self, seq: int) -> Matrix:
         """Return the embedding of a sequence's part in the last batch. Shape (1, width)."""

@@ -59,8 +59,8 @@ def measure(config: Config) -> Estimate:
     """Estimate what a server with this configuration will need, on all devices together.
 
     That is the model with its context, its draft model, its adapters and its projector, without
-    what this computes in. Prompts that are kept in RAM come on top, up to `config.cache_ram`, and
-    copies in an elastic KV cache, which are limited by the memory that is free at the start.
+    what this computes in. An elastic KV cache counts with all the copies that it may have. Prompts
+    that are kept in RAM come on top, up to `config.cache_ram`.
     Blocks, for about as long as it takes to read the vocabulary.
 
     Raises:
@@ -83,8 +83,8 @@ def measure(config: Config) -> Estimate:
             n_ctx = context.n_ctx
         cache, compute = _sizes(lines)
         if layout is not None and layout.is_elastic:  # no more cells are written to at a time
-            windows = _windows(lines)
-            cache = (cache - windows) * layout.n_ctx // layout.n_cells + windows
+            windows, n_cells = _windows(lines), layout.n_ctx + layout.n_copies
+            cache = (cache - windows) * n_cells // layout.n_cells + windows
         weights = lib.llama_model_size(model.handle)
     weights += total_size(Path(path) for path, _ in config.lora_files)
     projector = None if config.reranking else resolve_projector(config)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
+from itertools import chain
 from pathlib import Path
 
 from trioserve.errors import ModelLoadError
-from trioserve.models import gguf
+from trioserve.models import gguf, tensors
 from trioserve.models.gguf import Header
 from trioserve.types.media import content_id
 
@@ -72,14 +72,18 @@ def check_model(path: Path, overridden: Collection[str] = ()) -> None:
     Raises:
         ModelLoadError: there is such a value; the message names it.
     """
+    parts = gguf.parts_of(path)
+    size, problems = gguf.total_size(parts), list[str]()
     try:
-        with gguf.read(path) as header:
-            problems = list(_problems(header, header.text("general.architecture")))
+        for part in parts:
+            with gguf.read(part) as header:
+                of_keys = _problems(header, header.text("general.architecture"))
+                problems += [f"{key} {why}" for key, why in of_keys if key not in overridden]
+                problems += tensors.model_problems(tensors.by_name(header.tensors()), size)
     except ModelLoadError:
         return
-    for key, problem in problems:
-        if key not in overridden:
-            raise ModelLoadError(f"The model file {path} cannot be used: {key} {problem}.")
+    for problem in problems:
+        raise ModelLoadError(f"The model file {path} cannot be used: {problem}.")
 
 
 def _problems(header: Header, arch: str) -> Iterator[tuple[str, str]]:
@@ -139,6 +143,12 @@ def _heads(header: Header, arch: str) -> Iterator[tuple[str, str]]:
     sized = header.numbers(f"{arch}.attention.key_length")
     if width and counts and counts[0] and not sized and width[0] % counts[0]:
         yield key, f"is {counts[0]}, which does not divide the width of {width[0]}"
+    if not sized and width and counts and min(counts) > 0:
+        sized = [width[0] // min(counts)]
+    for name in ("rope.dimension_count", "rope.dimension_count_swa"):
+        for value in header.numbers(f"{arch}.{name}"):
+            if value % 2 or (sized and value > max(sized)):
+                yield f"{arch}.{name}", f"is {value}, and should be even and within a head"
 
 
 def _experts(header: Header, arch: str) -> Iterator[tuple[str, str]]:
@@ -165,6 +175,19 @@ def _vocabulary(header: Header) -> Iterator[tuple[str, str]]:
     named = [token for token in tokens if token]  # llama.cpp gives the others a name
     if len(set(named)) < len(named):
         yield _TOKENS, "has the same token twice"
+
+
+def check_adapter(path: Path) -> None:
+    """Refuse a LoRA adapter with tensors that would end the process.
+
+    Raises:
+        ModelLoadError: it cannot be used; the message says why.
+    """
+    check_file(path)
+    with gguf.read(path) as header:
+        found = tensors.by_name(header.tensors())
+        for problem in tensors.adapter_problems(found, path.stat().st_size):
+            raise ModelLoadError(f"The LoRA adapter {path} cannot be used: {problem}.")
 
 
 _KINDS = ("clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type")
@@ -197,12 +220,17 @@ def check_projector(path: Path) -> frozenset[str]:
                 f"The file {path} is no projector: its architecture is {arch or 'not given'}."
             )
         kinds = frozenset(header.text(key) for key in _KINDS if key in header)
-        tensors = {one.name: one.shape for one in header.tensors()}
-        problems = (
-            *_projector_problems(header, kinds),
-            *_wrong_tensors(tensors, path.stat().st_size),
-        )
-        for problem in problems:
+        found = tensors.by_name(header.tensors())
+        widths = {
+            part[0]: int(width)
+            for part in ("vision", "audio")
+            if (width := header.number(f"clip.{part}.embedding_length")) is not None
+        }
+        size = path.stat().st_size
+        for problem in chain(
+            _projector_problems(header, kinds),
+            tensors.projector_problems(found, kinds, widths, size),
+        ):
             raise ModelLoadError(f"The projector {path} cannot be used: {problem}.")
     return kinds
 
@@ -242,24 +270,14 @@ def _projector_problems(header: Header, kinds: frozenset[str]) -> Iterator[str]:
             key = f"clip.{part}.{name}"
             if any(not 1 <= value < 2**31 for value in header.numbers(key)):
                 yield f"{key} is out of range"
+        image, patch = (
+            header.number(f"clip.{part}.{name}") for name in ("image_size", "patch_size")
+        )
+        if image is not None and patch is not None and image < patch:
+            yield f"clip.{part}.image_size is {image}, less than a patch"
         width, heads = (
             header.numbers(f"clip.{part}.{name}")
             for name in ("embedding_length", "attention.head_count")
         )
-        if width and heads and width[0] % heads[0]:
+        if width and heads and heads[0] > 0 and width[0] % heads[0]:
             yield f"clip.{part}.embedding_length is {width[0]}, for {heads[0]} heads"
-
-
-#: In encoders of sound, the keys may be without a bias.
-_ATTENTION = re.compile(rb"([\w.]+\.attn_)[qkv](\.weight)|(v\.[\w.]+\.attn_)[qkv](\.bias)")
-
-
-def _wrong_tensors(tensors: Mapping[bytes, tuple[int, ...]], file_size: int) -> Iterator[str]:
-    for name, shape in tensors.items():
-        if math.prod(shape) > 8 * file_size:  # no type has less than a bit for a weight
-            yield f"the tensor {name.decode(errors='replace')} would be larger than the file"
-    for match in filter(None, map(_ATTENTION.fullmatch, tensors)):
-        before, after = filter(None, match.groups())
-        for other in (before + letter + after for letter in (b"q", b"k", b"v")):
-            if other not in tensors:
-                yield f"it has the tensor {match[0].decode()}, but no {other.decode()}"

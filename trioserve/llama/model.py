@@ -11,7 +11,7 @@ from typing import Any
 from trioserve.config import Config
 from trioserve.config.readers import unicode_name
 from trioserve.errors import ModelLoadError
-from trioserve.llama import devices, header, library
+from trioserve.llama import devices, header, last_word, library
 from trioserve.llama.library import HandleOwner, lib
 from trioserve.llama.machine import HugePages, free_memory, has_huge_pages
 from trioserve.llama.vocab import LlamaVocab
@@ -61,6 +61,7 @@ class LlamaModel(HandleOwner):
         """
         library.start(config.numa)
         path = resolve(config.model)
+        last_word.names(f"the model file {path}")
         header.check_file(path)
         header.check_model(path, devices.overridden(config))
         if weights:

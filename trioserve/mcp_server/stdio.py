@@ -15,7 +15,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 
 from trioserve.errors import TrioServeError
-from trioserve.tools.mcp.stdio import LineReader, LineTooLongError, read_message
+from trioserve.tools.mcp.messages import read_message
+from trioserve.tools.mcp.stdio import LineReader, LineTooLongError
 
 _log = structlog.stdlib.get_logger("trioserve.mcp")
 

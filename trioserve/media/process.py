@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -190,12 +191,22 @@ class DecoderError(Exception):
 
     Args:
         message: a description for the log.
-        by_signal: whether a signal has ended it: it did what it must not, or took too much.
+        code: the exit code; negative: the number of the signal that has ended it.
     """
 
-    def __init__(self, message: str, *, by_signal: bool = False) -> None:
+    def __init__(self, message: str, *, code: int = 0) -> None:
         super().__init__(message)
-        self.by_signal = by_signal
+        self.code = code
+
+    @property
+    def by_signal(self) -> bool:
+        """Whether a signal has ended it: it did what it must not, or took too much."""
+        return self.code < 0
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether it has computed for longer than it may."""
+        return self.code == -getattr(signal, "SIGPROF", math.inf)
 
 
 class Decoder:
@@ -243,7 +254,7 @@ class Decoder:
                     process.wait(_LAST)
                 self.close()
                 code = process.returncode
-                raise DecoderError(f"{error}; exit code {code}", by_signal=code < 0) from error
+                raise DecoderError(f"{error}; exit code {code}", code=code) from error
         finally:
             if self._ended or self._has_grown():
                 self.close()

@@ -221,7 +221,7 @@ def _encode_one(value: object) -> Any:
 
 @asynccontextmanager
 async def connected_to(
-    url: str, *, socket_path: str | None = None, api_key: str | None = None
+    url: str, *, socket_path: str | None = None, api_key: str | None = None, n_kept: int = 4
 ) -> AsyncIterator[ServerClient]:
     """Give a client of a server that runs. Leaving the block closes the connections to it.
 
@@ -229,6 +229,7 @@ async def connected_to(
         url: its address, without a path's last slash.
         socket_path: the Unix socket that it listens on, if it does.
         api_key: of it, if it has any.
+        n_kept: connections that stay open for the next requests.
     """
     certificates = None
     if url.startswith("https:"):  # reading them takes a while
@@ -238,7 +239,7 @@ async def connected_to(
         ssl_context=certificates,
         uds=socket_path,
         max_connections=None,
-        max_keepalive_connections=4,
+        max_keepalive_connections=n_kept,
         keepalive_expiry=2.0,  # before the server closes them
     ) as pool:
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
 import attrs
 
+from trioserve.concurrency import deadline_scope
 from trioserve.errors import InvalidRequestError
+from trioserve.fair_limiter import working_for
 from trioserve.types import CancelReason, GenerationParams, SamplingParams
 from trioserve.types.params import changed
 
@@ -39,6 +42,16 @@ class RequestContext:
     has_begun: bool = attrs.field(default=False, kw_only=True)
     #: The reason to log when the caller's scope is cancelled.
     on_cancel: CancelReason = attrs.field(default=CancelReason.CALLER, kw_only=True)
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Prepare the request in a block, for its client and until its deadline.
+
+        Raises:
+            DeadlineExceededError: the deadline has passed, in the block or before it.
+        """
+        with working_for(self.client), deadline_scope(self.deadline):
+            yield
 
 
 #: The context of a request without a client and a deadline.

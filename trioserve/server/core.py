@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
+    AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
     nullcontext,
 )
 from typing import Any
 
+import trio
+
 from trioserve import llama
 from trioserve.chat.params import ChatParams
-from trioserve.concurrency import EnteredOnce, alongside, deadline_scope
+from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
-from trioserve.errors import ConfigError
+from trioserve.errors import ConfigError, ServerClosingError
 from trioserve.server.context import ANYONE, RequestContext, take_params
 from trioserve.server.generation.embeddings import Embeddings, Ranking
 from trioserve.server.generation.requests import ServerResources
@@ -106,6 +109,10 @@ class ServerCore(EnteredOnce):
             finally:
                 self.lifecycle.close()
 
+    def _admitted(self, context: RequestContext) -> AbstractContextManager[None]:
+        """Prepare a request, or do all of it, in a block that draining waits for."""
+        return self.lifecycle.gate.open(has_begun=context.has_begun)
+
     # -- completions and chats
 
     @asynccontextmanager
@@ -123,7 +130,7 @@ class ServerCore(EnteredOnce):
         `Server.stream_complete`.
         """
         async with AsyncExitStack() as stack:
-            with deadline_scope(context.deadline):
+            with self._admitted(context), context.preparing():
                 services = await stack.enter_async_context(self.lifecycle.use(context))
                 streams = await services.text.stream(stack, prompts, params, context, n)
             yield streams
@@ -140,7 +147,7 @@ class ServerCore(EnteredOnce):
     ) -> AsyncIterator[list[ChatStream]]:
         """Answer a chat `n` times, concurrently. Raises as `Server.stream_chat`."""
         async with AsyncExitStack() as stack:
-            with deadline_scope(context.deadline):
+            with self._admitted(context), context.preparing():
                 services = await stack.enter_async_context(self.lifecycle.use(context))
                 generator = services.text
                 streams = await generator.stream_chats(stack, messages, params, chat, context, n)
@@ -161,10 +168,16 @@ class ServerCore(EnteredOnce):
         check_chat(chat, self.config, self.model)
         chosen = RunTools.of(tools_of(tools, self.tools), chat.tools or ())
         self.tools.check(run.place)
-        with self.memory.hold(context.client) as hold:
-            with deadline_scope(context.deadline):
+        loading = trio.CancelScope()
+        with (
+            self.memory.hold(context.client) as hold,
+            self.lifecycle.gate.open(lambda _error: loading.cancel(), has_begun=context.has_begun),
+        ):
+            with context.preparing(), loading:
                 async with self.lifecycle.use(context) as services:
                     loaded = await services.prompts.load(messages, hold)
+            if loading.cancelled_caught:
+                raise ServerClosingError
             question = Question(loaded, params, chat, context, run)
             async with open_run(self, question, chosen) as opened:
                 yield opened
@@ -181,8 +194,10 @@ class ServerCore(EnteredOnce):
         context: RequestContext = ANYONE,
     ) -> Embeddings:
         """Compute an embedding of each text. See `Server.embed`."""
-        async with self.lifecycle.use(context, LoadedModel.check_embeds) as services:
-            return await services.embedder.embed(inputs, dimensions, normalize, priority, context)
+        with self._admitted(context):
+            async with self.lifecycle.use(context, LoadedModel.check_embeds) as services:
+                embed = services.embedder.embed
+                return await embed(inputs, dimensions, normalize, priority, context)
 
     async def rerank(
         self,
@@ -193,8 +208,9 @@ class ServerCore(EnteredOnce):
         context: RequestContext = ANYONE,
     ) -> Ranking:
         """Score how well each document fits a query. See `Server.rerank`."""
-        async with self.lifecycle.use(context, LoadedModel.check_ranks) as services:
-            return await services.embedder.rerank(query, documents, priority, context)
+        with self._admitted(context):
+            async with self.lifecycle.use(context, LoadedModel.check_ranks) as services:
+                return await services.embedder.rerank(query, documents, priority, context)
 
     async def transcribe(
         self,
@@ -230,7 +246,7 @@ class ServerCore(EnteredOnce):
             InvalidRequestError: a field is unknown, has the wrong type or is out of range.
             NotSupportedError: the server generates no text.
         """
-        with deadline_scope(context.deadline):
+        with context.preparing():
             model = await self.lifecycle.known_model(context)
             if model.pooling is not None:
                 model.check_generates()
@@ -282,8 +298,9 @@ class ServerCore(EnteredOnce):
 
     async def count_tokens(self, messages: Messages, chat: ChatParams) -> int:
         """Count the tokens of a chat's prompt, including those of its media."""
-        async with self.lifecycle.use(ANYONE) as services:
-            return await services.prompts.count_tokens(messages, chat)
+        with self._admitted(ANYONE):
+            async with self.lifecycle.use(ANYONE) as services:
+                return await services.prompts.count_tokens(messages, chat)
 
     # -- sleep
 

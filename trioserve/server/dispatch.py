@@ -218,6 +218,10 @@ class Mailbox(Feed[Event]):
         return events
 
 
+#: Times beside those of open requests that may wait in `Dispatcher`.
+_MANY_TIMES = 1000
+
+
 class Dispatcher:
     """Dispatches the engine's events to mailboxes, and watches for stalled readers.
 
@@ -238,6 +242,7 @@ class Dispatcher:
         self._mailboxes: dict[int, Mailbox] = {}
         #: A heap of times and tasks: deadlines, and when readers are given up. Some are outdated.
         self._times: list[tuple[float, int]] = []
+        self._most_times = _MANY_TIMES
         self._new_time = Bell()
         self._calls = Gate()  # calls that wait for the inference thread
         #: Why the engine has failed, once all requests and calls got the error.
@@ -404,6 +409,10 @@ class Dispatcher:
 
     def _watch_at(self, time: float, mailbox: Mailbox) -> None:
         """Look at a mailbox at a time."""
+        if len(self._times) >= self._most_times:  # most are of requests that have ended
+            self._times = [one for one in self._times if one[1] in self._mailboxes]
+            heapq.heapify(self._times)
+            self._most_times = 2 * len(self._times) + _MANY_TIMES
         heapq.heappush(self._times, (time, mailbox.task_id))
         if self._times[0][0] == time:
             self._new_time.ring()

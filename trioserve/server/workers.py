@@ -9,6 +9,7 @@ from typing import TypeVar
 import trio
 
 from trioserve.concurrency import Gate
+from trioserve.fair_limiter import FairLimiter, text_threads
 
 _T = TypeVar("_T")
 
@@ -16,18 +17,20 @@ _T = TypeVar("_T")
 #: 1 ms.
 SMALL = 4096
 
-#: Threads for work on prompts, and separate ones for requests that only convert between tokens and
-#: text.
-_N_THREADS = 4
-_N_ASIDE = 2
+#: Threads for requests that only convert between tokens and text, and those that one client may
+#: have. Prompts have other threads.
+_N_ASIDE, _N_ASIDE_EACH = 3, 2
 
 
 async def offload(work: Callable[[], _T], cost: float, small: int = SMALL) -> _T:
     """Run work on the event loop, or in a thread if its cost exceeds `small` (about 1 ms).
 
     It is a checkpoint only when the work runs in a thread.
+
+    Raises:
+        QueueFullError: too much work of the client waits for a thread.
     """
-    return work() if cost <= small else await trio.to_thread.run_sync(work)
+    return work() if cost <= small else await text_threads().run_sync(work)
 
 
 class Workers:
@@ -39,8 +42,7 @@ class Workers:
 
     def __init__(self) -> None:
         self.gate = Gate()
-        self._threads = trio.CapacityLimiter(_N_THREADS)
-        self._aside = trio.CapacityLimiter(_N_ASIDE)
+        self._aside = FairLimiter(_N_ASIDE, _N_ASIDE_EACH)
 
     async def offload(
         self, work: Callable[[], _T], cost: float = math.inf, *, aside: bool = False
@@ -54,14 +56,14 @@ class Workers:
 
         Raises:
             ServerClosingError: the model is to be freed.
+            QueueFullError: too much work of the client waits for a thread.
         """
         if cost <= SMALL:
             await trio.lowlevel.checkpoint()
             self.gate.check()
             return work()
         with self.gate.open():
-            limiter = self._aside if aside else self._threads
-            return await trio.to_thread.run_sync(work, limiter=limiter)
+            return await (self._aside if aside else text_threads()).run_sync(work)
 
     async def aclose(self) -> None:
         """Cancel the work in threads, and wait for its end."""

@@ -78,6 +78,13 @@ class ScriptedBatch:
             self.add(token, pos, seq, logits=True)
         return range(start, len(self.rows))
 
+    def advance(self, tokens: Sequence[TokenId]) -> None:
+        """Replace the tokens of all rows."""
+        self.rows[:] = [
+            (token, pos + 1, seq, logits)
+            for token, (_, pos, seq, logits) in zip(tokens, self.rows, strict=True)
+        ]
+
     def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
         """Append rows without logits."""
         for i, token in enumerate(tokens):

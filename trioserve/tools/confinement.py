@@ -1,9 +1,10 @@
-"""What the kernel takes from a command: Landlock, and the rights of root that Landlock leaves.
+"""What the kernel takes from a command: Landlock, the rights of root that it leaves, system calls.
 
 Landlock is a sandbox that a process puts around itself and all that it starts. It does not keep a
 command from changing the modes, owners and times of files outside of it, and root may change those
 of all. A read-only file system prevents that. With some capabilities, root may also look into the
-memory of other processes, such as the server.
+memory of other processes, such as the server. Neither concerns limits of other processes, memory
+that the supervisor does not see, and keys: a filter refuses the system calls for these.
 
 Like `supervisor`, which uses it, this imports nothing of trioserve.
 """
@@ -100,6 +101,208 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         os.close(parent)
 
 
+# -- system calls
+
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_EPERM, _ENOSYS, _ENOTSUP = 1, 38, 95
+_CLONE_NEWUSER = 0x10000000
+#: On x86-64, calls of the x32 interface have this bit; their numbers are others.
+_X32 = 0x40000000
+
+# Classic BPF: load a word of `seccomp_data`, compare it, return.
+_LOAD, _EQUAL, _AT_LEAST, _BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE = 0, 4
+
+
+def _low(argument: int) -> int:
+    return 16 + 8 * argument
+
+
+#: By `os.uname().machine`: the architecture as the kernel's audit names it, and the number of each
+#: call. Memory of System V, of memfd_create and of io_uring counts for no process, and outlives it;
+#: keys are the user's; the others show or change what other processes do.
+_REFUSED = (
+    "shmget", "semget", "msgget", "memfd_create", "memfd_secret", "add_key", "request_key",
+    "keyctl", "unshare", "setns", "io_uring_setup", "bpf", "userfaultfd", "perf_event_open",
+    "inotify_add_watch", "fanotify_init", "ioprio_set",
+)  # fmt: skip
+#: These Landlock does not know. Programs such as `cp -a` work where attributes are not supported.
+_UNSUPPORTED = ("setxattr", "lsetxattr", "fsetxattr", "setxattrat")
+#: These take the number of a process first: without a PID namespace, only 0, the caller, may be.
+_SCHEDULING = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
+_MACHINES: dict[str, tuple[int, tuple[int, ...], dict[str, int]]] = {
+    "x86_64": (
+        0xC000003E,
+        (29, 64, 68, 319, 447, 248, 249, 250, 272, 308, 425, 321, 323, 298, 254, 300, 251, 188, 189,
+         190, 463),
+        {"prlimit64": 302, "clone": 56, "clone3": 435, "setpriority": 141, "sched_setparam": 142,
+         "sched_setscheduler": 144, "sched_setaffinity": 203, "sched_setattr": 314},
+    ),
+    "aarch64": (
+        0xC00000B7,
+        (194, 190, 186, 279, 447, 217, 218, 219, 97, 268, 425, 280, 282, 241, 27, 262, 30, 5, 6, 7,
+         463),
+        {"prlimit64": 261, "clone": 220, "clone3": 435, "setpriority": 140, "sched_setparam": 118,
+         "sched_setscheduler": 119, "sched_setaffinity": 122, "sched_setattr": 274},
+    ),
+}  # fmt: skip
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_uint16),
+        ("if_true", ctypes.c_uint8),
+        ("if_false", ctypes.c_uint8),
+        ("value", ctypes.c_uint32),
+    )
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_uint16), ("first", ctypes.POINTER(_Instruction)))
+
+
+def filter_calls(*, is_apart: bool) -> bool:
+    """Refuse system calls to this process and its children; returns whether that was possible.
+
+    Refused calls fail with EPERM. ``clone3``, whose flags a filter cannot see, does not exist:
+    libraries then use ``clone``, which must not make a user namespace. ``prlimit64`` may set limits
+    of the calling process only. Without namespaces (`fork_apart`), so may calls for the scheduler.
+
+    Raises:
+        OSError: the kernel refuses the filter.
+    """
+    machine = _machine()
+    if machine is None:
+        return False
+    code = _filter(*machine, is_apart=is_apart)
+    program = _Program(len(code), (_Instruction * len(code))(*code))
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _checked(_libc().prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0))
+    return True
+
+
+def _machine() -> tuple[int, tuple[int, ...], dict[str, int]] | None:
+    return _MACHINES.get(os.uname().machine) if sys.platform == "linux" else None
+
+
+def _filter(
+    architecture: int, refused: tuple[int, ...], calls: dict[str, int], *, is_apart: bool
+) -> list[_Instruction]:
+    refuse = _Instruction(_RETURN, 0, 0, _ERRNO | _EPERM)
+    code = [
+        _Instruction(_LOAD, 0, 0, _ARCHITECTURE),
+        _Instruction(_EQUAL, 1, 0, architecture),
+        refuse,
+        _Instruction(_LOAD, 0, 0, _NUMBER),
+        _Instruction(_AT_LEAST, 0, 1, _X32),
+        refuse,
+        _Instruction(_EQUAL, 0, 1, calls["clone3"]),
+        _Instruction(_RETURN, 0, 0, _ERRNO | _ENOSYS),
+        # Its first argument has the flags.
+        _Instruction(_EQUAL, 0, 4, calls["clone"]),
+        _Instruction(_LOAD, 0, 0, _low(0)),
+        _Instruction(_BITS, 0, 1, _CLONE_NEWUSER),
+        refuse,
+        _Instruction(_RETURN, 0, 0, _ALLOW),
+        # A process (0: the caller), a resource, and the address of new limits (0: it only asks).
+        _Instruction(_EQUAL, 0, 8, calls["prlimit64"]),
+        _Instruction(_LOAD, 0, 0, _low(0)),
+        _Instruction(_EQUAL, 4, 0, 0),
+        _Instruction(_LOAD, 0, 0, _low(2)),
+        _Instruction(_EQUAL, 0, 3, 0),
+        _Instruction(_LOAD, 0, 0, _low(2) + 4),
+        _Instruction(_EQUAL, 0, 1, 0),
+        _Instruction(_RETURN, 0, 0, _ALLOW),
+        refuse,
+    ]
+    if not is_apart:
+        for name in _SCHEDULING:
+            code += [_Instruction(_EQUAL, 0, 4, calls[name]), *_only_zero(0, refuse)]
+        # Its first argument says that the second is a process, a group or a user.
+        code += [
+            _Instruction(_EQUAL, 0, 6, calls["setpriority"]),
+            _Instruction(_LOAD, 0, 0, _low(0)),
+            _Instruction(_EQUAL, 0, 3, 0),
+            *_only_zero(1, refuse),
+        ]
+    for name, number in zip((*_REFUSED, *_UNSUPPORTED), refused, strict=True):
+        error = _ENOTSUP if name in _UNSUPPORTED else _EPERM
+        code += [
+            _Instruction(_EQUAL, 0, 1, number),
+            _Instruction(_RETURN, 0, 0, _ERRNO | error),
+        ]
+    return [*code, _Instruction(_RETURN, 0, 0, _ALLOW)]
+
+
+def _only_zero(argument: int, refuse: _Instruction) -> list[_Instruction]:
+    """Allow the call if the argument is 0, and else refuse it."""
+    return [
+        _Instruction(_LOAD, 0, 0, _low(argument)),
+        _Instruction(_EQUAL, 0, 1, 0),
+        _Instruction(_RETURN, 0, 0, _ALLOW),
+        refuse,
+    ]
+
+
+# -- namespaces
+
+_CLONE_NEWIPC, _CLONE_NEWPID = 0x08000000, 0x20000000
+_SIGCHLD = 17
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
+
+
+def fork_apart() -> int:
+    """Fork a child with PID, IPC and mount namespaces, where the system allows it; -1 if not.
+
+    An ordinary user needs a user namespace for that. Root without CAP_SYS_ADMIN gets none: there,
+    it would have capabilities that were taken from it, or lose the files of other users.
+    Call `settle_apart` in the child.
+    """
+    machine = _machine()
+    if machine is None:
+        return -1
+    flags = _CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWNS | _SIGCHLD
+    flags |= _CLONE_NEWUSER if os.geteuid() else 0
+    # With the GIL held, as in os.fork. There are no other threads.
+    return int(ctypes.PyDLL(None).syscall(machine[2]["clone"], flags, 0, 0, 0, 0))
+
+
+def settle_apart(uid: int, gid: int) -> None:
+    """Give the child of `fork_apart` its user, and a /proc that has its own processes only.
+
+    Raises:
+        OSError: the system does not allow that, as in many containers.
+    """
+    if uid:
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    mount = _libc().mount
+    _checked(mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
+    _checked(mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None))
+
+
+# -- descriptors of other processes
+
+_PIDFD_GETFD = 438
+
+
+def descriptor_of(pid: int, number: int) -> int | None:
+    """A copy of a descriptor of another process; None if it has ended, or has closed it."""
+    try:
+        process = os.pidfd_open(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
+    copy = int(_libc().syscall(_PIDFD_GETFD, process, number, 0))
+    os.close(process)
+    return copy if copy >= 0 else None
+
+
 def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
@@ -117,15 +320,16 @@ def prctl(option: int, value: int) -> None:
         _checked(_libc().prctl(option, value, 0, 0, 0))
 
 
-def make_read_only(writable: list[str]) -> bool:
+def make_read_only(writable: list[str], *, is_apart: bool = False) -> bool:
     """Make all file systems read-only for this process and its children, except some folders.
 
-    Returns whether that was possible. If not, nothing has changed.
+    Root may do that, and the children of `fork_apart`. Returns whether that was possible. If not,
+    nothing has changed.
 
     Raises:
         OSError: it was, but then a folder could not be kept.
     """
-    if sys.platform != "linux" or os.geteuid() != 0:
+    if sys.platform != "linux" or not (is_apart or os.geteuid() == 0):
         return False
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS) or libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None):

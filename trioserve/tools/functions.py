@@ -15,12 +15,11 @@ import msgspec
 import trio
 
 from trioserve.errors import InvalidRequestError, ToolError
+from trioserve.fair_limiter import LimiterOfRun
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
-#: Plain functions that run at the same time. Others wait for them.
-_N_THREADS = 40
-
-_of_this_run: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("tool functions")
+#: Plain functions that run at the same time, and those of one client. Others wait for them.
+_threads = LimiterOfRun(48, 40)
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -123,22 +122,10 @@ class _FunctionTool(Tool):
         if awaits:
             value = await self._function(**given)
         else:
-            value = await trio.to_thread.run_sync(
-                lambda: self._function(**given),
-                limiter=_threads(),
-                abandon_on_cancel=self._abandon_on_cancel,
+            value = await _threads().run_sync(
+                lambda: self._function(**given), abandon_on_cancel=self._abandon_on_cancel
             )
         return _result_of(value)
-
-
-def _threads() -> trio.CapacityLimiter:
-    """The threads of functions. Those that block take none of the server's own."""
-    try:
-        return _of_this_run.get()
-    except LookupError:
-        limiter = trio.CapacityLimiter(_N_THREADS)
-        _of_this_run.set(limiter)
-        return limiter
 
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -235,9 +235,8 @@ class Process:
                 if await self._supervisor.wait() < 0:
                     self._kill()
                 return
-            _log.warning("process %d does not end; it is left to the system", self.pid)
-            self._supervisor.kill()
-            await self._supervisor.wait()
+            _log.warning("process %d does not end; its supervisor continues to kill it", self.pid)
+            _LEFT.append(self._supervisor)
 
 
 @asynccontextmanager
@@ -293,7 +292,12 @@ async def open_process(
         await process.end()
 
 
+#: Supervisors of programs that did not end in time, until they have exited.
+_LEFT: list[trio.Process] = []
+
+
 async def _start_supervisor(stdin: bool, stderr: Literal["pipe", "stdout"]) -> Process:
+    _LEFT[:] = [one for one in _LEFT if one.poll() is None]
     ours, theirs = socket.socketpair()
     with theirs:
         try:

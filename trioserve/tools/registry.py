@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import trio
 
+from trioserve.concurrency import check_cancelled
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ToolRuntimeError, UnknownToolError
 from trioserve.tools.tool import Tool, ToolCallContext, ToolSource
@@ -54,15 +55,7 @@ class ToolRegistry:
         Raises:
             InvalidRequestError: a name is that of no tool. The `param` is "tools".
         """
-        tools, wanted = self.tools, list(patterns)
-        for pattern in wanted:
-            if not set("*?[") & set(pattern) and pattern not in tools:
-                raise InvalidRequestError(f"This server has no tool {pattern!r}.", param="tools")
-        return {
-            name: tool
-            for name, tool in tools.items()
-            if any(fnmatchcase(name, pattern) for pattern in wanted)
-        }
+        return select(self.tools, patterns)
 
     def check(self, context: ToolCallContext) -> None:
         """Look whether built-in tools can be called so.
@@ -79,6 +72,21 @@ class ToolRegistry:
     def abilities(self) -> list[str]:
         """What the server may now do, in sentences for the log. Empty without tools."""
         return [sentence for source in self._sources for sentence in source.abilities()]
+
+
+def select(tools: Mapping[str, Tool], patterns: Iterable[str]) -> dict[str, Tool]:
+    """See `ToolRegistry.select`. With many tools and patterns, call it in a thread."""
+    wanted = dict.fromkeys(patterns)
+    wild = [pattern for pattern in wanted if set("*?[") & set(pattern)]
+    for pattern in wanted:
+        if pattern not in tools and pattern not in wild:
+            raise InvalidRequestError(f"This server has no tool {pattern!r}.", param="tools")
+    selected: dict[str, Tool] = {}
+    for name, tool in tools.items():
+        check_cancelled()
+        if name in wanted or any(fnmatchcase(name, pattern) for pattern in wild):
+            selected[name] = tool
+    return selected
 
 
 @asynccontextmanager

@@ -18,6 +18,9 @@ _T = TypeVar("_T")
 #: What models have no use for.
 _NOISE = frozenset({"title", "default"})
 
+#: What msgspec says of text in the place of a list or an object.
+_WANTS_JSON = re.compile("Expected `(array|object)`, got `str`")
+
 #: Who runs a tool: "server", one that is built in; "mcp", an MCP server; "function", the program.
 ToolKind = Literal["server", "mcp", "function"]
 
@@ -60,8 +63,10 @@ def read_arguments(type_: type[_T], arguments: Mapping[str, Any]) -> _T:
         return msgspec.convert(given, type_, strict=False)
     except msgspec.ValidationError as error:
         message, param = str(error), _param_of(str(error))
-        if param is not None and (value := _unquoted(given.get(param))) is not None:
-            return read_arguments(type_, {**given, param: value})
+        if param is not None and _WANTS_JSON.match(message):
+            value = _unquoted(given.get(param))
+            if value is not None:
+                return read_arguments(type_, {**given, param: value})
         raise InvalidRequestError(message, param=param) from None
     except UnicodeEncodeError as error:  # of text in the place of something else
         text = _written(error.object)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import httpx
+import pytest
+from werkzeug.datastructures import Headers
 
 from tests.support.clients import client_of
 from trioserve.api.base import access
 from trioserve.config import Config
+from trioserve.errors import PermissionDeniedError
 
 CHAT = '{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}'
 EFFECTS = [
@@ -75,7 +78,14 @@ async def test_a_name_that_is_made_to_point_here() -> None:
 
 
 def test_names() -> None:
-    assert access.host_in("[::1]:80") == "::1"
-    assert access.host_in("A.b:1") == "a.b"
     assert access.answers_to("anything", Config(allowed_hosts=("*",)))
     assert not access.is_own("http://", "")
+    assert access.is_own("https://a.b", "A.B:443") and not access.is_own("https://a.b", "a.b:80")
+
+
+def test_an_address_of_ipv4_on_a_socket_of_ipv6_is_loopback_too() -> None:
+    headers = Headers({"Host": "evil.example"})
+    for server in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+        with pytest.raises(PermissionDeniedError, match=r"evil\.example"):
+            access.check("/v1/models", headers, server, Config())
+    access.check("/v1/models", headers, "::ffff:10.0.0.1", Config())

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from tests.support.clients import client_of
 from trioserve.api import openapi
-from trioserve.api.base import fields as json_schema
+from trioserve.api.base import fields as json_schema, limits
 from trioserve.api.base.fields import field, fields_of, json_type
 from trioserve.app import create_app
 from trioserve.errors import TrioServeError
@@ -132,16 +132,13 @@ class _Outer:
 
 
 def test_the_schema_of_a_class() -> None:
+    words = json_schema.list_schema(json_schema.NAME, limits.MAX_INPUTS)
     assert json_schema.of_class(_Outer) == {
         "type": "object",
         "properties": {
             "inner": {"anyOf": [{"$ref": "#/components/schemas/_Inner"}, {"type": "null"}]},
-            "w": {"type": "array", "items": {"type": "string"}},
-            "words": {
-                "type": "array",
-                "items": {"type": "string"},
-                "description": "Another name of w, which wins.",
-            },
+            "w": words,
+            "words": {**words, "description": "Another name of w, which wins."},
             "kind": {"enum": ["x", "y", None], "default": "x"},
         },
         "allOf": [{"anyOf": [{"required": ["w"]}, {"required": ["words"]}]}],

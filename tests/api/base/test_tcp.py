@@ -6,7 +6,7 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -21,11 +21,18 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.attacks import ATTACKS, PREFACE, WEBSOCKET, answer_to, send_all_mutated
-from tests.support.http_server import connected, post, serving, serving_script, slots_in_use
+from tests.support.http_server import (
+    chunks_of,
+    connected,
+    post,
+    serving,
+    serving_script,
+    slots_in_use,
+)
 from tests.support.scripts import endless
 from tests.support.waiting import patiently, until
-from trioserve.api.base import connection as requests
-from trioserve.api.base.app_state import NAME
+from trioserve.api.base import connection as requests, tcp
+from trioserve.api.base.app_state import NAME, Connections
 from trioserve.api.base.service import Service
 from trioserve.api.base.tcp import Reset, TCPConnection
 from trioserve.app import create_app
@@ -86,11 +93,33 @@ async def test_a_request_that_can_be_read_in_two_ways_or_not_at_all_is_refused()
             b"GET ?a HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET health HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET http://[/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET /health HTTP/1.1\nHost: localhost\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: localhost\nX: y\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: localhost\n\n",
         ):
             answer = await answer_to(url, data)
             assert answer.startswith(b"HTTP/1.1 400 "), data
             assert answer.count(b"HTTP/1.1") == 1
             assert b'"type":"invalid_request_error"' in answer
+
+
+async def test_a_bare_lf_behind_another_request_ends_the_connection_after_its_answer() -> None:
+    async with unharmed() as (url, _):
+        for data in (
+            HEALTH + b"GET /health HTTP/1.1\r\nHost: localhost\nX: y\r\n\r\n",
+            post("/tokenize", b'{"content":\n"a"}\n') + b"GET /health HTTP/1.1\nHost: a\r\n\r\n",
+        ):
+            answer = await answer_to(url, data)
+            assert answer.count(b"HTTP/1.1 ") == 2
+            assert answer.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 400 " in answer
+
+
+async def test_a_target_may_name_the_server() -> None:
+    head = b"GET http://LOCALHOST:80/health HTTP/1.1\r\nHost: localhost:80\r\n"
+    async with unharmed() as (url, _):
+        answer = await answer_to(url, head + b"Connection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 async def test_an_upload_that_goes_on_after_its_refusal() -> None:
@@ -115,18 +144,100 @@ async def test_the_descriptor_is_closed_with_the_client() -> None:
         await until(lambda: not service.n_connections)
 
 
+STREAM = post("/completion", b'{"prompt": "a", "stream": true}')
+
+
 @pytest.mark.system
 async def test_too_many_connections_are_told_so() -> None:
-    async with serving_script(max_connections=2) as (url, service):
-        async with connected(url), connected(url):
-            while service.n_connections < 2:
-                await trio.sleep(0.01)
+    async with serving_script(endless(), max_connections=2) as (url, service):
+        async with chunks_of(url, STREAM), chunks_of(url, STREAM):
             answer = await answer_to(url, HEALTH)
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"Retry-After" in answer
-        while service.n_connections:
-            await trio.sleep(0.01)
+        await until(lambda: not service.n_connections)
         assert (await answer_to(url, HEALTH)).startswith(b"HTTP/1.1 200 ")
+
+
+HALF = b"GET /health HTTP/1.1\r\nHost: local"
+HALF_BODY = post("/completion", b"x" * 100)[:-50]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("sent", [b"", HALF, HALF_BODY, HEALTH + HALF], ids=repr)
+async def test_connections_that_wait_for_their_clients_make_room(sent: bytes) -> None:
+    async with (
+        serving_script(endless(), max_connections=2) as (url, service),
+        chunks_of(url, STREAM) as next_chunk,
+        connected(url) as first,
+    ):
+        await first.send_all(sent)
+        if sent.startswith(HEALTH):
+            assert (await first.receive_some()).startswith(b"HTTP/1.1 200 ")
+        await until(lambda: service.n_connections == 2)
+        for _ in range(3):
+            assert (await answer_to(url, HEALTH)).startswith(b"HTTP/1.1 200 ")
+        with patiently():
+            while await first.receive_some():
+                pass  # it is closed, and the stream is not
+        assert await next_chunk()
+
+
+async def test_the_address_with_most_connections_loses_those_that_wait_longest() -> None:
+    connections = Connections(Config())
+    with ExitStack() as stack:
+
+        def connect(address: str) -> trio.CancelScope:
+            return stack.enter_context(connections.connection(address, 6))
+
+        few = connect("few")
+        many = [connect("many") for _ in range(5)]
+        connections.waits("many", many[0])  # it was idle, and has had a request meanwhile
+        connections.is_served("many", many[2])
+        for closed in (1, 3, 4, 0):
+            assert not many[closed].cancel_called
+            connections.is_served("new", connect("new"))
+            assert many[closed].cancel_called
+        also_few = connect("also few")
+        assert few.cancel_called  # the others are busy
+        connections.is_served("also few", connect("also few"))
+        assert also_few.cancel_called  # it was of the same address
+        with pytest.raises(UnavailableError):
+            connect("third")
+        assert not many[2].cancel_called
+        stack.close()
+    assert connections.n_connections == 0
+    assert not connections._n_of
+    assert not connections._waiting
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("before", [b"", HEALTH], ids=["first", "second"])
+async def test_a_head_has_little_time_to_arrive(
+    monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    monkeypatch.setattr(tcp, "HEAD_SECONDS", 0.3)
+    async with unharmed() as (url, _), connected(url) as stream:
+        if before:
+            await stream.send_all(before)
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 ")
+            await trio.sleep(0.6)  # an idle connection stays
+        await stream.send_all(HALF)
+        with patiently():
+            assert await stream.receive_some() == b""
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("", "-"),
+        ("unix", "unix"),
+    ],
+)
+def test_an_address_stands_for_a_client(address: str, network: str) -> None:
+    assert requests.network_of(address) == network
 
 
 async def test_an_error_in_a_connection_is_one_line_in_the_log(

@@ -227,8 +227,10 @@ async def test_only_pages_of_this_machine_may_read_answers() -> None:
             ("null", False),
             ("", False),
             ("http://[", False),
+            ("http://[::1].evil.example", False),
+            ("http://a@localhost", False),
         ):
-            assert access.is_local(origin) is local
+            assert access.is_of_this_machine(origin) is local
             answer = await client.options("/v1/chat/completions", headers={"Origin": origin})
             assert answer.status_code == 200
             allowed = answer.headers.get("Access-Control-Allow-Origin")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from typing import Any
 
@@ -19,7 +20,9 @@ from tests.support.run_stream import CHATS, RUN, STREAM, Reading, reading
 from tests.support.scripts import BASE, HI, answering, endless, noting
 from tests.support.served_tools import client_of_tools
 from tests.support.waiting import patiently
+from trioserve.api.base import generation
 from trioserve.tools.functions import tool_of
+from trioserve.tools.registry import select
 from trioserve.tools.tool import ToolCallContext
 
 
@@ -460,3 +463,19 @@ async def test_a_stream_that_is_deleted_cancels_its_tools() -> None:
         await client.delete("/v1/stream", params={"conv_id": "a"})
         with patiently():
             await waiter.cancelled.wait()
+
+
+async def test_many_patterns_are_compared_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return select(*arguments)
+
+    monkeypatch.setattr(generation, "select", noted)
+    tools = [tool_of(weather, name=f"weather_{n}") for n in range(30)]
+    async with client_of_tools(asking(), *tools) as (client, _):
+        for patterns in (["weather_1"], ["weather_1", *(f"none*{n}" for n in range(100))]):
+            body = {**RUN, "trioserve_run_tools": {"tools": patterns}}
+            assert (await client.post(CHATS, json=body)).status_code == 200
+    assert [one is threading.main_thread() for one in threads] == [True, False]

@@ -18,6 +18,7 @@ from trioserve.api.sessions import Send, Sessions, StreamFormat, StreamSession
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import QueueFullError, ServerClosingError, StreamStoppedError
+from trioserve.fair_limiter import working_for
 from trioserve.server.observers.metrics import prometheus_text
 
 FORM = StreamFormat(
@@ -302,6 +303,53 @@ async def test_running_streams_share_what_there_is(autojump_clock: MockClock) ->
         assert sum(len(each.ring) for each in sessions) == sessions.n_bytes
 
 
+async def test_one_client_does_not_make_the_server_forget_another(
+    autojump_clock: MockClock,
+) -> None:
+    """What is forgotten is of the client that has more."""
+    event = b"data: " + b"x" * 100 + b"\n\n"
+    async with opened(stream_bytes=4096, stream_total_bytes=8192) as sessions:
+        with working_for("few"):
+            finished, running = Writer(), Writer()
+            kept = [begin(sessions, finished), begin(sessions, running)]
+        await finished.write(*[event] * 8)
+        await finished.end()
+        await running.write(*[event] * 8)
+        before = [read(each) for each in kept]
+        with working_for("many"):
+            writers = [Writer() for _ in range(8)]
+            for writer in writers:
+                begin(sessions, writer)
+        for writer in writers:
+            await writer.write(*[event] * 40)
+            await writer.end()
+            assert sessions.n_bytes <= 8192
+        assert sessions.n_evicted > 0
+        assert [read(each) for each in kept] == before
+        assert set(kept) <= set(sessions)
+
+
+async def test_the_places_of_streams_are_shared_too(autojump_clock: MockClock) -> None:
+    async with opened(stream_sessions=4) as sessions:
+        with working_for("few"):
+            writer = Writer()
+            kept = begin(sessions, writer)
+        await writer.end()
+        with working_for("many"):
+            writers = [Writer() for _ in range(3)]
+            for each in writers:
+                begin(sessions, each)
+            with pytest.raises(QueueFullError):  # nothing that it may take from has ended
+                begin(sessions)
+            await writers[0].end()
+            begin(sessions)
+        assert kept in set(sessions)
+        with working_for("other"):
+            await writers[1].end()
+            begin(sessions)
+        assert kept in set(sessions)
+
+
 # -- lookups and metrics
 
 
@@ -316,7 +364,8 @@ async def test_lookup_knows_models_behind_names(autojump_clock: MockClock) -> No
 
         assert names("a") == ["a", "a::one", "a::two::x"]
         assert names("a::two", "ab", "none", "") == ["a::two::x", "ab"]
-        assert names("b", "b:") == ["b:::c", "b:::c"]
+        assert names("b", "b:") == ["b:::c"]
+        assert names(*["a"] * 1000) == ["a", "a::one", "a::two::x"]
         assert len(sessions.lookup("another", ["a"])) == 1
 
 

@@ -196,6 +196,31 @@ async def test_what_the_page_sees_of_an_answer() -> None:
         assert name not in answer.headers
 
 
+@pytest.mark.parametrize(
+    ("challenge", "passes"),
+    [
+        ('Bearer realm="a, b", scope=x', True),
+        ("bearer", True),
+        ('Bearer realm="a", Basic realm="b"', False),
+        ("Bearer, Basic", False),
+        ("Bearer a=b, Negotiate", False),
+        ("Digest a=b", False),
+    ],
+)
+async def test_only_a_challenge_for_a_token_reaches_the_page(challenge: str, passes: bool) -> None:
+    head = f"HTTP/1.1 401 No\r\nWWW-Authenticate: {challenge}\r\nContent-Length: 0\r\n\r\n"
+    async with target(head.encode()) as server, proxying() as client:
+        answer = await client.get("/cors-proxy", params=at(server.url))
+    assert ("www-authenticate" in answer.headers) is passes
+
+
+async def test_a_length_beside_chunks_is_not_passed_on() -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 99\r\n\r\n"
+    async with target(head + b"2\r\nok\r\n0\r\n\r\n") as server, proxying() as client:
+        answer = await client.get("/cors-proxy", params=at(server.url))
+    assert answer.content == b"ok" and "content-length" not in answer.headers
+
+
 async def test_the_status_is_that_of_the_other_server() -> None:
     async with target() as server, proxying() as client:
         for line, status in (
@@ -261,19 +286,21 @@ async def test_a_page_of_another_site_cannot_send_requests() -> None:
             ({"Sec-Fetch-Site": "same-site"}, 403),
             ({"Origin": "http://evil.com"}, 403),
             ({"Host": "evil.com"}, 403),
+            ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "script"}, 403),
+            ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "empty"}, 200),
             ({"Sec-Fetch-Site": "same-origin"}, 200),
             ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost:3000"}, 200),
         ):
             answer = await client.get("/cors-proxy", params=at(server.url), headers=headers)
             assert answer.status_code == status, headers
-        assert len(server.requests) == 2
+        assert len(server.requests) == 3
 
 
 async def test_the_requests_that_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy, "_MAX_REQUESTS", 1)
+    monkeypatch.setattr(proxy, "_MAX_REQUESTS_EACH", 1)
     async with target(SSE, stays=True) as server, proxying() as client:
         async with chunks_of(str(client.base_url), get(server.url)):
-            assert (await client.get("/cors-proxy", params=at(server.url))).status_code == 503
+            assert (await client.get("/cors-proxy", params=at(server.url))).status_code == 429
         with patiently():
             await server.gone.wait()
         server.answer, server.stays = OK, False

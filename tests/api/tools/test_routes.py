@@ -25,6 +25,7 @@ from tests.support.waiting import patiently
 from trioserve.api.base import app_state
 from trioserve.api.base.service import Service
 from trioserve.errors import ToolError, ToolRuntimeError
+from trioserve.fair_limiter import tool_calls
 from trioserve.tools.registry import ToolRegistry
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolKind, ToolResult, ToolSource
 
@@ -306,8 +307,8 @@ async def test_a_model_that_sleeps_is_not_woken_for_tools(
         assert service.server.sleeping
 
 
-async def test_calls_beyond_a_number_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_state, "_MAX_RUNNING", 2)
+async def test_calls_beyond_a_number_wait() -> None:
+    tool_calls().n_places = 2
     tool = Played(go_on=trio.Event())
     statuses = []
     async with with_tools(tool) as (client, _), trio.open_nursery() as nursery:

@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from tests.support.homeless import be_homeless
 from tests.support.rpc_peer import answers, closes, listening
 from trioserve.cli.commands import doctor
 from trioserve.cli.main import main
@@ -199,3 +200,12 @@ def test_other_machines_are_asked(
     )
     assert closed.startswith(f"problem: The RPC server {other} has closed the connection")
     assert report.about("model")[0].startswith("ok: ")  # there is room on another machine
+
+
+def test_commands_of_a_user_without_a_home_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    be_homeless(monkeypatch)
+    assert main(["list"]) == 0
+    assert main(["doctor", "--port", "0"]) in (0, 1)
+    assert "warning  folders       This user has no home folder" in capsys.readouterr().out

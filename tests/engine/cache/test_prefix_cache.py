@@ -82,16 +82,19 @@ def test_where_a_prompt_starts(
     assert seq.running and seq.root == ROOT
 
 
-@pytest.mark.parametrize(("n_shared", "n_held"), [(31, 0), (32, 32), (63, 63)])
-def test_what_left_the_cache_comes_back_from_ram(n_shared: int, n_held: int) -> None:
+@pytest.mark.parametrize(
+    ("n_shared", "n_prompt", "n_held"),
+    [(31, 63, 0), (32, 64, 32), (63, 65, 63), (7, 9, 0), (8, 16, 8), (8, 17, 0)],
+)
+def test_what_left_the_cache_comes_back_from_ram(n_shared: int, n_prompt: int, n_held: int) -> None:
     cache = Cache(64)
     assert cache.evict_one() and not cache.evict_one()
     assert (cache.lengths, len(cache.ram), cache.held.taken) == ([0, 0, 0], 1, 0)
-    assert len(cache.begin(keys_of(n_shared) + END).held) == n_held
+    assert len(cache.begin(keys_of(n_shared) + [200] * (n_prompt - n_shared)).held) == n_held
     assert not cache.evict_one(), "it runs"
 
 
-@pytest.mark.parametrize(("length", "n_in_ram"), [(31, 0), (32, 1)])
+@pytest.mark.parametrize(("length", "n_in_ram"), [(7, 0), (8, 1)])
 def test_a_short_sequence_is_not_copied_to_ram(length: int, n_in_ram: int) -> None:
     cache = Cache(length)
     cache.evict_one()
@@ -116,6 +119,41 @@ def test_where_all_others_run_the_one_that_is_kept_is_cut(n_shared: int, n_held:
         cache.begin(END)
     seq = cache.begin(keys_of(n_shared) + END * 200)
     assert (seq.id, len(seq.held)) == (0, n_held)
+
+
+def test_a_copy_of_a_little_of_a_long_text_takes_longer_than_to_prefill_it() -> None:
+    for n_more, n_held in ((600, 40), (601, 0)):
+        backend = ScriptedBackend(n_slots=2, n_batch=1000, n_ctx=1000, is_elastic=True)
+        cache = PrefixCache(backend)
+        source = cache.start(keys_of(40) + END, ROOT, reuse=True)
+        backend.batch.extend(keys_of(40) + [203] * n_more, 0, source.id)
+        backend.decode()
+        cache.held.append(source, keys_of(40) + [203] * n_more)
+        assert len(cache.start(keys_of(40) + END, ROOT, reuse=True).held) == n_held
+        cache.check_integrity()
+
+
+def test_what_will_be_evicted_is_copied_to_ram_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache()
+    for first in (0, 1, 2):
+        cache.keep([first] * 40)
+    cache.held.all[0].running = True
+    assert cache.swap_out_ahead() and len(cache.ram) == 1
+    assert cache.ram.holds([1] * 40, ROOT)
+    assert cache.swap_out_ahead() and not cache.swap_out_ahead()
+    assert len(cache.ram) == 2 and cache.lengths == [40, 40, 40]
+    monkeypatch.setattr(cache.backend, "save", None)  # it is there already
+    assert cache.begin(END).id == 1
+    cache.check_integrity()
+
+
+def test_nothing_leaves_ram_for_what_is_copied_ahead() -> None:
+    cache = Cache(ram=250)
+    cache.keep([1] * 40)  # of 160 bytes
+    assert cache.evict_one()
+    cache.keep([2] * 40)
+    assert not cache.swap_out_ahead()
+    assert cache.ram.holds([1] * 40, ROOT)
 
 
 def test_the_one_that_was_unused_for_longest_goes_first() -> None:

@@ -130,6 +130,22 @@ def test_a_state_is_read_once_for_several_copies(monkeypatch: pytest.MonkeyPatch
     assert read == [0, 0, 0] and backend.sequences[2] == [0, 1, 2, 3, 9]
 
 
+def test_a_state_that_was_read_is_copied_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences, backend = sequences_of(60, n_ctx=1000, is_elastic=True)
+    first, second, third = sequences.all
+    read = []
+    save = backend.save
+    monkeypatch.setattr(backend, "save", lambda seq: read.append(seq) or save(seq))
+    sequences.copy(first, second, 50)
+    assert sequences.source([second, first]) is first, "although the other one is shorter"
+    sequences.copy(first, third, 50)
+    assert read == [0]
+    backend.batch.add(9, 60, 0, logits=False)
+    backend.decode()
+    sequences.append(first, [9])
+    assert sequences.source([first, second]) is second
+
+
 def test_in_an_elastic_cache_all_cells_of_a_copy_count() -> None:
     sequences, backend = sequences_of(60, 5, n_ctx=1000, is_elastic=True)
     first, _, third = sequences.all

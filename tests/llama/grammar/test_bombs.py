@@ -14,8 +14,9 @@ import pytest
 
 from trioserve import llama
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, UnavailableError
 from trioserve.llama import LlamaBackend
+from trioserve.llama.grammar import trial
 from trioserve.types import Grammar
 
 pytestmark = pytest.mark.system
@@ -231,6 +232,14 @@ def test_most_grammars_need_no_trial(
 
 def test_no_process_for_a_trial(monkeypatch: pytest.MonkeyPatch, backend: LlamaBackend) -> None:
     monkeypatch.setattr(sys, "executable", "/nothing/here")
-    error = compiled(backend, Grammar("regex", "a{2}"))
-    assert error is not None
-    assert "there is no process" in error.message
+    with pytest.raises(UnavailableError, match="no process can be started") as caught:
+        backend.compile(Grammar("regex", "a{2}"))
+    assert caught.value.retry_after == 5
+
+
+def test_a_trial_without_the_cpu_is_no_fault_of_the_grammar(
+    monkeypatch: pytest.MonkeyPatch, backend: LlamaBackend
+) -> None:
+    monkeypatch.setattr(trial, "_WALL_SECONDS", 0.001)  # the process does not start in that time
+    with pytest.raises(UnavailableError, match="other work has the CPU"):
+        backend.compile(Grammar("regex", "a{3}"))

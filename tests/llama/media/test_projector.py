@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import attrs
@@ -327,11 +329,14 @@ def test_what_chunks_take_in_memory_is_known(kind: str, size: int, backends: Bac
     projector = backends(kind).projector
     assert projector is not None
     images = [random_image(size, size, seed=i) for i in range(20)]
-    before = _allocated()
-    prompt = projector.prepare(images, add_special=False)
-    n_cells = sum(chunk.n_cells for _, chunk in prompt.media)
-    said = n_cells * projector.bytes_per_cell
-    assert 0.7 < (_allocated() - before) / said < 1.5
+    gc.collect()
+    kept, taken = [], []
+    for _ in range(5):  # the median: other threads of this process may allocate and free, too
+        before = _allocated()
+        kept.append(projector.prepare(images, add_special=False))
+        taken.append(_allocated() - before)
+    n_cells = sum(chunk.n_cells for _, chunk in kept[0].media)
+    assert 0.7 < median(taken) / (n_cells * projector.bytes_per_cell) < 1.5
 
 
 class _Usage(ctypes.Structure):

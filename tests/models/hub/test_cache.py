@@ -10,7 +10,9 @@ import pytest
 from filelock import FileLock
 
 from tests.hub.server import sha256
-from trioserve.errors import HubError, HubNotFoundError, UnknownQuantError
+from tests.support.homeless import be_homeless
+from trioserve.errors import ConfigError, HubError, HubNotFoundError, UnknownQuantError
+from trioserve.llama.rpc import library
 from trioserve.models.hub import HubReference, cached_models, find, remove
 from trioserve.models.hub.cache import (
     RepoFolder,
@@ -229,3 +231,17 @@ def test_whether_it_is_offline() -> None:
     assert is_offline({"HF_HUB_OFFLINE": "1"})
     assert not is_offline({"HF_HUB_OFFLINE": "0"})
     assert not is_offline({})
+
+
+def test_a_user_without_a_home_folder_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_homeless(monkeypatch)
+    assert cached_models() == []
+    assert find(HubReference(repo="user/repo")) is None
+    assert default_token({}) is None
+    assert default_cache_dir({"LLAMA_CACHE": "/l"}) == Path("/l")
+    for where in (default_cache_dir, library.folder):
+        assert where({"XDG_CACHE_HOME": "/x"}).is_relative_to("/x")
+        with pytest.raises(ConfigError, match=r"no home folder.*HF_HOME or LLAMA_CACHE"):
+            where({})
+    with pytest.raises(ConfigError, match="no home folder"):
+        default_cache_dir({"LLAMA_CACHE": "~/l"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import partial
 
 import pytest
 import trio
@@ -18,7 +19,9 @@ from trioserve.errors import (
     InvalidRequestError,
     QueueFullError,
     ServerClosingError,
+    UnavailableError,
 )
+from trioserve.fair_limiter import ThreadTime
 from trioserve.server import Server
 from trioserve.testing import ScriptedBackend
 from trioserve.types import FinishReason, Grammar
@@ -111,14 +114,22 @@ async def test_cancelling_while_it_compiles(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "error"), [(math.inf, InvalidRequestError), (3, DeadlineExceededError)]
+    ("seconds", "cpu", "error"),
+    [
+        (math.inf, 9.0, InvalidRequestError),
+        (math.inf, 1.0, UnavailableError),  # it had to wait for the CPU
+        (3, 9.0, DeadlineExceededError),
+    ],
 )
 async def test_compiling_takes_bounded_time(
     gate: Gate,
     seconds: float,
+    cpu: float,
     error: type[Exception],
     mock_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(ThreadTime, "seconds", cpu)
     backend = ScriptedBackend(digits)
     backend.on_compile = gate
     async with serve(backend) as server:
@@ -136,6 +147,20 @@ async def test_compiling_takes_bounded_time(
             mock_clock.jump(11)
         assert len(server._core.lifecycle.services.dispatcher) == 0
         gate.opened.set()
+
+
+async def test_grammars_of_one_client_do_not_hold_up_those_of_another(gate: Gate) -> None:
+    backend = ScriptedBackend(digits)
+    backend.on_compile = lambda grammar: None if grammar == DIGITS else gate(grammar)
+    async with serve(backend) as server, trio.open_nursery() as nursery:
+        for n in range(1, 21):
+            costly = Grammar("regex", f"[0-9]{{{n}}}", param="grammar")
+            nursery.start_soon(partial(server.complete, "x", grammar=costly, client="first"))
+        await gate.wait()
+        answer = await server.complete("y", grammar=DIGITS, client="second")
+        assert answer.text == "123"
+        gate.opened.set()
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_full_queue_is_known_before_compiling() -> None:

@@ -72,6 +72,9 @@ class Waiting:
     def stop(self) -> None:
         pass
 
+    def start_helpers(self) -> None:
+        pass
+
 
 async def test_an_engine_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trioserve.server.lifecycle.engine._JOIN_SECONDS", 0.0)

@@ -11,7 +11,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from tests.support.media_files import RED, av_file, image_file, wav_file
-from trioserve.errors import InvalidMediaError, PayloadTooLargeError
+from trioserve.errors import InvalidMediaError, NotSupportedError, PayloadTooLargeError
 from trioserve.media.pipe import MediaLimits
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.media import loader as media
@@ -51,6 +51,18 @@ async def test_each_file_becomes_what_is_in_it(loader: MediaLoader, budget: Memo
         assert [at for at, _ in video.frames] == [0.0, 0.25, 0.5, 0.75, 1.0][: len(video.frames)]
         assert hold.n_bytes == size_of(image) + size_of(sound) + size_of(video)
     assert budget.n_held == 0
+
+
+async def test_without_the_extra_an_image_is_not_supported(
+    loader: MediaLoader, budget: MemoryBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media, "has_extra", lambda name: False)
+    decoded = DecodedImage(width=1, height=1, pixels=b"123", id="a")
+    with budget.hold() as hold:
+        assert await loader.load([MediaSource(decoded=decoded)], ALL, hold) == [decoded]
+        with pytest.raises(NotSupportedError, match=r"install trioserve\[media\]") as info:
+            await loader.load([MediaSource(data=image_file(), param="p")], ALL, hold)
+    assert info.value.param == "p"
 
 
 async def test_a_photo_is_turned_as_its_exif_data_say(

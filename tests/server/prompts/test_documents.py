@@ -17,7 +17,7 @@ from tests.support.media_files import image_file
 from tests.support.pdf_files import pdf_file
 from tests.support.projectors import WordProjector
 from tests.support.scripts import answering, noting
-from trioserve.errors import InvalidMediaError, UnsupportedFieldError
+from trioserve.errors import InvalidMediaError, NotSupportedError
 from trioserve.media.pipe import MediaLimits
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.media import loader as media
@@ -119,10 +119,11 @@ async def test_damaged_files_are_decoded_or_refused(
 async def test_without_the_extra_a_pdf_is_refused(
     loader: MediaLoader, budget: MemoryBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(media, "find_spec", lambda name: None)
+    monkeypatch.setattr(media, "has_extra", lambda name: False)
     source = DocumentSource(data=pdf_file("One"), param="p")
-    with budget.hold() as hold, pytest.raises(UnsupportedFieldError, match="'p' is a PDF"):
+    with budget.hold() as hold, pytest.raises(NotSupportedError, match=r"trioserve\[pdf\]") as info:
         await loader.load_document(source, with_images=True, hold=hold)
+    assert info.value.param == "p"
 
 
 async def test_a_chat_about_a_pdf() -> None:

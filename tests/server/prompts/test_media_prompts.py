@@ -22,6 +22,7 @@ from trioserve.errors import (
     InvalidMediaError,
     PayloadTooLargeError,
     QueueFullError,
+    ServerClosingError,
     UnsupportedFieldError,
 )
 from trioserve.server import RequestContext, Server
@@ -194,6 +195,66 @@ async def test_the_deadline_holds_while_loading(autojump_clock: trio.testing.Moc
             async with server._core.stream_chats(chat, params, ChatParams(), context=within(3)):
                 raise AssertionError("unreachable")
         assert (loader.n_loading, server._core.memory.n_held) == (0, 0)
+
+
+async def _drain(server: Server, may_go_on: trio.Event, ends: list[str]) -> None:
+    """Drain while an image is loaded. `ends` gets what ends, in order."""
+    async with trio.open_nursery() as nursery:
+
+        async def drain() -> None:
+            await server._core.drain(60)
+            ends.append("drain")
+
+        nursery.start_soon(drain)
+        await wait_all_tasks_blocked()
+        assert ends == []
+        with pytest.raises(ServerClosingError):
+            await server.chat([user("new")])
+        may_go_on.set()
+
+
+@pytest.mark.parametrize("tools", [False, True])
+async def test_a_drain_waits_for_requests_whose_media_are_loaded(tools: bool) -> None:
+    ends: list[str] = []
+
+    async def ask() -> None:
+        chat = [user(Image(PNG))]
+        answer = await (server.run(chat, [len_of]) if tools else server.chat(chat))
+        assert answer.message.content == "It is red."
+        ends.append("answer")
+
+    async with serve_seeing(ScriptedProjector()) as server, trio.open_nursery() as nursery:
+        loader = SlowLoader(server)
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        assert loader.n_loading == 1
+        await _drain(server, loader.may_go_on, ends)
+    assert sorted(ends) == ["answer", "drain"]
+
+
+def len_of(text: str) -> int:
+    """Count characters."""
+    return len(text)
+
+
+@pytest.mark.parametrize("tools", [False, True])
+async def test_the_end_of_a_drain_ends_requests_whose_media_are_loaded(
+    autojump_clock: trio.testing.MockClock, tools: bool
+) -> None:
+    async def ask() -> None:
+        chat = [user(Image(PNG))]
+        with pytest.raises(ServerClosingError):
+            await (server.run(chat, [len_of]) if tools else server.chat(chat))
+        errors.append("ended")
+
+    errors: list[str] = []
+    async with serve_seeing(ScriptedProjector()) as server, trio.open_nursery() as nursery:
+        loader = SlowLoader(server)
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        await server._core.drain(60)
+        await wait_all_tasks_blocked()
+        assert (errors, loader.n_loading) == (["ended"], 0)
 
 
 async def test_what_is_decoded_is_counted() -> None:

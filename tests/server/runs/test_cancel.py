@@ -21,9 +21,11 @@ from trioserve import (
     ServerClosingError,
     StepChunk,
     ToolCallContext,
+    ToolCalled,
     ToolReturned,
     ToolStarted,
 )
+from trioserve.fair_limiter import tool_calls, working_for
 from trioserve.server.observers.observer import Event, ToolRecord
 
 A_CALL = calls(("work", {"n": 1}))
@@ -316,3 +318,29 @@ async def test_observers_are_told_how_each_call_ended() -> None:
         ("left", "cancelled", True),
         ("slow", "stopped", True),
     ]
+
+
+async def test_runs_share_the_places_of_tools_with_others() -> None:
+    """A built-in tool of a run waits while the client has as many calls as it may."""
+    backend, _ = saying([calls(("work", {})), "Done."])
+    tool = FakeTool()
+    async with serve(backend) as server, trio.open_nursery() as nursery:
+        with working_for("one"):
+            for _ in range(tool_calls().n_each):
+                nursery.start_soon(hold_a_place)
+        await trio.testing.wait_all_tasks_blocked()
+        async with server.stream_run(HI, [tool], client="one") as run:
+            await until(run, ToolCalled)
+            await trio.testing.wait_all_tasks_blocked()
+            assert tool_calls().n_waiting == 1
+        assert tool_calls().n_waiting == 0
+        backend.script = saying([calls(("work", {})), "Done."])[0].script
+        async with server.stream_run(HI, [tool], client="another") as run:
+            await until(run, ToolReturned)
+        nursery.cancel_scope.cancel()
+    assert tool_calls().n_held == 0
+
+
+async def hold_a_place() -> None:
+    async with tool_calls().place():
+        await trio.sleep_forever()

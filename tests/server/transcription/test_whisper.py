@@ -231,7 +231,7 @@ async def test_recordings_take_turns_and_few_may_wait(nursery: trio.Nursery) -> 
             first = [await anext(running)]
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(QueueFullError, match="1 recording waits"):
+            with pytest.raises(QueueFullError, match="1 running and 1 waiting"):
                 await transcribe(transcriber)
             first += [event async for event in running]
         await until(lambda: waited)

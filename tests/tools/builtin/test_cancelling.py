@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import trio
 
+from tests.support.file_tools import tool_in
 from trioserve.config import Config
 from trioserve.tools.builtin.file_tools import FileCall, FileThreads, FileTool, ReadFile
-from trioserve.tools.builtin.search import GrepFiles
+from trioserve.tools.builtin.search import GrepFiles, _Search
 from trioserve.tools.files.store import (
     DirectoryEntry,
     DirectoryListing,
@@ -95,6 +96,28 @@ async def test_an_endless_search_ends_when_it_is_cancelled(
         await FileTool(tool, stores, FileThreads()).call(arguments, ToolCallContext())
     assert scope.cancelled_caught
     assert store.n_steps < 40
+
+
+@pytest.mark.parametrize("pattern", ["[ab]{0,900}" * 5 + "c", "x"], ids=["costly", "cheap"])
+async def test_a_search_in_a_large_file_ends_when_it_is_cancelled(
+    tmp_path: Path, pattern: str
+) -> None:
+    (tmp_path / "a").write_bytes((b"ab" * 1000 + b"\n") * 10_000)
+    asked = []
+
+    def may_go_on(search: _Search) -> bool:
+        asked.append(True)
+        trio.from_thread.run_sync(scope.cancel)
+        return go_on(search)
+
+    go_on = _Search.may_go_on
+    with pytest.MonkeyPatch.context() as patching, trio.CancelScope() as scope:
+        patching.setattr(_Search, "may_go_on", may_go_on)
+        await tool_in(tmp_path, GrepFiles).call(
+            {"path": "a", "pattern": pattern}, ToolCallContext()
+        )
+    assert scope.cancelled_caught
+    assert len(asked) == 1
 
 
 async def test_many_calls_and_cancels_leave_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 from tests.support.file_tools import call, tool_in
+from trioserve.errors import InvalidRequestError
+from trioserve.tools.builtin import file_tools
 from trioserve.tools.builtin.file_tools import Edit, EditFile, with_edits
 from trioserve.tools.tool import ToolCallContext
 
@@ -102,6 +104,46 @@ async def test_edits_of_one_file_at_the_same_time_are_all_kept(tmp_path: Path) -
             arguments = {"path": "a", "edits": [edit(f"<{number}>", f"({number})")]}
             nursery.start_soon(tool.call, arguments, ToolCallContext())
     assert (tmp_path / "a").read_text() == "".join(f"({number})" for number in range(20))
+
+
+async def test_the_number_of_edits_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("".join(f"<{number}>" for number in range(257)))
+    edits = [edit(f"<{number}>", "x") for number in range(257)]
+    with pytest.raises(InvalidRequestError, match="Expected `array` of length <= 256") as caught:
+        await call(EditFile, tmp_path, path="a", edits=edits)
+    assert caught.value.param == "edits"
+    result = await call(EditFile, tmp_path, path="a", edits=edits[1:])
+    assert result.answer["edits_applied"] == 256
+
+
+async def test_edits_take_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("12")
+    monkeypatch.setattr(file_tools, "_MAX_EDIT_SECONDS", 0.0)
+    result = await call(EditFile, tmp_path, path="a", edits=[edit("1", "3"), edit("2", "4")])
+    assert result.answer == {"error": "it takes too long to find edits[0].old_text in a"}
+    assert (tmp_path / "a").read_text() == "12"
+
+
+async def test_edits_end_when_they_are_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("".join(f"<{number}>" for number in range(200)))
+    looked_for = []
+    find = file_tools._found
+
+    def found(text: str, wanted: str) -> tuple[int, int]:
+        looked_for.append(wanted)
+        if len(looked_for) == 10:
+            trio.from_thread.run_sync(scope.cancel)
+        return find(text, wanted)
+
+    monkeypatch.setattr(file_tools, "_found", found)
+    with trio.CancelScope() as scope:
+        edits = [edit(f"<{number}>", "x") for number in range(200)]
+        await call(EditFile, tmp_path, path="a", edits=edits)
+    assert scope.cancelled_caught
+    assert len(looked_for) == 10
+    assert (tmp_path / "a").read_text().startswith("<0>")
 
 
 async def test_a_file_that_is_too_large_or_not_there_is_an_error(tmp_path: Path) -> None:

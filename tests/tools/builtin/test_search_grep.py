@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.file_tools import call
+from trioserve.tools.builtin import search
 from trioserve.tools.builtin.search import GrepFiles
 
 FOOT = "\n---\nTotal matches: {}\n"
@@ -138,3 +139,22 @@ async def test_what_cannot_be_searched_is_an_error_for_the_model(
     result = await call(GrepFiles, tmp_path, **{"path": ".", "pattern": "x", **arguments})
     assert result.is_error
     assert str(result.answer["error"]).startswith(message)
+
+
+async def test_a_search_ends_in_time_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        (tmp_path / f"{n}").write_text("word\n" * 10)
+    monkeypatch.setattr(search, "_MAX_SECONDS", 0.0)
+    for path in (".", "0"):
+        result = await call(GrepFiles, tmp_path, path=path, pattern="word")
+        assert "Total matches: 0" in result.text
+        assert "[results truncated: time budget" in result.text
+
+
+async def test_lines_that_are_too_long_for_a_pattern_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a" * 50_000 + "c\nabc\n")
+    result = await call(GrepFiles, tmp_path, path="a", pattern="[ab]{0,900}" * 5 + "c")
+    assert result.text.startswith("a:abc\n")
+    assert "bytes were not searched; a shorter pattern finds longer lines]" in result.text

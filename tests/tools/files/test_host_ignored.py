@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import re2
 import trio
+from pathspec import GitIgnoreSpec
 
 from tests.support.file_tools import call
 from trioserve.tools.builtin.search import FindFiles
@@ -74,6 +76,17 @@ async def test_a_repository_around_the_sandbox_is_not_looked_at(tmp_path: Path) 
     folder = repository(tmp_path, FILES)
     assert "a.o" in await listed(folder / "sub", include="*.o")
     assert "b.o" in await listed(folder / "sub", include="*.o")
+
+
+async def test_patterns_that_re2_cannot_combine_are_used_all_the_same(tmp_path: Path) -> None:
+    """The last pattern that matches decides, in whatever set it is."""
+    many = [f"*{n}*x*" for n in range(1900)]
+    lines = ["*.o", *many[:900], "out/", "!keep.o", *many[900:], "late.c"]
+    files = {".gitignore": "\n".join(lines), "a.o": "", "keep.o": "", "a.c": "", "late.c": "",
+             "out/a.c": ""}  # fmt: skip
+    with pytest.raises(re2.error):
+        GitIgnoreSpec.from_lines(lines, backend="re2")
+    assert await listed(repository(tmp_path, files)) == {".gitignore", "keep.o", "a.c"}
 
 
 async def test_a_program_that_the_repository_names_is_not_run(tmp_path: Path) -> None:

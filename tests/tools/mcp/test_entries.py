@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ PROBLEMS = [
     ({"url": "ftp://a"}, "must begin with http:// or https://"),
     ({"url": "http:///path"}, "name a host"),
     ({"command": "${env:NONE}"}, "the environment has no NONE"),
-    ({"url": "http://a", "headers": {"A": "${input:token}"}}, "nobody can be asked"),
+    ({"url": "http://a", "headers": {"A": "${input:token}"}}, "there is no person to ask"),
 ]
 
 
@@ -109,3 +110,12 @@ def test_names_of_functions() -> None:
     assert len(long) == 64
     assert long != function_name("a", "b" * 101)
     assert function_name("a", "b" * 62) == "a_" + "b" * 62
+
+
+def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    (entry,) = read(a={"command": "program", "args": ["${workspaceFolder}"]})
+    assert entry == StdioEntry(name="a", command="program", args=("/work/shop",))
+    with capture_logs() as logs:
+        assert not read(a={"command": "${userHome}/program"})
+    assert "no home folder" in logs[0]["problem"]

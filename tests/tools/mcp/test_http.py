@@ -208,6 +208,8 @@ def app_of(answer: Callable[[Any, Send], Awaitable[None]]) -> Any:
             info = {"name": "odd", "version": "1"}
             result = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": info}
             await respond(send, {"jsonrpc": "2.0", "id": request["id"], "result": result})
+        elif request["method"] == "GET" and b"last-event-id" in dict(scope["headers"]):
+            await answer(request, send)
         elif "id" not in request and request["method"] != "notifications/cancelled":
             await respond(send, None, status=405 if request["method"] == "GET" else 202)
         elif request["method"] == "tools/list":
@@ -258,6 +260,85 @@ async def test_an_answer_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None
             await send({"type": "http.response.body", "body": b" " * 2**16, "more_body": True})
 
     assert "its answer has more than 1,048,576 bytes" in await error_of(endless)
+
+
+MANY = b"[" + b"[]," * 200_000 + b"[]]"
+
+
+async def test_an_answer_of_too_many_values() -> None:
+    for before, after, content_type in (
+        (b"", b"", "application/json"),
+        (b": a comment\r\n\r\ndata: ", b"\n\n", "text/event-stream"),
+        (b": a comment\r\rdata: ", b"\n\r\n", "text/event-stream"),
+    ):
+        body = before + b'{"jsonrpc": "2.0", "id": 3, "result": %b}' % MANY + after
+        answer = partial(respond, body=body, content_type=content_type)
+        error = await error_of(lambda _, send, answer=answer: answer(send))
+        assert "its answer has more than 100,000 values" in error
+
+
+async def test_events_without_an_end_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_MESSAGE", 2**20)
+    monkeypatch.setattr(http, "_MAX_INCOMPLETE", 2**21)
+    n_calls, all_called = 0, trio.Event()
+    problems = []
+
+    async def endless(request: Any, send: Send) -> None:
+        nonlocal n_calls
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"x" * 900_000, "more_body": True})
+        n_calls += 1
+        if n_calls == 3:
+            all_called.set()
+        await all_called.wait()
+        await trio.sleep_forever()
+
+    async def fail() -> None:
+        problems.append((await call(servers, "a_tool")).answer["error"])
+        nursery.cancel_scope.cancel()
+
+    async with (
+        serving(app_of(endless)) as url,
+        opened(a={"url": url}) as servers,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(3):
+            nursery.start_soon(fail)
+    assert "its answers together have more than 2,097,152 bytes" in problems[0]
+
+
+async def test_the_body_of_a_redirection_is_not_read() -> None:
+    n_redirected = 0
+
+    async def redirect(request: Any, send: Send) -> None:
+        nonlocal n_redirected
+        if n_redirected:
+            result = {"content": [{"type": "text", "text": "here"}]}
+            await respond(send, {"jsonrpc": "2.0", "id": request["id"], "result": result})
+            return
+        n_redirected += 1
+        headers = [(b"location", b"/elsewhere")]
+        await send({"type": "http.response.start", "status": 307, "headers": headers})
+        await send({"type": "http.response.body", "body": b"x" * 2**16, "more_body": True})
+        await trio.sleep_forever()
+
+    async with serving(app_of(redirect)) as url, opened(a={"url": url}) as servers:
+        assert (await call(servers, "a_tool")).text == "here"
+
+
+async def test_streams_are_not_begun_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_STREAMS_PER_SECOND", 1.0)
+    n_resumed = 0
+
+    async def ends(request: Any, send: Send) -> None:
+        nonlocal n_resumed
+        n_resumed += request["method"] == "GET"
+        await respond(send, b"id: 1\nretry: 0\ndata:\n\n", 200, "text/event-stream")
+
+    async with serving(app_of(ends)) as url, opened(a={"url": url, "timeout_ms": 500}) as servers:
+        assert "no answer after" in (await call(servers, "a_tool")).answer["error"]
+    assert n_resumed <= 3
 
 
 async def test_nobody_listens() -> None:

@@ -5,12 +5,12 @@ The servers are played by hand: real ones take real time, which a mocked clock d
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
-import mcp_types
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -19,11 +19,10 @@ from tests.support.mcp_servers import config_of, odd
 from trioserve.errors import ModelLoadError, ToolServerError
 from trioserve.tools.mcp import server as module
 from trioserve.tools.mcp.entries import Entry, StdioEntry
+from trioserve.tools.mcp.listing import Listing
 from trioserve.tools.mcp.server import COOLDOWN_SECONDS, IDLE_SECONDS, RETRY_SECONDS, McpServer
 from trioserve.tools.mcp.tools import open_mcp_servers
 from trioserve.tools.tool import ToolResult
-
-ECHO = mcp_types.Tool(name="echo", input_schema={"type": "object"})
 
 
 @attrs.define
@@ -33,6 +32,11 @@ class Program:
     n_starts: int = 0
     n_running: int = 0
     problem: str = ""
+    #: Seconds that it takes to list its tools, and when it has listed them.
+    list_seconds: float = 0.0
+    listed_at: list[float] = attrs.field(factory=list)
+    #: Reports other tools.
+    change: Callable[[], None] = lambda: None
     #: A call waits while this is not set.
     may_answer: trio.Event = attrs.field(factory=trio.Event)
 
@@ -44,6 +48,7 @@ class Program:
     ) -> Any:
         """Stands in for the function of that name."""
         self.n_starts += 1
+        self.change = on_list_changed
         await trio.lowlevel.checkpoint()
         if self.problem:
             raise ToolServerError(self.problem)
@@ -53,9 +58,10 @@ class Program:
         finally:
             self.n_running -= 1
 
-    async def list_tools(self) -> Sequence[mcp_types.Tool]:
-        await trio.lowlevel.checkpoint()
-        return [ECHO]
+    async def list_tools(self) -> Listing:
+        self.listed_at.append(trio.current_time())
+        await trio.sleep(self.list_seconds)
+        return Listing()
 
     async def call(
         self, tool: str, arguments: Mapping[str, Any], on_output: Callable[[str], None]
@@ -88,8 +94,8 @@ async def test_what_is_raised_beside_servers_comes_out_as_it_is(program: Program
 async def opened() -> AsyncIterator[McpServer]:
     """A server that has had no call yet."""
 
-    async def on_tools(server: McpServer, tools: Sequence[mcp_types.Tool]) -> None:
-        await trio.lowlevel.checkpoint()
+    def on_tools(server: McpServer, listing: Listing) -> None:
+        pass
 
     async with trio.open_nursery() as nursery:
         yield McpServer(StdioEntry(name="a", command="program"), on_tools, nursery)
@@ -170,3 +176,17 @@ async def test_listing_is_tried_again_at_longer_and_longer_intervals(
         began = trio.current_time()
         await server.discover(lambda: times.append(trio.current_time() - began))
     assert times == pytest.approx([sum(RETRY_SECONDS[:n]) for n in range(len(RETRY_SECONDS) + 1)])
+
+
+@pytest.mark.parametrize(("takes", "pause"), [(0.0, 1.0), (2.0, 20.0)])
+async def test_a_list_that_changes_all_the_time_is_not_read_all_the_time(
+    autojump_clock: MockClock, program: Program, takes: float, pause: float
+) -> None:
+    program.list_seconds = takes
+    async with opened() as server:
+        await echo(server)
+        while len(program.listed_at) < 4:
+            program.change()
+            await trio.sleep(0.25)
+    steps = [b - a for a, b in itertools.pairwise(program.listed_at)]
+    assert steps == pytest.approx([takes + pause] * 3, abs=0.3)

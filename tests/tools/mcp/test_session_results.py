@@ -6,8 +6,8 @@ from typing import Any
 
 from mcp_types import CallToolResult
 
+from trioserve.tools.mcp.messages import without_surrogates
 from trioserve.tools.mcp.session import result_of
-from trioserve.tools.mcp.stdio import without_surrogates
 
 
 def result(*content: dict[str, Any], **fields: Any) -> dict[str, Any]:

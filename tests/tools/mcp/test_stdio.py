@@ -15,7 +15,10 @@ import trio.testing
 from tests.support.mcp_servers import call, odd, opened, pids_in
 from tests.support.processes import is_alive
 from tests.support.waiting import patiently, until
-from trioserve.tools.mcp import stdio
+from trioserve.tools.mcp import messages, outbox, stdio
+from trioserve.tools.mcp.listing import Listing
+from trioserve.tools.mcp.server import McpServer
+from trioserve.tools.mcp.tools import McpServers
 from trioserve.tools.tool import ToolCallContext
 
 pytestmark = pytest.mark.system
@@ -219,7 +222,7 @@ async def test_a_message_without_an_end_ends_the_server(monkeypatch: pytest.Monk
 
 
 async def test_a_flood_of_notifications_is_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stdio, "_MESSAGES_PER_SECOND", 1000)
+    monkeypatch.setattr(messages, "_MESSAGES_PER_SECOND", 1000)
     async with opened(a=odd()) as servers:
         await call(servers, "a_echo")
         start = trio.current_time()
@@ -228,7 +231,7 @@ async def test_a_flood_of_notifications_is_slowed_down(monkeypatch: pytest.Monke
 
 
 async def test_calls_wait_for_a_server_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stdio, "_MAX_UNREAD", 2**18)
+    monkeypatch.setattr(outbox, "MAX_UNREAD", 2**18)
     answers = []
 
     async def send() -> None:
@@ -244,7 +247,7 @@ async def test_calls_wait_for_a_server_that_does_not_read(monkeypatch: pytest.Mo
 async def test_a_call_that_waits_to_be_sent_can_be_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stdio, "_MAX_UNREAD", 2**16)
+    monkeypatch.setattr(outbox, "MAX_UNREAD", 2**16)
     async with opened(a=odd()) as servers:
         await call(servers, "a_echo")
         start = trio.current_time()
@@ -343,3 +346,46 @@ async def test_names_that_are_taken() -> None:
     assert of["a_sleep"] == "a"
     assert of["a_b_echo"] == "a b"
     assert "a_b" not in of.values()
+
+
+async def test_a_failure_of_one_server_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    describe = McpServers.describe
+
+    def fails(servers: McpServers, server: McpServer, listing: Listing) -> None:
+        if server.entry.name == "bad":
+            raise ValueError("not foreseen")
+        describe(servers, server, listing)
+
+    monkeypatch.setattr(McpServers, "describe", fails)
+    async with opened(bad=odd(), good=odd("hidden", os.devnull)) as servers:
+        assert {tool.info.mcp_server for tool in servers.tools.values()} == {"good"}
+        assert (await call(servers, "good_echo", text="x")).text == "x"
+
+
+async def test_an_answer_of_too_many_values_is_an_error_of_its_call() -> None:
+    async with opened(a=odd()) as servers:
+        line = '{"jsonrpc": "2.0", "id": ID, "result": {"content": [' + "[]," * 200_000 + "[]]}}\n"
+        answer = await call(servers, "a_say", line=line)
+        assert "its answer has more than 100,000 values" in answer.answer["error"]
+        assert (await call(servers, "a_echo", text="x")).text == "x"
+
+
+async def test_messages_that_the_protocol_does_not_need_are_ignored() -> None:
+    async with opened(a=odd()) as servers:
+        for id in ('"%s"' % ("9" * 5000), str(10**400), '"%s"' % ("x" * 300)):
+            lines = [
+                f'{{"jsonrpc": "2.0", "id": {id}, "method": "ping"}}',
+                f'{{"jsonrpc": "2.0", "id": {id}, "result": {{}}}}',
+                *(
+                    f'{{"jsonrpc": "2.0", "method": "notifications/{what}", "params": {params}}}'
+                    for what, params in (
+                        ("cancelled", f'{{"requestId": {id}}}'),
+                        ("progress", f'{{"progressToken": {id}, "progress": 1}}'),
+                        ("progress", f'{{"progressToken": ID, "progress": {10**400}}}'),
+                    )
+                ),
+                NOTHING + "\n",
+            ]
+            assert (await call(servers, "a_say", line="\n".join(lines))).text == ""
+        assert "ping" not in (await call(servers, "a_seen")).text
+        assert "an answer" not in (await call(servers, "a_seen")).text

@@ -7,7 +7,8 @@ import trio
 import trio.testing
 from hypothesis import given, strategies as st
 
-from trioserve.tools.mcp.stdio import LineReader, LineTooLongError, Pace
+from trioserve.tools.mcp.messages import Pace
+from trioserve.tools.mcp.stdio import LineReader, LineTooLongError
 
 
 class Pieces(trio.abc.ReceiveStream):

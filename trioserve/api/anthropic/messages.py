@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 from trioserve.api.base import sse
 from trioserve.api.base.chat_request import as_content
 from trioserve.api.base.fields import (
+    PART,
+    STRING,
     MismatchError,
     boolean,
     json_type,
@@ -263,7 +265,7 @@ def _signed(signature: str) -> str:
 # -- messages
 
 
-_BLOCKS = {"type": ["string", "array"], "items": {"type": "object"}, "maxItems": MAX_PARTS}
+_BLOCKS = list_schema(PART, MAX_PARTS) | {**STRING, "type": ["string", "array"]}
 
 
 _MESSAGE = object_schema(

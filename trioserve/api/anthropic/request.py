@@ -18,9 +18,12 @@ from trioserve.api.anthropic.tools import read_tools
 from trioserve.api.base import readers
 from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import (
+    PART,
+    SCHEMA,
     Only,
     RequestBody,
     field,
+    mapping,
 )
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.chat.messages import NOT_HOSTED, Messages, Tools
@@ -58,7 +61,7 @@ class ToolChoiceOptions:
     """``tool_choice``: which tools the model calls, and whether several at once."""
 
     type: Literal["auto", "any", "tool", "none"] = "auto"
-    name: str | None = None
+    name: str | None = field(read=readers.name, default=None)
     disable_parallel_tool_use: bool | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -114,14 +117,14 @@ class OutputFormat:
     """``output_config.format``, or ``output_format`` as older clients have it."""
 
     type: Literal["json_schema"]
-    schema: dict[str, Any]
+    schema: dict[str, Any] = field(read=mapping, schema=SCHEMA)
 
 
 @attrs.frozen(kw_only=True)
 class OutputConfig:
     """``output_config``."""
 
-    effort: str | None = None
+    effort: str | None = field(read=readers.name, default=None)
     format: OutputFormat | None = None
 
 
@@ -139,7 +142,7 @@ def _no_thread(value: Any) -> None:
 class CountTokensRequest(RequestBody):
     """``POST /v1/messages/count_tokens``: the fields that the prompt is made of."""
 
-    thread: None = field(read=_no_thread, schema={"type": "object", "not": {}}, default=None)
+    thread: None = field(read=_no_thread, schema={**PART, "not": {}}, default=None)
     model: str | None = field(read=readers.model_name, default=None)
     messages: Messages = field(whole=read_messages)
     continue_final_message: bool = field(whole=continues_final_message)
@@ -173,7 +176,7 @@ class CountTokensRequest(RequestBody):
 class Metadata:
     """Who asks, for a provider that watches. Nothing here depends on it."""
 
-    user_id: str | None = None
+    user_id: str | None = field(read=readers.name, default=None)
 
 
 @attrs.frozen(kw_only=True, slots=False)

@@ -12,7 +12,8 @@ from typing import Any
 
 from trioserve.api.anthropic.messages import filled
 from trioserve.api.base.fields import (
-    OBJECT,
+    NAME,
+    SCHEMA,
     STRING,
     Only,
     boolean,
@@ -86,10 +87,10 @@ _KNOWN: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 _TOOL = object_schema(
     "name",
-    name={"type": "string", "minLength": 1},
-    type=or_null(STRING),
+    name={**NAME, "minLength": 1},
+    type=or_null(NAME),
     description=or_null(STRING),
-    input_schema=OBJECT,
+    input_schema=SCHEMA,
 )
 
 

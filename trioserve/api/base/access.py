@@ -18,10 +18,8 @@ to use a server without keys.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import re
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 from quart import request
 from quart_trio.wrappers import TrioResponse as Response
@@ -29,9 +27,11 @@ from werkzeug.datastructures import Headers
 
 from trioserve.api.base import vendors
 from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.connection import current_request
+from trioserve.api.base.connection import address_of, current_request
 from trioserve.config import Config
 from trioserve.errors import AuthenticationError, PermissionDeniedError
+from trioserve.fair_limiter import set_client
+from trioserve.hosts import is_local, parse_authority, parse_origin
 
 # -- API keys: ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic's clients send
 
@@ -77,8 +77,12 @@ def valid_key(headers: Headers, config: Config) -> str:
 
 
 async def check_key() -> None:
-    """Refuse the current request if it has no valid key, once the configuration has keys."""
+    """Refuse the current request if it has no valid key, once the configuration has keys.
+
+    From here on, the task works for the client with this key, or else this address.
+    """
     config = current_app_state().config
+    set_client(address_of(current_request()))
     # By the rule, not by the path: a path may lead out of its beginning again.
     rule = request.url_rule.rule if request.url_rule is not None else ""
     if not config.api_keys or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
@@ -87,6 +91,7 @@ async def check_key() -> None:
         return
     current_request().api_key = shown = valid_key(request.headers, config)
     current_request().held.belongs_to(shown)
+    set_client(shown)
 
 
 # -- Pages from other origins
@@ -107,13 +112,10 @@ _EXPOSED = (
 )
 
 
-def is_local(origin: str) -> bool:
+def is_of_this_machine(origin: str) -> bool:
     """Whether an origin is a page that this machine serves."""
-    try:
-        host = urlsplit(origin).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    parsed = parse_origin(origin)
+    return parsed is not None and is_local(parsed[1].host)
 
 
 def allowed(origin: str, config: Config) -> str | None:
@@ -122,7 +124,7 @@ def allowed(origin: str, config: Config) -> str | None:
     if "*" in names:
         # With credentials, browsers do not accept the star.
         return origin if origin and config.cors_credentials else "*"
-    if origin in names or ("localhost" in names and is_local(origin)):
+    if origin in names or ("localhost" in names and is_of_this_machine(origin)):
         return origin
     return None
 
@@ -162,29 +164,11 @@ async def allow_origin(response: Response) -> Response:
 # -- Requests from pages of other sites
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address, without a port, always means this machine."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def host_in(authority: str) -> str:
-    """The name or the address in a value of ``Host``, in lower case; empty when there is none."""
-    try:
-        return urlsplit(f"//{authority}").hostname or ""
-    except ValueError:
-        return ""
-
-
 def answers_to(host: str, config: Config) -> bool:
     """Whether a name is loopback or allowed. In the flag, ``.example.org`` covers subdomains."""
     names = config.allowed_hosts
     return (
-        is_loopback(host)
+        is_local(host)
         or "*" in names
         or any(
             host == name.lstrip(".") or (name[:1] == "." and host.endswith(name)) for name in names
@@ -194,10 +178,8 @@ def answers_to(host: str, config: Config) -> bool:
 
 def is_own(origin: str, authority: str) -> bool:
     """Whether an origin is the server itself, by the name that the client used for it."""
-    try:
-        return urlsplit(origin).netloc.lower() == authority.lower() != ""
-    except ValueError:
-        return False
+    page, server = parse_origin(origin), parse_authority(authority)
+    return page is not None and server is not None and page[1] == server.at(page[0])
 
 
 def check(path: str, headers: Headers, server: str, config: Config) -> None:
@@ -215,11 +197,11 @@ def check(path: str, headers: Headers, server: str, config: Config) -> None:
     if path in OPEN:
         return
     authority, origin = headers.get("Host", ""), headers.get("Origin")
-    if not config.api_keys and is_loopback(server) and authority:
-        host = host_in(authority)
-        if not answers_to(host, config):
+    if not config.api_keys and is_local(server) and authority:
+        named = parse_authority(authority)
+        if named is None or not answers_to(named.host, config):
             raise PermissionDeniedError(
-                f"This server does not answer to the name {host!r}. Start it with "
+                f"This server does not answer to the name {authority!r}. Start it with "
                 "--allowed-hosts, or with --api-key."
             )
     if origin and not is_own(origin, authority) and allowed(origin, config) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -18,7 +18,13 @@ from trio_util import AsyncValue
 from trioserve.api.sessions import Sessions
 from trioserve.concurrency import Gate, Phase, deadline_scope
 from trioserve.config import Config
-from trioserve.errors import TrioServeError, UnknownToolCallError, raised_alone
+from trioserve.errors import (
+    TrioServeError,
+    UnavailableError,
+    UnknownToolCallError,
+    raised_alone,
+)
+from trioserve.fair_limiter import tool_calls
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer, ToolRecord
 from trioserve.server.runs.run import AgentRun
@@ -29,9 +35,6 @@ from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 # -- tool calls and answers that other requests can reach or end
 
 
-#: Calls that run at the same time. Others wait: each may start processes.
-_MAX_RUNNING = 32
-
 #: Seconds that calls of MCP servers have to finish when the server ends.
 _MCP_SECONDS = 1.0
 
@@ -41,7 +44,6 @@ class ClientToolCalls:
 
     def __init__(self) -> None:
         self.gate = Gate()
-        self._places = trio.CapacityLimiter(_MAX_RUNNING)
         self._of_mcp = Gate()
 
     async def run(
@@ -62,12 +64,13 @@ class ClientToolCalls:
         Raises:
             ServerClosingError: the app is stopping, or has ended the call.
             DeadlineExceededError: the deadline has passed.
+            QueueFullError: too many calls of the client wait.
             TrioServeError: as `Tool.call`.
         """
         message = f"The deadline passed while {tool.info.name} ran."
         of_mcp = self._of_mcp.open() if tool.info.kind == "mcp" else nullcontext()
         with self.gate.open(), of_mcp, deadline_scope(record.context.deadline, message):
-            async with self._places:
+            async with tool_calls().place():
                 return await _call(tool, arguments, context, record)
 
     async def drain(self, deadline: float) -> None:
@@ -168,7 +171,7 @@ NAME = "trioserve"
 
 
 class Connections:
-    """Counts the connections of an app, which `tcp` limits.
+    """The connections of an app, which `tcp` opens. The addresses of clients share the places.
 
     Args:
         config: the limits. May be set until the app is served.
@@ -178,6 +181,61 @@ class Connections:
         self.config = config
         self.n_connections = 0  # that are served
         self.n_refused = 0  # connections that are being told that there are too many
+        self._n_of: Counter[str] = Counter()  # by address
+        #: Connections that wait for their clients, by address: the longest wait first.
+        self._waiting: defaultdict[str, dict[trio.CancelScope, None]] = defaultdict(dict)
+
+    @contextmanager
+    def connection(self, address: str, limit: float) -> Iterator[trio.CancelScope]:
+        """Count a connection during a block, which is cancelled when its place is needed.
+
+        It waits for its client until `is_served` is called.
+
+        Raises:
+            UnavailableError: the limit is reached, and none can be closed.
+        """
+        if self.n_connections >= limit and not self._make_room_for(address):
+            raise UnavailableError("The server has as many connections as it takes.")
+        self.n_connections += 1
+        self._n_of[address] += 1
+        scope = trio.CancelScope()
+        self.waits(address, scope)
+        try:
+            with scope:
+                yield scope
+        finally:
+            self.is_served(address, scope)
+            self.n_connections -= 1
+            self._n_of[address] -= 1
+            if not self._n_of[address]:
+                del self._n_of[address]
+
+    def waits(self, address: str, scope: trio.CancelScope) -> None:
+        """Note that a connection waits for its client from now on: for a request, or its body."""
+        self._waiting[address].pop(scope, None)
+        self._waiting[address][scope] = None
+
+    def is_served(self, address: str, scope: trio.CancelScope) -> None:
+        """Note that a connection does not wait for its client: it is being answered."""
+        self._waiting[address].pop(scope, None)
+        if not self._waiting[address]:
+            del self._waiting[address]
+
+    def _make_room_for(self, address: str) -> bool:
+        """Close the connection that waits longest, of the address that has most.
+
+        Returns:
+            Whether there was one. Addresses with no more connections than `address` lose none.
+        """
+        n_own = self._n_of[address]
+        able = [each for each in self._waiting if each == address or self._n_of[each] > n_own]
+        if not able:
+            return False
+        most = max(able, key=self._n_of.__getitem__)
+        scope = next(iter(self._waiting[most]))
+        self.is_served(most, scope)
+        scope.cancel(reason="another connection needs the place")
+        return True
 
 
 class AppState(Connections, ABC):

@@ -7,8 +7,12 @@ from typing import Any, Literal, cast
 import attrs
 
 from trioserve.api.base import limits, readers
+from trioserve.api.base.bounds import MAX_CHARS, is_within
 from trioserve.api.base.fields import (
-    OBJECT,
+    ARGUMENTS,
+    DATA,
+    NAME,
+    SCHEMA,
     STRING,
     MismatchError,
     RequestBody,
@@ -52,14 +56,16 @@ class RunToolsOptions:
     """The tools that the server runs. The configuration sets the defaults."""
 
     #: Names of tools, or patterns such as ``weather_*``; None: all that the server has.
-    tools: tuple[str, ...] | None = None
+    tools: tuple[str, ...] | None = field(
+        read=readers.strings_of(limits.MAX_RUN_TOOLS, length=limits.MAX_TOOL_PATTERN), default=None
+    )
     #: The maximum number of answers of the model.
     max_steps: int | None = field(read=readers.steps, default=None)
     #: Calls that write: a person approves them, all run, or none runs.
     approval: Literal["ask", "all", "none"] | None = None
     #: The folder that relative paths begin in, and where the tools run.
-    cwd: str | None = None
-    runtime: str | None = None
+    cwd: str | None = field(read=readers.text_of(limits.MAX_PATH), default=None)
+    runtime: str | None = field(read=readers.text_of(limits.MAX_NAME), default=None)
 
 
 _KNOWN = tuple(attrs.fields_dict(RunToolsOptions))
@@ -69,7 +75,11 @@ _KNOWN = tuple(attrs.fields_dict(RunToolsOptions))
     {
         "anyOf": [
             {"type": "boolean"},
-            {**of_class(RunToolsOptions), "additionalProperties": False},
+            {
+                **of_class(RunToolsOptions),
+                "additionalProperties": False,
+                "maxProperties": len(_KNOWN),
+            },
         ],
         "description": "The server runs the tools that the model calls, and the model continues.",
     }
@@ -97,29 +107,30 @@ def run_tools(value: Any) -> RunToolsOptions | None:
 
 _PARTS = {
     "text": STRING,
-    "image_url": object_schema(url=STRING, detail={"enum": list(DETAILS)})
+    "image_url": object_schema(url=DATA, detail={"enum": list(DETAILS)})
     | {
+        **DATA,
         "type": ["object", "string"],
         "description": "A data URL, base64, or an http, https or file URL.",
     },
-    "input_audio": object_schema(data=STRING, format=STRING),
-    "video_url": object_schema(url=STRING) | {"type": ["object", "string"]},
-    "file": object_schema(file_data=STRING, filename=STRING),
+    "input_audio": object_schema(data=DATA, format=NAME),
+    "video_url": object_schema(url=DATA) | {**DATA, "type": ["object", "string"]},
+    "file": object_schema(file_data=DATA, filename=NAME),
 }
-_PART = object_schema("type", type={"type": "string", "examples": list(_PARTS)}, **_PARTS)
+_PART = object_schema("type", type={**NAME, "examples": list(_PARTS)}, **_PARTS)
 _MESSAGE = object_schema(
     "role",
-    role={"type": "string", "examples": ["system", "user", "assistant", "tool"]},
-    content=list_schema(_PART, MAX_PARTS) | {"type": ["string", "array", "null"]},
+    role={**NAME, "examples": ["system", "user", "assistant", "tool"]},
+    content=list_schema(_PART, MAX_PARTS) | {**STRING, "type": ["string", "array", "null"]},
     reasoning_content=or_null(STRING),
-    tool_calls=or_null(list_schema(OBJECT, MAX_PARTS)),
-    tool_call_id=or_null(STRING),
+    tool_calls=or_null(list_schema(ARGUMENTS, MAX_PARTS)),
+    tool_call_id=or_null(NAME),
 )
 _TOOL = object_schema(
     "type",
     "function",
     type={"const": "function"},
-    function=object_schema("name", name=STRING, parameters=OBJECT),
+    function=object_schema("name", name=NAME, description=or_null(STRING), parameters=SCHEMA),
 )
 
 
@@ -170,6 +181,7 @@ def _ends_with_assistant(messages: Any) -> bool:
 @json_type(
     {
         "type": "object",
+        MAX_CHARS: limits.MAX_TEMPLATE_KWARGS,
         "description": "Variables of the chat template: as JSON at most "
         f"{limits.MAX_TEMPLATE_KWARGS} characters, roughly.",
     }
@@ -177,7 +189,7 @@ def _ends_with_assistant(messages: Any) -> bool:
 def template_kwargs(value: Any) -> dict[str, Any]:
     """Read `chat_template_kwargs`."""
     kwargs = mapping(value)
-    if not limits.is_within(kwargs, limits.MAX_TEMPLATE_KWARGS):
+    if not is_within(kwargs, limits.MAX_TEMPLATE_KWARGS):
         raise MismatchError(f"an object of at most {limits.MAX_TEMPLATE_KWARGS} characters as JSON")
     if not isinstance(kwargs.get("enable_thinking", False), bool):
         raise MismatchError("an object in which 'enable_thinking' is true or false")
@@ -261,7 +273,7 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     unsupported = UNSUPPORTED_IN_CHAT
     tool_choice: ToolChoice = field(
         read=parse_tool_choice,
-        schema={"anyOf": [{"enum": list(MODES)}, OBJECT]},
+        schema={"anyOf": [{"enum": list(MODES)}, ARGUMENTS]},
         factory=ToolChoice,
     )
     parallel_tool_calls: bool | None = None

@@ -22,6 +22,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
+from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -91,6 +92,26 @@ class Request(TrioRequest):
     overload: TrioServeError | None = None
     resources: AsyncExitStack
     keep_alive: KeepAlive | None = None
+
+
+def address_of(request: Request) -> str:
+    """The address of a client. On a Unix socket, the client is a proxy, which names the address."""
+    if request.scope.get("client") is None:
+        return network_of(request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip())
+    return network_of(request.remote_addr or "")
+
+
+def network_of(address: str) -> str:
+    """What stands for a client's address: of IPv6 the /64, of which a client has all addresses."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address or "-"
+    if isinstance(parsed, IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(IPv6Network((int(parsed), 64), strict=False))
 
 
 def current_request() -> Request:

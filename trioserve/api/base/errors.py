@@ -17,6 +17,7 @@ from werkzeug.exceptions import HTTPException
 from trioserve.api.base import sse
 from trioserve.api.base.http import current_request_id
 from trioserve.api.base.vendors import ErrorShape, vendor_of
+from trioserve.concurrency import has_no_thread
 from trioserve.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
@@ -30,6 +31,7 @@ from trioserve.errors import (
     ToolRuntimeError,
     TooManyRequestsError,
     TrioServeError,
+    UnavailableError,
 )
 
 _log = structlog.stdlib.get_logger("trioserve.api")
@@ -93,8 +95,11 @@ def known(error: BaseException) -> TrioServeError:
     return error if isinstance(error, TrioServeError) else unexpected(error)
 
 
-def unexpected(error: BaseException) -> InternalError:
+def unexpected(error: BaseException) -> TrioServeError:
     """Log an unexpected exception. Returns the error for the client, without details."""
+    if has_no_thread(error):
+        _log.error("no thread can be started", problem="the system limits threads or memory")
+        return UnavailableError("The system refuses the server a thread.")
     _log.error("unexpected error", exc_info=error)
     return InternalError("Internal error.")
 

@@ -26,6 +26,8 @@ from typing import (
 
 import attrs
 
+from trioserve.api.base import limits
+from trioserve.api.base.bounds import MAX_CHARS, Check, check_of
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
 
@@ -41,6 +43,12 @@ class MismatchError(Exception):
     def __init__(self, expected: str) -> None:
         super().__init__(expected)
         self.expected = expected
+
+
+def check_count(n: int, limit: int, what: str) -> None:
+    """Refuse more of something than a list may have. Raises `MismatchError`."""
+    if n > limit:
+        raise MismatchError(f"a list of at most {limit} {what}")
 
 
 # -- declaring fields
@@ -68,8 +76,17 @@ def field(
     )
 
 
-STRING: Schema = {"type": "string"}
-OBJECT: Schema = {"type": "object"}
+#: Texts: those in prompts and messages, names, and files.
+STRING: Schema = {"type": "string", "maxLength": limits.MAX_PROMPT_CHARS}
+NAME: Schema = {"type": "string", "maxLength": limits.MAX_NAME}
+DATA: Schema = {"type": "string", "maxLength": limits.MAX_DATA}
+
+#: Objects with any fields: schemas, and the arguments of tools.
+SCHEMA: Schema = {"type": "object", MAX_CHARS: limits.MAX_SCHEMA}
+ARGUMENTS: Schema = {"type": "object", MAX_CHARS: limits.MAX_ARGUMENTS}
+
+#: Parts of messages, which may have files in them.
+PART: Schema = {"type": "object", MAX_CHARS: limits.MAX_DATA}
 
 
 def object_schema(*required: str, **properties: Mapping[str, Any]) -> Schema:
@@ -194,6 +211,7 @@ def structure(cls: type[_T], body: Mapping[str, Any], path: str = "") -> _T:
     for each in _all_fields_of(cast(Hashable, cls)):
         if each.whole is not None:
             values[each.name] = each.whole(body)
+            each.check_properties(body, path)
             continue
         for name in each.names:
             if (value := body.get(name)) is not None:
@@ -218,11 +236,20 @@ class Field:
     required: bool
     schema: Any  # of the JSON value
     attribute: attrs.Attribute[Any]
+    checks: Mapping[str, Check]  # of its bounds, or those of the fields that `whole` looks at
 
     def structure(self, value: Any, path: str) -> Any:
         """Read a value that stands at `path`. Raises InvalidRequestError, which names it."""
-        value = named(self.read, value, path)
-        return value if self.inner is None else structure(self.inner, value, f"{path}.")
+        read = named(self.read, value, path)
+        for check in self.checks.values():
+            check(value, path)
+        return read if self.inner is None else structure(self.inner, read, f"{path}.")
+
+    def check_properties(self, body: Mapping[str, Any], path: str) -> None:
+        """Check the bounds of what `whole` looks at. Raises InvalidRequestError, which names it."""
+        for name, check in self.checks.items():
+            if name in body:
+                check(body[name], f"{path}{name}")
 
 
 def fields_of(cls: Any, names: Iterable[str] | None = None) -> list[Field]:
@@ -249,6 +276,8 @@ def _field_of(cls: Any, name: str) -> Field:
             read = one_of(*get_args(type_))
         else:
             read = mapping if inner is not None else READERS[type_]
+    schema = attribute.metadata.get("schema") or getattr(read, "json_schema", None)
+    bounded = {name: schema} if whole is None else getattr(whole, "json_properties", {})
     return Field(
         name=name,
         names=attribute.metadata.get("names") or (name,),
@@ -256,8 +285,9 @@ def _field_of(cls: Any, name: str) -> Field:
         whole=whole,
         inner=inner,
         required=attribute.default is attrs.NOTHING,
-        schema=attribute.metadata.get("schema") or getattr(read, "json_schema", None),
+        schema=schema,
         attribute=attribute,
+        checks={key: check for key, one in bounded.items() if (check := check_of(one))},
     )
 
 
@@ -330,7 +360,7 @@ def text(value: Any) -> str:
     return value
 
 
-@json_type({"type": "array", "items": STRING})
+@json_type({"type": "array", "items": NAME, "maxItems": limits.MAX_INPUTS})
 def strings(value: Any) -> tuple[str, ...]:
     """Take a list of strings."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -352,7 +382,7 @@ def one_of(*choices: str) -> Callable[[Any], str]:
     return read
 
 
-@json_type(OBJECT)
+@json_type(ARGUMENTS)
 def mapping(value: Any) -> dict[str, Any]:
     """Take an object."""
     if not isinstance(value, dict):
@@ -360,7 +390,14 @@ def mapping(value: Any) -> dict[str, Any]:
     return value
 
 
-@json_type({**OBJECT, "additionalProperties": STRING})
+@json_type(
+    {
+        "type": "object",
+        "additionalProperties": {"type": "string", "maxLength": limits.MAX_METADATA_VALUE},
+        "propertyNames": {"maxLength": limits.MAX_METADATA_NAME},
+        "maxProperties": limits.MAX_METADATA,
+    }
+)
 def labels(value: Any) -> dict[str, str]:
     """Take an object whose values are strings."""
     if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
@@ -368,7 +405,7 @@ def labels(value: Any) -> dict[str, str]:
     return value
 
 
-@json_type({"type": "array", "items": OBJECT})
+@json_type({"type": "array", "items": ARGUMENTS, "maxItems": limits.MAX_INPUTS})
 def objects(value: Any) -> tuple[dict[str, Any], ...]:
     """Take a list of objects."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):

@@ -34,6 +34,8 @@ from trioserve.server.prompts.infill import Gap, missing_tokens
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike
 from trioserve.server.stream import ChatStream, Stream
+from trioserve.server.workers import offload
+from trioserve.tools.registry import select
 from trioserve.tools.tool import Tool
 from trioserve.types import GenerationParams
 
@@ -178,13 +180,17 @@ async def counted_tokens(request: ChatRequest) -> Response:
     server = await awake_server(request.model)
     chat = request.chat_params
     if request.run_tools is not None:
-        run = [tool.info.definition for tool in tools_to_run(server, request.run_tools)]
+        run = [tool.info.definition for tool in await tools_to_run(server, request.run_tools)]
         chat = attrs.evolve(chat, tools=[*request.tools, *run])
     n_tokens = await server.count_tokens(request.messages, chat)
     return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
 
-def tools_to_run(server: ServerCore, asked: RunToolsOptions) -> Sequence[Tool]:
+#: Tools times patterns that are compared on the event loop.
+_FEW_PAIRS = 256
+
+
+async def tools_to_run(server: ServerCore, asked: RunToolsOptions) -> Sequence[Tool]:
     """The tools that a request has the server run.
 
     Raises:
@@ -197,10 +203,12 @@ def tools_to_run(server: ServerCore, asked: RunToolsOptions) -> Sequence[Tool]:
             "needs a server with tools: one that was started with --tools, --agent, "
             "--mcp-servers-config or --mcp-servers-json.",
         )
+    tools = server.tools.tools
     if asked.tools is None:
-        return [*server.tools.tools.values()]
+        return [*tools.values()]
+    n_pairs = len(tools) * len(asked.tools)
     try:
-        return [*server.tools.select(asked.tools).values()]
+        return [*(await offload(partial(select, tools, asked.tools), n_pairs, _FEW_PAIRS)).values()]
     except InvalidRequestError as error:
         error.param = f"{RUN_TOOLS}.tools"
         raise

@@ -14,12 +14,13 @@ from quart import g, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import sse
-from trioserve.api.base.connection import Request, current_request
+from trioserve.api.base.connection import Request, address_of, current_request
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.readers import seconds
 from trioserve.api.base.service import current_server
 from trioserve.api.base.vendors import vendor_of
 from trioserve.errors import InvalidRequestError
+from trioserve.fair_limiter import text_threads
 from trioserve.server import RequestContext
 from trioserve.server.limits.admission import RateLimits
 from trioserve.server.stream import ChatCompletion, Completion
@@ -113,7 +114,7 @@ async def long_response(make: Callable[[], Any], size: int) -> Response:
     """
     if size <= _SMALL:
         return json_response(make())
-    pieces = await trio.to_thread.run_sync(lambda: list(_pieces(sse.encode_in_steps(make()))))
+    pieces = await text_threads().run_sync(lambda: list(_pieces(sse.encode_in_steps(make()))))
     length = str(sum(map(len, pieces)))
     headers = {"Content-Length": length}
     return Response(_each(pieces), headers=headers, content_type="application/json")
@@ -177,7 +178,7 @@ def count_request(current: Request) -> str:
         RateLimitError: the client has used up its requests for this minute.
     """
     if not current.limited_as:
-        current.limited_as = current.api_key or _address_of(current)
+        current.limited_as = current.api_key or address_of(current)
         _limits().admit(current.limited_as)
     return current.limited_as
 
@@ -188,13 +189,6 @@ async def show_rate_limits(response: Response) -> Response:
     if client and (left := _limits().remaining(client)):
         response.headers.extend(vendor_of(request.path).rate_limits.write(left))
     return response
-
-
-def _address_of(current: Request) -> str:
-    """The address of a client. On a Unix socket, the client is a proxy, which names the address."""
-    if current.scope.get("client") is None:
-        return current.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip() or "-"
-    return current.remote_addr or "-"
 
 
 def _limits() -> RateLimits:

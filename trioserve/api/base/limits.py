@@ -5,11 +5,6 @@ All are far above what clients send. They keep what a request costs beside the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from trioserve.api.base.fields import MismatchError
-
 #: Candidates to report for each token. OpenAI's routes take fewer: `Config.max_logprobs`.
 MAX_PROBS = 1024
 
@@ -36,18 +31,51 @@ MAX_RESPONSE_FIELDS = 256
 MAX_PROMPTS = 256
 MAX_INPUTS = 2048
 
+#: Characters of a name: of a model, a tool, a file or a conversation that is looked up.
+MAX_NAME = 1024
+
 #: Conversations that are looked up at once.
 MAX_LOOKUPS = 16384
 
 #: Files beside the one with the gap.
 MAX_EXTRA_FILES = 1024
 
-#: For `/tokenize` and `/detokenize`: characters or token ids. Prompts are bounded by the context.
+#: For `/tokenize` and `/detokenize`: characters or token ids.
 MAX_TEXT = 8 * 2**20
 MAX_TOKENS = 2**20
 
+#: Characters of a text in a prompt or a message, and token ids of a prompt. The context of the
+#: model has room for less.
+MAX_PROMPT_CHARS = 32 * 2**20
+MAX_PROMPT_TOKENS = 4 * 2**20
+
+#: Characters of a file in base64, or of its URL. `--max-body-size` is less.
+MAX_DATA = 2**30
+
 #: Characters of `chat_template_kwargs`, as JSON, roughly.
 MAX_TEMPLATE_KWARGS = 2**20
+
+#: Characters of a schema or a grammar, as JSON. The compiler of grammars takes less.
+MAX_SCHEMA = 4 * 2**20
+
+#: Characters of the arguments of a tool, as JSON.
+MAX_ARGUMENTS = 32 * 2**20
+
+#: Names and patterns of the tools that the server runs, and characters of one. Each is compared
+#: with the name of each tool.
+MAX_RUN_TOOLS = 128
+MAX_TOOL_PATTERN = 128
+
+#: Characters of a path.
+MAX_PATH = 4096
+
+#: Pairs of `metadata`, and characters of a name and of a value: OpenAI's bounds.
+MAX_METADATA = 16
+MAX_METADATA_NAME = 64
+MAX_METADATA_VALUE = 512
+
+#: Names in a list of things to include.
+MAX_INCLUDED = 64
 
 #: How deep JSON may be nested.
 MAX_DEPTH = 128
@@ -61,25 +89,3 @@ MAX_FORM_FIELDS = 2**20
 
 #: The shortest silence, in seconds, before a ping.
 MIN_PING_INTERVAL = 0.1
-
-
-def check_count(n: int, limit: int, what: str) -> None:
-    """Refuse more of something than a list may have. Raises `MismatchError`."""
-    if n > limit:
-        raise MismatchError(f"a list of at most {limit} {what}")
-
-
-def is_within(value: Any, limit: int) -> bool:
-    """Whether JSON has at most `limit` characters: its strings, plus a few for each value."""
-    size, values = 0, [value]
-    while values and size <= limit:
-        value = values.pop()
-        size += 2
-        if isinstance(value, str):
-            size += len(value)
-        elif isinstance(value, Mapping):
-            values += value
-            values += value.values()
-        elif isinstance(value, list):
-            values += value
-    return size <= limit

@@ -12,8 +12,12 @@ import attrs
 
 from trioserve.api.base import limits
 from trioserve.api.base.fields import (
+    DATA,
+    NAME,
+    SCHEMA,
     STRING,
     MismatchError,
+    check_count,
     integer,
     json_type,
     list_schema,
@@ -21,6 +25,7 @@ from trioserve.api.base.fields import (
     object_schema,
     objects,
     strings,
+    text,
 )
 from trioserve.chat.markers import media_marker, split_at
 from trioserve.chat.messages import MAX_PARTS, source_of
@@ -46,10 +51,12 @@ _MAX_DIGITS = 20
 
 _PROMPT = {
     "type": ["string", "array", "object"],
-    "items": {"type": ["string", "integer"]},
+    "items": {**STRING, "type": ["string", "integer"]},
+    "maxItems": limits.MAX_PROMPT_TOKENS,
+    "maxLength": limits.MAX_PROMPT_CHARS,
     "properties": {
         "prompt_string": STRING,
-        "multimodal_data": list_schema(STRING, MAX_PARTS),
+        "multimodal_data": list_schema(DATA, MAX_PARTS),
     },
     "description": "Text, token ids, or text with a marker for each of the media, which are in "
     "base64. It must fit into the context of the model.",
@@ -112,7 +119,7 @@ copies = integer_in(1, None)
 steps = integer_in(1, None)
 
 
-@json_type({"type": "string"})
+@json_type(NAME)
 def model_name(value: Any) -> str | None:
     """Read `model`. While there is one model, anything is taken for its name."""
     return value if isinstance(value, str) else None
@@ -169,6 +176,12 @@ def text_of(limit: int) -> Callable[[Any], str]:
 salt = text_of(MAX_SALT)
 
 
+@json_type(NAME)
+def name(value: Any) -> str:
+    """Read a name or an id."""
+    return text(value)
+
+
 @json_type(
     {
         "type": "number",
@@ -188,12 +201,12 @@ def strings_of(
     limit: int, what: str = "strings", *, length: int | None = None
 ) -> Callable[[Any], tuple[str, ...]]:
     """Make a reader of a list of at most `limit` strings, of at most `length` characters each."""
-    item = STRING if length is None else {**STRING, "maxLength": length}
+    item = NAME if length is None else {**NAME, "maxLength": length}
 
     @json_type(list_schema(item, limit))
     def read(value: Any) -> tuple[str, ...]:
         if isinstance(value, list):
-            limits.check_count(len(value), limit, what)
+            check_count(len(value), limit, what)
         given = strings(value)
         if length is not None and any(len(each) > length for each in given):
             raise MismatchError(f"made of strings of at most {length} characters")
@@ -223,7 +236,7 @@ def words(value: Any) -> tuple[str, ...]:
 @json_type(
     {
         "type": ["string", "array"],
-        "items": {"type": "string"},
+        "items": NAME,
         "maxItems": limits.MAX_SAMPLERS,
         "maxLength": limits.MAX_SAMPLERS,
     }
@@ -231,7 +244,7 @@ def words(value: Any) -> tuple[str, ...]:
 def samplers(value: Any) -> tuple[str, ...]:
     """Read `samplers`: a list of names, or a string of letters."""
     if isinstance(value, str | list):
-        limits.check_count(len(value), limits.MAX_SAMPLERS, "samplers")
+        check_count(len(value), limits.MAX_SAMPLERS, "samplers")
     if not isinstance(value, str):
         return strings(value)
     if unknown := sorted(set(value) - set(SAMPLER_LETTERS)):
@@ -253,6 +266,9 @@ def breakers(value: Any) -> tuple[str, ...]:
 @json_type(
     {
         "type": ["object", "array"],
+        "items": list_schema(
+            {"type": ["string", "number", "boolean"], "maxLength": limits.MAX_BIAS_CHARS}, 2
+        ),
         "maxProperties": limits.MAX_BIASES,
         "maxItems": limits.MAX_BIASES,
         "description": f"From token to bias; at most {limits.MAX_TEXT_BIASES} tokens are given as "
@@ -264,7 +280,7 @@ def biases(value: Any) -> tuple[Bias, ...]:
     expected = "an object from token to bias, or a list of [token, bias]"
     pairs: Any = value
     if isinstance(value, dict | list):
-        limits.check_count(len(value), limits.MAX_BIASES, "biases")
+        check_count(len(value), limits.MAX_BIASES, "biases")
     if isinstance(value, dict):
         if any(key.isdecimal() and len(key) > _MAX_DIGITS for key in value):
             raise MismatchError(expected)
@@ -279,7 +295,7 @@ def biases(value: Any) -> tuple[Bias, ...]:
         token = token if isinstance(token, str) else integer(token)
         biases.append((token, -math.inf if bias is False else number(bias)))
     texts = [token for token, _ in biases if isinstance(token, str)]
-    limits.check_count(len(texts), limits.MAX_TEXT_BIASES, "biases of text")
+    check_count(len(texts), limits.MAX_TEXT_BIASES, "biases of text")
     if any(len(text) > limits.MAX_BIAS_CHARS for text in texts):
         raise MismatchError(f"biases of text of at most {limits.MAX_BIAS_CHARS} characters")
     return tuple(biases)
@@ -293,7 +309,7 @@ def lora(value: Any) -> tuple[tuple[int, float], ...]:
     """Read ``lora``: ``[{"id": 0, "scale": 0.5}]``; without a scale it is 0."""
     expected = f"a list of objects with an 'id', from 0 on, and a 'scale', at most {MAX_SCALE:.0f}"
     if isinstance(value, list):
-        limits.check_count(len(value), limits.MAX_ADAPTERS, "adapters")
+        check_count(len(value), limits.MAX_ADAPTERS, "adapters")
     try:
         pairs = [(integer(each.get("id")), number(each.get("scale", 0))) for each in objects(value)]
     except MismatchError:
@@ -335,7 +351,7 @@ def one_or_many(
     kinds = {type(each) for each in value}
     if kinds <= {int, str} and kinds != {str}:
         return (read(value, name),)
-    limits.check_count(len(value), *limits_of)
+    check_count(len(value), *limits_of)
     return tuple(read(each, f"{name}[{i}]") for i, each in enumerate(value))
 
 
@@ -351,7 +367,7 @@ def any_prompt(value: Any, path: str) -> GivenPrompt:
     text, data = value.get("prompt_string"), value["multimodal_data"]
     if not isinstance(text, str) or not isinstance(data, list):
         raise MismatchError("an object with a 'prompt_string' and a list of 'multimodal_data'")
-    limits.check_count(len(data), MAX_PARTS, "media")
+    check_count(len(data), MAX_PARTS, "media")
     sources = [source_of(each, None, f"{path}.multimodal_data[{i}]") for i, each in enumerate(data)]
     parts = split_at(text, media_marker(), sources, f"{path}.prompt_string")
     return MixedPrompt(parts) if sources else text
@@ -389,9 +405,9 @@ _FORMATS = ("text", "json_object", "json_schema")
 
 @json_type(
     properties={
-        "grammar": {"type": "string"},
-        "json_schema": {"type": ["object", "boolean"]},
-        "response_format": {"type": "object"},
+        "grammar": {"type": "string", "maxLength": limits.MAX_SCHEMA},
+        "json_schema": {**SCHEMA, "type": ["object", "boolean"]},
+        "response_format": SCHEMA,
     }
 )
 def read_grammar(body: Mapping[str, Any]) -> Grammar | None:

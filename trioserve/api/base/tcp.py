@@ -13,11 +13,14 @@ that one does, and in addition:
 - It speaks HTTP/1.1 only. A request to upgrade to h2c or to a websocket is answered as if it did
   not ask, which RFC 9110 (section 7.8) allows; HTTP/2's preface gets status 400.
 - A request that can be read in two ways is refused: ``Transfer-Encoding`` beside
-  ``Content-Length`` (request smuggling), and a target that is neither a path nor a URL.
+  ``Content-Length`` (request smuggling), a bare LF as the end of a line, a target that is neither
+  a path nor a URL, and one that names another host than ``Host``.
 - Requests that wait behind another are bounded, and so is the number of tiny chunks in a body.
 - The descriptor is closed when the client has gone. Hypercorn keeps it for the rest of the
   keep-alive timeout.
-- Beyond ``--max-connections`` a client gets status 503.
+- Beyond ``--max-connections``, the connection that has waited longest for its client is closed, of
+  the address that has most. If all of them are busy, the new client gets status 503.
+- The head of a request has a few seconds to arrive, and so has the first one of a connection.
 - An event of a stream costs half as much.
 """
 
@@ -26,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import socket
 import struct
 import sys
@@ -39,15 +43,17 @@ import hypercorn.protocol
 import hypercorn.trio.run
 import structlog
 import trio
-from hypercorn.events import Closed, RawData, Updated
+from hypercorn.events import Closed, Event as HypercornEvent, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, StreamClosed
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 
 from trioserve.api.base import errors, sse
 from trioserve.api.base.app_state import NAME, Connections
+from trioserve.api.base.connection import network_of
 from trioserve.concurrency import Patience
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError, first_error
+from trioserve.hosts import parse_authority
 from trioserve.types import CancelReason
 
 if TYPE_CHECKING:
@@ -70,6 +76,15 @@ _SMALL_CHUNK = 16
 
 #: Chunks of a body that are read between two turns of the event loop.
 _CHUNKS_AT_ONCE = 256
+
+#: Seconds from the first byte of a request's head to its last, and from the beginning of a
+#: connection to the end of the first head. While nothing arrives, the keep-alive timeout holds.
+HEAD_SECONDS = 10.0
+
+#: Where h11 takes a head to be complete, and ends of lines that it takes, but RFC 9112 does not ask
+#: it to (section 2.2).
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
 
 #: Clients that the server waits for at a time while they read that it has too many connections.
 #: Others get the message, too, but the close that follows may discard it.
@@ -95,6 +110,16 @@ class Reset(Closed):
     """The connection ends in a reset: a response breaks off, or its client does not read it."""
 
 
+@dataclass(frozen=True)
+class HeadBegun(HypercornEvent):
+    """A part of the head of a request has arrived."""
+
+
+@dataclass(frozen=True)
+class Received(HypercornEvent):
+    """All of a request has arrived."""
+
+
 class HTTP1(H11Protocol):
     """HTTP/1.1 without upgrades, and without requests that can be read in two ways.
 
@@ -108,6 +133,7 @@ class HTTP1(H11Protocol):
     _is_paused = False  # something waits behind the request that is being answered
     _is_full = False  # too much waits: drop what follows
     _is_closed = False
+    _head_begun = True  # for the first head, the time begins with the connection
 
     def __init__(self, app: AppWrapper, *args: Any) -> None:
         super().__init__(self._answer, *args)  # type: ignore[arg-type]
@@ -129,6 +155,7 @@ class HTTP1(H11Protocol):
             if not (self._is_full or self._is_closed):
                 self.connection.receive_data(event.data)
                 await self._handle_events()
+                await self._look_for_head()
             return
         self._is_closed = True
         if self.stream is not None:
@@ -136,6 +163,13 @@ class HTTP1(H11Protocol):
             reason = CancelReason.STALLED if has_stalled else CancelReason.DISCONNECT
             self._scope.cancel(reason=reason.value)
         await super().handle(event)
+
+    async def _look_for_head(self) -> None:
+        """Tell the connection when a part of a head has arrived, once for each head."""
+        waits = not self._head_begun and self.connection.their_state is h11.IDLE
+        if waits and self.connection.trailing_data[0]:
+            self._head_begun = True
+            await self.send(HeadBegun())
 
     async def _handle_events(self) -> None:
         """Handle what has arrived, to the end of the request that is being answered.
@@ -168,6 +202,8 @@ class HTTP1(H11Protocol):
                 await self._send_h11_event(
                     h11.InformationalResponse(status_code=100, headers=headers)
                 )
+            if self.connection.their_state is h11.IDLE:
+                self._check_lines()
             event = self.connection.next_event()
             if isinstance(event, h11.Data):
                 self._check_chunk(event)
@@ -182,6 +218,7 @@ class HTTP1(H11Protocol):
                 await self._check_protocol(event)
                 await self._create_stream(event)
             elif isinstance(event, h11.EndOfMessage) and self.stream is not None:
+                await self.send(Received())
                 await self.stream.handle(EndBody(stream_id=STREAM_ID))
             elif event is h11.PAUSED:
                 queued, _ = self.connection.trailing_data
@@ -192,6 +229,13 @@ class HTTP1(H11Protocol):
                 return
             elif event is h11.NEED_DATA or isinstance(event, h11.ConnectionClosed):
                 return
+
+    def _check_lines(self) -> None:
+        """Refuse a head with a bare LF, which others may not take for the end of a line."""
+        head, _ = self.connection.trailing_data
+        end = _END_OF_HEAD.search(head)
+        if _BARE_LF.search(head, 0, len(head) if end is None else end.end()):
+            raise InvalidRequestError("A line of the request's head does not end in CR and LF.")
 
     def _check_chunk(self, part: h11.Data) -> None:
         self._n_chunks += part.chunk_start
@@ -243,12 +287,19 @@ class HTTP1(H11Protocol):
         names = {name for name, _ in event.headers}
         if {b"transfer-encoding", b"content-length"} <= names:
             raise InvalidRequestError("Transfer-Encoding and Content-Length exclude each other.")
-        if not _is_target(event.target.decode("ascii")):
+        target = event.target.decode("ascii")
+        if not _is_target(target):
             raise InvalidRequestError("The target of the request is neither a path nor a URL.")
+        if not target.startswith(("/", "*")):
+            hosts = [value.decode("latin-1") for name, value in event.headers if name == b"host"]
+            named = parse_authority(urlsplit(target).netloc)
+            if named is None or [named] != [parse_authority(host) for host in hosts]:
+                raise InvalidRequestError("The target and Host name different servers.")
 
     async def _create_stream(self, request: h11.Request) -> None:
         self._scope = trio.CancelScope()
         self._n_chunks = self._n_chunk_bytes = 0
+        self._head_begun = False
         headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
         await super()._create_stream(
             h11.Request(
@@ -285,6 +336,10 @@ class TCPConnection(TCPServer):
         self._state = state
         # The watch over unread tokens comes first. This one is for what that does not count.
         self._send_timeout = 2 * state.config.stall_timeout
+        #: Seconds to wait for the rest of a request's head.
+        self._patience = HEAD_SECONDS
+        self._scope = trio.CancelScope()  # of the connection
+        self._address = "-"  # of the client
         stream: Any = self.stream  # Hypercorn's annotation knows TLS only
         self._transport = getattr(stream, "transport_stream", stream)
         self._transport.send_all = self._send_all
@@ -302,14 +357,13 @@ class TCPConnection(TCPServer):
 
     async def _serve(self) -> None:
         state = self._state
-        if state.n_connections >= (state.config.max_connections or max_connections()):
-            await self._refuse()
-            return
-        state.n_connections += 1
+        self._address = _address_of(self._transport.socket)
+        limit = state.config.max_connections or max_connections()
         try:
-            await super().run()
-        finally:
-            state.n_connections -= 1
+            with state.connection(self._address, limit) as self._scope:
+                await super().run()
+        except UnavailableError as error:
+            await self._refuse(error)
 
     async def protocol_send(self, event: Event) -> None:
         """Send what the protocol writes. Data that arrives while the connection closes is lost."""
@@ -318,10 +372,25 @@ class TCPConnection(TCPServer):
                 await self._send(rest)
         elif isinstance(event, Updated) and self._client_has_gone:
             pass  # a response has ended, and there is no next request to wait for
+        elif isinstance(event, Received):
+            self._state.is_served(self._address, self._scope)
+        elif isinstance(event, HeadBegun):
+            self._patience = HEAD_SECONDS
+            await self.idle_task.restart(self._task_group, self._idle_timeout)
         else:
+            if isinstance(event, Updated):
+                self._patience = self.config.keep_alive_timeout
+                self._state.waits(self._address, self._scope)
             if isinstance(event, Reset):
                 self._reset()
             await super().protocol_send(event)
+
+    async def _idle_timeout(self) -> None:
+        seconds = min(self._patience, self.config.keep_alive_timeout)
+        with contextlib.suppress(trio.TooSlowError):
+            await Patience(seconds).wait(self.context.terminated.wait)
+        with trio.CancelScope(shield=True):
+            await self._initiate_server_close()
 
     async def _send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send data as it is. Raises OSError, or TooSlowError if the client does not read it."""
@@ -373,14 +442,13 @@ class TCPConnection(TCPServer):
         self._client_has_gone = True
         await self.idle_task.stop()  # or the descriptor would stay open until it ends by itself
 
-    async def _refuse(self) -> None:
+    async def _refuse(self, error: UnavailableError) -> None:
         """Respond that there are too many connections, without reading a request."""
         state = self._state
         stream: Any = self.stream  # Hypercorn's annotation knows TLS only
         is_plain, waits = hasattr(stream, "send_eof"), state.n_refused < _MAX_REFUSED
         if not waits and not is_plain:
             return  # TLS would wait for the client
-        error = UnavailableError("The server has as many connections as it takes.")
         response = _last_response(error, error.status, "Retry-After: 1")
         state.n_refused += 1
         try:
@@ -396,6 +464,13 @@ class TCPConnection(TCPServer):
     async def _close(self) -> None:
         with trio.move_on_after(_CLOSE_TIMEOUT, shield=True):
             await super()._close()
+
+
+def _address_of(client: trio.socket.SocketType) -> str:
+    """The address of a client. On a Unix socket, all clients are one: their proxy."""
+    if client.family not in (socket.AF_INET, socket.AF_INET6):
+        return "-"
+    return network_of(client.getpeername()[0])
 
 
 def _is_target(target: str) -> bool:

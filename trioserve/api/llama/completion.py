@@ -16,12 +16,15 @@ from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import TemplateRequest
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
-    OBJECT,
+    NAME,
+    STRING,
     MismatchError,
     RequestBody,
+    check_count,
     field,
     json_type,
     list_schema,
+    object_schema,
     objects,
 )
 from trioserve.api.base.generation import admit, open_streams, read_chat, respond_stream
@@ -74,12 +77,12 @@ class LlamaCompletionRequest(LlamaRequest):
 _NO_NAME = "tmp"
 
 
-@json_type(list_schema(OBJECT, limits.MAX_EXTRA_FILES))
+@json_type(list_schema(object_schema(text=STRING, filename=NAME), limits.MAX_EXTRA_FILES))
 def _extra_files(value: Any) -> tuple[File, ...]:
     """Read `input_extra`: files, each with a text and perhaps a name."""
     files = []
     if isinstance(value, list):
-        limits.check_count(len(value), limits.MAX_EXTRA_FILES, "files")
+        check_count(len(value), limits.MAX_EXTRA_FILES, "files")
     for each in objects(value):
         text, name = each.get("text"), each.get("filename", _NO_NAME)
         if not isinstance(text, str) or not isinstance(name, str):
@@ -104,7 +107,7 @@ class InfillRequest(LlamaRequest):
 @json_type(list_schema({"type": "integer"}, limits.MAX_TOKENS))
 def _token_ids(value: Any) -> tuple[int, ...]:
     if isinstance(value, list):
-        limits.check_count(len(value), limits.MAX_TOKENS, "token ids")
+        check_count(len(value), limits.MAX_TOKENS, "token ids")
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         raise MismatchError("a list of token ids")
     return tuple(value)
@@ -113,7 +116,7 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 @json_type(
     {
         "type": ["string", "array"],
-        "items": {"type": ["string", "integer"]},
+        "items": {**STRING, "type": ["string", "integer"]},
         "maxLength": limits.MAX_TEXT,
         "maxItems": limits.MAX_TOKENS,
     }
@@ -121,7 +124,7 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 def _text(value: Any) -> RawPrompt:
     """Read text, or a list of ids and strings."""
     if isinstance(value, list):
-        limits.check_count(len(value), limits.MAX_TOKENS, "token ids")
+        check_count(len(value), limits.MAX_TOKENS, "token ids")
     content = readers.content(value)
     parts = (content,) if isinstance(content, str) else content
     if sum(len(part) for part in parts if isinstance(part, str)) > limits.MAX_TEXT:
@@ -378,8 +381,8 @@ _NOT_ENABLED = "reasoning control not enabled for this completion"
 class ControlRequest(RequestBody):
     """``POST /v1/chat/completions/control``."""
 
-    id: str = ""
-    action: str = ""
+    id: str = field(read=readers.name, default="")
+    action: str = field(read=readers.name, default="")
 
 
 @blueprint.post("/v1/chat/completions/control")

@@ -14,7 +14,16 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers
-from trioserve.api.base.fields import MismatchError, RequestBody, field, json_type, list_schema
+from trioserve.api.base.fields import (
+    STRING,
+    MismatchError,
+    RequestBody,
+    check_count,
+    field,
+    json_type,
+    list_schema,
+    object_schema,
+)
 from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.service import read_for_model
 from trioserve.api.openapi import takes
@@ -27,12 +36,18 @@ blueprint = Blueprint("rerank", __name__)
 _UNSUPPORTED = ("truncate", "rank_fields", "max_chunks_per_doc", "max_tokens_per_doc")
 
 
-@json_type(list_schema({"type": ["string", "object"]}, limits.MAX_INPUTS, minItems=1))
+@json_type(
+    list_schema(
+        {**STRING, **object_schema(text=STRING), "type": ["string", "object"]},
+        limits.MAX_INPUTS,
+        minItems=1,
+    )
+)
 def _documents(value: Any) -> tuple[str, ...]:
     """Read strings, or objects with a `text`."""
     if not isinstance(value, list) or not value:
         raise MismatchError("a list of strings, and not empty")
-    limits.check_count(len(value), limits.MAX_INPUTS, "documents")
+    check_count(len(value), limits.MAX_INPUTS, "documents")
     texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in value]
     if not all(isinstance(text, str) for text in texts):
         raise MismatchError("a list of strings, or of objects with a 'text'")
@@ -51,7 +66,7 @@ class RerankRequest(RequestBody):
     return_text: bool = False
     raw_scores: bool = True
     priority: int = 0
-    model: str | None = None
+    model: str | None = field(read=readers.model_name, default=None)
     timeout: float | None = field(read=readers.seconds, default=None)
     keep_alive: float | None = field(read=readers.keep_alive, default=None)
 

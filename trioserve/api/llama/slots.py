@@ -8,10 +8,14 @@ import attrs
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import outputs, readers, sse
+from trioserve.api.base import limits, outputs, readers, sse
 from trioserve.api.base.body import read_body_as, read_json
 from trioserve.api.base.connection import current_request
-from trioserve.api.base.fields import RequestBody, named
+from trioserve.api.base.fields import (
+    RequestBody,
+    field,
+    named,
+)
 from trioserve.api.base.http import json_response
 from trioserve.api.base.service import awake_server, current_server
 from trioserve.api.openapi import takes
@@ -123,7 +127,7 @@ def _slot(slot: SlotStatus, owner: str) -> dict[str, Any]:
 class SlotRequest(RequestBody):
     """``POST /slots/{id}`` with ``save`` or ``restore``; ``erase`` takes no body."""
 
-    filename: str
+    filename: str = field(read=readers.text_of(limits.MAX_PATH))
 
 
 @blueprint.post("/slots/<id_slot>")

@@ -16,6 +16,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
+from trioserve.api.base import readers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import Only, RequestBody, field
 from trioserve.api.base.http import json_response
@@ -224,7 +225,7 @@ blueprint = Blueprint("ollama_models", __name__)
 class _NamedRequest(RequestBody):
     """A request that names a model; `name` is what older clients call the field."""
 
-    model: str = field("model", "name")
+    model: str = field("model", "name", read=readers.name)
 
 
 @attrs.frozen(kw_only=True, slots=False)

@@ -20,7 +20,10 @@ import attrs
 from trioserve.api.base import readers
 from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import (
-    OBJECT,
+    ARGUMENTS,
+    DATA,
+    NAME,
+    SCHEMA,
     STRING,
     MismatchError,
     Only,
@@ -149,18 +152,20 @@ _PLACE = "[img]"
 
 _CALL = object_schema(
     "function",
-    id=or_null(STRING),
-    function=object_schema("name", name=STRING, arguments={"type": ["object", "string"]}),
+    id=or_null(NAME),
+    function=object_schema(
+        "name", name=NAME, arguments={**ARGUMENTS, **STRING, "type": ["object", "string"]}
+    ),
 )
 _MESSAGE = object_schema(
     "role",
-    role={"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+    role={**NAME, "examples": ["system", "user", "assistant", "tool"]},
     content=or_null(STRING),
     thinking=or_null(STRING),
-    images=or_null(list_schema(STRING, MAX_PARTS)),
+    images=or_null(list_schema(DATA, MAX_PARTS)),
     tool_calls=or_null(list_schema(_CALL, MAX_PARTS)),
-    tool_name=or_null(STRING),
-    tool_call_id=or_null(STRING),
+    tool_name=or_null(NAME),
+    tool_call_id=or_null(NAME),
 )
 
 
@@ -271,9 +276,9 @@ def continues_final_message(body: Mapping[str, Any]) -> bool:
 
 _TOOL = object_schema(
     "function",
-    type=or_null(STRING),
+    type=or_null(NAME),
     function=object_schema(
-        "name", name=STRING, description=or_null(STRING), parameters=or_null(OBJECT)
+        "name", name=NAME, description=or_null(STRING), parameters=or_null(SCHEMA)
     ),
 )
 
@@ -326,14 +331,14 @@ UNSUPPORTED_IN_GENERATE: Mapping[str, Only] = {
 Think: TypeAlias = bool | str
 
 
-@json_type({"type": ["boolean", "string"]})
+@json_type({**NAME, "type": ["boolean", "string"]})
 def _think(value: Any) -> Think:
     if not isinstance(value, bool | str) or value == "":
         raise MismatchError('true, false, or a level such as "high"')
     return value
 
 
-@json_type(properties={"format": {"anyOf": [{"enum": ["", "json"]}, OBJECT]}})
+@json_type(properties={"format": {"anyOf": [{"enum": ["", "json"]}, SCHEMA]}})
 def _format(body: Mapping[str, Any]) -> Grammar | None:
     """Read ``format``: the word "json", or a JSON Schema."""
     given = body.get("format")
@@ -438,7 +443,7 @@ class OllamaGenerateRequest(OllamaRequest):
     suffix: str = ""
     system: str = ""
     raw: bool = False
-    images: tuple[str, ...] = ()
+    images: tuple[str, ...] = field(read=strings, schema=list_schema(DATA, MAX_PARTS), default=())
     messages: Messages = field(whole=_messages)
 
     @property

@@ -15,8 +15,10 @@ from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
+    STRING,
     MismatchError,
     RequestBody,
+    check_count,
     field,
     json_type,
     strings,
@@ -165,7 +167,8 @@ _EUCLIDEAN, _NONE = 2, -1
 @json_type(
     {
         "type": ["string", "array"],
-        "items": {"type": "string"},
+        "items": STRING,
+        "maxLength": limits.MAX_PROMPT_CHARS,
         "maxItems": limits.MAX_INPUTS,
         "description": "A text, or a list of them.",
     }
@@ -173,7 +176,7 @@ _EUCLIDEAN, _NONE = 2, -1
 def _texts(value: Any) -> tuple[str, ...]:
     """Read `input`; an empty text alone is none."""
     if isinstance(value, list):
-        limits.check_count(len(value), limits.MAX_INPUTS, "texts")
+        check_count(len(value), limits.MAX_INPUTS, "texts")
         return strings(value)
     if not isinstance(value, str):
         raise MismatchError("a string or a list of strings")

@@ -14,14 +14,17 @@ import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import errors, outputs, readers, sse
+from trioserve.api.base import errors, limits, outputs, readers, sse
 from trioserve.api.base.body import Form, read_form
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
+    DATA,
+    NAME,
     MismatchError,
     boolean,
     field,
     json_type,
+    list_schema,
     number,
     one_of,
     structure,
@@ -84,7 +87,7 @@ def _from_text(
     return read_last
 
 
-@json_type({"type": "string", "pattern": "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", "examples": ["en"]})
+@json_type({**NAME, "pattern": "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", "examples": ["en"]})
 def _language(value: Any) -> str:
     head, *rest = text(value).split("-")
     parts_are_well = all(2 <= len(each) <= 8 and each.isalnum() for each in rest)
@@ -104,14 +107,14 @@ def _some_of(*choices: str) -> Callable[[Sequence[str]], frozenset[str]]:
     """Make a reader of a field with any number of values, each of them one of a few."""
     read_one = one_of(*choices)
 
-    @json_type({"type": "array", "items": {"enum": list(choices)}})
+    @json_type(list_schema({"enum": list(choices)}, limits.MAX_INCLUDED))
     def read(values: Sequence[str]) -> frozenset[str]:
         return frozenset(read_one(value) for value in values)
 
     return read
 
 
-@json_type({"type": "string", "contentMediaType": "application/octet-stream"})
+@json_type({**DATA, "contentMediaType": "application/octet-stream"})
 def _file(value: Any) -> bytes:
     if not isinstance(value, bytes) or not value:  # a field of text, say
         raise MismatchError("a file, and not empty")

@@ -13,11 +13,15 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.fields import (
+    PART,
+    STRING,
     MismatchError,
     RequestBody,
+    check_count,
     field,
     integer,
     json_type,
+    list_schema,
     objects,
 )
 from trioserve.api.base.generation import check_pools
@@ -42,12 +46,21 @@ _EXPECTED = (
 )
 
 
+_TEXT = {
+    **PART,
+    "type": ["string", "array", "object"],
+    "maxLength": limits.MAX_PROMPT_CHARS,
+    "items": {**STRING, "type": ["string", "integer"]},
+    "maxItems": limits.MAX_PROMPT_TOKENS,
+}
+
+
 def _inputs(name: str) -> Callable[[Any], tuple[GivenPrompt, ...]]:
     """Make a reader of one text or a list of them, in the field `name`."""
 
     @json_type(
         {
-            "type": ["string", "array", "object"],
+            "anyOf": [_TEXT, list_schema(_TEXT, limits.MAX_INPUTS)],
             "description": f"A text, or a list of at most {limits.MAX_INPUTS} of them. A text may "
             "be given as token ids, as an object with a `prompt_string` and `multimodal_data`, or "
             "as one with a list of parts as `content`, of the types that chats have.",
@@ -73,7 +86,7 @@ def _input(value: Any, path: str) -> GivenPrompt:
 
 def _joined(parts: Sequence[dict[str, Any]], path: str) -> GivenPrompt:
     """Put the parts of a text together."""
-    limits.check_count(len(parts), MAX_PARTS, "parts")
+    check_count(len(parts), MAX_PARTS, "parts")
     found = [_part(part, f"{path}[{i}]") for i, part in enumerate(parts)]
     texts = [part for part in found if isinstance(part, str)]
     return "".join(texts) if len(texts) == len(found) else MixedPrompt(found)
@@ -103,7 +116,7 @@ class EmbeddingsRequest(RequestBody):
 
     input: tuple[GivenPrompt, ...] | None = field(read=_inputs("input"), default=None)
     content: tuple[GivenPrompt, ...] | None = field(read=_inputs("content"), default=None)
-    model: str | None = None
+    model: str | None = field(read=readers.model_name, default=None)
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = field(read=readers.integer_in(1, None), default=None)
     embd_normalize: int | None = field(read=_norm, default=None)

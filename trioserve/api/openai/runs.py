@@ -8,12 +8,15 @@ import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import errors, sse
+from trioserve.api.base import errors, readers, sse
 from trioserve.api.base.app_state import NOT_RUNNING, Running
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
 from trioserve.api.base.connection import current_request
-from trioserve.api.base.fields import RequestBody
+from trioserve.api.base.fields import (
+    RequestBody,
+    field,
+)
 from trioserve.api.base.generation import pings_of, tools_to_run
 from trioserve.api.base.http import json_response
 from trioserve.api.base.service import current_responses
@@ -41,7 +44,7 @@ async def open_run(
     """
     asked = request.run_tools
     assert asked is not None
-    tools, max_steps = tools_to_run(server, asked), asked.max_steps
+    tools, max_steps = await tools_to_run(server, asked), asked.max_steps
     if max_steps is not None and max_steps > server.config.tool_max_steps:
         raise InvalidRequestError.at(
             f"{RUN_TOOLS}.max_steps",
@@ -136,7 +139,7 @@ blueprint = Blueprint("runs", __name__)
 class ApproveRequest(RequestBody):
     """``POST …/{id}/approve``."""
 
-    call_id: str
+    call_id: str = field(read=readers.name)
     approve: bool
     reason: str = ""
 
@@ -145,7 +148,7 @@ class ApproveRequest(RequestBody):
 class StopRequest(RequestBody):
     """``POST …/{id}/stop``."""
 
-    call_id: str
+    call_id: str = field(read=readers.name)
 
 
 @blueprint.post("/v1/chat/completions/<id_>/approve")

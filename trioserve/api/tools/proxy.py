@@ -11,8 +11,9 @@ browser does not treat it as a page of this origin.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 
 import attrs
 import httpcore
@@ -33,8 +34,8 @@ from trioserve.errors import (
     PermissionDeniedError,
     ProxyError,
     ProxyTimeoutError,
-    UnavailableError,
 )
+from trioserve.fair_limiter import FairLimiter
 from trioserve.server.media.fetch import FAILURES, Dialer, FetchRules, Target, parse_url, url_of
 
 blueprint = Blueprint("proxy", __name__)
@@ -64,6 +65,10 @@ _SHOWN = frozenset(
 )  # fmt: skip
 _SHOWN_PREFIX = "mcp-"
 
+#: One challenge of the scheme Bearer, with parameters. Another scheme may follow a comma.
+_PARAMETER = r"""[\w.~+/-]+\s*=\s*([\w.~+/-]+|"[^"\\]*")"""
+_BEARER_ONLY = re.compile(rf"bearer(\s+{_PARAMETER}(\s*,\s*{_PARAMETER})*)?\s*", re.IGNORECASE)
+
 #: An answer that is opened in place of a page can do nothing in the name of this server.
 _FENCE = {
     "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
@@ -72,8 +77,8 @@ _FENCE = {
     "X-Content-Type-Options": "nosniff",
 }
 
-#: The maximum number of concurrent requests to other servers.
-_MAX_REQUESTS = 128
+#: The maximum number of concurrent requests to other servers, and of those of one client.
+_MAX_REQUESTS, _MAX_REQUESTS_EACH = 160, 128
 
 #: Seconds until there is a connection, and until an answer begins. An MCP server may answer when
 #: its tool is done.
@@ -85,7 +90,10 @@ class _Proxy:
     """What the requests of an app share."""
 
     dialer: Dialer
-    n_running: int = 0
+    #: Requests do not wait: those before them may last as long as an MCP server likes.
+    places: FairLimiter = attrs.field(
+        factory=lambda: FairLimiter(_MAX_REQUESTS, _MAX_REQUESTS_EACH, max_waiting=0)
+    )
 
     @classmethod
     def of(cls, app: Quart, config: Config) -> _Proxy:
@@ -97,19 +105,6 @@ class _Proxy:
         assert isinstance(proxy, _Proxy)
         return proxy
 
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """Take one of the places, for as long as a block lasts. Raises UnavailableError."""
-        if self.n_running >= _MAX_REQUESTS:
-            raise UnavailableError(
-                f"{_MAX_REQUESTS} requests are with other servers already, and that is the most."
-            )
-        self.n_running += 1
-        try:
-            yield
-        finally:
-            self.n_running -= 1
-
 
 @blueprint.route("/cors-proxy", methods=["GET", "POST", "DELETE"])
 @takes(None, query={"url": "where the request goes"})
@@ -120,6 +115,8 @@ async def forward() -> Response:
         raise PermissionDeniedError("This feature is disabled. Start the server with "
                                     "--ui-mcp-proxy.")  # fmt: skip
     access.check_embedding(request.headers, config)
+    if request.headers.get("Sec-Fetch-Dest", "empty") != "empty":
+        raise PermissionDeniedError("Only scripts of the page may send requests here.")
     current = current_request()
     target = _target(request.args.get("url", ""))
     headers = [(b"host", target.netloc.encode()), *_headers(current)]
@@ -127,7 +124,7 @@ async def forward() -> Response:
     if body or current.method == "POST":
         headers.append((b"content-length", b"%d" % len(body)))
     proxy, resources = _Proxy.of(current_app, config), current.resources
-    resources.enter_context(proxy.place())
+    await resources.enter_async_context(proxy.places.place())
     try:
         connection = await proxy.dialer.connection(target)
     except InvalidMediaError as error:
@@ -191,10 +188,13 @@ async def _exchange(
 def _shown(answer: httpcore.Response) -> dict[str, str]:
     """The headers of an answer that the page gets."""
     headers = {}
+    is_chunked = any(name.lower() == b"transfer-encoding" for name, _ in answer.headers)
     for raw_name, raw_value in answer.headers:
         name, value = raw_name.decode("ascii").lower(), raw_value.decode("latin-1")
-        if name == "www-authenticate" and not value.lower().startswith("bearer"):
+        if name == "www-authenticate" and not _BEARER_ONLY.fullmatch(value):
             continue  # the browser would ask for a password, in the name of this server
+        if name == "content-length" and is_chunked:
+            continue
         if name in _SHOWN or name.startswith(_SHOWN_PREFIX):
             headers[name] = value
     return headers | _FENCE

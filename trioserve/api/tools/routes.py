@@ -14,11 +14,14 @@ import attrs
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import errors, sse
+from trioserve.api.base import errors, readers, sse
 from trioserve.api.base.app_state import AppState, current_app_state
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import KeepAlive, current_request
-from trioserve.api.base.fields import RequestBody
+from trioserve.api.base.fields import (
+    RequestBody,
+    field,
+)
 from trioserve.api.base.http import uncounted_context
 from trioserve.api.openapi import takes
 from trioserve.concurrency import Bell, alongside
@@ -43,7 +46,7 @@ _MAX_UNWRITTEN = 2**20
 class CallRequest(RequestBody):
     """``POST /tools``."""
 
-    tool: str
+    tool: str = field(read=readers.name)
     params: dict[str, Any] = attrs.Factory(dict)
     stream: bool = False
 

@@ -7,7 +7,6 @@ without a command.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Container, Mapping, Sequence
 from importlib import import_module
@@ -75,6 +74,14 @@ COMMANDS: Mapping[str, Command] = {
         "  --json       print an object in JSON\n"
         "  --template   print the chat template only\n",
     ),
+    "config": Command(
+        "init FILE | show [--all] [flags] | schema",
+        "write a commented configuration, or tell where each setting comes from",
+        "init writes a TOML file for --config, with every setting in a comment.\n"
+        "show prints the settings that a flag, a variable or the file has set, and by which.\n"
+        "schema prints a JSON Schema of the file, for editors.\n\n"
+        "  --all        print the settings with their default, too\n",
+    ),
     "mcp": Command(
         "[--url URL] [--http [HOST:]PORT] [flags]",
         "offer models to other programs, as an MCP server on standard input and output",
@@ -108,6 +115,33 @@ COMMANDS: Mapping[str, Command] = {
         "  --threads N           threads of the CPU (default: one per physical core)\n"
         "  --cache FOLDER        keep large tensors here, so that they need not be sent again\n"
         "  --rpc-allow-public    listen on an address of the public internet, or on all\n",
+    ),
+    "bench": Command(
+        "[--url URL] [--against URL] [-p N] [-n N] [-d N] [-npl N] [flags]",
+        "measure the speed of prompts and of generation, by depth and by number of clients",
+        "Measures the server at URL or, without one, a server that is started with the flags.\n"
+        "Numbers may have commas between them; all of them are combined.\n\n"
+        "  -p, --n-prompt N      tokens of a prompt; 0 leaves prompts out (default 512)\n"
+        "  -n, --n-gen N         tokens of an output; 0 leaves outputs out (default 128)\n"
+        "  -d, --n-depth N       tokens in the KV cache before (default 0)\n"
+        "  -npl, --clients N     clients at once (default 1)\n"
+        "  -r, --repetitions N   rounds of each test (default 5)\n"
+        "  -o, --output {md,csv,json,jsonl}\n"
+        "                        form of what is printed (default md)\n"
+        "  --json FILE           write all samples to a file\n"
+        "  --svg FILE            draw a picture\n"
+        "  --url URL             address of a server, such as http://127.0.0.1:8080\n"
+        "  --against URL         another server with OpenAI's API, measured in turn with this one\n"
+        "                        (--api-key is the key of both)\n",
+    ),
+    "tune": Command(
+        "[--seconds N] [--json FILE] [flags]",
+        "find the flags that are the fastest for a model on this machine",
+        "Starts servers with the flags and different numbers of threads, layouts of the KV cache,\n"
+        "batch sizes and drafts, with flash attention and without, and measures them in turn.\n"
+        "What the flags set stays as it is.\n\n"
+        "  --seconds N    time for all measurements (default 120)\n"
+        "  --json FILE    write all results to a file\n",
     ),
     "doctor": Command(
         "[flags]",
@@ -147,10 +181,6 @@ def run(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         module, _, function = (COMMANDS[name].function or f"{name}.run").partition(".")
         code: int = getattr(import_module(f"{__name__}.{module}"), function)(argv, environ)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the pipe has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except TrioServeError as error:
         print(f"trioserve: {error.message}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

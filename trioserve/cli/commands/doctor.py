@@ -26,8 +26,10 @@ from trioserve.cli.commands import bytes_text, hush
 from trioserve.cli.commands.show import on_disk
 from trioserve.cli.serving import open_sockets
 from trioserve.config import Config
+from trioserve.config.extras import EXTRAS, has_extra
 from trioserve.config.parse import parse
-from trioserve.errors import ModelLoadError, TrioServeError
+from trioserve.errors import ConfigError, ModelLoadError, TrioServeError
+from trioserve.hosts import is_local
 from trioserve.llama.rpc import library
 from trioserve.llama.rpc.peers import Peer, greet, locate
 from trioserve.models import resolve
@@ -48,6 +50,10 @@ _GPUS = (
     (Path("/dev/nvidiactl"), "an NVIDIA", "GGML_CUDA"),
     (Path("/dev/kfd"), "an AMD", "GGML_HIP"),
 )
+
+#: Most users need neither, and each installs hundreds of megabytes.
+_LARGE_EXTRAS = ("ray", "whisper")
+
 _PIDS = (Path("/sys/fs/cgroup/pids.max"), Path("/sys/fs/cgroup/pids/pids.max"))
 
 
@@ -102,6 +108,17 @@ def _versions(*_others: object) -> Iterator[Finding]:
 
     installed = version("llama-cpp-python")
     yield Finding(Level.OK, "llama.cpp", f"llama-cpp-python {installed}: {devices.versions()}")
+
+
+def _extras(*_others: object) -> Iterator[Finding]:
+    missing = [name for name in EXTRAS if name not in _LARGE_EXTRAS and not has_extra(name)]
+    if missing:
+        names = ",".join(missing)
+        yield Finding(
+            Level.OK, "extras", f"not installed: {names}", f"pip install 'trioserve[{names}]'"
+        )
+    else:
+        yield Finding(Level.OK, "extras", "all are installed")
 
 
 def _devices(*_others: object) -> Iterator[Finding]:
@@ -267,10 +284,7 @@ def _port(config: Config, *_others: object) -> Iterator[Finding]:
 
 
 def _is_private(host: str) -> bool:
-    return all(
-        one.strip() in ("127.0.0.1", "::1", "localhost") or one.strip().endswith(".sock")
-        for one in host.split(",")
-    )
+    return all(is_local(one.strip()) or one.strip().endswith(".sock") for one in host.split(","))
 
 
 def _limits(config: Config, *_others: object) -> Iterator[Finding]:
@@ -319,8 +333,13 @@ def _max_threads() -> int | None:
 
 def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
     """Folders that the server writes to: permissions and free space."""
+    cache = None
+    try:
+        cache = str(default_cache_dir(environ))
+    except ConfigError as error:
+        yield Finding(Level.WARNING, "folders", error.message)
     for flag, name in (
-        ("the cache of models", str(default_cache_dir(environ))),
+        ("the cache of models", cache),
         ("--slot-save-path", config.slot_save_path),
         ("--log-prompts-dir", config.log_prompts_dir),
     ):
@@ -338,5 +357,5 @@ def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -
 
 #: In the order of the report.
 CHECKS: tuple[_Check, ...] = (
-    _versions, _devices, _cores, _rpc, _model, _models, _port, _limits, _folders,
+    _versions, _extras, _devices, _cores, _rpc, _model, _models, _port, _limits, _folders,
 )  # fmt: skip

@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 import attrs
-import msgspec
 import trio
 
 from trioserve.cli.address import Address, take_value
 from trioserve.cli.agents import AGENTS, NO_KEY, Agent, Endpoint
 from trioserve.cli.commands import hush
+from trioserve.cli.local_server import Props, client_of, models_at, named, only, started
 from trioserve.cli.progress import ProgressReport
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import (
     ConfigError,
-    ModelLoadError,
     TrioServeError,
     first_error,
 )
-from trioserve.models import BUNDLED
-from trioserve.models.catalog import ModelEntry, Source
-from trioserve.router.child import Child, HealthCheck, Report
-from trioserve.router.client import ServerClient, connected_to
-from trioserve.router.launch import Spawner
-
-#: The names of the bundled model, alone and beside others.
-_BUNDLED = (BUNDLED.name, "bundled")
-
-#: Seconds for a server that was started here to end.
-_GRACE = 10.0
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -175,35 +161,6 @@ async def _attend(command: Sequence[str], environ: Mapping[str, str]) -> int:
 # -- the server
 
 
-class _Status(msgspec.Struct):
-    value: str = "loaded"
-
-
-class _Model(msgspec.Struct):
-    """A model in the list of a server. A server of one model gives it no status."""
-
-    id: str
-    aliases: list[str] = []
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-class _Modalities(msgspec.Struct):
-    vision: bool = False
-
-
-class _Defaults(msgspec.Struct):
-    n_ctx: int
-
-
-class _Props(msgspec.Struct):
-    default_generation_settings: _Defaults
-    modalities: _Modalities = msgspec.field(default_factory=_Modalities)
-
-
 @attrs.frozen
 class AgentServer:
     """The server that an agent is to use: one that runs, or else one that is started."""
@@ -224,8 +181,8 @@ class AgentServer:
         if running is not None:
             yield await self._load(*running)
             return
-        async with self._start() as address:
-            yield await self._load(address, _only(await self._models(address)))
+        async with started(self.flags, self.config, self.environ) as address:
+            yield await self._load(address, only(await models_at(address, self._key)))
 
     async def _running(self) -> tuple[Address, str] | None:
         """Look for a server that has the model; None if one is to be started.
@@ -240,110 +197,32 @@ class AgentServer:
                 raise ConfigError("agents need an address with a port; --url names a Unix socket")
             return None
         try:
-            models = await self._models(address)
+            models = await models_at(address, self._key)
         except TrioServeError:
             if self.url is not None:
                 raise
             return None  # no server, or one of another kind
         name = self.config.model_named
-        found = _only(models) if name is None else _named(models, name)
+        found = only(models) if name is None else named(models, name)
         if found is None and self.url is not None:
             have = ", ".join(one.id for one in models)
             raise ConfigError(f"{address} has no model {name}; it has {have}")
         return None if found is None else (address, found)
 
-    async def _models(self, address: Address) -> Sequence[_Model]:
-        async with self._client(address) as client:
-            return (await client.ask("/v1/models", form=_Models)).data
-
     async def _load(self, address: Address, model: str) -> Endpoint:
         """Ask for the properties of a model, which a router loads for that."""
-        async with self._client(address) as client:
+        async with client_of(address, self._key) as client:
             with ProgressReport(sys.stderr, n_log_lines=0) as report:
                 report.tell(0.0, f"Loading {model}", "loading")
-                props = await client.ask(f"/props?model={quote(model)}", form=_Props)
+                props = await client.ask(f"/props?model={quote(model)}", form=Props)
         return Endpoint(
             url=address.url,
             model=model,
             context=props.default_generation_settings.n_ctx,
             sees_images=props.modalities.vision,
-            api_key=next(iter(self.config.api_keys), NO_KEY),
+            api_key=self._key or NO_KEY,
         )
 
-    def _client(self, address: Address) -> AbstractAsyncContextManager[ServerClient]:
-        return connected_to(address.url, api_key=next(iter(self.config.api_keys), None))
-
-    @asynccontextmanager
-    async def _start(self) -> AsyncIterator[Address]:
-        """Run a server on a free port of this machine for the length of a block.
-
-        Raises:
-            ModelLoadError: it does not start.
-        """
-        address = attrs.evolve(Address.of(None, self.config), host="127.0.0.1", port=_free_port())
-        argv = [*self.flags, "--host", address.host, "--port", str(address.port)]
-        name = self.config.model_named or "bundled"
-        entry = ModelEntry(name=name, source=Source.PRESET, args=tuple(self.flags), path=None)
-        watch = HealthCheck(interval=math.inf)
-        child = Child(name, 0, entry=entry, socket_path=Path(), watch=watch)
-        decided = trio.Event()
-        with ProgressReport(sys.stderr, n_log_lines=0) as progress:
-
-            def told(report: Report) -> None:
-                if report["state"] in ("ready", "failed", "ended"):
-                    decided.set()
-                elif (share := report.get("progress")) is not None and not decided.is_set():
-                    line = f"{report['state'].capitalize()} {child.name}: {share:4.0%}"
-                    progress.tell(share, line, report["state"])
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(child.run, Spawner(self.environ), argv, told)
-                await decided.wait()
-                progress.end()
-                if child.message is not None or child.ended.is_set():
-                    raise ModelLoadError(child.last_words())
-                try:
-                    yield address
-                finally:
-                    await _end(child)
-
-
-async def _end(child: Child) -> None:
-    """End a server and wait for its end, in a shield. Print a line if it had ended before."""
-    if child.ended.is_set():
-        print(f"trioserve: {child.last_words()}", file=sys.stderr)
-    child.stop(_GRACE)
-    with trio.CancelScope(shield=True):
-        await child.ended.wait()
-
-
-def _only(models: Sequence[_Model]) -> str:
-    """The model of a server, if it has only one beside the bundled one, or has loaded only one.
-
-    Raises:
-        ConfigError: there are several.
-    """
-    loaded = [one for one in models if one.status.value in ("loaded", "sleeping")]
-    others = [one for one in models if one.id not in _BUNDLED]
-    for some in (models, loaded, others):
-        if len(some) == 1:
-            return some[0].id
-    names = ", ".join(one.id for one in models)
-    raise ConfigError(f"name the model with --model; the server has {names}")
-
-
-def _named(models: Sequence[_Model], name: str) -> str | None:
-    """The model of that name, or of that file."""
-    path = Path(name)
-    names = {name, path.name, path.stem} if path.suffix == ".gguf" else {name}
-    for one in models:
-        if not names.isdisjoint({one.id, *one.aliases}):
-            return one.id
-    return None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    @property
+    def _key(self) -> str | None:
+        return next(iter(self.config.api_keys), None)

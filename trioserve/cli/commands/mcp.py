@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
@@ -15,9 +14,10 @@ import trio
 
 from trioserve.cli.address import Address, place_of, take_value
 from trioserve.cli.serving import hypercorn_config, open_sockets, url_of
+from trioserve.cli.signals import run_until_signal
 from trioserve.config import Config, logs
 from trioserve.config.parse import parse
-from trioserve.errors import ConfigError, TrioServeError, first_error
+from trioserve.errors import ConfigError
 from trioserve.models import gguf, resolve
 from trioserve.models.catalog import Catalog, OneModel
 from trioserve.models.fetch import is_local
@@ -58,7 +58,6 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     else:
         address, api_key = Address.of(url, parsed.config), next(iter(parsed.config.api_keys), None)
         models = models_of_server(address.url, socket_path=address.socket_path, api_key=api_key)
-    failure: BaseException | None = None
     with ExitStack() as closing:
         if http is None:
             serve: Serve = partial(_serve_stdio, *closing.enter_context(taken()))
@@ -66,12 +65,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             host, port = place_of(http)
             config = attrs.evolve(parsed.config, host=host, port=port)
             serve = partial(_serve_http, config, closing.enter_context(open_sockets(config)))
-        try:
-            trio.run(_serve, models, serve)
-        except* TrioServeError as group:
-            failure = group
-    if failure is not None:
-        raise first_error(failure)
+        run_until_signal(partial(_serve, models, serve))
     return 0
 
 
@@ -93,12 +87,9 @@ def _own(
 
 
 async def _serve(models: AbstractAsyncContextManager[ModelSource], serve: Serve) -> None:
-    """Serve until `serve` returns, or a signal comes."""
-    async with trio.open_nursery() as nursery:
-        await nursery.start(_until_signal, nursery.cancel_scope)
-        async with models as opened:
-            await serve(opened)
-        nursery.cancel_scope.cancel()
+    """Serve until `serve` returns."""
+    async with models as opened:
+        await serve(opened)
 
 
 async def _serve_stdio(stdin: int, stdout: int, models: ModelSource) -> None:
@@ -130,10 +121,3 @@ async def _serve_http(
         for each in listening:
             url = url_of(each, secure=config.ssl_cert_file is not None)
             _log.info("listening", url=f"{url}{config.api_prefix}{PATH}")
-
-
-async def _until_signal(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        task_status.started()
-        await anext(signals)
-    scope.cancel()

@@ -94,9 +94,17 @@ MAX_IDLE = 256
 #: not full. To make one takes a step more, and to prefill these again is not much.
 FEW = 512
 
-#: A sequence is copied to RAM if at least one token in this many is in no other sequence. Computing
-#: fewer tokens again is faster than copying the whole sequence.
+#: A sequence is copied to RAM if at least one token in this many is in no other sequence, and for
+#: its beginning if that is at least one in this many. Computing fewer tokens again is faster than
+#: copying the whole sequence.
 OWN_SHARE = 16
+
+#: Shorter sequences are neither copied nor kept in RAM.
+SHORT = 8
+
+#: Bytes of a state that is copied to RAM ahead of its eviction: a request that comes in the
+#: meantime waits for about 20 ms.
+MAX_AHEAD = 32 * 2**20
 
 
 class PrefixCache:
@@ -121,7 +129,8 @@ class PrefixCache:
         max_idle: int | None = None,
         checkpoints: CheckpointRules = DEFAULT_RULES,
     ) -> None:
-        #: Sharing fewer tokens than this is not worth a copy, a wait or a place in RAM.
+        #: Sharing fewer tokens than this is not worth a copy or a wait, unless it is most of a
+        #: prompt: many begin with the same few.
         self.min_shared = 32
         self._backend, self._memory = backend, backend.memory
         #: The sequences and their contents.
@@ -176,7 +185,7 @@ class PrefixCache:
     def _start(self, keys: list[CellKey], root: CacheRoot) -> KVSequence:
         length, holders = self.find(keys, root)
         in_ram, key = self.ram.find(keys, root)
-        if in_ram >= length + self.min_shared and self.held.loadable():
+        if self._pays(in_ram - length, keys) and self.held.loadable():
             if (loaded := self._swap_in(key, in_ram, root)) is not None:
                 return loaded
             length, holders = self.find(keys, root)  # others had to go, in vain
@@ -184,17 +193,23 @@ class PrefixCache:
         for seq in kept:
             if len(seq.held) == length:
                 return seq  # the prompt continues the whole sequence, so nothing is lost
-        if length >= self.min_shared and (self.unified or not kept):
+        is_long = length >= self.min_shared
+        if (is_long and self.unified) or (not kept and self._pays(length, keys)):
             others = [seq for seq in self.held.idle() if seq not in holders]
-            if others:
-                return self._copy(min(holders, key=lambda seq: len(seq.held)), length, others)
-        if kept and (length >= self.min_shared or length * 10 >= len(keys)):
+            source = self.held.source(holders)
+            if others and (self.unified or len(source.held) <= OWN_SHARE * length):
+                return self._copy(source, length, others)
+        if kept and (is_long or length * 10 >= len(keys)):
             seq = min(kept, key=lambda seq: len(seq.held))
             if len(seq.held) >= length + self.min_shared:
                 self.swap_out(seq)
             self._shorten(seq, length, self._state_at(seq, length))
             return seq
         return self._empty()
+
+    def _pays(self, n_cells: int, keys: list[CellKey]) -> bool:
+        """Whether it is quicker to copy that part of a prompt than to prefill it."""
+        return n_cells >= (SHORT if 2 * n_cells > len(keys) else self.min_shared)
 
     def release(self, seq: KVSequence) -> None:
         """Keep a request's sequence for later prompts, without a partial chunk of media."""
@@ -216,12 +231,26 @@ class PrefixCache:
 
     def swap_out(self, seq: KVSequence) -> None:
         """Copy a sequence to RAM, unless it is short or already there, or there is no room."""
-        if len(seq.held) < self.min_shared or not self.held.can_read(seq):
-            return
-        if self.ram.holds(seq.held, seq.root):
-            return
-        if self.ram.make_room(self._memory.size(seq.id)):
+        if self._is_missing(seq) and self.ram.make_room(self._memory.size(seq.id)):
             self.ram.put(seq.held, seq.root, self._memory.save(seq.id))
+
+    def swap_out_ahead(self) -> bool:
+        """Copy the kept sequence to RAM that is evicted next: that of a request will be quicker.
+
+        Nothing has to go for that. Returns whether there was one.
+        """
+        for seq in sorted(self.held.idle(), key=lambda seq: seq.last_used):
+            if self._is_missing(seq) and self.held.own(seq) * OWN_SHARE >= len(seq.held):
+                size = self._memory.size(seq.id)
+                if size <= min(MAX_AHEAD, self.ram.limit - self.ram.size):
+                    self.ram.put(seq.held, seq.root, self._memory.save(seq.id))
+                    return True
+        return False
+
+    def _is_missing(self, seq: KVSequence) -> bool:
+        """Whether RAM lacks a sequence that is worth a place there, and can be read."""
+        is_worth = len(seq.held) >= SHORT and self.held.can_read(seq)
+        return is_worth and not self.ram.holds(seq.held, seq.root)
 
     def _swap_out_idle(self) -> None:
         """Swap out a kept sequence, where kept ones slow down those that request.

@@ -384,6 +384,11 @@ class Sequences:
         is_short = 4 * len(source.held) <= self._backend.n_ctx_seq
         return is_short and is_free and self.can_read(source)
 
+    def source(self, holders: list[KVSequence]) -> KVSequence:
+        """Choose which of some sequences to copy: one whose state was read, else the shortest."""
+        read = -1 if self._state is None else self._state[0]
+        return min(holders, key=lambda seq: (seq.id != read, len(seq.held)))
+
     def _state_of(self, seq: KVSequence) -> bytes:
         if self._state is None or self._state[0] != seq.id:
             self._state = seq.id, self._memory.save(seq.id)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import attrs
 from llguidance import LLMatcher, LLParserLimits
 
-from trioserve.errors import EngineError, InvalidRequestError
+from trioserve.errors import EngineError, InvalidRequestError, UnavailableError
 from trioserve.llama.grammar import gbnf, trial
 from trioserve.llama.grammar.json_schema import UnusableError, brief, locate, read_schema
 from trioserve.llama.grammar.matcher import CompiledGrammar, MaskPool
@@ -43,6 +43,7 @@ _LIMITS: dict[str, Any] = {
 _JSON_OPTIONS: Any = {"lenient": False, "whitespace_pattern": r"[ ]|\n{1,2}[ \t]{0,20}"}
 _MAX_SOURCE = 2**16  # characters of GBNF, or of a regular expression
 _MAX_CACHED = 64
+_RETRY_AFTER = 5.0  # seconds
 _MAX_CACHED_BYTES = 2**27
 
 
@@ -73,6 +74,7 @@ class Compiler:
 
         Raises:
             InvalidRequestError: it is wrong, too large, or cannot be enforced.
+            UnavailableError: it cannot be tried now; has a time to retry after.
             ServerClosingError: the model is closed.
         """
         key = owner, grammar
@@ -114,6 +116,12 @@ class Compiler:
             raise _invalid(attrs.evolve(grammar, param=param), str(error)) from error
         except (gbnf.GbnfError, trial.TrialError) as error:
             raise _invalid(grammar, str(error)) from error
+        except trial.TrialDelayedError as error:
+            raise UnavailableError(
+                f"'{grammar.param}' cannot be compiled now: {error}.",
+                param=grammar.param,
+                retry_after=_RETRY_AFTER,
+            ) from error
         except EngineError as error:
             problem = error.message.removeprefix("The grammar cannot be followed: ")
             raise _invalid(grammar, problem.rstrip(".")) from error

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 from llguidance import LLMatcher
 
+from trioserve.engine.helpers import start_all
 from trioserve.engine.reasoning import TriggerScanner
 from trioserve.errors import InvalidRequestError, OutputError, TrioServeError
 from trioserve.llama.grammar.json_schema import brief
@@ -30,6 +31,9 @@ class MaskPool:
 
     Args:
         n_threads: how many masks can be made at the same time.
+
+    Raises:
+        ModelLoadError: the system refuses the threads.
     """
 
     def __init__(self, n_threads: int) -> None:
@@ -38,6 +42,7 @@ class MaskPool:
         self._lock = threading.Lock()
         self._n_threads = max(1, n_threads)
         self._executor = ThreadPoolExecutor(self._n_threads, thread_name_prefix="trioserve-grammar")
+        start_all(self._executor, self._n_threads)
 
     def add(self, make: Callable[[TokenId], Mask], token: TokenId) -> Future[Mask]:
         """Queue a mask for the next `start`; returns its future."""

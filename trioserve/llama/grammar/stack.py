@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from trioserve.errors import OutputError
+from trioserve.errors import OutputError, UnavailableError
 
 _T = TypeVar("_T")
 
@@ -16,8 +16,15 @@ _T = TypeVar("_T")
 _STACK = 2**28 if sys.maxsize > 2**32 else 2**25
 
 
+_lock = threading.Lock()
+
+
 def with_stack(function: Callable[[], _T]) -> _T:
-    """Call a function in a thread with a large stack; returns or raises what it does."""
+    """Call a function in a thread with a large stack; returns or raises what it does.
+
+    Raises:
+        UnavailableError: there is no such thread now.
+    """
     results: list[_T] = []
     failures: list[BaseException] = []
 
@@ -31,11 +38,16 @@ def with_stack(function: Callable[[], _T]) -> _T:
             failures[0].__cause__ = error
 
     thread = threading.Thread(target=work, name="trioserve-compile", daemon=True)
-    size = threading.stack_size(_STACK)
-    try:
-        thread.start()
-    finally:
-        threading.stack_size(size)
+    with _lock:  # the size is one for the whole process
+        size = threading.stack_size(_STACK)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise UnavailableError(
+                "A grammar needs a thread that the system refuses: it limits threads or memory."
+            ) from error
+        finally:
+            threading.stack_size(size)
     thread.join()
     if failures:
         raise failures[0]

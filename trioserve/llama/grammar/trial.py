@@ -34,6 +34,10 @@ class TrialError(Exception):
     """The grammar takes too much. The message is a part of a sentence."""
 
 
+class TrialDelayedError(Exception):
+    """The process could not start, or did not get the CPU: nothing is known of the grammar."""
+
+
 def is_needed(kind: str, grammar: str) -> bool:
     """Whether a grammar in llguidance's form may take long to compile."""
     if kind in ("json_schema", "json_object", "tools"):
@@ -46,6 +50,7 @@ def run(grammar: str, limits: Mapping[str, Any]) -> None:
 
     Raises:
         TrialError: it takes too much time or memory. Nothing is said of other errors.
+        TrialDelayedError: it could not be tried now.
     """
     job = json.dumps({"grammar": _TOKENS.sub("<[1]>", grammar), "limits": dict(limits)})
     command = [sys.executable, "-P", "-W", "ignore", __file__]
@@ -54,9 +59,9 @@ def run(grammar: str, limits: Mapping[str, Any]) -> None:
             command, input=job.encode(), capture_output=True, timeout=_WALL_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise TrialError("it takes too long to compile") from None
+        raise TrialDelayedError("other work has the CPU") from None
     except OSError as error:
-        raise TrialError(f"there is no process to try it in: {error.strerror}") from None
+        raise TrialDelayedError(f"no process can be started: {error.strerror}") from None
     if done.returncode:
         raise TrialError("it takes too much time or memory to compile")
 

@@ -20,7 +20,7 @@ from trioserve.errors import (
     InvalidMediaError,
     ModelLoadError,
 )
-from trioserve.llama import devices, header, library
+from trioserve.llama import devices, header, last_word, library
 from trioserve.llama.context import FLASH_ATTENTION, thread_choices
 from trioserve.llama.library import SharedHandle, lib
 from trioserve.llama.media.chunks import CutChunk, CutError, Placeholder, as_parts, cut
@@ -73,6 +73,9 @@ class LlamaProjector:
         self.hears: bool = mtmd.mtmd_support_audio(context)
         self.audio_rate: int = mtmd.mtmd_get_audio_sample_rate(context) if self.hears else 0
         self.max_chunk = 0
+        self.path = Path()
+        #: The width of the images that it was made for; 0: not known.
+        self.image_size = 0
         #: Identifies the projector.
         self.fingerprint = ""
         #: Whether a position has sections (M-RoPE).
@@ -91,6 +94,7 @@ class LlamaProjector:
             BackendMismatchError: the installed libmtmd is not one we can use.
         """
         mtmd = load_mtmd()
+        last_word.names(f"the projector {path}")
         kinds = header.check_projector(path)
         params = _params(mtmd, config)
         interrupt = EncodingInterrupt()
@@ -107,6 +111,8 @@ class LlamaProjector:
             projector._counts_images = "hunyuanvl" in kinds
             projector._video_interval = config.video_timestamp_interval
             projector.fingerprint = header.fingerprint(path)
+            projector.path = path
+            projector.image_size = header.image_size(path)
             projector._try_out(path)
         except BaseException:
             projector.close()
@@ -263,7 +269,7 @@ class LlamaProjector:
         try:
             with self._shared.in_use() as context:
                 found = [one for size in _LARGE for one in cut(self._mtmd, context, (size,))]
-                own = header.image_size(path) or _LARGE[-1].width
+                own = self.image_size or _LARGE[-1].width
                 usual = _chunks(cut(self._mtmd, context, (Placeholder(width=own, height=own),)))[0]
         except CutError as error:
             raise ModelLoadError(f"The projector {path} cannot be used: {error}.") from error

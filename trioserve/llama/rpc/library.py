@@ -30,6 +30,7 @@ import attrs
 import structlog
 
 from trioserve.config import Config
+from trioserve.config.folders import user_cache
 from trioserve.errors import ConfigError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.devices import ggml
@@ -84,8 +85,7 @@ class Built:
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Where libraries are kept: ``trioserve/rpc`` in the user's cache folder."""
-    base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "trioserve" / "rpc"
+    return user_cache(environ) / "trioserve" / "rpc"
 
 
 def path_in(where: Path) -> Path:

@@ -22,7 +22,8 @@ from pathlib import Path
 import attrs
 from filelock import FileLock
 
-from trioserve.errors import HubError, HubNotFoundError, UnknownQuantError
+from trioserve.config.folders import expanded, user_cache
+from trioserve.errors import ConfigError, HubError, HubNotFoundError, UnknownQuantError
 from trioserve.models.hub.download import disk_errors, try_lock, write_text
 from trioserve.models.hub.reference import (
     HubReference,
@@ -40,7 +41,11 @@ _TRUE = frozenset({"1", "on", "yes", "true"})
 
 
 def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where models are kept: where llama.cpp and huggingface_hub keep them."""
+    """Where models are kept: where llama.cpp and huggingface_hub keep them.
+
+    Raises:
+        ConfigError: no variable names it, and the user has no home folder.
+    """
     for name, *rest in (
         ("LLAMA_CACHE",),
         ("HF_HUB_CACHE",),
@@ -48,8 +53,16 @@ def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
         ("HF_HOME", "hub"),
     ):
         if folder := environ.get(name):
-            return Path(folder, *rest).expanduser()
-    return _home(environ) / "hub"
+            return expanded(Path(folder, *rest))
+    return user_cache(environ) / "huggingface" / "hub"
+
+
+def _folder() -> Path | None:
+    """`default_cache_dir`, or None if there is nothing in it because there is no such folder."""
+    try:
+        return default_cache_dir()
+    except ConfigError:
+        return None
 
 
 def default_endpoint(environ: Mapping[str, str] = os.environ) -> str:
@@ -62,23 +75,17 @@ def default_token(environ: Mapping[str, str] = os.environ) -> str | None:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if token := environ.get(name, "").strip():
             return token
-    home = environ.get("HF_HOME")
-    path = environ.get("HF_TOKEN_PATH") or (Path(home) if home else _home(environ)) / "token"
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8").strip() or None
-    except (OSError, UnicodeDecodeError):
+        home = environ.get("HF_HOME") or user_cache(environ) / "huggingface"
+        path = expanded(environ.get("HF_TOKEN_PATH") or Path(home, "token"))
+        return path.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError, ConfigError):
         return None
 
 
 def is_offline(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether huggingface_hub's variable forbids downloads."""
     return environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
-
-
-def _home(environ: Mapping[str, str]) -> Path:
-    """The folder of huggingface_hub, where no variable names it."""
-    base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "huggingface"
 
 
 _PREFIX = "models--"
@@ -212,7 +219,8 @@ def cached_models(cache_dir: Path | None = None) -> list[HubModel]:
     Of several with one name, that of the newest commit counts.
     """
     found: dict[str, HubModel] = {}
-    for repo in _repos(cache_dir or default_cache_dir()):
+    folder = cache_dir or _folder()
+    for repo in [] if folder is None else _repos(folder):
         for _, model in repo.models():
             found.setdefault(model.name, model)
     return sorted(found.values(), key=lambda model: model.name.lower())
@@ -220,7 +228,10 @@ def cached_models(cache_dir: Path | None = None) -> list[HubModel]:
 
 def find(reference: HubReference, cache_dir: Path | None = None) -> HubModel | None:
     """Find a model in the cache; None if it is not there, or not all of it."""
-    repo = RepoFolder(cache_dir or default_cache_dir(), reference.repo)
+    folder = cache_dir or _folder()
+    if folder is None:
+        return None
+    repo = RepoFolder(folder, reference.repo)
     if reference.file is not None:
         found = (repo.model(one.name, reference.file) for one in repo.snapshots())
         return next(filter(None, found), None)

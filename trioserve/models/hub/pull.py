@@ -20,6 +20,7 @@ import attrs
 import structlog
 import trio
 
+from trioserve.config.folders import expanded, user_cache
 from trioserve.errors import HubError, HubUnavailableError
 from trioserve.models.hub.cache import (
     HubModel,
@@ -249,13 +250,13 @@ def _target_at(url: str, name: str, answer: HubResponse, place: Path) -> Downloa
 
 def _cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
     if folder := environ.get("LLAMA_CACHE"):
-        return Path(folder).expanduser()
+        return expanded(folder)
     if sys.platform == "win32":
-        base = Path(environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        base = expanded(environ.get("LOCALAPPDATA") or "~/AppData/Local")
     elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
+        base = expanded("~/Library/Caches")
     else:
-        base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        base = user_cache(environ)
     return base / "llama.cpp"
 
 

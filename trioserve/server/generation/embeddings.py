@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from trioserve.concurrency import check_cancelled, deadline_scope
+from trioserve.concurrency import check_cancelled
 from trioserve.engine import EmbeddingEngine
 from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server.context import RequestContext
@@ -137,7 +137,7 @@ class Embedder:
         shape = Shape(normalize=default if normalize is None else normalize, dimensions=dimensions)
         shape.check(self._engine.width)
         with self._requests.resources.memory.hold(context.client) as hold:
-            with deadline_scope(context.deadline):
+            with context.preparing():
                 texts = await self._with_media(inputs, context, hold)
                 self._check_lengths(texts, "input")
                 make = partial(self._task, map(self._text_of, texts), context, priority, "input")
@@ -157,7 +157,12 @@ class Embedder:
         if any(isinstance(each, MixedPrompt) for each in inputs):
             self._requests.check_room(context)  # reject before loading media
         return [
-            await self._media.prompt_of(each.parts, hold, add_special=True)
+            await self._media.prompt_of(
+                each.parts,
+                hold,
+                scope=self._requests.resources.cache_sharing.scope(context.client),
+                add_special=True,
+            )
             if isinstance(each, MixedPrompt)
             else each
             for each in inputs
@@ -169,7 +174,7 @@ class Embedder:
         """See `Server.rerank`."""
         documents = [documents] if isinstance(documents, str) else documents
         self._requests.resources.gate.check()
-        with deadline_scope(context.deadline):
+        with context.preparing():
             self._check_lengths([query], "query")
             self._check_lengths(documents, "documents")
             pairs = (self._pair(query, document) for document in documents)

@@ -18,7 +18,8 @@ from trioserve.chat.parse.parser import MessageParser, message_parser, thinking_
 from trioserve.chat.template.continuation import continued_prompt_tail
 from trioserve.engine import Engine
 from trioserve.engine.backend import Vocab
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError, UnavailableError, UnsupportedFieldError
+from trioserve.fair_limiter import FairLimiter, ThreadTime
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.memory import MemoryReservation
@@ -50,8 +51,17 @@ from trioserve.types.params import changed
 #: A seed that means a random seed for each output, as -1 does.
 RANDOM_SEED = 2**32 - 1
 
-#: Seconds that compiling a grammar may take, including the wait for a thread.
+#: Threads that compile grammars, and those that one client may have. They compile in turns, so more
+#: would make the grammars of others wait longer.
+_N_COMPILERS, _N_COMPILERS_EACH = 3, 2
+
+#: Seconds that compiling a grammar may take. If the thread computed for less than a part of them,
+#: other work had the CPU, and the grammar is not at fault.
 _COMPILE_TIMEOUT = 10.0
+_AT_FAULT = 0.5
+
+#: Seconds after which a client may send a request again that other work has delayed.
+_RETRY_AFTER = 5.0
 
 
 def check_copies(n: int, n_slots: int, *, param: str = "n") -> None:
@@ -126,8 +136,8 @@ class TextGenerator:
             self._prompt_log = PromptLog(self._config.log_prompts_dir, self._model.vocab)
         #: Control tokens whose names appear in every output.
         self._shown = control_tokens(self._model.vocab) if self._config.special else frozenset()
-        #: Limits the threads that compile grammars. Cancelled callers leave theirs running.
-        self.compilers = trio.CapacityLimiter(4)  # a slow grammar does not block the others
+        #: The threads that compile grammars. Cancelled callers leave theirs running.
+        self.compilers = FairLimiter(_N_COMPILERS, _N_COMPILERS_EACH)
 
     # -- prompts
 
@@ -141,7 +151,8 @@ class TextGenerator:
     ) -> list[Stream]:
         """Open the streams of `Server.stream_all`; `stack` closes them."""
         hold = stack.enter_context(self._resources.memory.hold(context.client))
-        made = [await self._prompt_of(prompt, context, hold) for prompt in prompts]
+        scope = self._sharing.scope(context.client, params.cache_salt)
+        made = [await self._prompt_of(prompt, context, hold, scope) for prompt in prompts]
         tasks = [task for each in made for task in await self._tasks(each, params, context, n)]
         return [
             stack.enter_context(self._requests.open(task, context, "text_completion"))
@@ -149,12 +160,14 @@ class TextGenerator:
         ]
 
     async def _prompt_of(
-        self, prompt: AnyPrompt, context: RequestContext, hold: MemoryReservation
+        self, prompt: AnyPrompt, context: RequestContext, hold: MemoryReservation, scope: str
     ) -> Prompt:
         if not isinstance(prompt, MixedPrompt):
             return await self._tokenizer.prompt_of(prompt, fits=True)
         self._requests.check_room(context)
-        return await self._prompts.media.prompt_of(prompt.parts, hold, add_special=True)
+        return await self._prompts.media.prompt_of(
+            prompt.parts, hold, scope=scope, add_special=True
+        )
 
     async def _tasks(
         self,
@@ -209,18 +222,26 @@ class TextGenerator:
 
         Raises:
             InvalidRequestError: the grammar is invalid, or compiling it takes too long.
+            UnavailableError: it takes too long because of other work.
+            QueueFullError: too many grammars of the client wait for a thread.
         """
-        with trio.move_on_after(_COMPILE_TIMEOUT):
-            return await trio.to_thread.run_sync(
-                self._engine.compile,
-                grammar,
-                owner,
-                limiter=self.compilers,
-                abandon_on_cancel=True,
+        thread = ThreadTime()
+
+        def compile() -> Constraint:
+            thread.begin()
+            return self._engine.compile(grammar, owner)
+
+        try:
+            return await self.compilers.run_sync(
+                compile, seconds=_COMPILE_TIMEOUT, abandon_on_cancel=True
             )
-        raise InvalidRequestError(
-            f"'{grammar.param}' was not compiled within {_COMPILE_TIMEOUT:g} seconds.",
-            param=grammar.param,
+        except trio.TooSlowError:
+            pass
+        problem = f"'{grammar.param}' was not compiled within {_COMPILE_TIMEOUT:g} seconds"
+        if thread.seconds > _AT_FAULT * _COMPILE_TIMEOUT:
+            raise InvalidRequestError(f"{problem}.", param=grammar.param)
+        raise UnavailableError(
+            f"{problem}, because of other work.", param=grammar.param, retry_after=_RETRY_AFTER
         )
 
     # -- chats
@@ -237,7 +258,8 @@ class TextGenerator:
         """Open the streams of `Server.stream_chats`; `stack` closes them."""
         choice = self._choice(chat)
         hold = stack.enter_context(self._resources.memory.hold(context.client))
-        text, prompt, tail = await self._rendered(messages, chat, choice, context, hold)
+        scope = self._sharing.scope(context.client, params.cache_salt)
+        text, prompt, tail = await self._rendered(messages, chat, choice, context, hold, scope)
         chat = self._with_defaults(chat, choice)
         thinking = thinking_of(
             self._model.template.format, tail, may_begin=chat.continue_final_message is None
@@ -285,6 +307,7 @@ class TextGenerator:
         choice: ToolChoice,
         context: RequestContext,
         hold: MemoryReservation,
+        scope: str,
     ) -> tuple[str, Prompt, str]:
         """Render a chat. Returns the text, the prompt, and how the prompt ends."""
         template = self._model.template
@@ -298,7 +321,7 @@ class TextGenerator:
         if marked.media:
             self._requests.check_room(context)  # reject before loading media
         text = await self._prompts.render(marked.messages, chat)
-        prompt = await self._prompts.prompt_of(text, marked, chat, hold)
+        prompt = await self._prompts.prompt_of(text, marked, chat, hold, scope)
         part = chat.continue_final_message
         if part is None:
             return text, prompt, text[-256:]

@@ -16,6 +16,7 @@ import attrs
 import structlog
 import trio
 
+from trioserve.concurrency import surely
 from trioserve.config import Config
 from trioserve.engine import (
     MAX_IDLE,
@@ -31,8 +32,9 @@ from trioserve.engine import (
     NgramRules,
     load_strategy,
 )
+from trioserve.engine.helpers import start
 from trioserve.engine.loop import EngineLoop
-from trioserve.errors import EngineError, UnavailableError
+from trioserve.errors import EngineError, ModelLoadError, UnavailableError
 from trioserve.models.fetch import fetch
 from trioserve.server.dispatch import Dispatcher, open_bridge
 from trioserve.server.limits.admission import Admission
@@ -141,9 +143,17 @@ async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
 
     The engine stops after the current step, and closes its backend on its thread. A thread that
     hangs in a step is abandoned after a minute.
+
+    Raises:
+        ModelLoadError: the system refuses a thread.
     """
     thread = threading.Thread(target=engine.run, name="trioserve-engine", daemon=True)
-    thread.start()
+    try:
+        engine.start_helpers()
+        start(thread)
+    except ModelLoadError:
+        engine.end_helpers()
+        raise
     try:
         yield
     finally:
@@ -151,7 +161,7 @@ async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
         with trio.CancelScope(shield=True):
             # Not Trio's default limiter, which may be full: this join cannot be skipped.
             limiter = trio.CapacityLimiter(1)
-            await trio.to_thread.run_sync(thread.join, _JOIN_SECONDS, limiter=limiter)
+            await surely(partial(thread.join, _JOIN_SECONDS), limiter)
         if thread.is_alive():
             _log.error("the inference thread does not end, and is left", seconds=_JOIN_SECONDS)
 
@@ -176,7 +186,7 @@ async def load_backend(
 async def _close(backend: AnyBackend) -> None:
     """Free a backend that has no engine, even when cancelled."""
     with trio.CancelScope(shield=True):
-        await trio.to_thread.run_sync(backend.close, limiter=trio.CapacityLimiter(1))
+        await surely(backend.close, trio.CapacityLimiter(1))
 
 
 _log = structlog.stdlib.get_logger("trioserve.server")

@@ -6,7 +6,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.concurrency import alongside, until_idle
+from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import EngineLoop
@@ -112,7 +112,7 @@ class EngineServices:
                     await self._transcriptions.aclose()
                 await self.workers.aclose()
                 if self.model.pooling is None:
-                    await until_idle(self.text.compilers)
+                    await self.text.compilers.until_idle()
 
 
 async def _log_delay() -> None:

@@ -20,7 +20,7 @@ import structlog
 import trio
 from trio_util import AsyncValue
 
-from trioserve.concurrency import Bell, Gate, Phase, alongside, deadline_scope
+from trioserve.concurrency import Bell, Gate, Phase, alongside, deadline_scope, surely
 from trioserve.errors import (
     EngineError,
     QueueFullError,
@@ -154,7 +154,7 @@ class ModelLifecycle:
             await self._while_needed(self.services)
             self._enter(Ending())
         self._model = self.model.asleep()
-        await trio.to_thread.run_sync(release_memory)
+        await surely(release_memory)
         _log.info("asleep", model=self.model.info.name)
         self._enter(Asleep())
 

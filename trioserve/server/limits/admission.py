@@ -315,6 +315,10 @@ class CacheSharing:
         """The cache root of a text."""
         return CacheRoot(adapters, self.owner(client), _digest("salt", salt))
 
+    def scope(self, client: str, salt: str = "") -> str:
+        """The scope of what is cached without a root, such as embeddings of media."""
+        return self.owner(client) + _digest("salt", salt)
+
 
 def _digest(kind: str, value: str) -> str:
     if not value:

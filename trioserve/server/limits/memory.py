@@ -9,7 +9,7 @@ from typing import Self
 
 import trio
 
-from trioserve.concurrency import Bell
+from trioserve.concurrency import Bell, surely
 from trioserve.config import Config
 from trioserve.errors import MemoryFullError, PayloadTooLargeError
 
@@ -148,7 +148,7 @@ class MemoryBudget:
         while True:
             await self._released.wait()
             await trio.sleep(_TRIM_DELAY)
-            await trio.to_thread.run_sync(trim)
+            await surely(trim)
 
 
 class MemoryReservation:

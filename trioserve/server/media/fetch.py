@@ -25,6 +25,7 @@ import trio
 from trioserve._version import __version__
 from trioserve.config.readers import AllowedHost, parse_host
 from trioserve.errors import InvalidMediaError
+from trioserve.fair_limiter import FairLimiter
 
 Address = IPv4Address | IPv6Address
 
@@ -274,8 +275,8 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 #: Bytes of a response in addition to its body: its head, and the lengths of chunks.
 _HEAD = 2**18
 
-#: The most concurrent fetches.
-_N_FETCHES = 16
+#: The most concurrent fetches, and those of one client.
+_N_FETCHES, _N_FETCHES_EACH = 20, 16
 
 _HEADERS = {
     "User-Agent": f"trioserve/{__version__}",
@@ -305,7 +306,7 @@ class Fetcher:
         self._dialer = Dialer(rules, certificates)
         self._max_bytes = max_bytes
         self._timeout = timeout
-        self._places = trio.CapacityLimiter(_N_FETCHES)
+        self._places = FairLimiter(_N_FETCHES, _N_FETCHES_EACH)
 
     async def fetch(self, url: str, count: Callable[[int], None]) -> bytes:
         """Fetch a file.
@@ -317,8 +318,9 @@ class Fetcher:
         Raises:
             InvalidMediaError: the file cannot be fetched, or may not be. The message is a part of
                 a sentence.
+            QueueFullError: too many fetches of the client wait.
         """
-        async with self._places:
+        async with self._places.place():
             with trio.move_on_after(self._timeout):
                 return await self._follow(url, count)
         raise InvalidMediaError(f"could not be fetched within {self._timeout:g} seconds")

@@ -10,7 +10,6 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 from urllib.parse import unquote
@@ -19,14 +18,16 @@ import attrs
 import structlog
 import trio
 
-from trioserve.concurrency import Gate, alongside
+from trioserve.concurrency import Gate, alongside, surely
 from trioserve.config import Config
+from trioserve.config.extras import has_extra
 from trioserve.errors import (
     InvalidMediaError,
+    NotSupportedError,
     TrioServeError,
     UnavailableError,
-    UnsupportedFieldError,
 )
+from trioserve.fair_limiter import FairLimiter
 from trioserve.media.pipe import Format, MediaLimits, sniff
 from trioserve.media.process import Decoder, DecoderError, Order
 from trioserve.server.limits.memory import MemoryReservation
@@ -43,8 +44,14 @@ from trioserve.types import (
 
 _log = structlog.stdlib.get_logger("trioserve.server")
 
-#: The number of decoder processes. Each decodes one file at a time.
-_N_PROCESSES = 2
+#: Decoder processes, and those that one client may have. Each decodes one file at a time.
+_N_PROCESSES, _N_PROCESSES_EACH = 3, 2
+
+#: Seconds of the clock that decoding may take, for each second of the CPU.
+_PATIENCE = 3.0
+
+#: Seconds after which a client may send a file again that was not decoded in time.
+_RETRY_AFTER = 5.0
 
 
 class Decoders:
@@ -52,7 +59,7 @@ class Decoders:
 
     def __init__(self, limits: MediaLimits) -> None:
         self._limits = limits
-        self._places = trio.CapacityLimiter(_N_PROCESSES)
+        self._places = FairLimiter(_N_PROCESSES, _N_PROCESSES_EACH)
         self._idle: list[Decoder] = []
         self._gate = Gate()
 
@@ -62,10 +69,11 @@ class Decoders:
         Raises:
             InvalidMediaError: the file cannot be used. The message is a part of a sentence.
             ServerClosingError: the server was closed.
-            UnavailableError: no process is available.
+            UnavailableError: no process is available, or other work has the CPU.
+            QueueFullError: too many files of the client wait.
         """
         with self._gate.open():
-            async with self._places:
+            async with self._places.place():
                 return await self._decode(await self._take(), data, order)
 
     async def aclose(self) -> None:
@@ -74,7 +82,7 @@ class Decoders:
         with trio.CancelScope(shield=True):
             await self._gate.drained()
             while self._idle:
-                await trio.to_thread.run_sync(self._idle.pop().close)
+                await surely(self._idle.pop().close)
 
     async def _take(self) -> Decoder:
         """Take an idle process, or one that has not started yet."""
@@ -83,7 +91,7 @@ class Decoders:
             if decoder.is_usable:
                 return decoder
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(decoder.close)  # it died while idle
+                await surely(decoder.close)  # it died while idle
         return Decoder(self._limits)
 
     async def _decode(
@@ -95,7 +103,7 @@ class Decoders:
             """End the process at the time limit or when cancelled, unless it is done."""
             nonlocal has_timed_out
             try:
-                await trio.sleep(self._limits.timeout)
+                await trio.sleep(_PATIENCE * self._limits.timeout)
                 has_timed_out = True
             finally:
                 if not is_over:
@@ -112,11 +120,24 @@ class Decoders:
             raise self._refusal(error, has_timed_out) from error
         finally:
             if decoder.is_usable:
-                self._idle.append(decoder)
+                await self._keep(decoder)
         return media
+
+    async def _keep(self, decoder: Decoder) -> None:
+        """Keep an idle process, unless there are enough of them."""
+        if len(self._idle) < _N_PROCESSES_EACH:
+            self._idle.append(decoder)
+            return
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(decoder.close)
 
     def _refusal(self, error: DecoderError, has_timed_out: bool) -> TrioServeError:
         if has_timed_out:
+            return UnavailableError(
+                "Media are not decoded in time now, because of other work.",
+                retry_after=_RETRY_AFTER,
+            )
+        if error.is_out_of_time:
             return InvalidMediaError(f"takes more than {self._limits.timeout:g} seconds to decode")
         if error.by_signal:
             _log.warning("a file has ended the process that decodes it", reason=str(error))
@@ -132,11 +153,18 @@ async def _decoded(decoder: Decoder, data: bytes, order: Order) -> DecodedMedia 
     return media
 
 
-#: Files to read concurrently.
-_N_READERS = 4
+#: Files to read concurrently, and those of one client.
+_N_READERS, _N_READERS_EACH = 5, 4
 
 _NAMES = {"image": "image", "audio": "sound", "video": "video", None: "file"}
 _PLURALS = {"image": "images", "audio": "sound", "video": "videos"}
+
+
+def _check_extra(extra: str, kinds: str, param: str | None) -> None:
+    if not has_extra(extra):
+        raise NotSupportedError(
+            f"This server does not read {kinds}: install trioserve[{extra}].", param=param
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -170,7 +198,7 @@ class MediaLoader:
             rules = FetchRules(urls)
             self._fetcher = Fetcher(rules, max_bytes=limits.max_bytes, timeout=limits.timeout)
         self._decoders = Decoders(limits)
-        self._readers = trio.CapacityLimiter(_N_READERS)
+        self._readers = FairLimiter(_N_READERS, _N_READERS_EACH)
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -204,8 +232,10 @@ class MediaLoader:
         Raises:
             InvalidMediaError: one cannot be loaded or used; the error has the source's `param`, and
                 its position as `index`.
+            NotSupportedError: the server is installed without `trioserve[media]`.
             PayloadTooLargeError: they take more memory than one request may hold.
             UnavailableError: no memory or no process is available now.
+            QueueFullError: too many files of the client wait.
         """
         most = self._limits.max_files
         if len(sources) > most:
@@ -214,6 +244,9 @@ class MediaLoader:
                 param=sources[most].param,
                 index=most,
             )
+        encoded = [source for source in sources if source.decoded is None]
+        if encoded:
+            _check_extra("media", "images, sound and video", encoded[0].param)
         loaded: list[DecodedMedia] = []
         for index, source in enumerate(sources):
             with _named(_NAMES[source.kind], source.param, index):
@@ -236,15 +269,10 @@ class MediaLoader:
             hold: reserves memory for the result.
 
         Raises:
-            UnsupportedFieldError: this server cannot read PDFs.
+            NotSupportedError: the server is installed without `trioserve[pdf]`.
             InvalidMediaError: the document cannot be used; or as `load`.
         """
-        if find_spec("pypdfium2") is None:
-            raise UnsupportedFieldError(
-                f"'{source.param}' is a PDF, and this server reads none: it was installed without "
-                "the extra trioserve[pdf].",
-                param=source.param,
-            )
+        _check_extra("pdf", "PDF files", source.param)
         assert source.data is not None
         order = Order(format="pdf", kind="document", with_images=with_images)
         with _named("document", source.param):
@@ -301,11 +329,12 @@ class MediaLoader:
 
     async def _read_file(self, path: Path, folder: Path | None) -> bytes:
         read = partial(_read_file, path, folder, self._limits.max_bytes + 1)
-        with trio.move_on_after(self._limits.timeout):
-            return await trio.to_thread.run_sync(
-                read, limiter=self._readers, abandon_on_cancel=True
+        try:
+            return await self._readers.run_sync(
+                read, seconds=self._limits.timeout, abandon_on_cancel=True
             )
-        raise InvalidMediaError("is in a file that cannot be read in time")
+        except trio.TooSlowError:
+            raise InvalidMediaError("is in a file that cannot be read in time") from None
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
-import trio
 
 from trioserve.chat.markers import Parts
 from trioserve.chat.messages import (
@@ -26,12 +25,14 @@ from trioserve.errors import (
     PayloadTooLargeError,
     UnsupportedFieldError,
 )
+from trioserve.fair_limiter import FairLimiter
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation
 from trioserve.server.media.loader import MediaLoader, Wanted
 from trioserve.server.model import LoadedModel
 from trioserve.server.workers import Workers
 from trioserve.types import (
     DecodedMedia,
+    DecodedVideo,
     DocumentSource,
     MediaKind,
     MediaSource,
@@ -85,6 +86,16 @@ def _with_decoded(message: Message, loaded: Iterator[DecodedMedia]) -> Message:
     return {**message, "content": content}
 
 
+def _scoped(media: DecodedMedia, scope: str) -> DecodedMedia:
+    """Give media an id that they have in this scope alone."""
+    if not scope:
+        return media
+    if isinstance(media, DecodedVideo):
+        frames = tuple((at, attrs.evolve(one, id=scope + one.id)) for at, one in media.frames)
+        return attrs.evolve(media, id=scope + media.id, frames=frames)
+    return attrs.evolve(media, id=scope + media.id)
+
+
 @attrs.frozen
 class MixedPrompt:
     """A prompt of text and media: ``MixedPrompt(["This is ", Image("cat.png"), ", a"])``."""
@@ -105,7 +116,7 @@ class MediaPrompts:
 
     def __attrs_post_init__(self) -> None:
         #: Memory during preparation is not in the budget, so this limits it.
-        self._preparing = trio.CapacityLimiter(2)
+        self._preparing = FairLimiter(3, 2)
 
     @property
     def audio_rate(self) -> int:
@@ -116,7 +127,7 @@ class MediaPrompts:
         """Replace documents with their text and images. `hold`: see `prompt_of`.
 
         Raises:
-            UnsupportedFieldError: this server cannot read PDFs.
+            NotSupportedError: the server is installed without `trioserve[pdf]`.
             InvalidMediaError: a document cannot be read; the error names the part.
             TrioServeError: from loading.
         """
@@ -182,6 +193,7 @@ class MediaPrompts:
         parts: Parts,
         hold: MemoryReservation,
         *,
+        scope: str,
         add_special: bool,
         fits: bool = True,
         aside: bool = False,
@@ -191,6 +203,7 @@ class MediaPrompts:
         Args:
             parts: text and media sources.
             hold: reserves memory for the media; it outlives the prompt.
+            scope: embeddings are kept for other prompts of this scope only, see `CacheSharing`.
             add_special: see `Vocab.tokenize`.
             fits: whether the prompt must fit into the context.
             aside: whether the tokens are not for a prompt that the model continues.
@@ -208,7 +221,10 @@ class MediaPrompts:
         before = hold.n_bytes
         files = [source for source in sources if source.decoded is None]
         loaded = iter(await self._loader.load(files, self._wanted(projector), hold))
-        given = [part if isinstance(part, str) else part.decoded or next(loaded) for part in parts]
+        given = [
+            part if isinstance(part, str) else _scoped(part.decoded or next(loaded), scope)
+            for part in parts
+        ]
 
         def prepare() -> Prompt:
             def check(n_cells: int) -> None:
@@ -224,7 +240,7 @@ class MediaPrompts:
             return projector.prepare(given, add_special=add_special, check=check)
 
         try:
-            async with self._preparing:
+            async with self._preparing.place():
                 prompt = await self._workers.offload(prepare, aside=aside)
         except InvalidMediaError as error:
             source = parts[error.index]

@@ -366,6 +366,7 @@ class ChatPrompts:
         *,
         fits: bool,
         aside: bool = False,
+        scope: str = "",
     ) -> Prompt:
         add_special = self._adds_special(text)
         if not marked.media:
@@ -374,7 +375,7 @@ class ChatPrompts:
             )
         parts = await self._workers.offload(partial(marked.split, text), len(text))
         return await self.media.prompt_of(
-            parts, hold, add_special=add_special, fits=fits, aside=aside
+            parts, hold, scope=scope, add_special=add_special, fits=fits, aside=aside
         )
 
     def _adds_special(self, text: str) -> bool:
@@ -383,7 +384,12 @@ class ChatPrompts:
         return not (bos and text.startswith(bos))
 
     async def prompt_of(
-        self, text: str, marked: MarkedMessages, chat: ChatParams, hold: MemoryReservation
+        self,
+        text: str,
+        marked: MarkedMessages,
+        chat: ChatParams,
+        hold: MemoryReservation,
+        scope: str,
     ) -> Prompt:
         """Make a prompt of a rendered chat, with the points at which others will diverge.
 
@@ -392,8 +398,9 @@ class ChatPrompts:
             marked: its messages.
             chat: its parameters.
             hold: reserves memory for media; it outlives the prompt.
+            scope: see `MediaPrompts.prompt_of`.
         """
-        prompt = await self._tokenized(text, marked, hold, fits=True)
+        prompt = await self._tokenized(text, marked, hold, fits=True, scope=scope)
         if not self._model.keeps_checkpoints:
             return prompt
         find = partial(self._divergence_points, text, prompt, marked, chat)

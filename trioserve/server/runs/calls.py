@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import trio
 from trioserve.chat.deltas import Message, ToolCall
 from trioserve.concurrency import all_of
 from trioserve.errors import TrioServeError
+from trioserve.fair_limiter import tool_calls
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import ServerResources
 from trioserve.server.observers.observer import ToolRecord, observed_tool
@@ -175,7 +177,9 @@ class Calls:
             record.outcome = "denied"
             because = f": {decision.reason}" if decision.reason else ""
             return ToolResult.of_error(f"This call was not allowed{because}.")
-        async with self._places:
+        # Commands and files take what other clients need. What else tools wait for is not here.
+        shares = call.tool.kind == "server"
+        async with self._places, tool_calls().place() if shares else nullcontext():
             self._feed.put(ToolStarted(self._feed.new_id(), call))
             with record.timed():
                 result = await _call(tool, arguments, context)

@@ -12,7 +12,7 @@ import attrs
 from trioserve.chat.deltas import ToolCall
 from trioserve.chat.messages import Messages
 from trioserve.chat.params import ChatParams, ToolChoice, choose
-from trioserve.concurrency import alongside, deadline_scope
+from trioserve.concurrency import Gate, alongside
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError, raised_alone
 from trioserve.server.context import RequestContext
@@ -180,7 +180,7 @@ class AgentLoop:
         assert stream.finished is not None
         used = len(stream.prompt) + stream.finished.timings.predicted_n
         share = (self._server.model.n_ctx_seq - used) // 2 // len(calls)
-        with deadline_scope(self._asked.context.deadline):
+        with self._asked.context.preparing():
             results = await self._calls.run(step, calls, partial(self._fit, share))
             written = zip(calls, results, strict=True)
             self._added += [tool_message(call, content) for call, content in written]
@@ -233,15 +233,16 @@ async def open_run(
     run = AgentRun()
     calls = Calls(run, tools, question.run, question.context, server.resources)
     loop = AgentLoop(server, question, tools, calls, run)
-    with server.lifecycle.gate.open(run.cancel):
-        async with alongside(partial(_do, loop, run)):
+    gate = server.lifecycle.gate
+    with gate.open(run.cancel, has_begun=True):  # `stream_run` has checked that
+        async with alongside(partial(_do, loop, run, gate)):
             await run.feed.wait()
             run.feed.check()
             yield run
 
 
-async def _do(loop: AgentLoop, run: AgentRun) -> None:
-    with run.scope:
+async def _do(loop: AgentLoop, run: AgentRun, gate: Gate) -> None:
+    with gate.inside(), run.scope:
         try:
             answer = await loop.run()
             run.feed.put(RunEnded(run.feed.new_id(), answer))

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from trioserve.chat.deltas import ContentDelta
 from trioserve.chat.messages import Messages, media_part
 from trioserve.chat.params import ChatParams
-from trioserve.concurrency import deadline_scope
 from trioserve.errors import MemoryFullError, TooManyRequestsError, UnsupportedFieldError
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.text import TextGenerator
@@ -241,7 +240,7 @@ class ModelTranscriber:
             sound = await self._workers.offload(partial(window.cut_from, audio))
             heard = _Heard(window, joiner, params.temperature)
             async with AsyncExitStack() as stack:
-                with deadline_scope(context.deadline):
+                with context.preparing():
                     stream = await self._ask(
                         stack, sound, params, context, n_left, may_be_refused=i == 0
                     )

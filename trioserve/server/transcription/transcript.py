@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 import attrs
 
-from trioserve.concurrency import Feed, alongside, deadline_scope
+from trioserve.concurrency import Feed, alongside
 from trioserve.errors import TrioServeError
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
@@ -205,7 +205,7 @@ class Transcriptions:
         counted = requests.resources.gate.open(lambda _error: None)
         with counted, requests.resources.memory.hold(context.client) as hold:
             wanted = Wanted(kinds=frozenset({"audio"}), rate=self._transcriber.rate)
-            with deadline_scope(context.deadline):
+            with context.preparing():
                 (audio,) = await self._loader.load([source], wanted, hold)
             assert isinstance(audio, DecodedAudio)
             events = Feed[TranscriptEvent](1)  # a slow reader delays the work

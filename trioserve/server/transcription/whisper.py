@@ -13,13 +13,13 @@ import attrs
 import trio
 
 import trioserve.media
-from trioserve.concurrency import Gate, deadline_scope
+from trioserve.concurrency import Gate
 from trioserve.errors import (
     InvalidRequestError,
-    QueueFullError,
     TranscriberError,
     UnsupportedFieldError,
 )
+from trioserve.fair_limiter import FairLimiter
 from trioserve.server.context import RequestContext
 from trioserve.server.transcription.transcript import (
     Segment,
@@ -136,10 +136,6 @@ class WhisperChild:
                 await pipe.aclose()
 
 
-#: Seconds after which a client may retry when the queue is full.
-_RETRY_AFTER = 5.0
-
-
 class WhisperTranscriber:
     """Transcribes recordings with faster-whisper in a process, one at a time.
 
@@ -148,15 +144,14 @@ class WhisperTranscriber:
 
     Args:
         settings: how to run Whisper.
-        max_waiting: the most recordings that may wait.
+        max_waiting: the most recordings of a client that may wait.
     """
 
     rate = 16_000
 
     def __init__(self, settings: WhisperSettings, *, max_waiting: int) -> None:
         self._settings = settings
-        self._max_waiting = max_waiting
-        self._turn = trio.Lock()
+        self._turn = FairLimiter(1, max_waiting=max_waiting)
         self._gate = Gate()
         self._child: WhisperChild | None = None
 
@@ -179,15 +174,14 @@ class WhisperTranscriber:
         """See `Transcriber.transcribe`.
 
         Raises:
-            QueueFullError: too many recordings wait already.
+            QueueFullError: too many recordings of the client wait already.
             InvalidRequestError: the model does not support the language.
             DeadlineExceededError: the deadline has passed.
             TranscriberError: the process did not start, has failed, or has ended.
             ServerClosingError: the transcriber is closed.
         """
-        with self._gate.open(), deadline_scope(context.deadline):
-            self._check_room()
-            async with self._turn:
+        with self._gate.open(), context.preparing():
+            async with self._turn.place():
                 child = await self._ready()
                 _check_language(params, child.languages)
                 try:
@@ -211,15 +205,6 @@ class WhisperTranscriber:
             await send(Text(text=text))
             await send(_segment(fields))
         await send(Summary(language="en" if params.translate else language))
-
-    def _check_room(self) -> None:
-        n_waiting = self._turn.statistics().tasks_waiting
-        if self._turn.locked() and n_waiting >= self._max_waiting:
-            wait = "recording waits" if n_waiting == 1 else "recordings wait"
-            raise QueueFullError(
-                f"{n_waiting} {wait} to be transcribed, and the queue is full.",
-                retry_after=_RETRY_AFTER,
-            )
 
     async def _ready(self) -> WhisperChild:
         """Take the running process, or start a new one."""

@@ -17,7 +17,9 @@ import attrs
 import msgspec
 import trio
 
+from trioserve.concurrency import check_cancelled
 from trioserve.errors import ToolFileError, TrioServeError
+from trioserve.fair_limiter import FairLimiter
 from trioserve.tools.builtin.diffs import opaque_diff, unified_diff
 from trioserve.tools.files.patterns import shown
 from trioserve.tools.files.store import FileStatus, FileStore, FileStores
@@ -31,8 +33,9 @@ from trioserve.tools.tool import (
     schema_of,
 )
 
-#: More would not be quicker: they take turns with the GIL, and hold up the event loop.
-_N_READING = 2
+#: Threads that read, and those that one client may have. More would not be quicker: they take turns
+#: with the GIL, and hold up the event loop.
+_N_READING, _N_READING_EACH = 3, 2
 
 _MAX_TEXT = 16 * 2**10
 _MAX_BYTES_BASE64 = 32 * 2**20
@@ -45,6 +48,10 @@ _N_PROBED = 8192
 #: Bytes of the largest file whose replacement is shown as a diff.
 _MAX_COMPARED = 4 * 2**20
 _MAX_EDITED = 4 * 2**20
+
+#: Edits of one call, and seconds for all of them: each is looked for in the whole file.
+_MAX_EDITS = 256
+_MAX_EDIT_SECONDS = 15.0
 
 #: What models write in place of a character that is on no keyboard: llama-server's, in which each
 #: stands for one character. Other whitespace at the end of a line does not matter, either.
@@ -61,8 +68,8 @@ class FileThreads:
 
     def __init__(self) -> None:
         """Let a few calls read, and one write: of two edits of a file, both are kept."""
-        self.reading = trio.CapacityLimiter(_N_READING)
-        self.writing = trio.CapacityLimiter(1)
+        self.reading = FairLimiter(_N_READING, _N_READING_EACH)
+        self.writing = FairLimiter(1)
 
 
 class FileCall(msgspec.Struct):
@@ -89,7 +96,7 @@ class FileTool(Tool):
         """Make calls of this type, on the files that `stores` finds, in one of these threads."""
         self._call = call
         self._stores = stores
-        self._threads = threads.writing if call.WRITES else threads.reading
+        self._threads = threads
         self._info = ToolInfo(
             name=call.NAME,
             description=call.DESCRIPTION,
@@ -106,10 +113,14 @@ class FileTool(Tool):
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         """Run it in a thread; a file that it cannot use is a result with an error."""
-        call = read_arguments(self._call, arguments)
         files = await self._stores(context)
+        threads = self._threads.writing if self._call.WRITES else self._threads.reading
+
+        def run() -> ToolResult:  # the arguments may be long
+            return read_arguments(self._call, arguments).run(files, context)
+
         try:
-            return await trio.to_thread.run_sync(call.run, files, context, limiter=self._threads)
+            return await threads.run_sync(run)
         except ToolFileError as error:
             return ToolResult.of_error(error.message)
 
@@ -118,9 +129,10 @@ class FileTool(Tool):
         if not self.info.writes:
             return None
         try:
-            call = read_arguments(self._call, arguments)
             files = await self._stores(context)
-            return await trio.to_thread.run_sync(call.diff, files, limiter=self._threads)
+            return await self._threads.reading.run_sync(
+                lambda: read_arguments(self._call, arguments).diff(files)
+            )
         except TrioServeError:
             return None
 
@@ -290,7 +302,7 @@ class EditFile(FileCall):
     WRITES = True
 
     path: Annotated[str, about("Path of the file")]
-    edits: Annotated[list[Edit], about("Replacements, one or more")]
+    edits: Annotated[list[Edit], about(f"Replacements, 1 to {_MAX_EDITS}", max_length=_MAX_EDITS)]
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
         """Edit it."""
@@ -354,7 +366,11 @@ def with_edits(path: str, text: str, edits: list[Edit]) -> str:
         return with_edits(path, _unix(text), unix).replace("\n", "\r\n")
     normal: _Normal | None = None
     found: list[_Match] = []
+    deadline = time.monotonic() + _MAX_EDIT_SECONDS
     for number, edit in enumerate(edits):
+        check_cancelled()
+        if time.monotonic() >= deadline:
+            raise ToolFileError(f"it takes too long to find edits[{number}].old_text in {path}")
         count, begin = _found(text, edit.old_text)
         end = begin + len(edit.old_text)
         if count == 0:

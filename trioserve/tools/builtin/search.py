@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, get_args
 
 import attrs
@@ -88,7 +89,12 @@ def _first_entries(
     """The first entries that match, and how many match."""
     found: list[DirectoryEntry] = []
     total = 0
+    deadline = time.monotonic() + _MAX_SECONDS
     for entry in listing.entries:
+        trio.from_thread.check_cancelled()
+        if time.monotonic() >= deadline:
+            listing.truncated = True
+            break
         if wanted.has(entry.path):
             total += 1
             if total <= limit:
@@ -153,17 +159,21 @@ class _Search:
         listing = self.files.list(self.call.path, "file", 0)
         base = self.files.resolve(self.call.path).rstrip("/")
         for entry in listing.entries:
+            if self.is_full or not self.may_go_on():
+                return
             if not wanted.has(entry.path):
                 continue
-            trio.from_thread.check_cancelled()
             try:
                 self.in_file(f"{base}/{entry.path}", shown(entry.path))
             except ToolFileError:
                 continue
-            self.truncated = time.monotonic() >= self.deadline
-            if self.is_full or self.truncated:
-                return
-        self.truncated = listing.truncated
+        self.truncated |= listing.truncated
+
+    def may_go_on(self) -> bool:
+        """Whether there is time left. Raises Cancelled when the caller is cancelled."""
+        trio.from_thread.check_cancelled()
+        self.truncated = time.monotonic() >= self.deadline
+        return not self.truncated
 
     def in_file(self, path: str, name: str) -> None:
         """Search one file. Raises ToolFileError if it cannot be read as text."""
@@ -175,7 +185,8 @@ class _Search:
             return
         if b"\r\n" in data:
             data = data.replace(b"\r\n", b"\n")
-        for number, begin, end in _matches(data, self.pattern):
+        find = partial(self.pattern.find, data, may_go_on=self.may_go_on)
+        for number, begin, end in _matches(data, find):
             if self.n_matches >= _MAX_MATCHES or self.n_bytes >= _MAX_OUTPUT:
                 self.is_full = True
                 return
@@ -207,17 +218,22 @@ class _Search:
             )
         if self.n_too_large:
             text += f"[{self.n_too_large} files of more than {_MAX_FILE} bytes were not searched]\n"
+        if self.pattern.has_skipped:
+            text += (
+                f"[lines of more than {self.pattern.max_line} bytes were not searched; a shorter "
+                "pattern finds longer lines]\n"
+            )
         if self.truncated:
             text += "[results truncated: time budget or unreadable directory]\n"
         return text
 
 
-def _matches(data: bytes, pattern: LinePattern) -> Iterator[tuple[int, int, int]]:
+def _matches(data: bytes, find: Callable[[int], int | None]) -> Iterator[tuple[int, int, int]]:
     """The lines that match: the number of each, where it begins, and where it ends."""
     stop = len(data) - data.endswith(b"\n") if data else -1
     number, begin, at = 1, 0, 0
     while at <= stop:
-        found = pattern.find(data, at)
+        found = find(at)
         if found is None or found > stop:
             return
         line = data.rfind(b"\n", 0, found) + 1

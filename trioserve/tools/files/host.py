@@ -65,7 +65,7 @@ class Ignored:
         self._sandbox = sandbox
         self._top = top
         self._base = "" if base == top else f"{Path(base).relative_to(top)}/"
-        self._specs: dict[str, GitIgnoreSpec] = {}
+        self._specs: dict[str, list[GitIgnoreSpec]] = {}
 
     @classmethod
     def around(cls, sandbox: PathSandbox, base: str) -> Ignored | None:
@@ -88,16 +88,17 @@ class Ignored:
         folder = path.rstrip("/")
         while folder:
             folder = folder.rpartition("/")[0]
-            included = self._spec_of(folder).check_file(shown(path[len(folder) :].lstrip("/")))
-            if included.include is not None:
-                return included.include
+            name = shown(path[len(folder) :].lstrip("/"))
+            for spec in self._specs_of(folder):
+                if (include := spec.check_file(name).include) is not None:
+                    return include
         return False
 
-    def _spec_of(self, folder: str) -> GitIgnoreSpec:
-        spec = self._specs.get(folder)
-        if spec is None:
-            spec = self._specs[folder] = _spec_of(self._lines_of(folder))
-        return spec
+    def _specs_of(self, folder: str) -> list[GitIgnoreSpec]:
+        if folder not in self._specs:
+            usable = [one for one in self._lines_of(folder) if one.strip() and _is_pattern(one)]
+            self._specs[folder] = _specs_of(usable)
+        return self._specs[folder]
 
     def _lines_of(self, folder: str) -> list[str]:
         names = [".gitignore"] if folder else [".git/info/exclude", ".gitignore"]
@@ -112,10 +113,16 @@ class Ignored:
         return text.splitlines()[:_MAX_LINES]
 
 
-def _spec_of(lines: list[str]) -> GitIgnoreSpec:
-    usable = [line for line in lines if line.strip() and _is_pattern(line)]
-    # RE2 takes linear time for any expression that a model writes.
-    return GitIgnoreSpec.from_lines(usable, backend="re2" if usable else "simple")
+def _specs_of(lines: list[str]) -> list[GitIgnoreSpec]:
+    """The patterns in as few sets as RE2 can make of them. The first set with a match decides."""
+    if not lines:
+        return []
+    try:
+        # RE2 takes linear time for any expression that a model writes.
+        return [GitIgnoreSpec.from_lines(lines, backend="re2")]
+    except re2.error:  # together, they take more memory than RE2 may have
+        half = len(lines) // 2
+        return _specs_of(lines[half:]) + _specs_of(lines[:half])
 
 
 def _is_pattern(line: str) -> bool:
@@ -162,6 +169,7 @@ def _entries(walk: _Walk, listing: DirectoryListing) -> Iterator[DirectoryEntry]
         folder = waiting.pop()
         below = []
         for entry, may_enter in _entries_of(walk, folder, listing):
+            trio.from_thread.check_cancelled()
             if time.monotonic() >= walk.deadline:
                 listing.truncated = True
                 return

@@ -1,19 +1,35 @@
 """Globs and regular expressions that come from models.
 
-RE2 matches them: it takes linear time and bounded memory whatever the expression is, and does not
-hold the GIL. Like ripgrep, it has neither lookaround nor backreferences.
+RE2 matches them: it takes bounded memory, does not hold the GIL, and takes time that is at most the
+size of the expression times the length of the text. Like ripgrep, it has neither lookaround nor
+backreferences. A search can be neither interrupted nor cancelled, so large expressions are refused,
+and texts are searched in pieces.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import re2
 
 from trioserve.errors import ToolFileError
 
 _MAX_BYTES = 2**24  # of memory, for one expression
-_MAX_GLOB = 4096  # characters
+_MAX_GLOB = 1024  # characters
+_MAX_PATTERN = 2**14
+
+#: Instructions of the program that RE2 makes of an expression. Compiling a larger one, and matching
+#: it, may take seconds.
+_MAX_PROGRAM = 10_000
+
+#: A limit of memory for the first try: a program of more than `_MAX_PROGRAM` instructions, roughly,
+#: fails within it after milliseconds.
+_BYTES_FOR_SIZE = 16 * _MAX_PROGRAM * 3 // 2
+
+#: Instructions times bytes of text that RE2 matches in less than a second.
+_STEP = 2**27
+_MAX_STEP = 2**20  # bytes
 
 
 def shown(name: str) -> str:
@@ -22,7 +38,7 @@ def shown(name: str) -> str:
 
 
 class LinePattern:
-    """A regular expression that finds lines."""
+    """A regular expression that finds lines. Longer ones than `max_line` bytes are not searched."""
 
     def __init__(self, pattern: str, *, literal: bool = False, ignore_case: bool = False) -> None:
         """Compile `pattern`, which is plain text if `literal`.
@@ -30,18 +46,34 @@ class LinePattern:
         Raises:
             ToolFileError: it is no regular expression.
         """
-        _check_text(pattern, "invalid regex")
+        _check_text(pattern, "invalid regex", _MAX_PATTERN)
         options = _options()
         options.never_nl = True  # so that no match has more than one line
         options.case_sensitive = not ignore_case
         if literal:
             pattern = re2.escape(pattern)
         self._pattern = _compile(pattern, options, "invalid regex", flags="(?m)")
+        self._step = min(_STEP // self._pattern.programsize, _MAX_STEP)
+        self.max_line = _STEP // self._pattern.programsize
+        #: Whether a line was too long.
+        self.has_skipped = False
 
-    def find(self, data: bytes, begin: int) -> int | None:
-        """Where the first match from `begin` on starts, which is the beginning of a line."""
-        match = self._pattern.search(data, begin)
-        return None if match is None else int(match.start())
+    def find(self, data: bytes, begin: int, may_go_on: Callable[[], bool]) -> int | None:
+        """Where the first match from `begin` on starts, which is the beginning of a line.
+
+        `may_go_on` is asked about once a second, and ends the search.
+        """
+        while begin <= len(data) and may_go_on():
+            end = data.rfind(b"\n", begin, begin + self._step)
+            if end < 0 or begin + self._step >= len(data):
+                end = data.find(b"\n", begin + self._step)
+                end = len(data) if end < 0 else end
+            if end - begin > self.max_line:
+                self.has_skipped = True
+            elif (match := self._pattern.search(data, begin, end)) is not None:
+                return int(match.start())
+            begin = end + 1
+        return None
 
 
 class Glob:
@@ -54,9 +86,7 @@ class Glob:
         Raises:
             ToolFileError: it is too long, or no text.
         """
-        _check_text(glob, "invalid glob pattern")
-        if len(glob) > _MAX_GLOB:
-            raise ToolFileError(f"a glob pattern may have {_MAX_GLOB} characters")
+        _check_text(glob, "invalid glob pattern", _MAX_GLOB)
         self._of_names = "/" not in glob
         if not self._of_names and not glob.startswith(("**/", "/")):
             glob = "**/" + glob
@@ -88,7 +118,9 @@ class Filter:
         return self._exclude is None or not self._exclude.matches(path)
 
 
-def _check_text(pattern: str, complaint: str) -> None:
+def _check_text(pattern: str, complaint: str, max_chars: int) -> None:
+    if len(pattern) > max_chars:
+        raise ToolFileError(f"{complaint}: it has more than {max_chars} characters")
     try:
         pattern.encode()
     except UnicodeEncodeError:
@@ -103,8 +135,12 @@ def _options() -> re2.Options:
 
 
 def _compile(pattern: str, options: re2.Options, complaint: str, *, flags: str) -> re2._Regexp:
+    data = (flags + pattern).encode()
     try:
-        return re2.compile((flags + pattern).encode(), options)
+        max_mem, options.max_mem = options.max_mem, _BYTES_FOR_SIZE
+        re2.compile(data, options)
+        options.max_mem = max_mem
+        return re2.compile(data, options)
     except re2.error as error:
         reason = error.args[0].decode("utf-8", "replace")  # has the pattern, or a part of it
         raise ToolFileError(f"{complaint}: {reason.replace(flags, '')}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -179,17 +180,19 @@ def _expanded(value: Any, folder: Path, environ: Mapping[str, str]) -> Any:
     names = {
         "workspaceFolder": str(folder),
         "workspaceFolderBasename": folder.name,
-        "userHome": str(Path.home()),
+        "userHome": os.path.expanduser("~"),  # "~", where the user has none
         "pathSeparator": "/",
         "/": "/",
     }
 
     def replaced(found: re.Match[str]) -> str:
         kind, name, plain = found.groups()
+        if plain == "userHome" and names[plain] == "~":
+            raise _NotUsableError(f"this user has no home folder, which {found[0]} stands for")
         if plain is not None:
             return names.get(plain, found[0])
         if kind != "env":
-            raise _NotUsableError(f"nobody can be asked for {found[0]}")
+            raise _NotUsableError(f"there is no person to ask for {found[0]}")
         if name not in environ:
             raise _NotUsableError(f"the environment has no {name}, which {found[0]} stands for")
         return environ[name]

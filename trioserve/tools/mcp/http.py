@@ -2,10 +2,13 @@
 
 The SDK's transport ends when one of its requests cannot be sent, and with it all calls. So
 `_HttpClient` answers such a request itself, with an error that the transport passes on to its call.
+It also limits what the transport has to read and to keep.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import httpx2
 import trio
-from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.message import SessionMessage
 from mcp_types import INVALID_REQUEST
 
 from trioserve.errors import ToolServerError
 from trioserve.tools.mcp.entries import HttpEntry
-from trioserve.tools.mcp.stdio import MAX_MESSAGE, TRANSPORT_FAILED
+from trioserve.tools.mcp.messages import MAX_MESSAGE, TRANSPORT_FAILED, Intake, Pace
+from trioserve.tools.mcp.outbox import Outbox
 
 if TYPE_CHECKING:
     from mcp.client._transport import WriteStream
+    from mcp.shared.message import SessionMessage
 
     from trioserve.tools.mcp.stdio import Streams
 
@@ -40,15 +43,22 @@ _CANCELLED = b'"method":"notifications/cancelled"'
 #: Seconds for that message, and for the end of a session.
 _BRIEF_SECONDS = 2.0
 
-#: Messages that wait to be sent.
-_MAX_WAITING = 1000
+#: Bytes of messages that have arrived in part, of all answers together.
+_MAX_INCOMPLETE = 4 * MAX_MESSAGE
+
+#: Pieces of answers that are taken from a server in a second, and streams that it may end.
+_PIECES_PER_SECOND = 5000
+_STREAMS_PER_SECOND = 10
+
+#: What ends an event of a stream: an empty line.
+_EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 
 _EVENTS = "text/event-stream"
 _PLAIN = "identity"
 _SESSION = "mcp-session-id"
 
 #: The headers of an answer that mean something.
-_KEPT = ("content-type", _SESSION)
+_KEPT = ("content-type", "location", _SESSION)
 
 #: The SDK's message for a session that the server does not have.
 SESSION_LOST = "Session terminated"
@@ -63,10 +73,9 @@ async def http_streams(entry: HttpEntry) -> AsyncIterator[Streams]:
     """
     async with trio.open_nursery() as background:
         async with _transport(entry, background) as (heard, told):
-            # Room for messages, so that a call that is given up does not wait for the network.
-            put, taken = anyio.create_memory_object_stream[SessionMessage](_MAX_WAITING)
-            background.start_soon(_pass_on, taken, told)
-            yield heard, put
+            outbox = Outbox()
+            background.start_soon(_pass_on, outbox, told)
+            yield heard, outbox
         background.cancel_scope.cancel()
 
 
@@ -93,12 +102,15 @@ async def _transport(entry: HttpEntry, background: trio.Nursery) -> AsyncIterato
         yield streams
 
 
-async def _pass_on(
-    taken: MemoryObjectReceiveStream[SessionMessage], told: WriteStream[SessionMessage]
-) -> None:
-    async with taken, told:
-        async for message in taken:
-            await told.send(message)
+async def _pass_on(outbox: Outbox, told: WriteStream[SessionMessage]) -> None:
+    try:
+        async with told:
+            async for message, _ in outbox:
+                await told.send(message)
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        pass  # the transport has ended, and with it the stream from the server
+    finally:
+        outbox.end()
 
 
 def _client(entry: HttpEntry, background: trio.Nursery) -> httpx2.AsyncClient:
@@ -123,23 +135,26 @@ class _HttpClient(httpx2.AsyncClient):
     def __init__(self, background: trio.Nursery, **options: Any) -> None:
         super().__init__(**options)
         self._background = background
+        self._limits = _Limits()
 
     async def send(
         self, request: httpx2.Request, *, stream: bool = False, **options: Any
     ) -> httpx2.Response:
         if request.method == "DELETE":  # the end of a session
             with trio.fail_after(_BRIEF_SECONDS):
-                return await super().send(request, stream=stream, **options)
+                return await _emptied(await super().send(request, stream=True, **options))
         if request.method != "POST":
-            return await super().send(request, stream=stream, **options)
-        if _CANCELLED in request.content[:200]:
+            await self._limits.streams.step()
+            response = await super().send(request, stream=True, **options)
+            return self._limited(response) if _has_events(response) else await _emptied(response)
+        if _CANCELLED in (await request.aread())[:200]:
             self._background.start_soon(self._notify, request)
             return httpx2.Response(202, request=request)
         return await self._answer(request, **options)
 
     async def _answer(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         try:
-            return await _checked(await super().send(request, stream=True, **options))
+            return await self._checked(await super().send(request, stream=True, **options))
         except httpx2.TransportError as error:
             why = str(error) or type(error).__name__
             return _failure(request, f"it cannot be reached: {why}")
@@ -148,37 +163,170 @@ class _HttpClient(httpx2.AsyncClient):
         with trio.move_on_after(_BRIEF_SECONDS):
             await (await self._answer(request)).aclose()
 
+    async def _checked(self, response: httpx2.Response) -> httpx2.Response:
+        """An answer that is a stream, or was read, or else a description of its error."""
+        request, content_type = response.request, response.headers.get("content-type", "").lower()
+        encoding = response.headers.get("content-encoding", _PLAIN)
+        if encoding != _PLAIN:  # the compressed length does not limit its size
+            await response.aclose()
+            return _failure(request, f"its answer is compressed by {encoding}, and need not be")
+        if response.is_redirect:
+            return await _emptied(response)
+        if _has_events(response):
+            return self._limited(response)
+        messages = _Messages(response, self._limits)
+        try:
+            body = await messages.next() or b""
+        except _RefusedError as error:
+            return _failure(request, str(error))
+        finally:
+            await messages.aclose()
+        if response.status_code == 404 and _SESSION in request.headers:
+            return _failure(request, SESSION_LOST, INVALID_REQUEST)
+        if response.is_error and not content_type.startswith("application/json"):
+            status = f"{response.status_code} {response.reason_phrase}"
+            return _failure(request, f"it answers with status {status}")
+        return httpx2.Response(
+            response.status_code, headers=_kept(response), content=body, request=request
+        )
 
-async def _checked(response: httpx2.Response) -> httpx2.Response:
-    """An answer that is a stream, or was read, or else a description of its error."""
-    request, content_type = response.request, response.headers.get("content-type", "").lower()
-    encoding = response.headers.get("content-encoding", _PLAIN)
-    if encoding != _PLAIN:  # the compressed length does not limit its size
-        await response.aclose()
-        return _failure(request, f"its answer is compressed by {encoding}, and need not be")
-    if response.is_redirect or (response.is_success and content_type.startswith(_EVENTS)):
-        return response
-    body = b""
-    try:
-        async for part in response.aiter_raw():
-            body += part
-            if len(body) > MAX_MESSAGE:
-                return _failure(request, f"its answer has more than {MAX_MESSAGE:,} bytes")
-    finally:
-        await response.aclose()
-    if response.status_code == 404 and _SESSION in request.headers:
-        return _failure(request, SESSION_LOST, INVALID_REQUEST)
-    if response.is_error and not content_type.startswith("application/json"):
-        status = f"{response.status_code} {response.reason_phrase}"
-        return _failure(request, f"it answers with status {status}")
-    kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
-    return httpx2.Response(response.status_code, headers=kept, content=body, request=request)
+    def _limited(self, response: httpx2.Response) -> httpx2.Response:
+        stream = _Events(_Messages(response, self._limits, _EVENT_END))
+        return httpx2.Response(
+            response.status_code, headers=_kept(response), stream=stream, request=response.request
+        )
+
+
+class _RefusedError(Exception):
+    """The server sends too much. The message is for the call that waits for it."""
+
+
+class _Limits:
+    """What all connections to a server may take together."""
+
+    def __init__(self) -> None:
+        self.intake = Intake()
+        self.pieces, self.streams = Pace(_PIECES_PER_SECOND), Pace(_STREAMS_PER_SECOND)
+        self.n_incomplete = 0  # bytes
+
+
+class _Messages:
+    """The messages of an answer, each as a whole.
+
+    Not a generator, because the SDK leaves what it iterates to the garbage collector.
+
+    Args:
+        response: the answer. Close it with `aclose`.
+        limits: of its server.
+        end: what each of them ends with; None: all of the answer is one.
+    """
+
+    def __init__(
+        self, response: httpx2.Response, limits: _Limits, end: re.Pattern[bytes] | None = None
+    ) -> None:
+        self._response, self._limits, self._end = response, limits, end
+        self._pieces = response.aiter_raw()
+        self._buffer = bytearray()
+        self._searched = 0
+
+    async def next(self) -> bytes | None:
+        """The next one; None: there is none.
+
+        Raises:
+            _RefusedError: the server sends too much.
+        """
+        while (message := self._taken()) is None:
+            self._check()
+            await self._limits.pieces.step()
+            piece = await anext(self._pieces, b"")
+            if not piece:
+                message = self._take(len(self._buffer))
+                if not message:
+                    return None
+                break
+            self._buffer += piece
+            self._limits.n_incomplete += len(piece)
+        problem = await self._limits.intake.admit(message)
+        if problem is not None:
+            raise _RefusedError(problem)
+        return message
+
+    def _taken(self) -> bytes | None:
+        found = self._end and self._end.search(self._buffer, self._searched)
+        if found:
+            return self._take(found.end())
+        self._searched = max(0, len(self._buffer) - 3)
+        return None
+
+    def _take(self, n_bytes: int) -> bytes:
+        message = bytes(self._buffer[:n_bytes])
+        del self._buffer[:n_bytes]
+        self._limits.n_incomplete -= n_bytes
+        self._searched = 0
+        return message
+
+    def _check(self) -> None:
+        if len(self._buffer) > MAX_MESSAGE:
+            raise _RefusedError(f"its answer has more than {MAX_MESSAGE:,} bytes")
+        if self._limits.n_incomplete > _MAX_INCOMPLETE:
+            raise _RefusedError(f"its answers together have more than {_MAX_INCOMPLETE:,} bytes")
+
+    async def aclose(self) -> None:
+        """Close the answer."""
+        self._take(len(self._buffer))
+        await self._response.aclose()
+
+
+class _Events(httpx2.AsyncByteStream):
+    """The events of a stream, each as a whole. Too large a one is an error, and the last."""
+
+    def __init__(self, messages: _Messages) -> None:
+        self._messages = messages
+        self._is_over = False
+
+    def __aiter__(self) -> _Events:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._is_over:
+            raise StopAsyncIteration
+        try:
+            event = await self._messages.next()
+        except _RefusedError as error:  # the SDK knows whose answer this is
+            event = b"data: %b\n\n" % json.dumps(_error(str(error), TRANSPORT_FAILED, 0)).encode()
+            self._is_over = True
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def aclose(self) -> None:
+        await self._messages.aclose()
+
+
+def _has_events(response: httpx2.Response) -> bool:
+    content_type = response.headers.get("content-type", "").lower()
+    return response.is_success and content_type.startswith(_EVENTS)
+
+
+def _kept(response: httpx2.Response) -> dict[str, str]:
+    return {name: response.headers[name] for name in _KEPT if name in response.headers}
+
+
+async def _emptied(response: httpx2.Response) -> httpx2.Response:
+    """An answer whose body is not read: it may be of any length."""
+    await response.aclose()
+    other = httpx2.Response(
+        response.status_code, headers=_kept(response), content=b"", request=response.request
+    )
+    other.next_request = response.next_request
+    return other
 
 
 def _failure(
     request: httpx2.Request, problem: str, code: int = TRANSPORT_FAILED
 ) -> httpx2.Response:
-    error = {"code": code, "message": problem}
-    return httpx2.Response(
-        502, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request
-    )
+    return httpx2.Response(502, json=_error(problem, code, None), request=request)
+
+
+def _error(problem: str, code: int, id: int | None) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": problem}}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import mcp_types
 import structlog
 import trio
 from trio_util import AsyncValue
@@ -16,6 +15,7 @@ from trio_util import AsyncValue
 from trioserve.concurrency import Bell
 from trioserve.errors import ToolServerError
 from trioserve.tools.mcp.entries import Entry
+from trioserve.tools.mcp.listing import Listing
 from trioserve.tools.mcp.session import ConnectionEndedError, McpSession, with_session
 from trioserve.tools.tool import ToolResult
 
@@ -32,8 +32,10 @@ RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0)
 
 _STOPPED = "it was stopped"
 
-#: The least seconds between two lists of a server that reports changed tools.
+#: The least seconds between two lists of a server that reports changed tools, and how much longer
+#: than a list that is.
 _RELIST_SECONDS = 1.0
+_RELIST_REST = 10
 
 
 class McpServer:
@@ -48,7 +50,7 @@ class McpServer:
     def __init__(
         self,
         entry: Entry,
-        on_tools: Callable[[McpServer, Sequence[mcp_types.Tool]], Awaitable[None]],
+        on_tools: Callable[[McpServer, Listing], None],
         nursery: trio.Nursery,
     ) -> None:
         self.entry = entry
@@ -64,7 +66,7 @@ class McpServer:
         """
         for delay in (*RETRY_SECONDS, None):
             try:
-                await self._on_tools(self, await with_session(self.entry, McpSession.list_tools))
+                await with_session(self.entry, self._list)
             except ToolServerError as error:
                 again = {} if delay is None else {"next_attempt_s": delay}
                 _log.warning(
@@ -151,12 +153,17 @@ class McpServer:
         """List the tools whenever they have changed."""
         while True:
             await run.has_other_tools.wait()
+            start = trio.current_time()
             try:
-                await self._on_tools(self, await session.list_tools())
+                await self._list(session)
             except ToolServerError as error:
                 name = self.entry.name
                 _log.warning("MCP server keeps its tools", server=name, problem=str(error))
-            await trio.sleep(_RELIST_SECONDS)
+            took = trio.current_time() - start
+            await trio.sleep(max(_RELIST_SECONDS, _RELIST_REST * took))
+
+    async def _list(self, session: McpSession) -> None:
+        self._on_tools(self, await session.list_tools())
 
 
 class _Connection:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
@@ -14,6 +15,7 @@ from mcp.client.session import ClientRequestContext, ClientSession, IncomingMess
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.message import SessionMessage
 from mcp.shared.transport_context import TransportContext
 from mcp_types import (
     AudioContent,
@@ -22,6 +24,7 @@ from mcp_types import (
     ContentBlock,
     EmbeddedResource,
     ImageContent,
+    JSONRPCRequest,
     ResourceLink,
     TextContent,
     TextResourceContents,
@@ -32,7 +35,16 @@ from trioserve._version import __version__
 from trioserve.errors import ToolServerError, ToolTimeoutError, TrioServeError, errors_in
 from trioserve.tools.mcp.entries import Entry, StdioEntry
 from trioserve.tools.mcp.http import SESSION_LOST, http_streams
-from trioserve.tools.mcp.stdio import TRANSPORT_FAILED, stdio_streams, without_surrogates
+from trioserve.tools.mcp.listing import Listing
+from trioserve.tools.mcp.messages import (
+    MAX_ID,
+    TRANSPORT_FAILED,
+    Pace,
+    fault_of,
+    is_awaited,
+    without_surrogates,
+)
+from trioserve.tools.mcp.stdio import stdio_streams
 from trioserve.tools.tool import ToolResult
 
 if TYPE_CHECKING:
@@ -44,17 +56,17 @@ T = TypeVar("T")
 #: Seconds for a server to start and to introduce itself.
 START_SECONDS = 30.0
 
-#: Seconds for a page of the list of tools.
-_LIST_SECONDS = 30.0
+#: Seconds for the list of tools, with all its pages.
+_LIST_SECONDS = 60.0
 
 #: Seconds for a server to answer that it lives.
 PING_SECONDS = 2.0
 
-#: The most tools of a server, which is also the most of a chat.
-MAX_TOOLS = 1024
+#: Pages of that list.
+_MAX_PAGES = 200
 
-#: Pages of its list.
-_MAX_PAGES = 1000
+#: Requests of a server that are answered in a second.
+_REQUESTS_PER_SECOND = 100
 
 #: Parts of a result.
 _MAX_PARTS = 1000
@@ -119,32 +131,36 @@ class ConnectionEndedError(ToolServerError):
 class McpSession:
     """A server that has introduced itself. May be used by several tasks at the same time."""
 
-    def __init__(self, client: ClientSession, timeout: float) -> None:
+    def __init__(self, client: ClientSession, dispatcher: _Dispatcher, timeout: float) -> None:
         self._client = client
+        self._dispatcher = dispatcher
         self._timeout = timeout
 
-    async def list_tools(self) -> list[mcp_types.Tool]:
-        """All its tools, of all pages, at most `MAX_TOOLS`.
+    async def list_tools(self) -> Listing:
+        """All its tools, of all pages.
 
         Raises:
             ToolServerError: it gives no list.
         """
-        tools: list[mcp_types.Tool] = []
-        cursor = None
+        try:
+            with trio.fail_after(_LIST_SECONDS):
+                return await self._listed()
+        except trio.TooSlowError:
+            raise ToolServerError(f"it lists no tools within {_LIST_SECONDS:g} s") from None
+        except MCPError as error:
+            raise ToolServerError(f"it lists no tools: {_words(error)}") from None
+
+    async def _listed(self) -> Listing:
+        listing = Listing()
+        cursor: object = None
         for _ in range(_MAX_PAGES):
-            params = mcp_types.PaginatedRequestParams(cursor=cursor)
-            try:
-                with trio.fail_after(_LIST_SECONDS):
-                    page = await self._client.list_tools(params=params)
-            except trio.TooSlowError:
-                raise ToolServerError(f"it lists no tools within {_LIST_SECONDS:g} s") from None
-            except (MCPError, ValidationError) as error:
-                raise ToolServerError(f"it lists no tools: {_words(error)}") from None
-            tools += page.tools
-            if page.next_cursor in (None, cursor) or len(tools) >= MAX_TOOLS:
+            params = None if cursor is None else {"cursor": cursor}
+            page = await self._dispatcher.send_raw_request("tools/list", params)
+            await trio.to_thread.run_sync(listing.add, page.get("tools"))
+            last, cursor = cursor, page.get("nextCursor")
+            if listing.is_full or not isinstance(cursor, str) or cursor == last:
                 break
-            cursor = page.next_cursor
-        return tools[:MAX_TOOLS]
+        return listing
 
     async def call(
         self, tool: str, arguments: Mapping[str, Any], on_output: Callable[[str], None]
@@ -229,10 +245,8 @@ async def with_session(
 
     try:
         connected = stdio_streams(entry) if isinstance(entry, StdioEntry) else http_streams(entry)
-        async with connected as streams, _open_client(streams, on_list_changed) as client:
-            with trio.fail_after(START_SECONDS):
-                await client.initialize()
-            return await use(McpSession(client, entry.timeout))
+        async with connected as streams, _introduced(entry, streams, on_list_changed) as session:
+            return await use(session)
     except (Exception, BaseExceptionGroup) as error:
         found = [_server_error(one) for one in errors_in(error) if isinstance(one, Exception)]
         others = error.split(Exception)[1] if isinstance(error, BaseExceptionGroup) else None
@@ -241,29 +255,58 @@ async def with_session(
         raise found[0] from None
 
 
-def _open_client(streams: Streams, on_list_changed: Callable[[], None]) -> ClientSession:
+@asynccontextmanager
+async def _introduced(
+    entry: Entry, streams: Streams, on_list_changed: Callable[[], None]
+) -> AsyncIterator[McpSession]:
     async def on_message(message: IncomingMessage) -> None:
         if isinstance(message, mcp_types.ToolListChangedNotification):
             on_list_changed()
 
-    return ClientSession(
-        dispatcher=_Dispatcher(*streams),
+    dispatcher = _Dispatcher(entry.name, streams)
+    async with ClientSession(
+        dispatcher=dispatcher,
         client_info=_CLIENT_INFO,
         message_handler=on_message,
         elicitation_callback=_decline,
-    )
+    ) as client:
+        with trio.fail_after(START_SECONDS):
+            await client.initialize()
+        yield McpSession(client, dispatcher, entry.timeout)
 
 
 async def _decline(
     context: ClientRequestContext, params: mcp_types.ElicitRequestParams
 ) -> mcp_types.ElicitResult:
     """Decline what a server asks: a call has no person who could answer."""
-    _log.info("a question of an MCP server is declined", message=params.message[:200])
     return mcp_types.ElicitResult(action="decline")
 
 
 class _Dispatcher(JSONRPCDispatcher[TransportContext]):
-    """Corrects errors of servers: one invalid tool does not hide the others."""
+    """Leaves out what a server should not have sent, because the SDK ends or repeats it all."""
+
+    def __init__(self, server: str, streams: Streams) -> None:
+        super().__init__(*streams)
+        self._server = server
+        self._requests = Pace(_REQUESTS_PER_SECOND)
+        self._logged: set[str] = set()
+
+    async def _dispatch(self, item: SessionMessage | Exception, *rest: Any) -> None:
+        if isinstance(item, SessionMessage):
+            problem = fault_of(item.message)
+            if problem is not None:
+                self._log_once("a message is ignored", problem)
+            if problem is not None or not is_awaited(item.message):
+                return
+            if isinstance(item.message, JSONRPCRequest):
+                self._log_once("its questions are declined", item.message.method)
+                await self._requests.step()
+        await super()._dispatch(item, *rest)
+
+    def _log_once(self, what: str, problem: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            _log.info("MCP server", server=self._server, what=what, problem=problem)
 
     async def send_raw_request(
         self,
@@ -275,9 +318,19 @@ class _Dispatcher(JSONRPCDispatcher[TransportContext]):
         raw = await super().send_raw_request(method, params, opts, **options)
         if method == "tools/call":
             _mend_result(raw)
-        if method == "tools/list" and isinstance(raw.get("tools"), list):
-            raw["tools"] = [tool for tool in raw["tools"][:MAX_TOOLS] if _is_tool(tool)]
+        if method == "initialize":
+            _mend_introduction(raw)
         return raw
+
+
+def _mend_introduction(raw: dict[str, Any]) -> None:
+    """Leave out what is not read of a server's introduction: the session keeps it."""
+    raw["capabilities"] = {}
+    info = raw.get("serverInfo")
+    if isinstance(info, dict):
+        raw["serverInfo"] = {key: str(info.get(key))[:MAX_ID] for key in ("name", "version")}
+    for key in raw.keys() - {"protocolVersion", "capabilities", "serverInfo"}:
+        del raw[key]
 
 
 def _mend_result(raw: dict[str, Any]) -> None:
@@ -288,28 +341,6 @@ def _mend_result(raw: dict[str, Any]) -> None:
     if isinstance(content, list) and len(content) > _MAX_PARTS:
         left_out = f"[{len(content) - _MAX_PARTS:,} more parts, not shown]"
         raw["content"] = [*content[:_MAX_PARTS], {"type": "text", "text": left_out}]
-
-
-def _is_tool(tool: Any) -> bool:
-    """Whether this describes a tool. A schema that is none becomes the one that allows anything."""
-    if not isinstance(tool, dict):
-        return False
-    execution = tool.get("execution")
-    if isinstance(execution, dict) and execution.get("taskSupport") == "required":
-        _log.warning("MCP tool skipped", tool=tool.get("name"), problem="it only runs as a task")
-        return False
-    schema = tool.get("inputSchema")
-    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
-        tool["inputSchema"] = {"type": "object"}
-    else:
-        schema["type"] = "object"
-    tool.pop("outputSchema", None)  # nothing here reads it
-    try:
-        mcp_types.Tool.model_validate(tool, by_name=False).model_dump(mode="json")
-    except ValueError as error:  # also for a schema that is nested too deeply
-        _log.warning("MCP tool skipped", tool=tool.get("name"), problem=_words(error))
-        return False
-    return True
 
 
 def _has_ended(error: MCPError) -> bool:

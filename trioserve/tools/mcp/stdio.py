@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 import structlog
 import trio
 from anyio.streams.memory import MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp_types import (
-    ErrorData,
-    JSONRPCError,
-    JSONRPCMessage,
-    JSONRPCNotification,
-    JSONRPCRequest,
-    jsonrpc_message_adapter,
-)
+from mcp_types import JSONRPCMessage
 
-from trioserve.concurrency import Feed
 from trioserve.errors import ToolServerError
 from trioserve.tools.mcp.entries import StdioEntry
+from trioserve.tools.mcp.messages import MAX_MESSAGE, Intake, Pace
+from trioserve.tools.mcp.outbox import Outbox
 from trioserve.tools.process import Process, clean_environment, open_process
 
 if TYPE_CHECKING:
@@ -39,21 +32,8 @@ _CHUNK = 2**16
 
 _log = structlog.stdlib.get_logger("trioserve.tools")
 
-#: Bytes of a message from a server. One that sends a longer one is ended.
-MAX_MESSAGE = 8 * 2**20
-
-#: The code of errors that no server has sent: a transport found no answer.
-TRANSPORT_FAILED = -32099
-
-#: Bytes that a server leaves unread. Calls wait while there are more.
-_MAX_UNREAD = 16 * 2**20
-
-#: Messages and bytes of its log that are taken from a server in a second.
-_MESSAGES_PER_SECOND = 2000
+#: Bytes of its log that are taken from a server in a second.
 _LOG_BYTES_PER_SECOND = 2**22
-
-#: Messages above this many bytes are parsed in a thread.
-_LONG_MESSAGE = 2**16
 
 #: The last bytes of a server's log, for the error when it has ended.
 _MAX_LAST_WORDS = 1000
@@ -109,19 +89,6 @@ class LineReader:
         return line
 
 
-class Pace:
-    """Limits a rate by waiting. What is enough for a second may be done at once."""
-
-    def __init__(self, per_second: float) -> None:
-        self._per_second = per_second
-        self._due = -math.inf
-
-    async def step(self, amount: float = 1) -> None:
-        """Wait until this much more may be done. Always a checkpoint."""
-        self._due = max(self._due, trio.current_time() - 1) + amount / self._per_second
-        await trio.sleep_until(self._due)
-
-
 @asynccontextmanager
 async def stdio_streams(entry: StdioEntry) -> AsyncIterator[Streams]:
     """Start a server; gives the streams from it and to it.
@@ -139,12 +106,12 @@ async def stdio_streams(entry: StdioEntry) -> AsyncIterator[Streams]:
     async with open_process(argv, env=_environment(entry), cwd=entry.cwd) as process:
         assert process.stdin is not None
         says, heard = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        outbox = _Outbox()
+        outbox = Outbox()
         server = _Server(entry.name, process)
         async with says, heard, trio.open_nursery() as nursery:
             nursery.start_soon(server.read, says)
             nursery.start_soon(server.read_log)
-            nursery.start_soon(outbox.write_to, process.stdin)
+            nursery.start_soon(_write, outbox, process.stdin)
             yield heard, outbox
             nursery.cancel_scope.cancel()
         await process.stdin.aclose()
@@ -165,6 +132,7 @@ class _Server:
         self._process = process
         self._last_words: deque[int] = deque(maxlen=_MAX_LAST_WORDS)
         self._has_said_nonsense = False
+        self._intake = Intake()
 
     async def read(self, says: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         """Pass on its messages.
@@ -174,9 +142,7 @@ class _Server:
         """
         assert self._process.stdout is not None
         lines = LineReader(self._process.stdout, MAX_MESSAGE)
-        pace = Pace(_MESSAGES_PER_SECOND)
         while True:
-            await pace.step()
             try:
                 line = await lines.next()
             except LineTooLongError:
@@ -188,8 +154,12 @@ class _Server:
             if line is None:
                 raise ToolServerError(await self._how_it_ended())
             message = await self._message(line)
-            if message is not None:
+            if message is None:
+                continue
+            try:
                 await says.send(SessionMessage(message))
+            except anyio.BrokenResourceError:
+                return  # the session ends, while the server still speaks
 
     async def read_log(self) -> None:
         """Log its standard error, and keep the end of it."""
@@ -211,97 +181,22 @@ class _Server:
         return f"{how}; it wrote last: {words}" if words else how
 
     async def _message(self, line: bytes) -> JSONRPCMessage | None:
-        """The message of a line; None: it is none, or has no reader."""
-        if not line.strip():
-            return None
+        """The message of a line; None: it is none."""
         try:
-            if len(line) > _LONG_MESSAGE:
-                message = await trio.to_thread.run_sync(read_message, line)
-            else:
-                message = read_message(line)
-        except (ValueError, RecursionError):
-            if not self._has_said_nonsense:
+            return await self._intake.read(line)
+        except (ValueError, RecursionError, msgspec.MsgspecError):
+            if line.strip() and not self._has_said_nonsense:
                 self._has_said_nonsense = True
                 text = line[:200].decode("utf-8", "replace")
                 _log.warning("MCP server writes what is no message", server=self._name, line=text)
             return None
-        return message if _is_awaited(message) else None
 
 
-def _is_awaited(message: JSONRPCMessage) -> bool:
-    """Whether a message has a reader. Most notifications are for the logs of other clients."""
-    if not isinstance(message, JSONRPCNotification):
-        return True
-    if message.method == "notifications/progress":
-        return "progressToken" in (message.params or {})
-    return message.method == "notifications/tools/list_changed"
-
-
-def read_message(line: bytes) -> JSONRPCMessage:
-    """Read a message. Text that is no Unicode is corrected, and an answer that is none is an error.
-
-    Raises:
-        ValueError, RecursionError: it is no message.
-    """
+async def _write(outbox: Outbox, stdin: trio.abc.SendStream) -> None:
     try:
-        return jsonrpc_message_adapter.validate_json(line, by_name=False)
-    except ValueError:
-        value = without_surrogates(json.loads(line.decode("utf-8", "replace")))
-    try:
-        return jsonrpc_message_adapter.validate_python(value, by_name=False)
-    except ValueError:
-        if not isinstance(value, dict) or "method" in value or type(value.get("id")) is not int:
-            raise
-        error = ErrorData(code=TRANSPORT_FAILED, message="its answer makes no sense")
-        return JSONRPCError(jsonrpc="2.0", id=value["id"], error=error)
-
-
-def without_surrogates(value: Any) -> Any:
-    """A JSON value with U+FFFD for halves of surrogate pairs, which no Unicode text has."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_surrogates(item) for item in value]
-    return value
-
-
-class _Outbox:
-    """Messages to a server. A request waits for room, but not the notice that it was given up."""
-
-    def __init__(self) -> None:
-        self._feed = Feed[bytes](_MAX_UNREAD, weigh=len)
-
-    async def send(self, item: SessionMessage) -> None:
-        """Have a message written.
-
-        Raises:
-            anyio.BrokenResourceError: the server has ended, or no longer reads.
-        """
-        data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
-        if isinstance(item.message, JSONRPCRequest):
-            await self._feed.room()
-        if self._feed.is_over:
-            raise anyio.BrokenResourceError
-        self._feed.put(data)
-
-    async def write_to(self, stdin: trio.abc.SendStream) -> None:
-        """Write the messages."""
-        try:
-            async for data in self._feed:
-                await stdin.send_all(data)
-        except trio.BrokenResourceError:
-            pass  # `_Server.read` reports the reason
-        finally:
-            self._feed.end(now=True)
-
-    async def aclose(self) -> None:
-        """Nothing more is sent."""
-        self._feed.end()
-
-    async def __aenter__(self) -> _Outbox:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._feed.end()
+        async for _, data in outbox:
+            await stdin.send_all(data)
+    except trio.BrokenResourceError:
+        pass  # `_Server.read` reports the reason
+    finally:
+        outbox.end()

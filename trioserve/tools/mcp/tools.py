@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import mcp_types
 import structlog
 import trio
-from jsonschema import SchemaError
-from jsonschema.validators import validator_for
 
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import ToolError
 from trioserve.tools.mcp.entries import Entry, read_entries
+from trioserve.tools.mcp.listing import ListedTool, Listing
 from trioserve.tools.mcp.server import McpServer
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult, ToolSource
 
@@ -30,8 +28,9 @@ MAX_NAME = 64
 #: Seconds that a server's start may take longer because of MCP servers that are slow.
 WAIT_SECONDS = 5.0
 
-#: Characters of a schema as JSON. A model reads them all, in each chat that has the tool.
-_MAX_SCHEMA = 2**16
+#: Lines of the log about tools of one server that are skipped.
+_MAX_WARNINGS = 100
+
 _log = structlog.stdlib.get_logger("trioserve.tools")
 
 
@@ -49,34 +48,20 @@ def function_name(server: str, tool: str) -> str:
     return name[: MAX_NAME - len(checksum)] + checksum
 
 
-def problem_of(schema: Mapping[str, Any]) -> str | None:
-    """What is wrong with a schema of arguments; None: nothing. Slow for a schema that is long."""
-    try:
-        if len(json.dumps(schema)) > _MAX_SCHEMA:
-            return f"the schema of its arguments has more than {_MAX_SCHEMA:,} characters"
-        validator_for(schema).check_schema(schema)
-    except SchemaError as error:
-        return f"the schema of its arguments is none: {error.message[:200]}"
-    except RecursionError:
-        return "the schema of its arguments is nested too deeply"
-    return None
-
-
 class McpTool(Tool):
     """A tool of an MCP server."""
 
-    def __init__(self, server: McpServer, described: mcp_types.Tool) -> None:
+    def __init__(self, server: McpServer, listed: ListedTool) -> None:
         self._server = server
-        self._name = described.name
-        annotations = described.annotations or mcp_types.ToolAnnotations()
-        name = function_name(server.entry.name, described.name)
+        self._name = listed.name
+        name = function_name(server.entry.name, listed.name)
         # Without hints, the protocol's defaults apply: the tool may be destructive.
-        self._reads_only = annotations.read_only_hint is True
+        self._reads_only = listed.reads_only
         self._info = ToolInfo(
             name=name,
-            description=described.description or "",
-            parameters={"properties": {}, **described.input_schema},
-            display_name=described.title or annotations.title or name,
+            description=listed.description,
+            parameters={"properties": {}, **listed.parameters},
+            display_name=listed.title or name,
             kind="mcp",
             mcp_server=server.entry.name,
             writes=not self._reads_only,
@@ -118,7 +103,7 @@ class McpServers(ToolSource):
         self._taken = frozenset(taken)
         self._tools: dict[str, Sequence[McpTool]] = {entry.name: () for entry in entries}
         self._by_name: Mapping[str, McpTool] = {}
-        self._warned: set[tuple[str, str]] = set()
+        self._warned: defaultdict[str, set[str]] = defaultdict(set)
 
     @property
     def tools(self) -> Mapping[str, Tool]:
@@ -138,19 +123,12 @@ class McpServers(ToolSource):
         names = ", ".join(self._tools)
         return [f"The model and clients may call the tools of these MCP servers: {names}."]
 
-    async def describe(self, server: McpServer, described: Sequence[mcp_types.Tool]) -> None:
+    def describe(self, server: McpServer, listing: Listing) -> None:
         """Replace the tools of a server. Of two servers, the one named first keeps a name."""
         name = server.entry.name
-        problems = await trio.to_thread.run_sync(
-            lambda: [problem_of(tool.input_schema) for tool in described]
-        )
-        tools = []
-        for tool, problem in zip(described, problems, strict=True):
-            if problem is None:
-                tools.append(McpTool(server, tool))
-            else:
-                self._warn(name, tool.name, problem)
-        self._tools[name] = tools
+        for tool_name, problem in listing.problems:
+            self._warn(name, tool_name, problem)
+        self._tools[name] = tools = [McpTool(server, tool) for tool in listing.tools]
         _log.info("MCP server", server=name, tools=len(tools))
         by_name: dict[str, McpTool] = {}
         for server_name, of_server in self._tools.items():
@@ -163,8 +141,9 @@ class McpServers(ToolSource):
 
     def _warn(self, server: str, tool: str, problem: str) -> None:
         """Log, once, why a tool is not there."""
-        if (server, tool) not in self._warned:
-            self._warned.add((server, tool))
+        warned = self._warned[server]
+        if tool not in warned and len(warned) < _MAX_WARNINGS:
+            warned.add(tool)
             _log.warning("MCP tool skipped", server=server, tool=tool, problem=problem)
 
 

@@ -11,14 +11,20 @@ from typing import Any, ClassVar
 
 import attrs
 
-from trioserve.api.base import readers
+from trioserve.api.base import limits, readers
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
 from trioserve.api.base.fields import (
+    ARGUMENTS,
+    NAME,
+    PART,
+    SCHEMA,
+    STRING,
     MismatchError,
     Only,
     RequestBody,
     field,
     json_type,
+    list_schema,
     mapping,
     named,
     objects,
@@ -84,7 +90,7 @@ class ResponsesStreamOptions(RequestBody):
 @json_type(
     {
         "type": "object",
-        "properties": {"format": {"type": "object"}, "verbosity": {"type": "string"}},
+        "properties": {"format": SCHEMA, "verbosity": NAME},
     }
 )
 def _text_config(value: Any) -> dict[str, Any]:
@@ -96,7 +102,7 @@ def _text_config(value: Any) -> dict[str, Any]:
     return fields
 
 
-@json_type({"type": "array", "items": {"type": "string", "examples": list(_INCLUDED)}})
+@json_type(list_schema({**NAME, "examples": list(_INCLUDED)}, limits.MAX_INCLUDED))
 def _include(value: Any) -> tuple[str, ...]:
     for name in strings(value):
         if name not in _INCLUDED:
@@ -104,14 +110,14 @@ def _include(value: Any) -> tuple[str, ...]:
     return strings(value)
 
 
-@json_type({"type": "array", "items": {"type": "object"}, "maxItems": MAX_TOOLS})
+@json_type(list_schema(SCHEMA, MAX_TOOLS))
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:
     """Read tools, in the flat form that this API has for them; see `Offer`."""
     check_count(len(objects(value)), MAX_TOOLS, "tools", "tools")
     return objects(value)
 
 
-@json_type({"type": ["string", "object"]})
+@json_type({**ARGUMENTS, **NAME, "type": ["string", "object"]})
 def _tool_choice(value: Any) -> str | dict[str, Any]:
     """Read a choice, and give it as it was given. The chat checks what it names."""
     if isinstance(value, dict):
@@ -146,8 +152,8 @@ class ResponsesRequest(RequestBody):
     input: Conversation = field(
         whole=json_type(
             properties={
-                "input": {"type": ["string", "array"], "maxItems": MAX_MESSAGES},
-                "instructions": {"type": "string"},
+                "input": list_schema(PART, MAX_MESSAGES) | {**STRING, "type": ["string", "array"]},
+                "instructions": STRING,
             }
         )(read_input)
     )
@@ -163,9 +169,9 @@ class ResponsesRequest(RequestBody):
     include: tuple[str, ...] = field(read=_include, default=())
     top_logprobs: int = field(read=readers.probs, default=0)
     stream_options: ResponsesStreamOptions = attrs.field(factory=ResponsesStreamOptions)
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: str | None = field(read=readers.name, default=None)
+    safety_identifier: str | None = field(read=readers.name, default=None)
+    prompt_cache_key: str | None = field(read=readers.name, default=None)
     offer: Offer = attrs.field(init=False)
 
     @offer.default

@@ -57,6 +57,27 @@ test("a call that waits shows what it would change, and takes an answer once", a
   assert.deepEqual(sent, [["/v1/chat/completions/chatcmpl-1/approve", { call_id: "a", approve: true }]]);
 });
 
+test("who approves learns what the preview leaves out, and can read all of it", async () => {
+  const content = `${"x\n".repeat(300)}${"y".repeat(3_000)} the end`;
+  const preview = `--- /dev/null\n+++ b/x\n@@ -0,0 +1,301 @@\n${"+x\n".repeat(300)}+${"y".repeat(1_999)} [3008 characters]\n[diff truncated]\n`;
+  draw([call({ state: "asked", preview, arguments: JSON.stringify({ path: "x.txt", content }) })]);
+  const note = place.querySelector(".unshown")!;
+  assert.match(note.textContent ?? "", /does not show the rest of the change, 102 of its lines, the ends of 1 long line\./);
+  assert.ok(note.compareDocumentPosition(button("Allow") as never) & 4, "it is above the buttons");
+  assert.doesNotMatch(place.textContent ?? "", /the end$/m);
+  button("Show the whole call")!.click();
+  await soon();
+  assert.ok([...place.querySelectorAll("dd")].some((one) => one.textContent === content));
+  assert.equal(button("Show the whole call"), undefined);
+});
+
+test("a preview without lines is not the whole call, and one that is whole needs no note", () => {
+  draw([call({ state: "asked", preview: "Files a/x and b/x differ\n" })]);
+  assert.match(place.querySelector(".unshown")?.textContent ?? "", /does not show the change\./);
+  draw([call({ state: "asked", preview: "@@ -1 +1 @@\n-old\n+[diff truncated]" })]);
+  assert.equal(place.querySelector(".unshown"), null);
+});
+
 test("a call can be denied, and one that runs be stopped", async () => {
   draw([call({ state: "asked" }), call({ id: "b", state: "running", output: "so far" })]);
   assert.match(place.querySelector(".output")?.textContent ?? "", /so far/);

@@ -9,14 +9,14 @@ import { attempt } from "../shell/toasts";
 import { focusAgain, focusAsked } from "../shell/view";
 import { allowAll, decide, stopCall } from "../state/tools";
 import type { CallState, MadeCall, Message, Step } from "../types";
-import { Diff, DiffSize } from "./Diff";
+import { Diff, DiffSize, FEW } from "./Diff";
 import { Fold } from "./Fold";
 import { Markdown } from "./Markdown";
 import { memo } from "./memo";
 import { Output, Result } from "./Output";
 import { Reasoning } from "./Reasoning";
 import { CallArguments } from "./Tools";
-import { exposed, gist, readDiff } from "./toolText";
+import { exposed, gist, readDiff, unshown } from "./toolText";
 
 /** All that came before the last words of an answer. */
 export function Steps({ message }: { message: Message }): VNode {
@@ -91,6 +91,7 @@ function Call(properties: CallProps): VNode {
         {diff ? <Diff diff={diff} /> : <CallArguments written={call.arguments} />}
         {isGoingOn && call.output && <Output text={call.output} />}
         {!isGoingOn && call.result && !(diff && state === "done") && <Result text={call.result} failed={state === "failed"} />}
+        {state === "asked" && diff && <Unshown diff={diff} written={call.arguments} />}
         {state === "asked" && <Approval {...properties} />}
         {state === "running" && <StopButton {...properties} />}
       </div>
@@ -115,6 +116,26 @@ function Title({ call, state }: { call: MadeCall; state: CallState }): VNode {
         <span class="says">{seconds(call.seconds)}</span>
       )}
     </span>
+  );
+}
+
+/** Says what the preview of a change leaves out, and offers all that the call has. */
+function Unshown({ diff, written }: { diff: string; written: string }): VNode | null {
+  const [isOpen, setOpen] = useState(false);
+  const left = useMemo(() => unshown(readDiff(diff), FEW), [diff]);
+  if (!left) return null;
+  return (
+    <>
+      <p class="unshown" role="note">
+        The preview does not show {left}.
+        {!isOpen && (
+          <button type="button" class="button" onClick={() => setOpen(true)}>
+            Show the whole call
+          </button>
+        )}
+      </p>
+      {isOpen && <CallArguments written={written} />}
+    </>
   );
 }
 

@@ -9,7 +9,7 @@ import { memo } from "./memo";
 import { readDiff, type DiffLine } from "./toolText";
 
 /** Lines at first, and how many there are at most. */
-const FEW = 200;
+export const FEW = 200;
 const MOST = 2_000;
 
 const ELEMENTS = { added: "ins", removed: "del", same: "span", place: "span" } as const;

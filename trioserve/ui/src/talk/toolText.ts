@@ -1,5 +1,6 @@
 // What tools write, for people to read: without the codes of terminals, and not more than a page bears.
 
+import { count } from "../shell/format";
 import { isRecord } from "../state/json";
 import { revealed } from "./links";
 
@@ -62,6 +63,10 @@ export interface FileDiff {
   lines: DiffLine[];
   added: number;
   removed: number;
+  /** Lines whose end is not shown. */
+  cut: number;
+  /** Whether the server has left out lines, or all of them, as of a file that is not text. */
+  isPart: boolean;
 }
 
 /** Characters of a line that are shown. */
@@ -69,10 +74,11 @@ const WIDEST = 2_000;
 
 /** Read a unified diff. */
 export function readDiff(diff: string): FileDiff {
-  const found: FileDiff = { lines: [], added: 0, removed: 0 };
+  const found: FileDiff = { lines: [], added: 0, removed: 0, cut: 0, isPart: false };
   let old = 0;
   let now = 0;
   let isInside = false; // not before the first hunk, where the files are named
+  const truncated = "[diff truncated]"; // the lines of files begin with a sign
   for (const line of diff.replace(/\n$/, "").split("\n")) {
     const place = /^@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@/.exec(line);
     const [sign, text] = [line[0], shown(line.slice(1))];
@@ -80,7 +86,10 @@ export function readDiff(diff: string): FileDiff {
       [old, now, isInside] = [Number(place[1]), Number(place[2]), true];
       found.lines.push({ kind: "place", text: shown(line) });
     } else if (!isInside || sign === "\\") continue;
-    else if (sign === "+") {
+    else if (line === truncated) {
+      found.isPart = true;
+      continue;
+    } else if (sign === "+") {
       found.lines.push({ kind: "added", text, number: now++ });
       found.added += 1;
     } else if (sign === "-") {
@@ -90,8 +99,21 @@ export function readDiff(diff: string): FileDiff {
       found.lines.push({ kind: "same", text, number: now++ });
       old += 1;
     }
+    if (line.length - 1 > WIDEST) found.cut += 1;
   }
+  found.isPart ||= found.lines.length === 0;
   return found;
+}
+
+/** What a preview of a change does not show, in words; "" if it shows all of it. */
+export function unshown(diff: FileDiff, most: number): string {
+  const left = diff.lines.length - most;
+  const parts = [
+    diff.isPart && (diff.lines.length ? "the rest of the change" : "the change"),
+    left > 0 && `${count(left)} of its lines`,
+    diff.cut > 0 && `the ends of ${count(diff.cut)} long ${diff.cut === 1 ? "line" : "lines"}`,
+  ].filter(Boolean);
+  return parts.join(", ");
 }
 
 function shown(line: string): string {

@@ -12,7 +12,7 @@ from html import escape
 
 import attrs
 
-from benchmarks.stats import Spread
+from trioserve.bench.stats import Spread
 
 _WIDTH, _MARGIN = 1000, 16
 _LEFT, _RIGHT = 350, 260  # of bars: room for labels, and for numbers
@@ -21,13 +21,17 @@ _ROW, _BAR = 30, 9
 _ABOVE, _BELOW = 36, 34  # of a panel: its title, and the numbers of its axis
 _CHART_LEFT, _CHART_WIDTH, _CHART_HEIGHT, _CHART_STEP = 64, 400, 210, 300
 
-#: For light and for dark: two servers, targets, paper, ink, soft ink, grid.
-_COLOURS = (
-    ("#1b6ca8", "#c2571a", "#1a7f37", "#ffffff", "#1f2328", "#59636e", "#d1d9e0"),
-    ("#58a6ff", "#f0883e", "#56d364", "#0d1117", "#e6edf3", "#9198a1", "#30363d"),
+#: For light and for dark: two servers, targets, paper, ink, soft ink, grid, two more servers.
+_COLOURS = tuple(
+    colours.split()
+    for colours in (
+        "#1b6ca8 #c2571a #1a7f37 #ffffff #1f2328 #59636e #d1d9e0 #8250df #9a6700",
+        "#58a6ff #f0883e #56d364 #0d1117 #e6edf3 #9198a1 #30363d #bc8cff #d29922",
+    )
 )
 _CLASSES = (
     ".s0{{fill:{0};stroke:{0}}}.s1{{fill:{1};stroke:{1}}}.target{{stroke:{2}}}.paper{{fill:{3}}}"
+    ".s2{{fill:{7};stroke:{7}}}.s3{{fill:{8};stroke:{8}}}"
     "text{{fill:{4}}}.soft{{fill:{5}}}.axis{{stroke:{5}}}.grid{{stroke:{6}}}"
 )
 _SHAPES = (
@@ -78,7 +82,7 @@ def bars(title: str, servers: Sequence[str], panels: Sequence[Panel], caption: s
 
 
 def curves(title: str, servers: Sequence[str], charts: Sequence[Chart], caption: str) -> str:
-    """Draw charts, two beside each other."""
+    """Draw charts, two beside each other, with up to four lines each."""
     parts: list[str] = []
     for i, chart in enumerate(charts):
         parts += _chart(chart, servers, i % 2 * _WIDTH // 2, _HEAD + i // 2 * _CHART_STEP)
@@ -161,9 +165,9 @@ def _chart(chart: Chart, servers: Sequence[str], left: int, top: int) -> Iterato
     xs = sorted({x for x, _ in points})
     marks = ticks(max(value.high for _, value in points))
 
-    def across(x: float) -> float:  # each doubling is as wide
-        span = math.log(xs[-1] / xs[0]) or 1.0
-        return x0 + _CHART_WIDTH * math.log(x / xs[0]) / span
+    def across(x: float) -> float:  # each doubling is as wide; an axis from 0 is even
+        begin, end, at = (one if xs[0] <= 0 else math.log(one) for one in (xs[0], xs[-1], x))
+        return x0 + _CHART_WIDTH * (at - begin) / ((end - begin) or 1.0)
 
     def up(value: float) -> float:
         return lower - _CHART_HEIGHT * max(value, 0.0) / marks[-1]

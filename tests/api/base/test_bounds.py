@@ -1,0 +1,180 @@
+"""Every text, list and object in a request has a maximum, which is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from tests.support.clients import client_of
+from tests.support.scripts import answering
+from trioserve.api import openapi
+from trioserve.api.base import limits
+from trioserve.api.base.bounds import MAX_CHARS, check_of
+from trioserve.api.base.fields import classes_in, fields_of, list_schema
+from trioserve.app import create_app, create_router
+from trioserve.config import Config
+from trioserve.errors import InvalidRequestError
+
+BOUNDS = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}
+
+
+def request_classes() -> set[Any]:
+    """The classes of the bodies of all routes of a server and of a router, and their parts."""
+    apps = [create_app(), create_router(Config(), Mock())]
+    taken = {getattr(each, "takes", None) for app in apps for *_, each in openapi.routes(app)}
+    return set[Any]().union(*(classes_in(one) for one in taken - {None}))
+
+
+def schemas() -> Iterator[tuple[str, Any]]:
+    """The schema of each field of each request class, by the names of both."""
+    for cls in sorted(request_classes(), key=lambda cls: str(cls.__name__)):
+        for field in fields_of(cls):
+            parts = {field.name: field.schema} if field.inner is None else {}
+            for name, schema in (field.whole.json_properties if field.whole else parts).items():
+                yield f"{cls.__name__}.{name}", schema
+
+
+SCHEMAS = dict(schemas())
+
+
+def kinds_of(schema: Any) -> list[str]:
+    kinds = schema.get("type", [])
+    return [kinds] if isinstance(kinds, str) else list(kinds)
+
+
+def unbounded(schema: Any, path: str) -> Iterator[str]:
+    """The places in a schema where a value may be as long as it likes."""
+    if "$ref" in schema or "enum" in schema or "const" in schema:
+        return
+    kinds = kinds_of(schema)
+    inner: dict[str, Any] = dict(schema.get("properties", {}))
+    if not kinds and "anyOf" not in schema and not inner:
+        yield f"{path} takes anything"
+    for kind in kinds:
+        is_bounded = BOUNDS.get(kind, kind) in schema or MAX_CHARS in schema or kind not in BOUNDS
+        is_known = kind == "object" and inner and "additionalProperties" not in schema
+        if not (is_bounded or is_known):
+            yield f"{path}: {kind}"
+    if MAX_CHARS in schema:
+        return
+    inner |= {"[]": schema["items"]} if "items" in schema else {}
+    inner |= {"*": others} if (others := schema.get("additionalProperties")) else {}
+    inner |= {f"|{i}": one for i, one in enumerate(schema.get("anyOf", ()))}
+    if "array" in kinds and "items" not in schema:
+        yield f"{path}: items of any kind"
+    for name, one in inner.items():
+        yield from unbounded(one, f"{path}.{name}")
+
+
+def test_every_text_list_and_object_in_a_request_has_a_maximum() -> None:
+    """Where this fails, give the field a bound of `limits`: in its reader, or in its schema."""
+    assert len(SCHEMAS) > 200
+    found = [place for path, schema in SCHEMAS.items() for place in unbounded(schema, path)]
+    assert found == []
+
+
+def test_the_walk_finds_what_has_no_maximum() -> None:
+    assert list(unbounded({"type": "string"}, "a")) == ["a: string"]
+    assert list(unbounded({"type": "object"}, "a")) == ["a: object"]
+    assert list(unbounded({}, "a")) == ["a takes anything"]
+    nested = {"type": "object", "properties": {"b": list_schema({"type": ["string", "null"]}, 3)}}
+    assert list(unbounded(nested, "a")) == ["a.b.[]: string"]
+    assert list(unbounded({"type": "array", "maxItems": 3}, "a")) == ["a: items of any kind"]
+
+
+def too_long(schema: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Values that a schema does not allow, one for each bound: where the fault is, and the value.
+
+    Of bounds that would take much memory there are few, and they have the same check.
+    """
+    if (limit := schema.get("maxLength", 2**30)) < 2**24:
+        yield path, "x" * (limit + 1)
+    if (limit := schema.get("maxItems", 2**30)) < 2**20:
+        yield path, [0] * (limit + 1)
+    if (limit := schema.get("maxProperties")) is not None:
+        yield path, dict.fromkeys(map(str, range(limit + 1)), "")
+    if (limit := schema.get(MAX_CHARS, 2**30)) < 2**24:
+        yield path, {"a": "x" * limit}
+    if "items" in schema:
+        for place, value in too_long(schema["items"], f"{path}[1]"):
+            yield place, [{}, value]
+    for name, one in schema.get("properties", {}).items():
+        for place, value in too_long(one, f"{path}.{name}"):
+            yield place, {name: value}
+
+
+def test_every_maximum_is_checked() -> None:
+    n_checked = 0
+    for field, schema in SCHEMAS.items():
+        check = check_of(schema)
+        for place, value in too_long(schema, field):
+            assert check is not None
+            with pytest.raises(InvalidRequestError, match="at most") as caught:
+                check(value, field)
+            assert caught.value.param == place
+            n_checked += 1
+    assert n_checked > 200
+
+
+def test_of_several_forms_one_is_enough() -> None:
+    short = {"type": ["string", "array"], "maxLength": 3, "maxItems": 5}
+    check = check_of({"anyOf": [short, list_schema(short, 2), {"type": "boolean"}]})
+    assert check is not None
+    for value in ("abc", [1] * 5, ["abc"] * 2, True, None, 5, {"a": "abcd"}):
+        check(value, "x")
+    for value in ("abcd", [1] * 6, ["abcd"] * 6):
+        with pytest.raises(InvalidRequestError):
+            check(value, "x")
+
+
+def test_the_names_and_values_of_an_object_without_known_fields() -> None:
+    check = check_of({"propertyNames": {"maxLength": 2}, "additionalProperties": {"maxLength": 3}})
+    assert check is not None
+    check({"ab": "abc"}, "x")
+    check("abcd", "x")
+    with pytest.raises(InvalidRequestError, match=r"'x\.a' must be a string of at most 3"):
+        check({"a": "abcd"}, "x")
+    with pytest.raises(InvalidRequestError, match="'x' must be a string of at most 2 characters"):
+        check({"abc": ""}, "x")
+
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/responses", {"input": "Hi", "metadata": {str(i): "" for i in range(17)}}, "metadata"),
+        ("/v1/responses", {"input": "Hi", "metadata": {"a": "x" * 513}}, "metadata.a"),
+        ("/v1/responses", {"input": "Hi", "metadata": {"x" * 65: ""}}, "metadata"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "trioserve_run_tools": {"tools": ["*"] * 129}},
+            "trioserve_run_tools.tools",
+        ),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "trioserve_run_tools": {"tools": ["*" * 129]}},
+            "trioserve_run_tools.tools",
+        ),
+        ("/v1/chat/completions", {**CHAT, "model": "x" * 2000}, "model"),
+        ("/v1/streams/lookup", {"conversation_ids": ["a" * 1025]}, "conversation_ids"),
+        ("/completion", {"prompt": "a", "grammar": "x" * (limits.MAX_SCHEMA + 1)}, "grammar"),
+    ],
+    ids=range(8),
+)
+async def test_a_request_with_too_much(path: str, body: dict[str, Any], param: str) -> None:
+    async with client_of(answering("x")) as client:
+        answer = await client.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert "at most" in answer.json()["error"]["message"]
+
+
+async def test_metadata_within_openais_bounds() -> None:
+    metadata = {f"{i:064}": "x" * 512 for i in range(limits.MAX_METADATA)}
+    async with client_of(answering("x")) as client:
+        answer = await client.post("/v1/responses", json={"input": "Hi", "metadata": metadata})
+        assert answer.json()["metadata"] == metadata

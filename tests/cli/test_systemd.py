@@ -1,0 +1,100 @@
+"""A service of systemd: sockets that it opens, and what it is notified of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from trioserve.cli.progress import StatusPipe, take_status
+from trioserve.cli.systemd import notify, take_sockets
+from trioserve.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd runs on Linux only")
+
+
+def test_sockets_of_another_process_are_not_taken() -> None:
+    environ = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "a", "HOME": "/"}
+    assert take_sockets(environ) == []
+    assert environ == {"HOME": "/"}
+
+
+def test_a_descriptor_that_is_not_open_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trioserve.cli.systemd._FIRST_DESCRIPTOR", 10_000)
+    with pytest.raises(ConfigError, match="descriptor 10000"):
+        take_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"})
+
+
+def test_a_datagram_socket_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as wrong:
+        monkeypatch.setattr("trioserve.cli.systemd._FIRST_DESCRIPTOR", os.dup(wrong.fileno()))
+        with pytest.raises(ConfigError, match="not a stream socket"):
+            take_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"})
+
+
+@pytest.mark.parametrize("prefix", ["", "@"], ids=["path", "abstract"])
+def test_states_are_notified(tmp_path: Path, prefix: str) -> None:
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind("\0" + path if prefix else path)
+        environ = {"NOTIFY_SOCKET": prefix + path}
+        status = take_status(environ)
+        assert environ == {} and not status.is_open
+        status.tell("loading", progress=0.5)
+        status.tell("ready", info={})
+        status.tell("draining")
+        status.tell("failed", message="two\nlines")
+        assert [systemd.recv(1000).decode() for _ in range(4)] == [
+            "STATUS=loading 50%",
+            "STATUS=ready\nREADY=1",
+            "STATUS=draining\nSTOPPING=1",
+            "STATUS=two lines",
+        ]
+
+
+def test_without_systemd_nothing_is_notified(tmp_path: Path) -> None:
+    StatusPipe().tell("ready")
+    notify("", "READY=1")
+    notify(str(tmp_path / "nothing"), "READY=1")  # systemd is not there
+
+
+@pytest.mark.system
+def test_a_server_on_a_socket_of_systemd(tmp_path: Path) -> None:
+    activate = (
+        "import os, sys; os.dup2(int(sys.argv[1]), 3); "
+        "os.environ['LISTEN_PID'] = str(os.getpid()); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'trioserve', '-m', sys.argv[2]])"
+    )
+    model = Path(__file__).parents[2] / "trioserve" / "models" / "bundled.gguf"
+    notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    path = str(tmp_path / "web.sock")
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with notified, listening:
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(120)
+        listening.bind(path)
+        listening.listen()
+        with subprocess.Popen(
+            [sys.executable, "-c", activate, str(listening.fileno()), str(model)],
+            env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "LISTEN_FDS": "1"},
+            pass_fds=(listening.fileno(),),
+            stderr=subprocess.DEVNULL,
+        ) as server:
+            try:
+                while b"READY=1" not in notified.recv(1000):
+                    pass
+                with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as client:
+                    assert client.get("http://localhost/health").json() == {"status": "ok"}
+                server.send_signal(signal.SIGTERM)
+                while b"STOPPING=1" not in notified.recv(1000):
+                    pass
+                assert server.wait(60) == 0
+            finally:
+                server.kill()
+    assert Path(path).is_socket(), "it is systemd's"

@@ -1,0 +1,46 @@
+"""Sums up values: percentiles, medians with their bounds, and ratios."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """Return the value below which that share lies, interpolated; NaN when there is none."""
+    ordered = sorted(values)
+    if not ordered:
+        return math.nan
+    place = (len(ordered) - 1) * share
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@attrs.frozen
+class Spread:
+    """The median of some values, with the least and the greatest."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Return median and bounds, or None when there is nothing."""
+    if not values:
+        return None
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def ratio_of(values: Sequence[float], base: Sequence[float]) -> Spread | None:
+    """Return the ratio of the medians, with the bounds of the ratios of each round."""
+    ours, theirs = spread(values), spread(base)
+    if ours is None or theirs is None or theirs.median == 0:
+        return None
+    pairs = [a / b for a, b in zip(values, base, strict=False) if b]
+    value = ours.median / theirs.median
+    return Spread(value, min(pairs, default=value), max(pairs, default=value))

@@ -1,0 +1,251 @@
+"""``trioserve bench``: the speed of a server, by depth and by clients, alone or beside another."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import attrs
+
+from trioserve.bench import report, speed
+from trioserve.bench.client import Server
+from trioserve.cli.address import Address, take_value
+from trioserve.cli.commands import hush
+from trioserve.cli.local_server import client_of, models_at, named, only, started
+from trioserve.cli.progress import ProgressReport
+from trioserve.cli.signals import run_until_signal
+from trioserve.config import Config
+from trioserve.config.parse import parse
+from trioserve.errors import ConfigError
+
+_OUTPUTS = ("md", "csv", "json", "jsonl")
+_MAX = 10_000_000
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """What is measured, and where the results go."""
+
+    n_prompt: tuple[int, ...] = (512,)
+    n_gen: tuple[int, ...] = (128,)
+    n_depth: tuple[int, ...] = (0,)
+    clients: tuple[int, ...] = (1,)
+    repetitions: int = 5
+    output: str = "md"
+    url: str | None = None
+    against: str | None = None
+    json: Path | None = None
+    svg: Path | None = None
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the command; see `trioserve.cli.commands`.
+
+    Raises:
+        ConfigError: a flag or a variable is invalid, or there is nothing to measure.
+        TrioServeError: a server cannot be started or reached, or a request fails.
+    """
+    options, flags = take_options(argv)
+    parsed = parse(flags, environ)
+    hush(parsed.config)
+    for note in parsed.notes:
+        print(f"trioserve: {note}", file=sys.stderr)
+    tests = speed.workloads_of(options.n_prompt, options.n_gen, options.n_depth, options.clients)
+    if not tests:
+        raise ConfigError("bench has nothing to measure: -p and -n are 0")
+    results: list[report.Result] = []
+    work = partial(_measure, options, tests, parsed.config, flags, environ, results)
+    try:
+        return run_until_signal(work)
+    finally:  # an early end loses nothing
+        if results:
+            _write(options, results)
+
+
+# -- arguments
+
+
+def take_options(argv: Sequence[str]) -> tuple[Options, list[str]]:
+    """Take the command's own arguments out; returns them, and the flags of the server.
+
+    Raises:
+        ConfigError: one is invalid.
+    """
+    words, found = list(argv), {}
+    readers: dict[str, tuple[Callable[[str, str], object], tuple[str, ...]]] = {
+        "n_prompt": (partial(numbers, 0), ("--n-prompt", "-p")),
+        "n_gen": (partial(numbers, 0), ("--n-gen", "-n")),
+        "n_depth": (partial(numbers, 0), ("--n-depth", "-d")),
+        "clients": (partial(numbers, 1), ("--clients", "-npl")),
+        "repetitions": (number, ("--repetitions", "-r")),
+        "output": (_output, ("--output", "-o")),
+        "url": (_as_it_is, ("--url",)),
+        "against": (_as_it_is, ("--against",)),
+        "json": (writable, ("--json",)),
+        "svg": (writable, ("--svg",)),
+    }
+    for field, (read, names) in readers.items():
+        for name in names:
+            value, words = take_value(name, words)
+            if value is not None:
+                found[field] = read(name, value)
+    return Options(**found), words  # type: ignore[arg-type]
+
+
+def numbers(least: int, flag: str, value: str) -> tuple[int, ...]:
+    """Read whole numbers with commas between them.
+
+    Raises:
+        ConfigError: they are none, or less than `least`.
+    """
+    parts = value.split(",")
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise ConfigError(f"{flag} takes whole numbers with commas between them, not {value!r}")
+    read = tuple(dict.fromkeys(map(int, parts)))
+    if not all(least <= one <= _MAX for one in read):
+        raise ConfigError(f"{flag} must be between {least} and {_MAX}, not {value}")
+    return read
+
+
+def number(flag: str, value: str) -> int:
+    """Read a whole number from 1 on. Raises ConfigError: it is none."""
+    read = numbers(1, flag, value)
+    if len(read) != 1:
+        raise ConfigError(f"{flag} takes one number, not {value!r}")
+    return read[0]
+
+
+def _output(flag: str, value: str) -> str:
+    if value not in _OUTPUTS:
+        raise ConfigError(f"{flag} must be one of {', '.join(_OUTPUTS)}, not {value!r}")
+    return value
+
+
+def _as_it_is(_flag: str, value: str) -> str:
+    return value
+
+
+def writable(flag: str, value: str) -> Path:
+    """Read the path of a file that is written later. Raises ConfigError: it cannot be."""
+    path = Path(value)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"{flag}: {value} cannot be written")
+    return path
+
+
+# -- measuring
+
+
+async def _measure(
+    options: Options,
+    tests: Sequence[speed.Workload],
+    config: Config,
+    flags: Sequence[str],
+    environ: Mapping[str, str],
+    results: list[report.Result],
+) -> None:
+    """Measure all tests, and print each result at once."""
+    async with servers_of(options, config, flags, environ) as servers:
+        table = report.Table(is_compared=len(servers) > 1)
+        if options.output == "md":
+            print(table.head(), end="", flush=True)
+        with ProgressReport(sys.stderr, n_log_lines=0) as progress:
+            for i, test in enumerate(tests):
+
+                def note(line: str, share: float = i / len(tests)) -> None:
+                    progress.tell(share, f"{line}\x1b[K", "measuring")
+
+                samples = await speed.interleave(servers, test, options.repetitions, note)
+                progress.end()
+                results.append(report.Result(test, samples))
+                _show(options.output, table, results[-1])
+
+
+@asynccontextmanager
+async def servers_of(
+    options: Options, config: Config, flags: Sequence[str], environ: Mapping[str, str]
+) -> AsyncIterator[Sequence[Server]]:
+    """Give the servers for the length of a block: one at a URL or of the flags, and the other.
+
+    Raises:
+        ConfigError: a server has several models, and none is named.
+        TrioServeError: one of them cannot be started, or does not answer.
+    """
+    key = next(iter(config.api_keys), None)
+    async with AsyncExitStack() as stack:
+        if options.url is not None:
+            address = Address.of(options.url, config)
+        else:
+            most = max(options.clients)
+            more = [] if most <= config.parallel else ["--parallel", str(most)]
+            address = await stack.enter_async_context(started([*more, *flags], config, environ))
+        own = "trioserve" if options.url is None else str(address)
+        addresses = [(own, address, config.model_named if options.url else None)]
+        if options.against is not None:
+            other = Address.of(options.against, config)
+            addresses.append((str(other), other, None))
+        if len({str(one) for _, one, _ in addresses}) < len(addresses):
+            raise ConfigError("--against names the same server as --url")
+        seed = secrets.token_hex(4)
+        servers: list[Server] = []
+        for name, one, model in addresses:
+            models = await models_at(one, key)
+            chosen = only(models) if model is None else named(models, model)
+            if chosen is None:
+                raise ConfigError(f"{one} has no model {model}")
+            # Other servers may close a kept connection just as the next request goes out.
+            client = await stack.enter_async_context(client_of(one, key, n_kept=0))
+            server = Server(
+                name=name.removeprefix("http://"),
+                client=client,
+                model=chosen,
+                seed=f"{seed} {len(servers)}",
+            )
+            servers.append(await server.calibrated())
+        yield servers
+
+
+# -- results
+
+
+def _show(output: str, table: report.Table, result: report.Result) -> None:
+    """Print a result, if the form has one result after the other."""
+    if output == "md":
+        print(table.lines(result), end="", flush=True)
+    elif output == "jsonl":
+        for record in report.records(result):
+            print(json.dumps(record), flush=True)
+    for note in result.notes():
+        print(f"trioserve: {note}", file=sys.stderr)
+
+
+def _write(options: Options, results: Sequence[report.Result]) -> None:
+    """Print what comes at the end, and write the files."""
+    shown = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in attrs.asdict(options).items()
+    }
+    whole = json.dumps(report.plain(results, shown), indent=1) + "\n"
+    if options.output == "csv":
+        print(report.csv_text(results), end="")
+    elif options.output == "json":
+        print(whole, end="")
+    try:
+        if options.json is not None:
+            options.json.write_text(whole, encoding="utf-8")
+        if options.svg is not None:
+            here = report.machine()
+            caption = (
+                f"Measured {here['when'][:10]} on {here['cores']} cores, {here['system']} "
+                f"{here['machine']}. Medians of {options.repetitions} rounds; bands and thin lines "
+                "reach from the least to the greatest."
+            )
+            drawn = report.picture(results, "trioserve bench", caption)
+            options.svg.write_text(drawn, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from None

@@ -1,0 +1,138 @@
+"""``trioserve config``: a file to begin with, where each value comes from, and a JSON Schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trioserve.cli.commands import table
+from trioserve.config import Config
+from trioserve.config.flags import FLAGS, GROUPS, Flag
+from trioserve.config.parse import parse
+from trioserve.errors import ConfigError
+
+#: Values of these fields are not printed.
+_SECRETS = ("api_keys", "hf_token")
+
+_TYPES: Mapping[str, dict[str, Any]] = {
+    "int": {"type": "integer"},
+    "float": {"type": "number"},
+    "tuple[int, ...]": {"type": ["array", "integer", "string"], "items": {"type": "integer"}},
+    "tuple[float, ...]": {"type": ["array", "number", "string"], "items": {"type": "number"}},
+}
+_TEXTS = {"type": ["array", "string", "number"], "items": {"type": ["string", "number"]}}
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the command; see `trioserve.cli.commands`.
+
+    Raises:
+        ConfigError: the arguments, a flag or a variable are invalid, or the file exists.
+    """
+    action, *rest = argv or [""]
+    match action:
+        case "init":
+            _init(rest)
+        case "show":
+            _show(rest, environ)
+        case "schema" if not rest:
+            print(json.dumps(schema(), indent=2))
+        case _:
+            raise ConfigError(f"config: expected init, show or schema, not {' '.join(argv)!r}")
+    return 0
+
+
+def _init(rest: Sequence[str]) -> None:
+    if len(rest) != 1 or rest[0].startswith("-"):
+        raise ConfigError("config init: name the file to write, such as trioserve.toml")
+    try:
+        with Path(rest[0]).open("x", encoding="utf-8") as file:
+            file.write(commented_file())
+    except OSError as error:
+        raise ConfigError(f"config init: {rest[0]}: {error.strerror}") from None
+    print(f"Written: {rest[0]}. Start with: trioserve --config {rest[0]}")
+
+
+def _show(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    with_all = "--all" in argv
+    parsed = parse([word for word in argv if word != "--all"], environ)
+    for note in parsed.notes:
+        print(f"trioserve: {note}", file=sys.stderr)
+    rows = [("setting", "value", "from")]
+    for flag in _one_for_each_field():
+        if (source := parsed.sources.get(flag.field)) or with_all:
+            value = "(hidden)" if flag.field in _SECRETS and source else _value(parsed.config, flag)
+            rows.append((_key(flag), value, source or "the default"))
+    print(table(rows), end="")
+
+
+def _value(config: Config, flag: Flag) -> str:
+    owner, _, name = flag.field.rpartition(".")
+    value = getattr(config.sampling if owner else config, name)
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def schema() -> dict[str, Any]:
+    """Make the JSON Schema of the configuration's file. Editors read it as ``#:schema``."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "The configuration of trioserve",
+        "type": "object",
+        "properties": {_key(flag): _property(flag) for flag in FLAGS},
+        "additionalProperties": False,
+    }
+
+
+def _property(flag: Flag) -> dict[str, Any]:
+    if flag.read is None:
+        made: dict[str, Any] = {"type": "boolean"}
+    elif flag.choices is not None and not flag.adds:
+        made = {"enum": list(flag.choices)}
+    elif flag.adds:
+        made = dict(_TEXTS)
+    else:
+        made = dict(_TYPES.get(str(flag.attribute.type), {"type": ["string", "number"]}))
+    made["description"] = flag.help
+    if isinstance(flag.default, bool | int | float | str) and "enum" not in made:
+        made["default"] = flag.default
+    return made
+
+
+def commented_file() -> str:
+    """Make a TOML file with every setting in a comment, at its default."""
+    lines = [
+        "#:schema ./trioserve.schema.json",
+        "# The configuration of trioserve. Remove the # of a line to change its setting.",
+        "# Variables and flags override the file. For editors that check it, write the schema:",
+        "# trioserve config schema > trioserve.schema.json",
+    ]
+    fields = list(_one_for_each_field())
+    for group in GROUPS:
+        lines += ["", f"# -- {group}", ""]
+        for flag in (one for one in fields if one.group == group):
+            lines += [f"# {flag.help}", f"#{_key(flag)} = {_toml(flag)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _one_for_each_field() -> Iterator[Flag]:
+    seen = set()
+    for flag in FLAGS:
+        if flag.field not in seen and not flag.sets:
+            seen.add(flag.field)
+            yield flag
+
+
+def _key(flag: Flag) -> str:
+    return flag.names[-1].removeprefix("--")
+
+
+def _toml(flag: Flag) -> str:
+    default = flag.default
+    if isinstance(default, tuple) and not flag.adds:
+        return json.dumps(";".join(default))  # the samplers
+    if isinstance(default, tuple):
+        return json.dumps(list(default), ensure_ascii=False)
+    return '""' if default is None else json.dumps(default, ensure_ascii=False)

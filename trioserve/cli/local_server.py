@@ -1,0 +1,162 @@
+"""Servers that a command uses: the models of one that runs, and one that it starts itself."""
+
+from __future__ import annotations
+
+import math
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import attrs
+import msgspec
+import trio
+
+from trioserve.cli.address import Address
+from trioserve.cli.progress import ProgressReport
+from trioserve.concurrency import alongside
+from trioserve.config import Config
+from trioserve.errors import ConfigError, ModelLoadError
+from trioserve.models import BUNDLED
+from trioserve.models.catalog import ModelEntry, Source
+from trioserve.router.child import Child, HealthCheck, Report
+from trioserve.router.client import ServerClient, connected_to
+from trioserve.router.launch import Spawner
+
+#: The names of the bundled model, alone and beside others.
+_BUNDLED = (BUNDLED.name, "bundled")
+
+#: Seconds for a server that was started here to end.
+_GRACE = 10.0
+
+
+class _Status(msgspec.Struct):
+    value: str = "loaded"
+
+
+class Model(msgspec.Struct):
+    """A model in the list of a server. A server of one model gives it no status."""
+
+    id: str
+    aliases: list[str] = []
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class _Models(msgspec.Struct):
+    data: list[Model]
+
+
+class _Modalities(msgspec.Struct):
+    vision: bool = False
+
+
+class _Defaults(msgspec.Struct):
+    n_ctx: int
+
+
+class Props(msgspec.Struct):
+    """The properties of a server."""
+
+    default_generation_settings: _Defaults
+    modalities: _Modalities = msgspec.field(default_factory=_Modalities)
+
+
+def client_of(
+    address: Address, api_key: str | None, **options: int
+) -> AbstractAsyncContextManager[ServerClient]:
+    """Give a client of the server at an address; see `connected_to` for the options."""
+    return connected_to(address.url, socket_path=address.socket_path, api_key=api_key, **options)
+
+
+async def models_at(address: Address, api_key: str | None) -> Sequence[Model]:
+    """List the models of a server.
+
+    Raises:
+        TrioServeError: it does not answer as expected.
+    """
+    async with client_of(address, api_key) as client:
+        return (await client.ask("/v1/models", form=_Models)).data
+
+
+def only(models: Sequence[Model]) -> str:
+    """The model of a server, if it has only one beside the bundled one, or has loaded only one.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    loaded = [one for one in models if one.status.value in ("loaded", "sleeping")]
+    others = [one for one in models if one.id not in _BUNDLED]
+    for some in (models, loaded, others):
+        if len(some) == 1:
+            return some[0].id
+    names = ", ".join(one.id for one in models)
+    raise ConfigError(f"name the model with --model; the server has {names}")
+
+
+def named(models: Sequence[Model], name: str) -> str | None:
+    """The model of that name, or of that file."""
+    path = Path(name)
+    names = {name, path.name, path.stem} if path.suffix == ".gguf" else {name}
+    for one in models:
+        if not names.isdisjoint({one.id, *one.aliases}):
+            return one.id
+    return None
+
+
+@asynccontextmanager
+async def started(
+    flags: Sequence[str], config: Config, environ: Mapping[str, str]
+) -> AsyncIterator[Address]:
+    """Run a server on a free port of this machine for the length of a block.
+
+    Args:
+        flags: of the server.
+        config: what these flags mean.
+        environ: the environment variables.
+
+    Raises:
+        ModelLoadError: it does not start.
+    """
+    address = attrs.evolve(Address.of(None, config), host="127.0.0.1", port=_free_port())
+    argv = [*flags, "--host", address.host, "--port", str(address.port)]
+    name = config.model_named or "bundled"
+    entry = ModelEntry(name=name, source=Source.PRESET, args=tuple(flags), path=None)
+    watch = HealthCheck(interval=math.inf)
+    child = Child(name, 0, entry=entry, socket_path=Path(), watch=watch)
+    decided = trio.Event()
+    with ProgressReport(sys.stderr, n_log_lines=0) as progress:
+
+        def told(report: Report) -> None:
+            if report["state"] in ("ready", "failed", "ended"):
+                decided.set()
+            elif (share := report.get("progress")) is not None and not decided.is_set():
+                line = f"{report['state'].capitalize()} {child.name}: {share:4.0%}"
+                progress.tell(share, line, report["state"])
+
+        async with alongside(partial(child.run, Spawner(environ), argv, told)):
+            await decided.wait()
+            progress.end()
+            if child.message is not None or child.ended.is_set():
+                raise ModelLoadError(child.last_words())
+            try:
+                yield address
+            finally:
+                await _end(child)
+
+
+async def _end(child: Child) -> None:
+    """End a server and wait for its end, in a shield. Print a line if it had ended before."""
+    if child.ended.is_set():
+        print(f"trioserve: {child.last_words()}", file=sys.stderr)
+    child.stop(_GRACE)
+    with trio.CancelScope(shield=True):
+        await child.ended.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,59 @@
+"""Removes secrets from this process's command line and initial environment, as `ps` shows them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+#: Flags whose values are secrets, and their variables.
+_FLAGS = (b"--api-key", b"--hf-token", b"-hft")
+_VARIABLES = (b"LLAMA_API_KEY", b"HF_TOKEN")
+
+#: Fields of /proc/self/stat, counted from the one behind the name: see proc_pid_stat(5).
+_ARGUMENTS, _ENVIRONMENT = 45, 47
+
+
+def hide_secrets() -> None:
+    """Overwrite secrets where the kernel shows them to other processes of this user. Linux only.
+
+    What Python has read of them stays as it is.
+    """
+    if sys.platform != "linux":
+        return
+    _overwrite(_ARGUMENTS, _secret_arguments)
+    _overwrite(_ENVIRONMENT, _secret_variables)
+    for name in map(os.fsdecode, _VARIABLES):
+        if name in os.environ:
+            os.environ[name] = os.environ[name]  # another copy, for the processes that this starts
+
+
+def _overwrite(field: int, find: Callable[[list[bytes]], Iterator[tuple[int, int]]]) -> None:
+    fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    start, end = int(fields[field]), int(fields[field + 1])
+    if not start:
+        return  # the kernel does not tell
+    words = ctypes.string_at(start, end - start).split(b"\0")
+    for index, begin in find(words):
+        place = sum(len(word) + 1 for word in words[:index])
+        length = len(words[index])
+        ctypes.memset(start + place + begin, ord("*"), length - begin)
+
+
+def _secret_arguments(words: list[bytes]) -> Iterator[tuple[int, int]]:
+    """Find the values of flags: each as the index of a word, and where it begins there."""
+    for index, word in enumerate(words):
+        flag, equals, _ = word.partition(b"=")
+        if word.replace(b"_", b"-") in _FLAGS:
+            yield index + 1, 0
+        elif equals and flag.replace(b"_", b"-") in _FLAGS:
+            yield index, len(flag) + 1
+
+
+def _secret_variables(words: list[bytes]) -> Iterator[tuple[int, int]]:
+    for index, word in enumerate(words):
+        name = word.partition(b"=")[0]
+        if name in _VARIABLES:
+            yield index, len(name) + 1
