@@ -11,6 +11,7 @@ socket is the end of this process. Linux only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -96,9 +97,13 @@ def wait_for_orders(orders: socket.socket) -> list[str] | None:
     router = os.getppid()
     gc.collect()
     gc.freeze()  # so that looking for garbage does not copy the memory that is shared
-    orders.send(READY)
+    with contextlib.suppress(BrokenPipeError):  # the router has ended: there are no orders
+        orders.send(READY)
     while True:
-        message, descriptors, _flags, _address = socket.recv_fds(orders, MAX_ORDER, 3)
+        try:
+            message, descriptors, _flags, _address = socket.recv_fds(orders, MAX_ORDER, 3)
+        except ConnectionResetError:  # it has ended without reading the above
+            return None
         if not message:
             return None
         read_end, write_end = os.pipe()
