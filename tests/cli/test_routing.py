@@ -76,6 +76,7 @@ def test_without_models_the_bundled_one_is_loaded_at_once(
     assert [(one.name, one.load_on_startup) for one in catalog.entries.values()] == [
         ("bundled", True)
     ]
+    assert catalog_of(Config(), [], {}, watched=True) is None
 
 
 def test_models_to_choose_from_make_a_fleet(models: Path) -> None:
