@@ -63,8 +63,20 @@ async def busy_slots(running: Running, model: str) -> int:
 
 
 def test_a_model_that_is_named_is_served_alone(models: Path) -> None:
-    for argv in (["-m", "x.gguf", "--models-dir", str(models)], ["-hf", "user/repo"], []):
+    for argv in (["-m", "x.gguf", "--models-dir", str(models)], ["-hf", "user/repo"]):
         assert catalog_of(parse(argv, {}).config, argv, {}) is None
+
+
+def test_without_models_the_bundled_one_is_loaded_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    catalog = catalog_of(Config(), [], {})
+    assert catalog is not None
+    assert [(one.name, one.load_on_startup) for one in catalog.entries.values()] == [
+        ("bundled", True)
+    ]
+    assert catalog_of(Config(), [], {}, watched=True) is None
 
 
 def test_models_to_choose_from_make_a_fleet(models: Path) -> None:
@@ -84,6 +96,7 @@ def test_models_in_the_cache_make_a_fleet(tmp_path: Path, monkeypatch: pytest.Mo
     catalog = catalog_of(Config(), [], {})
     assert catalog is not None
     assert list(catalog.entries) == ["user/repo:Q8_0", "bundled"]
+    assert not any(one.load_on_startup for one in catalog.entries.values())
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
@@ -104,7 +117,10 @@ def test_a_model_that_other_machines_compute_has_a_process_of_its_own(
         catalog = catalog_of(config, argv, {})
         assert catalog is not None
         assert len(catalog.entries) == 1
-        assert catalog_of(config, argv, {}, watched=True) is None
+        (entry,) = catalog.entries.values()
+        child = parse(entry.args, {}).config
+        assert child.rpc == config.rpc
+        assert catalog_of(child, entry.args, {}, watched=True) is None
     argv = ["--models-dir", str(models), *RPC]
     catalog = catalog_of(parse(argv, {}).config, argv, {})
     assert catalog is not None

@@ -15,8 +15,12 @@ import structlog
 import trio
 
 from tests.support.command import Running, serving
+from tests.support.http_server import serving_script
 from trioserve import Config
-from trioserve.cli.serving import check_reach, open_sockets, serve
+from trioserve.chat.template.builtin import CHATML
+from trioserve.cli.serving import _advise, check_reach, open_sockets, serve
+from trioserve.models import BUNDLED
+from trioserve.testing import ScriptedBackend
 
 pytestmark = pytest.mark.system
 
@@ -138,3 +142,31 @@ async def test_a_client_that_does_not_read_cannot_keep_it_from_ending() -> None:
     ):
         running.process.send_signal(signal.SIGTERM)
         assert await running.process.wait() == 0
+
+
+def test_a_context_that_does_not_fit_into_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Importing the estimate imports its neighbours, which keep the function that they import.
+    monkeypatch.setattr("trioserve.llama.estimate.free_memory", lambda: 2**40)
+    monkeypatch.setattr("trioserve.llama.machine.free_memory", lambda: 2**20)
+    config = Config(model=str(BUNDLED), ctx_size=8192, kv_unified=True, port=0)
+    assert serve(config) == 1
+    assert "8192 tokens of context need" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "backend", "advice"),
+    [
+        (Config(ctx_size=8192), ScriptedBackend(chat_template=CHATML), "--parallel 2 divides"),
+        (Config(), ScriptedBackend(chat_template=None), "no chat template"),
+        (Config(ctx_size=1024), ScriptedBackend(chat_template=CHATML), ""),
+        (Config(chat_template=CHATML), ScriptedBackend(chat_template=None), ""),
+    ],
+)
+async def test_advice_at_the_start(config: Config, backend: ScriptedBackend, advice: str) -> None:
+    options = {"ctx_size": config.ctx_size, "chat_template": config.chat_template}
+    async with serving_script(backend, **options) as (_, service):
+        with structlog.testing.capture_logs() as logged:
+            _advise(service)
+    assert [advice in line["event"] for line in logged] == [True] * bool(advice)

@@ -19,7 +19,8 @@ _HEAD = """\
 usage: trioserve [command] [flags]
 
 An LLM server: it serves a GGUF model over HTTP with the APIs of OpenAI, Anthropic and llama-server.
-Without -m, it serves a small bundled model. Flags have the names that they have in llama-server.
+Without -m, it serves all models that it finds, and a small bundled one.
+Flags have the names that they have in llama-server.
 An environment variable in parentheses does the same as its flag; if both are set, the flag wins.
 """
 

@@ -19,7 +19,7 @@ import attrs
 import structlog
 import trio
 
-from trioserve.cli import commands, help as texts
+from trioserve.cli import commands, forking, help as texts
 from trioserve.cli.commands import cache
 from trioserve.cli.memory import limit_arenas
 from trioserve.cli.progress import StatusPipe, fetch, take_status
@@ -110,10 +110,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         hide_secrets()
     status = StatusPipe()
+    first = None
     try:
         status = take_status(os.environ)
         if words[:1] == [ESTIMATE]:
             return _tell_estimate(status, words[1:], os.environ)
+        if words[:1] in (["help"], ["version"]):
+            words[0] = f"--{words[0]}"
         if words and not words[0].startswith("-"):
             name = words.pop(0)
             commands.check(name)
@@ -127,6 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = attrs.evolve(config, log_format="json")  # a program reads it
         logs.configure(config)
         catalog = catalog_of(config, words, os.environ, watched=status.is_open)
+        if catalog is not None and len(catalog.entries) == 1 and not config.rpc:
+            first = forking.first(catalog.environment, main)
     except TrioServeError as error:
         status.tell("failed", message=error.message)
         print(f"trioserve: {error.message}", file=sys.stderr)
@@ -134,6 +139,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in parsed.notes:
         _log.warning(note)
     try:
-        return serve(config, status, catalog)
+        return serve(config, status, catalog, first)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -22,7 +22,7 @@ from trioserve.cli.memory import keep_collecting
 from trioserve.cli.progress import StatusPipe, fetch, load
 from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
-from trioserve.errors import ConfigError, TrioServeError
+from trioserve.errors import ConfigError, ModelLoadError, TrioServeError
 from trioserve.hosts import is_local
 from trioserve.models import resolve
 from trioserve.models.fetch import is_local as is_on_disk
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trioserve.api.router.service import RouterService
     from trioserve.models.catalog import Catalog
     from trioserve.router.fleet import Fleet
+    from trioserve.router.zygote import FirstZygote
 
 _log = structlog.stdlib.get_logger("trioserve")
 
@@ -50,6 +51,7 @@ def serve(
     config: Config,
     status: StatusPipe | None = None,
     catalog: Catalog | None = None,
+    first: FirstZygote | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT. Blocks; returns the exit code.
 
@@ -58,6 +60,7 @@ def serve(
         status: reports the status; by default to no program.
         catalog: the models to serve, one process for each, in place of the one that the
             configuration names.
+        first: a zygote that was forked for the processes of these models.
     """
     status = status or StatusPipe()
     exit_code = 0
@@ -66,6 +69,7 @@ def serve(
             _check_files(config)
             if catalog is None or config.rpc:
                 _check_models(config)
+                _check_memory(config)
             listening = closing.enter_context(open_sockets(config))
             check_reach(config, listening)
         except TrioServeError as error:
@@ -81,7 +85,7 @@ def serve(
         if catalog is None:
             last_word.install(2, _last_word)
         try:
-            trio.run(_serve, config, listening, status, catalog)
+            trio.run(_serve, _make_app(config, status, catalog, first), config, listening, status)
         except* LifespanFailureError:
             exit_code = 1  # no model or no engine; the service has logged the reason
     return exit_code
@@ -104,6 +108,32 @@ def _check_models(config: Config) -> None:
         check_file(resolve(config.model))
         if config.spec_draft_model is not None:
             check_file(resolve(config.spec_draft_model))
+
+
+def _check_memory(config: Config) -> None:
+    """Check that a context of `Config.ctx_size` fits into memory.
+
+    Otherwise the system could end the process when the cache fills.
+
+    Raises:
+        ModelLoadError: it does not, or the model cannot be used.
+    """
+    if not config.ctx_size or config.rpc or not is_on_disk(config):
+        return
+    from trioserve.llama.estimate import measure
+    from trioserve.llama.layout import on_gpu
+    from trioserve.llama.machine import free_memory
+    from trioserve.llama.model import gib
+
+    free = None if on_gpu(config) else free_memory()
+    if free is None:
+        return
+    need = measure(config)
+    if need.cache + need.compute > free:
+        raise ModelLoadError(
+            f"{need.n_ctx} tokens of context need {gib(need.cache + need.compute)} of memory, and "
+            f"{gib(free)} are free: set a smaller --ctx-size"
+        )
 
 
 def _check_files(config: Config) -> None:
@@ -139,10 +169,7 @@ def check_reach(config: Config, listening: Sequence[socket.socket]) -> None:
 
 
 async def _serve(
-    config: Config,
-    listening: Sequence[socket.socket],
-    status: StatusPipe,
-    catalog: Catalog | None,
+    app: QuartTrio, config: Config, listening: Sequence[socket.socket], status: StatusPipe
 ) -> None:
     """Serve until a signal.
 
@@ -152,9 +179,10 @@ async def _serve(
     """
     import hypercorn.trio
 
-    app = _make_app(config, status, catalog)
+    from trioserve.api.base.service import Service
+
     service: Service | RouterService = app.extensions["trioserve"]
-    model = "many" if catalog is not None else config.model_named or "bundled"
+    model = config.model_named or "bundled" if isinstance(service, Service) else "many"
     stop = trio.Event()
     made = hypercorn_config(config, listening)
     async with trio.open_nursery() as watching:
@@ -172,11 +200,13 @@ async def _serve(
         watching.cancel_scope.cancel()
 
 
-def _make_app(config: Config, status: StatusPipe, catalog: Catalog | None) -> QuartTrio:
+def _make_app(
+    config: Config, status: StatusPipe, catalog: Catalog | None, first: FirstZygote | None
+) -> QuartTrio:
     from trioserve.app import create_app, create_router
 
     if catalog is not None:
-        return create_router(config, partial(fleet_of, config, catalog))
+        return create_router(config, partial(fleet_of, config, catalog, first))
     app = create_app(config, load=partial(load, status))
     app.extensions["trioserve"].fetch = partial(fetch, status)
     return app
@@ -222,12 +252,30 @@ async def _follow_model(
         return
     model = service.server.model
     _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
+    _advise(service)
     status.tell("ready", info=openai_model(service.server))
     told = ServerState.READY
     async for state in service.server.state.eventual_values():
         if state in (ServerState.SLEEPING, ServerState.READY) and state is not told:
             status.tell(state.value)
             told = state
+
+
+def _advise(service: Service) -> None:
+    """Log what a user of this model should know."""
+    model, config = service.server.model, service.config
+    if model.n_ctx_seq < config.ctx_size:
+        _log.warning(
+            f"a request may have {model.n_ctx_seq} tokens, because --parallel {model.n_slots} "
+            f"divides --ctx-size {config.ctx_size}; for longer ones, set a smaller --parallel or "
+            "--kv-unified"
+        )
+    has_template = config.chat_template or model.info.chat_template
+    if model.pooling is None and not has_template:
+        _log.warning(
+            "the model file has no chat template: it may be a base model, whose answers to chats "
+            "make no sense; set --chat-template if the model has another one than ChatML"
+        )
 
 
 async def _until_signal(
@@ -373,17 +421,17 @@ def catalog_of(
     Raises:
         ConfigError: the models cannot be listed, or this machine cannot use other machines.
     """
-    is_asked_for = config.models_dir is not None or config.models_preset is not None
     if config.rpc and not watched:
         from trioserve.llama.rpc import library
 
         library.check()
     if config.model_named is None:
-        from trioserve.models.catalog import Catalog, Source
+        from trioserve.models.catalog import Catalog
 
         catalog = Catalog.of(config, argv, environ)
-        found = catalog.entries.values()
-        if is_asked_for or any(one.source is not Source.BUNDLED for one in found):
+        # A program that watches this process, as `trioserve launch` does, already is what a router
+        # would be for a single model.
+        if not watched or len(catalog.entries) > 1 or config.models_dir or config.models_preset:
             return catalog
     if not config.rpc or watched:
         return None
@@ -392,7 +440,7 @@ def catalog_of(
     return OneModel(config, argv, environ)
 
 
-def fleet_of(config: Config, catalog: Catalog) -> Fleet:
+def fleet_of(config: Config, catalog: Catalog, first: FirstZygote | None = None) -> Fleet:
     """Make the fleet that runs the models of a catalog."""
     from trioserve.router.fleet import Fleet
 
@@ -401,4 +449,5 @@ def fleet_of(config: Config, catalog: Catalog) -> Fleet:
         max_models=config.models_max,
         max_memory=config.models_memory * 2**20,
         drain_timeout=config.drain_timeout,
+        first=first,
     )

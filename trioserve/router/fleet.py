@@ -38,6 +38,7 @@ from trioserve.router.forward import ChildAnswer, ChildConnection, NotTakenError
 from trioserve.router.launch import Launcher, open_launcher, socket_folder
 from trioserve.router.schedule import Lease, Schedule
 from trioserve.router.states import Deaths, Events, FleetEvent, ModelState, QueueStatus, Status
+from trioserve.router.zygote import FirstZygote
 
 __all__ = ["Child", "Fleet"]
 
@@ -75,6 +76,7 @@ class Fleet(EnteredOnce):
         max_memory: bytes that they may need together, by llama.cpp's estimate; 0: any number.
         drain_timeout: seconds that requests have to finish in `drain`.
         launcher: starts processes; the default forks one with all imports done, if possible.
+        first: a zygote that is there already, for the default launcher.
         watch: how processes are watched.
 
     Raises:
@@ -90,6 +92,7 @@ class Fleet(EnteredOnce):
         max_memory: int = 0,
         drain_timeout: float = 30.0,
         launcher: Launcher | None = None,
+        first: FirstZygote | None = None,
         watch: HealthCheck | None = None,
     ) -> None:
         self.catalog = catalog
@@ -103,7 +106,7 @@ class Fleet(EnteredOnce):
         self._models: dict[str, _Model] = {}
         self._gate = Gate()
         self._open_launcher: Callable[[], AbstractAsyncContextManager[Launcher]] = lambda: (
-            nullcontext(launcher) if launcher else open_launcher(catalog.environment)
+            nullcontext(launcher) if launcher else open_launcher(catalog.environment, first)
         )
         # These are there on entry: the folder is that of the sockets.
         self._launcher: Launcher

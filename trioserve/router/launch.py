@@ -32,7 +32,7 @@ import trioserve
 from trioserve.concurrency import alongside
 from trioserve.errors import ModelLoadError
 from trioserve.router import zygote
-from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE
+from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE, FirstZygote
 
 #: Starts a server. The folder that it is started in does not count as a place of packages.
 COMMAND = (sys.executable, "-P", "-m", "trioserve")
@@ -185,15 +185,24 @@ _UNKNOWN_END = 255
 
 
 @asynccontextmanager
-async def open_launcher(environ: Mapping[str, str]) -> AsyncIterator[Launcher]:
-    """The best way to start processes with an environment, as long as a block lasts."""
+async def open_launcher(
+    environ: Mapping[str, str], first: FirstZygote | None = None
+) -> AsyncIterator[Launcher]:
+    """The best way to start processes with an environment, as long as a block lasts.
+
+    Args:
+        environ: the environment.
+        first: a zygote that is there already; it ends with its first order, to free its memory.
+    """
     spawner = Spawner(environ)
     with adopting_orphans() as adopts:
         pass
     if not adopts:
+        if first is not None:
+            first.orders.close()
         yield spawner
         return
-    forks = Forks(environ, spawner)
+    forks = Forks(environ, spawner, first=first)
     async with alongside(forks.run):
         yield forks
 
@@ -231,18 +240,27 @@ class Forks:
         environ: their environment.
         spawner: starts processes in the other way.
         command: starts a zygote; the number of its socket is added.
+        first: a zygote that is there already. It carries out one order and ends; the next order
+            then starts another.
     """
 
     def __init__(
-        self, environ: Mapping[str, str], spawner: Launcher, command: Sequence[str] = _COMMAND
+        self,
+        environ: Mapping[str, str],
+        spawner: Launcher,
+        command: Sequence[str] = _COMMAND,
+        first: FirstZygote | None = None,
     ) -> None:
         self._environ = environ
         self._spawner = spawner
         self._command = command
+        self._first = first
+        self._first_used = trio.Event()
+        self._wanted = trio.Event()
         self._decided = trio.Event()  # there is a zygote, or it has failed
         self._one_at_a_time = trio.Lock()
         self._orders: trio.socket.SocketType | None = None
-        self._zygote: trio.Process | None = None
+        self._zygote: trio.Process | _Fork | None = None
 
     @property
     def pid(self) -> int | None:
@@ -252,6 +270,10 @@ class Forks:
     async def run(self) -> None:
         """Keep a zygote until cancelled. One that dies is replaced."""
         delay = _RESTART_DELAY
+        if self._first is not None:
+            await self._keep_one()
+            self._decided.set()
+            await self._wanted.wait()
         while True:
             try:
                 began = await self._keep_one()
@@ -270,16 +292,8 @@ class Forks:
 
         Returns whether it had begun.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with trio.socket.from_stdlib_socket(ours) as orders, theirs:
-            process = await trio.lowlevel.open_process(
-                [*self._command, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=with_package(self._environ),
-                start_new_session=True,
-            )
-            theirs.close()
+        process, ours = await self._open()
+        with trio.socket.from_stdlib_socket(ours) as orders:
             began = False
             try:
                 with trio.move_on_after(_START_TIMEOUT):
@@ -293,15 +307,48 @@ class Forks:
                 process.kill()
                 with trio.CancelScope(shield=True):
                     code = await process.wait()
-        _log.warning("the process that others are forked from has ended", exit_code=code)
+        if not self._first_used.is_set() or self._wanted.is_set():
+            _log.warning("the process that others are forked from has ended", exit_code=code)
         return began
+
+    async def _open(self) -> tuple[trio.Process | _Fork, socket.socket]:
+        """Start a zygote, or take the first one; returns it, and the socket for orders."""
+        if (first := self._first) is not None:
+            self._first = None
+            return _Fork(first.pid, os.pidfd_open(first.pid)), first.orders
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                process = await trio.lowlevel.open_process(
+                    [*self._command, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=with_package(self._environ),
+                    start_new_session=True,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        return process, ours
 
     async def launch(self, argv: Sequence[str]) -> LaunchedProcess:
         """See `Launcher.launch`."""
         await self._decided.wait()
         async with self._one_at_a_time:
-            forked = None if self._orders is None else await self._fork(self._orders, argv)
+            forked = None
+            if self._orders is None:
+                self._wanted.set()
+            else:
+                forked = await self._fork(self._orders, argv)
+                self._end_first()
         return forked or await self._spawner.launch(argv)
+
+    def _end_first(self) -> None:
+        """End the first zygote once it has carried out an order."""
+        if isinstance(self._zygote, _Fork):
+            self._first_used.set()
+            self._orders = None
+            self._zygote.kill()
 
     async def _fork(
         self, orders: trio.socket.SocketType, argv: Sequence[str]
@@ -310,7 +357,7 @@ class Forks:
         with open_pipes() as pipes:
             pid = await self._order(orders, argv, pipes)
             if pid is not None:
-                return _Forked(pipes, pid, os.pidfd_open(pid))
+                return _Forked(pipes, _Fork(pid, os.pidfd_open(pid)))
             pipes.close()
         return None
 
@@ -346,18 +393,20 @@ class Forks:
         return None
 
 
-class _Forked(LaunchedProcess):
-    """A process that was forked from the zygote, and that we adopted."""
+class _Fork:
+    """A child of this process that no `trio.Process` started, by a descriptor of it."""
 
-    def __init__(self, pipes: Pipes, pid: int, descriptor: int) -> None:
-        super().__init__(pipes, pid)
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
         self._descriptor = descriptor
         self._code: int | None = None
 
     async def wait(self) -> int:
+        """Wait until it has ended; returns its exit code, or less the number of its signal."""
         if self._code is None:
             await trio.lowlevel.wait_readable(self._descriptor)
             self._code = self._reap()
+            os.close(self._descriptor)
         return self._code
 
     def _reap(self) -> int:
@@ -369,13 +418,28 @@ class _Forked(LaunchedProcess):
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal. Does nothing once it has ended."""
         if self._code is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, number)
 
-    def close(self) -> None:
-        os.close(self._descriptor)
-        super().close()
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+
+class _Forked(LaunchedProcess):
+    """A process that was forked from the zygote, and that we adopted."""
+
+    def __init__(self, pipes: Pipes, fork: _Fork) -> None:
+        super().__init__(pipes, fork.pid)
+        self._fork = fork
+
+    async def wait(self) -> int:
+        return await self._fork.wait()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._fork.send_signal(number)
 
 
 _PREFIX = "trioserve-router-"

@@ -11,6 +11,7 @@ socket is the end of this process. Linux only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -20,6 +21,8 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import attrs
 
 #: Names the descriptor that a process writes its status to.
 STATUS_VARIABLE = "TRIOSERVE_STATUS_FD"
@@ -51,6 +54,40 @@ def prctl(option: int, value: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+@attrs.frozen
+class FirstZygote:
+    """A zygote that was forked from this process: its number, and the socket for orders."""
+
+    pid: int
+    orders: socket.socket
+
+
+def fork_zygote() -> FirstZygote | socket.socket | None:
+    """Fork this process. Returns the zygote here, and in the zygote its end of the socket.
+
+    None: the system allows no other process.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gc.collect()
+    gc.freeze()  # so that looking for garbage does not copy the memory that is shared
+    ctypes.CDLL(None).malloc_trim(0)
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        return None
+    if pid:
+        theirs.close()
+        return FirstZygote(pid, ours)
+    ours.close()
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return theirs
+
+
 def wait_for_orders(orders: socket.socket) -> list[str] | None:
     """Fork a process for each order.
 
@@ -60,9 +97,13 @@ def wait_for_orders(orders: socket.socket) -> list[str] | None:
     router = os.getppid()
     gc.collect()
     gc.freeze()  # so that looking for garbage does not copy the memory that is shared
-    orders.send(READY)
+    with contextlib.suppress(BrokenPipeError):  # the router has ended: there are no orders
+        orders.send(READY)
     while True:
-        message, descriptors, _flags, _address = socket.recv_fds(orders, MAX_ORDER, 3)
+        try:
+            message, descriptors, _flags, _address = socket.recv_fds(orders, MAX_ORDER, 3)
+        except ConnectionResetError:  # it has ended without reading the above
+            return None
         if not message:
             return None
         read_end, write_end = os.pipe()

@@ -34,6 +34,16 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     SERVE: Command("[flags]", "serve a model, or several; the same as without a command"),
+    "run": Command(
+        "[MODEL] [PROMPT] [--url URL] [flags]",
+        "chat with a model in the terminal",
+        "MODEL is a name in the server's list, the path of a GGUF file, or a model of the hub,\n"
+        "which is downloaded. With PROMPT or input from a file or a pipe, it prints one answer.\n"
+        "It uses the server that the flags and variables describe, or the one at URL. If none has\n"
+        "the model, a server is started with these flags, and ends with the chat.\n\n"
+        "  --url URL    address of a server, such as http://127.0.0.1:8080; --api-key is its key\n",
+        function="terminal.run",
+    ),
     "pull": Command(
         "[MODEL ...] [flags]",
         "download models from the hub into the cache, or what is new of them",

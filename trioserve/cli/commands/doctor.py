@@ -33,7 +33,7 @@ from trioserve.hosts import is_local
 from trioserve.llama.rpc import library
 from trioserve.llama.rpc.peers import Peer, greet, locate
 from trioserve.models import resolve
-from trioserve.models.catalog import Catalog, Source
+from trioserve.models.catalog import Catalog, Source, describe
 from trioserve.models.hub.cache import default_cache_dir
 
 if sys.platform != "win32":
@@ -178,6 +178,11 @@ def _model(config: Config, *_others: object) -> Iterator[Finding]:
         yield Finding(Level.PROBLEM, "model", error.message)
         return
     path = resolve(config.model)
+    if not (config.serves_embeddings or config.chat_template or describe(path).template):
+        yield Finding(
+            Level.WARNING, "model", f"{path.name} has no chat template",
+            "for chats, take an instruction-tuned model, or set --chat-template",
+        )  # fmt: skip
     free = _free_for_model(free, config)
     text = f"{path.name} needs {bytes_text(need.total)} for {need.n_ctx} tokens of context"
     smaller = "set a smaller --ctx-size, or take a file with a smaller quantization"

@@ -322,6 +322,8 @@ class Catalog:
         ]
         entries.sort(key=lambda one: (one.source is Source.BUNDLED, one.name.casefold()))
         _check_names(entries)
+        if len(entries) == 1 and entries[0].source is Source.BUNDLED:  # there is nothing else
+            entries = [attrs.evolve(entries[0], load_on_startup=True)]
         return {
             one.name: attrs.evolve(
                 one, hidden=one.source is Source.CACHE and one.path in builder.copied

@@ -1,0 +1,287 @@
+"""``trioserve run``: a chat with a model in the terminal."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import attrs
+import msgspec
+import trio
+
+from trioserve.chat.messages import Image
+from trioserve.cli.address import take_value
+from trioserve.cli.commands import hush
+from trioserve.cli.commands.launch import AgentServer
+from trioserve.concurrency import alongside
+from trioserve.config.parse import parse
+from trioserve.errors import ConfigError, TrioServeError, first_error
+from trioserve.models import BUNDLED, BUNDLED_PROJECTOR
+from trioserve.models.catalog import BUNDLED_NAME
+from trioserve.router.client import ServerClient, connected_to
+
+#: The parameters that ``/set`` takes, by their names in Ollama where it has others.
+_SETTINGS: Mapping[str, tuple[str, type[int] | type[float]]] = {
+    "temperature": ("temperature", float),
+    "top_k": ("top_k", int),
+    "top_p": ("top_p", float),
+    "min_p": ("min_p", float),
+    "seed": ("seed", int),
+    "num_predict": ("max_tokens", int),
+}
+
+_HELP = f"""\
+/help               show this
+/clear              forget the conversation
+/system TEXT        set the system message; without TEXT, remove it
+/set NAME VALUE     set one of {", ".join(_SETTINGS)}
+/bye                leave, as Ctrl-D does
+\"\"\"                 begin or end a message of several lines
+Ctrl-C stops an answer. The path of a PNG, JPEG, WebP or GIF file in a message sends the image.
+"""
+
+_FENCE = '"""'
+
+#: The path of an image in a message: in quotes, or with escaped spaces, as terminals drop files.
+_IMAGE = re.compile(
+    r"""'([^'\n]+\.(?:png|jpe?g|webp|gif))'|"([^"\n]+\.(?:png|jpe?g|webp|gif))"|"""
+    r"""((?:\\.|[^\s\\'"])+\.(?:png|jpe?g|webp|gif))(?=\s|$)""",
+    re.IGNORECASE,
+)
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the command; see `trioserve.cli.commands`.
+
+    Raises:
+        ConfigError: a flag or a variable is invalid, or the server has several models and none is
+            named.
+        TrioServeError: the model cannot be loaded, or the server at the URL does not answer.
+    """
+    words, prompt = _split(argv)
+    url, flags = take_value("--url", words)
+    parsed = parse(flags, environ)
+    hush(parsed.config)
+    for note in parsed.notes:
+        print(f"trioserve: {note}", file=sys.stderr)
+    if not sys.stdin.isatty():
+        prompt = "\n\n".join(filter(None, [prompt, sys.stdin.read().strip()]))
+        if not prompt:
+            raise ConfigError("run needs a prompt, as an argument or on standard input")
+    server = AgentServer(url, parsed.config, flags, environ)
+    try:
+        return trio.run(_run, server, prompt)
+    except KeyboardInterrupt:  # before the model was ready
+        return 128 + signal.SIGINT
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], str]:
+    """Split the arguments into flags, with the model as one of them, and the prompt."""
+    words = list(argv)
+    named: list[str] = []
+    if words and not words[0].startswith("-"):
+        model = words.pop(0)
+        named = ["--model", model]
+        if model == BUNDLED_NAME:
+            named = ["--model", str(BUNDLED)]
+            named += ["--mmproj", str(BUNDLED_PROJECTOR)] if BUNDLED_PROJECTOR.exists() else []
+    n_prompt = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    return [*named, *words[n_prompt:]], " ".join(words[:n_prompt])
+
+
+async def _run(server: AgentServer, prompt: str) -> int:
+    async with (
+        server.endpoint() as endpoint,
+        connected_to(endpoint.url, api_key=next(iter(server.config.api_keys), None)) as client,
+    ):
+        chat = TerminalChat(client, endpoint.model, sys.stdout)
+        async with alongside(partial(_stop_answers, chat)):
+            if not prompt:
+                print(f"{endpoint.model}: {endpoint.context} tokens. /help lists commands.")
+                await chat.converse(input)
+                return 0
+            has_answer = await chat.say(prompt)
+    if chat.was_stopped:
+        return 128 + signal.SIGINT
+    return 0 if has_answer else 1
+
+
+async def _stop_answers(chat: TerminalChat) -> None:
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        async for _ in signals:
+            chat.stop()
+
+
+@attrs.define(eq=False)
+class TerminalChat:
+    """A conversation: sends what is typed, and writes answers as they arrive.
+
+    `was_stopped` tells whether the last answer was.
+    """
+
+    client: ServerClient
+    model: str
+    output: TextIO
+    was_stopped: bool = False
+    settings: dict[str, float] = attrs.field(factory=dict)
+    system: str = ""
+    messages: list[dict[str, Any]] = attrs.field(factory=list)
+    _answering: trio.CancelScope | None = None
+
+    def stop(self) -> None:
+        """Stop the answer, which frees its slot. Without one, say how to leave."""
+        if self._answering is None:
+            self._write("\nCtrl-D or /bye leaves.\n")
+        else:
+            self.was_stopped = True
+            self._answering.cancel()
+
+    async def converse(self, read: Callable[[str], str]) -> None:
+        """Answer what is typed until its end.
+
+        Args:
+            read: blocks for a line, as `input` does. Being cancelled abandons its thread.
+        """
+        while (text := await _message(read)) is not None:
+            if text.startswith("/") and not _IMAGE.match(text):
+                if text.split()[0] in ("/bye", "/exit"):
+                    return
+                self._write(self.command(text))
+            elif text:
+                await self.say(text)
+
+    def command(self, text: str) -> str:
+        """Carry out a command; returns what to write."""
+        name, _, rest = text.partition(" ")
+        rest = rest.strip()
+        match name:
+            case "/help" | "/?":
+                return _HELP
+            case "/clear":
+                self.messages.clear()
+                return "The conversation is forgotten.\n"
+            case "/system":
+                self.system = rest
+                return "The system message is set.\n" if rest else "There is no system message.\n"
+            case "/set":
+                return self._set(rest)
+        return f"There is no command {name}; /help lists them.\n"
+
+    def _set(self, rest: str) -> str:
+        name, _, text = rest.removeprefix("parameter ").partition(" ")
+        if name not in _SETTINGS:
+            return f"/set takes one of {', '.join(_SETTINGS)}.\n"
+        field, kind = _SETTINGS[name]
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            return f"{name} must be a number, not {text!r}.\n"
+        self.settings[field] = value
+        return f"{name} is {value}.\n"
+
+    async def say(self, text: str) -> bool:
+        """Send a message and write the answer; returns whether there was one.
+
+        A message that fails is taken back. An answer that is stopped stays as far as it came.
+        """
+        self.was_stopped = False
+        self.messages.append({"role": "user", "content": _content(text)})
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        body = {"model": self.model, "messages": [*system, *self.messages], **self.settings}
+        answer: list[str] = []
+        try:
+            with trio.CancelScope() as self._answering:
+                await self._stream(body, answer)
+        except TrioServeError as error:
+            self.messages.pop()
+            self._write(f"{error.message}\n")
+            return False
+        except BaseExceptionGroup as group:
+            self.messages.pop()
+            self._write(f"{_message_of(group)}\n")
+            return False
+        finally:
+            self._answering = None
+        self.messages.append({"role": "assistant", "content": "".join(answer)})
+        self._write("\n")
+        return True
+
+    async def _stream(self, body: Mapping[str, Any], answer: list[str]) -> None:
+        async with self.client.events("/v1/chat/completions", body, form=_Chunk) as events:
+            is_thinking = False
+            async for chunk in events:
+                delta = chunk.choices[0].delta if chunk.choices else _Delta()
+                if (thought := delta.reasoning_content) and self.output.isatty():
+                    self._write(thought if is_thinking else f"\x1b[2m{thought}")
+                    is_thinking = True
+                if said := delta.content:
+                    self._write(f"\x1b[0m\n\n{said}" if is_thinking else said)
+                    is_thinking = False
+                    answer.append(said)
+
+    def _write(self, text: str) -> None:
+        self.output.write(text)
+        self.output.flush()
+
+
+def _message_of(group: BaseExceptionGroup[BaseException]) -> str:
+    """The message of the only error. Raises it if it is not one of ours."""
+    error = first_error(group)
+    if not isinstance(error, TrioServeError):
+        raise error
+    return error.message
+
+
+async def _message(read: Callable[[str], str]) -> str | None:
+    """Wait for a message, of several lines between quotes; None at the end of the input."""
+    lines: list[str] = []
+    while True:
+        try:
+            line = await trio.to_thread.run_sync(
+                read, "... " if lines else ">>> ", abandon_on_cancel=True
+            )
+        except EOFError:
+            return None
+        if not lines and not line.startswith(_FENCE):
+            return line.strip()
+        lines.append(line if lines else line[len(_FENCE) :])
+        if lines[-1].rstrip().endswith(_FENCE):
+            return "\n".join(lines).rstrip()[: -len(_FENCE)].strip()
+
+
+def _content(text: str) -> str | list[Any]:
+    """The content of a message: the text, and the images whose paths are in it."""
+    images: list[Any] = []
+
+    def take(found: re.Match[str]) -> str:
+        path = Path(found[1] or found[2] or re.sub(r"\\(.)", r"\1", found[3])).expanduser()
+        if not path.is_file():
+            return found[0]
+        images.append(Image(path))
+        return ""
+
+    rest = _IMAGE.sub(take, text).strip()
+    return [*images, {"type": "text", "text": rest}] if images else text
