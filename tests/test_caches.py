@@ -37,6 +37,7 @@ OF_THE_SERVER = {
     "chat/parse/cursor.py:lru_cache",  # markers of chat formats
     "llama/devices.py:cache",
     "llama/media/library.py:cache",
+    "llama/no_logits.py:cache",
     "llama/rpc/library.py:cache",
     "server/context.py:cache",
     "tools/process.py:cache",

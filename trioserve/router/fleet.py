@@ -76,7 +76,7 @@ class Fleet(EnteredOnce):
         max_memory: bytes that they may need together, by llama.cpp's estimate; 0: any number.
         drain_timeout: seconds that requests have to finish in `drain`.
         launcher: starts processes; the default forks one with all imports done, if possible.
-        first: a zygote that is there already, for the default launcher.
+        first: a running zygote, for the default launcher.
         watch: how processes are watched.
 
     Raises:

@@ -192,7 +192,7 @@ async def open_launcher(
 
     Args:
         environ: the environment.
-        first: a zygote that is there already; it ends with its first order, to free its memory.
+        first: a running zygote; it ends with its first order, to free its memory.
     """
     spawner = Spawner(environ)
     with adopting_orphans() as adopts:
@@ -240,7 +240,7 @@ class Forks:
         environ: their environment.
         spawner: starts processes in the other way.
         command: starts a zygote; the number of its socket is added.
-        first: a zygote that is there already. It carries out one order and ends; the next order
+        first: a running zygote. It carries out one order and ends; the next order
             then starts another.
     """
 

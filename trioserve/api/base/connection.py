@@ -102,7 +102,7 @@ def address_of(request: Request) -> str:
 
 
 def network_of(address: str) -> str:
-    """What stands for a client's address: of IPv6 the /64, of which a client has all addresses."""
+    """The address that identifies a client: for IPv6 its /64, because a client has all of it."""
     try:
         parsed = ip_address(address)
     except ValueError:

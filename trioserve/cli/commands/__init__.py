@@ -78,7 +78,7 @@ COMMANDS: Mapping[str, Command] = {
         "init FILE | show [--all] [flags] | schema",
         "write a commented configuration, or tell where each setting comes from",
         "init writes a TOML file for --config, with every setting in a comment.\n"
-        "show prints the settings that a flag, a variable or the file has set, and by which.\n"
+        "show prints the settings that differ from their defaults, each with its source.\n"
         "schema prints a JSON Schema of the file, for editors.\n\n"
         "  --all        print the settings with their default, too\n",
     ),

@@ -248,7 +248,7 @@ class TerminalChat:
 
 
 def _message_of(group: BaseExceptionGroup[BaseException]) -> str:
-    """The message of the only error. Raises it if it is not one of ours."""
+    """The message of the only error. Raises the error if it is no `TrioServeError`."""
     error = first_error(group)
     if not isinstance(error, TrioServeError):
         raise error

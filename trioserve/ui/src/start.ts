@@ -9,7 +9,7 @@ function start(): void {
   begun = true;
   for (const path of FILES.imported) link("modulepreload", path);
   const style = link("stylesheet", FILES.style);
-  // Nothing is to be seen without its style. If that does not come, the page does all the same.
+  // Nothing is to be seen without its style. If that does not load, the page is shown without it.
   style.onload = style.onerror = () => void import(new URL(FILES.page, document.baseURI).href);
 }
 
@@ -20,4 +20,4 @@ function link(rel: string, href: string): HTMLLinkElement {
 }
 
 requestAnimationFrame(() => setTimeout(start));
-setTimeout(start, 200); // nothing is drawn while nobody looks
+setTimeout(start, 200); // a hidden page draws nothing

@@ -32,7 +32,7 @@ export interface MadeCall extends ToolCall {
   preview?: string;
   /** The last of what it has written while it runs. */
   output?: string;
-  /** What the model is told. */
+  /** The messages for the model. */
   result?: string;
   /** What it has changed, as a unified diff. */
   diff?: string;

@@ -8,7 +8,7 @@ export type Reason =
   | "loading"
   | "closing"
   | "full"
-  | "away" // a proxy says so
+  | "away" // as a proxy reports
   | "unknown" // 404
   | "other";
 

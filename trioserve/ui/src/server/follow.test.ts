@@ -17,7 +17,7 @@ interface Followed {
   waits: ServerError[];
 }
 
-/** Time does not pass by itself in these tests: whoever waits is served at once. */
+/** Time does not pass by itself in these tests: waits end at once. */
 function withClock(t: TestContext): void {
   mock.timers.enable({ apis: ["setTimeout", "setInterval", "Date"] });
   t.after(() => mock.timers.reset());
@@ -61,7 +61,7 @@ function server(): FakeServer {
   return fake;
 }
 
-test("an answer is whole wherever its connections are cut", async (t) => {
+test("an answer is whole at any place where its connections are cut", async (t) => {
   withClock(t);
   const { bytes } = await lengthOfAnswer();
   for (let cut = 0; cut <= bytes; cut += 3) {
@@ -222,7 +222,7 @@ test("a connection that says nothing for long is replaced", async (t) => {
   assert.equal(fake.count(GET), 1);
 });
 
-test("an aborted one throws, wherever it is", async (t) => {
+test("an aborted one throws at any stage", async (t) => {
   withClock(t);
   for (const reply of [{}, { isAway: true }, { status: 429, headers: { "Retry-After": "60" } }]) {
     const fake = server();

@@ -1,7 +1,7 @@
 // Follows an answer from the request to its last event, across lost connections.
 //
 // A POST with X-Conversation-Id begins it; the server then writes on whether we listen or not, and
-// GET /v1/stream?conv_id=ID&from=OFFSET goes on where a connection broke.
+// GET /v1/stream?conv_id=ID&from=OFFSET continues where a connection broke.
 
 import { errorFrom, posting, request, requestJson, ServerError } from "./api";
 import { SseParser } from "./sse";
@@ -12,7 +12,7 @@ export interface Following {
   conversation: string;
   /** The body of the POST; absent: the server should know the conversation already. */
   body?: Record<string, unknown>;
-  /** Where to go on. */
+  /** Where to continue. */
   offset: number;
 }
 
@@ -20,7 +20,7 @@ export interface Listener {
   /** An event, and how many bytes of the stream it completes. */
   onChunk(chunk: Record<string, unknown>, offset: number): void;
   onComment(text: string): void;
-  /** The server has begun to answer, or goes on. */
+  /** The server has begun to answer, or continues. */
   onConnected(): void;
   /** There is no connection; `retryAt` is when the next is tried. */
   onWaiting(error: ServerError, retryAt: number): void;
@@ -173,7 +173,7 @@ class Connection {
         if (this.#take(parser, value)) return true;
       }
     } finally {
-      // What is left unread matters to nobody, and neither does an error of it.
+      // The unread rest does not matter, nor does its error.
       reader.cancel().catch(() => undefined);
     }
   }

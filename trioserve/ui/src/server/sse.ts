@@ -4,7 +4,7 @@ export interface SseEvent {
   kind: "event";
   name: string;
   data: string;
-  /** Bytes of the stream up to the end of this event: where to go on after it. */
+  /** Bytes of the stream up to the end of this event: where the next one begins. */
   offset: number;
 }
 
@@ -64,7 +64,7 @@ export class SseParser {
     if (field === "data") this.#data.push(value);
     else if (field === "event") this.#name = value;
     // The id of an event is the offset after it. It is right even where a proxy has put comments
-    // of its own between the events.
+    // between the events.
     else if (field === "id" && /^\d{1,15}$/.test(value)) this.#id = Number(value);
     return null;
   }

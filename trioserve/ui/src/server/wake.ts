@@ -1,4 +1,4 @@
-// Tells those who wait that waiting may be over: the network is back, or somebody looks at the page.
+// Ends waits early: the network is back, or the page is visible again.
 
 const waiting = new Set<() => void>();
 

@@ -1,4 +1,4 @@
-// Notices that a connection is dead though nothing says so: the machine slept, or the network changed.
+// Notices that a connection is dead without a sign of it: the machine slept, or the network changed.
 
 import { onWake } from "./wake";
 
@@ -38,7 +38,7 @@ export class Watch {
     return this.#controller.signal;
   }
 
-  /** Something came, and the next has to within so many milliseconds. */
+  /** Something came; the next must come within this many milliseconds. */
   expect(within: number): void {
     this.#since = Date.now();
     this.#limit = within;

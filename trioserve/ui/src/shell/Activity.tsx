@@ -11,15 +11,15 @@ import { count, modelName, percent, seconds, short, speed, tokens } from "./form
 import { area, line } from "./spark";
 import { activityShown, focusAgain, wide } from "./view";
 
-/** So many looks are in the chart: a minute of them. */
+/** Samples in the chart: one minute. */
 const LOOKS = 120;
-/** The KV cache is drawn with so many blocks. */
+/** Blocks in the drawing of the KV cache. */
 const BLOCKS = 192;
-/** Up to so many slots are shown when they are idle, too. */
+/** Up to this number, idle slots are shown, too. */
 const ALL_SLOTS = 8;
 /** More than these are counted, not listed. */
 const MOST_ROWS = 16;
-/** There are so many colours for slots. */
+/** The number of colours for slots. */
 const COLOURS = 8;
 
 /** Tokens a second, in the last looks. */

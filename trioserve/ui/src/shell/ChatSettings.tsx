@@ -10,7 +10,7 @@ import { quoted } from "./format";
 import { SamplingForm } from "./SamplingForm";
 import { attempt, say } from "./toasts";
 
-/** What the model is told first, and how it answers: of the open chat. */
+/** The system message and the settings of the open chat. */
 export function ThisChat(): VNode | null {
   const open = openChat.value;
   if (!open) return null;
@@ -30,12 +30,12 @@ export function ThisChat(): VNode | null {
   );
 }
 
-/** The same for all chats that have nothing of their own. */
+/** The defaults of chats without settings. */
 export function AllChats(): VNode {
   const { system, sampling } = settings.value;
   return (
     <>
-      <p class="lead">These hold for every chat that has no settings of its own. What is empty is up to the server.</p>
+      <p class="lead">These apply to every chat without settings. Empty fields take the defaults of the server.</p>
       <Form
         system={system}
         sampling={sampling}

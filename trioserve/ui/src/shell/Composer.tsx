@@ -17,7 +17,7 @@ import { listening } from "./recording";
 import { attempt, say } from "./toasts";
 import { focusComposer, touch } from "./view";
 
-/** A text of so many characters is attached when it is pasted. */
+/** Characters from which on a pasted text is attached. */
 const LONG_PASTE = 8000;
 
 /** Takes back the offer to paste it as text after all, once it is sent. */

@@ -11,7 +11,7 @@ import { bytes, contextSize, modelName, short } from "./format";
 import { Popover } from "./Popover";
 import { attempt } from "./toasts";
 
-/** From so many models on, one can search among them. */
+/** The number of models from which on the menu has a search. */
 const MANY = 8;
 
 /** The model that answers in the open chat; null until the server has named it. */

@@ -11,7 +11,7 @@ import { percent } from "./format";
 import { KeyField } from "./KeyField";
 import { startChat } from "./shortcuts";
 
-/** A conversation that fills more of the context than this will not go on for long. */
+/** The share of the context above which a conversation will soon be full. */
 const NEARLY_FULL = 0.9;
 
 /** What people have to know of the server, and of this chat. */

@@ -6,7 +6,7 @@ import { Icon, type IconName } from "../icon";
 interface PopoverProps {
   /** What is on the button. */
   button: ComponentChildren;
-  /** What the button is called, if what is on it does not say so. */
+  /** The name of the button, if its content is none. */
   label?: string;
   /** What the panel is called, if not like the button. */
   panelLabel?: string;

@@ -14,7 +14,7 @@ import { mac, startChat } from "./shortcuts";
 import { attempt } from "./toasts";
 import { focusAgain, focusComposer, overlay, showSidebar, uncover, wide } from "./view";
 
-/** So many chats are drawn at first, and as many more when the list is scrolled to its end. */
+/** Chats that are drawn at first, and added each time the list is scrolled to its end. */
 const PAGE = 60;
 
 const found = signal<Chat[] | null>(null);

@@ -43,7 +43,7 @@ test("a recording is attached as it is, and what only seems to be a video as tex
   assert.deepEqual([(await readAttachment(program, "2")).text, program.type], ["const one = 1;", "video/mp2t"]);
 });
 
-test("a picture is as large as it was, or of so many pixels in the same proportions", () => {
+test("a picture keeps its size, or is scaled to the maximum of pixels", () => {
   assert.deepEqual(fitted(1, 1), [1, 1]);
   assert.deepEqual(fitted(2048, 2048), [2048, 2048]);
   assert.deepEqual(fitted(4000, 3000), [2364, 1773]);

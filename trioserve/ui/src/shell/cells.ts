@@ -1,4 +1,4 @@
-/** How the KV cache is drawn: as blocks, each of which belongs to a slot, is kept, or is free. */
+/** How the KV cache is drawn: as blocks, each for a slot, kept, or free. */
 
 /** What a block holds: tokens of the slot with that id, tokens kept for later prompts, or nothing. */
 export type Block = number | "kept" | "free";
@@ -13,7 +13,7 @@ export interface Share {
  * Give each of `blocks` blocks an owner, slots first, in their order.
  *
  * Slots can share what they have in common, so that together they may claim more than is used:
- * then each has its part of what is. Whoever has tokens has a block, as long as there are enough.
+ * then each has its part of what is. A slot with tokens has a block while there are enough.
  */
 export function allot(blocks: number, used: number, total: number, shares: Share[]): Block[] {
   const claims = shares.filter((share) => share.tokens > 0);

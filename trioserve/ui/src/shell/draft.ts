@@ -57,7 +57,7 @@ export function startDrafts(): void {
   if (at >= 0 && kept.slice(0, at) === shown.draft) setDraft({ text: kept.slice(at + 1) });
 }
 
-/** Attach files to what is being written now; those that cannot be are told of. */
+/** Attach files to the draft, and report those that cannot be attached. */
 export async function attach(files: Iterable<File> | Promise<Iterable<File>>): Promise<void> {
   const key = shown.draft;
   let all: Iterable<File> = [];

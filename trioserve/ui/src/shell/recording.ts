@@ -2,7 +2,7 @@
 
 import { signal, type ReadonlySignal } from "@preact/signals";
 
-/** Minutes after which a recording ends by itself: nobody wants to be heard without end. */
+/** Minutes after which a recording ends by itself. */
 export const MAX_MINUTES = 10;
 
 /** Bits a second: enough for speech. */

@@ -7,7 +7,7 @@ function run(change: Partial<Run>): Run {
   return { chat: "c", message: "m", phase: "sending", startedAt: 1000, ...change };
 }
 
-test("a place in the queue is told with the time that is left, if one is known", () => {
+test("a place in the queue is shown with the remaining time, if that is known", () => {
   const place = (position: number, waitS?: number) =>
     describeRun(run({ phase: "queued", place: { position, waitS } }), 1000).text;
   assert.equal(place(1), "Next in the queue");
@@ -16,7 +16,7 @@ test("a place in the queue is told with the time that is left, if one is known",
   assert.equal(describeRun(run({ phase: "queued" }), 1000).text, "Waiting in the queue");
 });
 
-test("the progress of the prompt is told, and what the cache had", () => {
+test("the progress of the prompt is shown, and its cached part", () => {
   const progress = { done: 2048, total: 8192, cached: 1000 };
   assert.deepEqual(describeRun(run({ phase: "prompt", progress }), 1000), {
     text: "Reading the prompt: 2,048 of 8,192 tokens, 1,000 from the cache", share: 0.25,
@@ -37,7 +37,7 @@ test("a model that loads has a share if the note tells it", () => {
   assert.equal(describeRun(run({ phase: "loading-model" }), 1000).share, undefined);
 });
 
-test("the speed is told while text comes", () => {
+test("the speed is shown while text arrives", () => {
   assert.equal(describeRun(run({ phase: "writing", tokensPerSecond: 45.2 }), 0).text, "Writing · 45 tokens/s");
   assert.equal(describeRun(run({ phase: "thinking" }), 0).text, "Thinking");
 });

@@ -64,7 +64,7 @@ function percentIn(note: string | undefined): number | undefined {
   return found ? Math.min(Number(found[1]) / 100, 1) : undefined;
 }
 
-/** What a screen reader is told: only what changes for the listener, not each step. */
+/** The text for a screen reader: only changes that matter to a listener, not each step. */
 export function announce(run: Run | undefined): string {
   if (!run) return "";
   switch (run.phase) {

@@ -20,7 +20,7 @@ test("nothing is the default, and a decimal comma is a point", () => {
   assert.deepEqual(read(field("presence_penalty"), "-1.5"), { value: -1.5 });
 });
 
-test("what the server would refuse is told at once", () => {
+test("what the server would refuse is marked at once", () => {
   assert.deepEqual(read(field("temperature"), "warm"), { problem: "This is not a number." });
   assert.deepEqual(read(field("temperature"), "Infinity"), { problem: "This is not a number." });
   assert.deepEqual(read(field("top_k"), "1.5"), { problem: "This has to be a whole number." });

@@ -1,4 +1,4 @@
-/** The settings of sampling: what there is, in words, and what a person may write there. */
+/** The settings of sampling: their names, descriptions and valid values. */
 
 import type { Sampling } from "../types";
 

@@ -25,7 +25,7 @@ export function listenToKeys(): () => void {
 
 function onKey(event: KeyboardEvent): void {
   if (event.defaultPrevented || event.isComposing) return;
-  // What is open over the page has keys of its own.
+  // Dialogs over the page have separate keys.
   if (document.querySelector("dialog[open], [popover]:popover-open")) return;
   const shortcut = shortcutOf(event, isWritten(event.target), mac);
   if (shortcut && commands[shortcut.command]() !== false) event.preventDefault();

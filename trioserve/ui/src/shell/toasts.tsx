@@ -26,7 +26,7 @@ export function say(text: string, action?: Toast["action"]): () => void {
   return add({ text, failure: false, action });
 }
 
-/** Do something, and say so if it fails. */
+/** Do something, and report a failure. */
 export async function attempt(work: () => unknown): Promise<void> {
   try {
     await work();

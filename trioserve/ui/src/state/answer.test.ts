@@ -29,7 +29,7 @@ test("text, reasoning and calls are put together, and belong to the offset", () 
   ]);
 });
 
-test("an answer goes on with what was saved of it", () => {
+test("an answer continues from its saved part", () => {
   const saved = messageFor({ role: "assistant", state: "writing", content: "Hel", reasoning: "hm" });
   const answer = new Answer({ ...saved, stream: { ...stream, offset: 30, ttft: 250 } });
   answer.take(chunk({ content: "lo" }), 40);
@@ -86,7 +86,7 @@ test("the speed is that of the last seconds by the server's clock", () => {
   assert.equal(answer.speed, 60);
 });
 
-test("a fragment with a strange index becomes a call of its own", () => {
+test("a fragment with a strange index becomes a separate call", () => {
   const answer = empty();
   answer.take(chunk({ tool_calls: [{ index: 4e9, id: "1", function: { name: "f" } }, 5] }), 1);
   assert.deepEqual(answer.message(0).toolCalls, [{ id: "1", name: "f", arguments: "" }]);

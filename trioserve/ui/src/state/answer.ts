@@ -63,7 +63,7 @@ export class Answer {
     const choice = (chunk.choices as unknown[] | undefined)?.[0];
     if (isRecord(chunk.timings)) {
       this.#takeTimings(chunk.timings as unknown as Timings);
-      // At the end it is told of all steps together.
+      // At the end, the total of all steps arrives.
       const isSum = this.#steps.length > 0 && isRecord(choice) && choice.finish_reason !== null;
       if (!isSum) this.#written = this.#timings?.predicted_n ?? 0;
     }
@@ -148,13 +148,13 @@ export class Answer {
     this.place = this.progress = this.note = undefined;
   }
 
-  /** Take what is told of the calls that the server makes. */
+  /** Take the events of calls that the server makes. */
   #takeEvent(event: Record<string, unknown>): boolean {
     this.place = this.progress = this.note = undefined;
     switch (event.type) {
       case "step":
         this.#isCalling = false;
-        this.#samples = []; // the server counts anew
+        this.#samples = []; // the server starts to count again
         this.phase = "prompt";
         return true;
       case "call":
@@ -180,7 +180,7 @@ export class Answer {
 
   #takeTimings(timings: Timings): void {
     if (!timings.predicted_n) return;
-    // A call that the server makes is told of once it is complete.
+    // Events of a call that the server makes begin once it is complete.
     if (this.phase === "prompt") this.#beginText("writing");
     this.#timings = timings;
     const { predicted_ms: now } = timings;

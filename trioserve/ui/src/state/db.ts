@@ -124,7 +124,7 @@ async function connect(): Promise<IDBPDatabase<Schema> | Memory> {
         messages.createIndex("state", "state");
       },
       blocking(_current, _blocked, event) {
-        // Another tab has a newer version of the page: let it go on.
+        // Another tab has a newer version of the page: do not block it.
         (event.target as IDBDatabase).close();
         database = null;
       },
@@ -196,8 +196,8 @@ class Memory implements Transaction {
 }
 
 /**
- * Keep what there is of an answer, unless the database knows better: another tab may have stopped
- * it, be further with it, or have begun it anew. What then counts is returned; null: the answer was
+ * Keep the received part of an answer, unless the database knows better: another tab may have stopped
+ * it, be further with it, or have restarted it. What then counts is returned; null: the answer was
  * deleted.
  */
 export async function keepAnswer(message: Message, conversation: string): Promise<Message | null> {

@@ -20,7 +20,7 @@ async function say(text: string): Promise<void> {
   while (runs.peek().size > 0) await new Promise((resolve) => setTimeout(resolve, 5));
 }
 
-test("when storage is full, the page says so and goes on", async () => {
+test("when storage is full, the page reports it and continues", async () => {
   newChat();
   await say("before");
   const first = openChat.peek()!.chat.id;

@@ -1,4 +1,4 @@
-// Ids that nobody can guess.
+// Ids that cannot be guessed.
 
 /** A new id. Pages that come by plain HTTP from another machine have no `crypto.randomUUID`. */
 export function newId(): string {

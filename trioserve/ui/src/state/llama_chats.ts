@@ -17,7 +17,7 @@ export function fromLlamaServer(file: unknown): Fields[] | null {
   return chats.length > 0 && chats.every(fits) ? chats.map(chatOf) : null;
 }
 
-/** Each conversation is a line of its own, and so is each of its messages after it. */
+/** A line for each conversation, followed by a line for each of its messages. */
 function fromLines(lines: unknown[]): unknown[] {
   const chats: { conv: Fields; messages: unknown[] }[] = [];
   for (const line of lines.filter(isRecord)) {

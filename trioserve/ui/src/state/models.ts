@@ -8,7 +8,7 @@ import { isRecord } from "./json";
 
 export const models = signal<Model[]>([]);
 
-/** Read the list anew. Throws a ServerError. */
+/** Read the list again. Throws a ServerError. */
 export async function readModels(): Promise<void> {
   const { data } = await requestJson<{ data?: unknown }>("v1/models");
   const next = (Array.isArray(data) ? data : []).filter(isRecord).map(modelOf);

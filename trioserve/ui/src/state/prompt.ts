@@ -12,7 +12,7 @@ export interface Asked {
   path: readonly Message[];
   /** Which tools the server is to run, as a field of the request. */
   tools: Record<string, unknown>;
-  /** The last message of the path is an answer that the model is to go on with. */
+  /** The last message of the path is an answer for the model to continue. */
   continues: boolean;
 }
 
@@ -89,7 +89,7 @@ async function saidBy(message: Message, path: readonly Message[], index: number)
   }
   const said: Said = { role, content };
   if (reasoning) said.reasoning_content = reasoning;
-  // Calls that nobody has answered would make templates wait for results.
+  // Calls without results would make templates wait for them.
   if (path[index + 1]?.role === "tool") {
     said.tool_calls = message.toolCalls.map(called);
   }

@@ -88,7 +88,7 @@ test("its troubles have words", async () => {
   settings.value = { ...settings.peek(), apiKey: "" };
 });
 
-test("a server that drains answers other routes, and is draining all the same", async () => {
+test("a server that drains still answers other routes", async () => {
   await stateAfterLook();
   const drains = says(503, "The server is shutting down");
   fake.next("GET /health", drains, drains);
@@ -97,7 +97,7 @@ test("a server that drains answers other routes, and is draining all the same", 
   assert.equal(server.peek().state, "draining");
 });
 
-test("who waits for a server that was away is told when it is back", async () => {
+test("waits for a server that was away end when it is back", async () => {
   fake.next("GET /health", { isAway: true });
   await stateAfterLook();
   const waited = pauseFor(60_000);
@@ -105,7 +105,7 @@ test("who waits for a server that was away is told when it is back", async () =>
   await waited;
 });
 
-test("a server that was away is asked anew what it is", async () => {
+test("a server that was away is asked again for its properties", async () => {
   await stateAfterLook();
   fake.next("GET /health", { isAway: true });
   await look();

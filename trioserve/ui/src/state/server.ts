@@ -48,13 +48,13 @@ const UNSEEN_PAUSE = 60_000;
 /** Milliseconds that a look may take. */
 const PATIENCE = 15_000;
 
-/** Milliseconds after which what the server said of itself is read anew. */
+/** Milliseconds after which the server's properties are read again. */
 const FRESH = 60_000;
 
 let learntAt = -Infinity;
 let hurry = new AbortController();
 
-/** Begin to look after the server. It goes on as long as the page lives. */
+/** Begin to watch the server, for as long as the page lives. */
 export function startServer(): void {
   let asked: string | null = null;
   effect(() => {
@@ -66,7 +66,7 @@ export function startServer(): void {
   void keepLooking();
 }
 
-/** Look again at once, and read everything anew. */
+/** Check now, and read all properties again. */
 export function retryNow(): void {
   learntAt = -Infinity;
   hurry.abort();
@@ -106,7 +106,7 @@ async function keepLooking(): Promise<never> {
     await look();
     const { state } = status.peek();
     const pause = document.hidden ? UNSEEN_PAUSE : PAUSES[state];
-    await pauseFor(pause, hurry.signal).catch(() => undefined); // somebody is in a hurry
+    await pauseFor(pause, hurry.signal).catch(() => undefined); // a caller of `refresh` does not want to wait
   }
 }
 
@@ -199,5 +199,5 @@ function set(state: ServerState, message: string, retryAt?: number): void {
   const before = status.peek();
   if (JSON.stringify(next) === JSON.stringify(before)) return;
   status.value = next;
-  if (before.state === "unreachable" || before.state === "loading") wake(); // who waits may go on
+  if (before.state === "unreachable" || before.state === "loading") wake(); // waits may end
 }

@@ -49,7 +49,7 @@ export function useServerDefaults(given: Record<string, unknown>): void {
 }
 
 function withDefaults(given: Record<string, unknown>): Settings {
-  return { ...defaults, ...valid(inOurWords(given)), apiKey: "" }; // a key for everybody is none
+  return { ...defaults, ...valid(inOurWords(given)), apiKey: "" }; // a shared key would protect nothing
 }
 
 function read(): void {

@@ -25,7 +25,7 @@ let tree = new Map<string, Message>();
 /** Messages while they are written. */
 const lives = new Map<string, Signal<Message>>();
 
-/** Counts the calls that open a chat, of which the last one wins. */
+/** Counts the calls that open a chat; the last one wins. */
 let openings = 0;
 
 /** Counts the changes that are made here. */
@@ -169,7 +169,7 @@ export async function refresh(id: string): Promise<void> {
     if (!isOpen || turn !== openings) return;
     const known = tree;
     tree = treeOf(messages.map((message) => current(message, known.get(message.id))));
-    // Each tab has a branch of its own on the screen, while it exists.
+    // Each tab shows its branch, while that exists.
     const { leaf } = openChat.peek()!.chat;
     show(leaf !== null && tree.has(leaf) ? { ...chat, leaf } : chat);
   });

@@ -26,7 +26,7 @@ export interface Ears {
   onWritten(): void;
   /** How an answer goes that another tab follows. */
   onRun(run: Run): void;
-  /** A tab has been closed: what it followed, nobody does. */
+  /** A tab has been closed: its answers are followed by no tab. */
   onBye(): void;
   /** Whether this tab follows an answer. */
   isFollowing(message: string): boolean;

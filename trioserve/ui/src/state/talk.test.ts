@@ -73,14 +73,14 @@ test("a message and its run are there at the same moment", async () => {
   assert.ok(lengths.length > 1);
 });
 
-test("a conversation goes on with what was said", async () => {
+test("a conversation continues with the earlier messages", async () => {
   await say("one");
   await say("two");
   assert.deepEqual(texts(), ["one", "answer 1", "two", "answer 2"]);
   assert.deepEqual(fake.asked[1]!.body.messages.map((one: any) => one.content), ["one", "answer 1", "two"]);
 });
 
-test("a picture is sent, kept, and sent again; one that is gone is told of", async () => {
+test("a picture is sent, kept, and sent again; a missing one is reported", async () => {
   const data = new Blob(["hi"], { type: "image/png" });
   const picture = { id: "p", name: "a.png", type: data.type, size: 2, text: "", data };
   await send("", [picture]);
@@ -130,7 +130,7 @@ test("regenerate, edit and show branches", async () => {
   assert.deepEqual(texts(), ["one", "better"]);
 });
 
-test("an answer is shown while it comes, and a stop keeps what there is", async () => {
+test("an answer is shown while it comes, and a stop keeps the received part", async () => {
   fake.onSession = (session) => session.event(delta({ content: "half" }));
   await send("x", []);
   const { id } = last();
@@ -158,7 +158,7 @@ test("who shows a message can tell by the object when it becomes live, and when 
   assert.ok(before.includes(true));
 });
 
-test("an answer that was stopped goes on where it was", async () => {
+test("a stopped answer continues where it ended", async () => {
   fake.onSession = (session) => session.event(delta({ content: "half " }));
   await send("x", []);
   const { id } = last();
@@ -173,7 +173,7 @@ test("an answer that was stopped goes on where it was", async () => {
   assert.equal(body.continue_final_message, true);
 });
 
-test("after a reload the text goes on without a gap or a repeat, from any offset", async () => {
+test("after a reload the text continues without a gap or a repeat, from any offset", async () => {
   const pieces = ["Once ", "upon ", "ä ", "time"];
   fake.onSession = (session) => answered(session, pieces);
   await say("x");
@@ -410,7 +410,7 @@ test("an answer that another tab follows is shown, and left to it", async () => 
   endTabs();
 });
 
-test("another tab that asks is told who follows an answer, and how it goes", async () => {
+test("another tab can ask which tab follows an answer, and its progress", async () => {
   listen();
   fake.onSession = (session) => session.event(delta({ content: "half" }));
   await send("x", []);
@@ -488,7 +488,7 @@ test("an answer that another tab stops ends here, as it was there", async () => 
   assert.deepEqual([last().content, last().state, last().error], ["ha", "stopped", undefined]);
 });
 
-test("an answer that another tab stops ends here even if the server goes on", async (t) => {
+test("an answer that another tab stops ends here even if the server continues", async (t) => {
   t.mock.timers.enable({ apis: ["Date"] });
   fake.onSession = (session) => session.event(delta({ content: "half" }));
   await send("x", []);

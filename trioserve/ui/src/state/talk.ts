@@ -25,7 +25,7 @@ export async function send(text: string, attachments: Attachment[]): Promise<voi
   await ask(question(chat.id, chat.leaf, text, attachments));
 }
 
-/** End the answer that a chat is being given. What there is of it stays. */
+/** End the answer that a chat is being given. Its received part stays. */
 export async function stop(chat: string): Promise<void> {
   await stopRuns(chat);
 }
@@ -62,7 +62,7 @@ export async function showBranch(message: string): Promise<void> {
   await change(opened().chat.id, { leaf: leafOf(openTree(), id) });
 }
 
-/** Let the model go on with an answer that was stopped, failed, or is too short. */
+/** Let the model continue an answer that was stopped, failed, or is too short. */
 export async function continueAnswer(message: string): Promise<void> {
   const before = found(message);
   const { chat } = opened();
@@ -177,7 +177,7 @@ function bodyOf(chat: Chat, path: Message[], continues: boolean): Body {
 }
 
 /**
- * Each attempt has a conversation of its own, so that what the server has of another is not taken
+ * Each attempt has a separate conversation, so that what the server has of another is not taken
  * for it.
  */
 function streamFor(chat: string, now: number): Unwritten["stream"] {

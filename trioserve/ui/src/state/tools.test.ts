@@ -107,7 +107,7 @@ test("a question goes with the tools that are on in its chat, as far as the serv
   ]);
 });
 
-test("steps belong to the answer, are kept with it, and are told to the model with the next question", async () => {
+test("steps belong to the answer, are kept with it, and are sent to the model with the next question", async () => {
   await ask();
   const { content, reasoning, steps, state } = (await reading((tx) => tx.message(last().id)))!;
   assert.deepEqual([content, reasoning, state], ["It says hello.", "", "done"]);
@@ -140,7 +140,7 @@ test("steps belong to the answer, are kept with it, and are told to the model wi
   ]);
 });
 
-test("an answer with steps is the same wherever it was saved and taken up again", () => {
+test("an answer with steps does not depend on where it was saved and resumed", () => {
   const events = LOOKED_UP.filter((event) => event !== "[DONE]").map((event) => JSON.parse(event));
   const stream = { conversation: "c.1", offset: 0, startedAt: 1 };
   const empty = { ...messageFor({ role: "assistant", state: "writing" }), stream };
@@ -220,7 +220,7 @@ test("a call that was decided in another tab is no error; one that is gone is", 
   await assert.rejects(stopCall(undefined, "a"), /The answer has ended/);
 });
 
-test("an answer that has used up its steps goes on after its results", async () => {
+test("an answer that has used up its steps continues after its results", async () => {
   const used = LOOKED_UP.slice(0, 6);
   await ask([...used, toolEvent("end", { reason: "max_steps", steps: 1, messages: [] }), delta({}, "length"), "[DONE]"]);
   const { id, finish, steps } = last();

@@ -71,7 +71,7 @@ export async function allowAll(chat: string, answer: string | undefined, { calls
   await Promise.all(waiting.map(({ id }) => decide(answer, id, true)));
 }
 
-/** Stop a call; the answer goes on without its result. */
+/** Stop a call; the answer continues without its result. */
 export async function stopCall(answer: string | undefined, call: string): Promise<void> {
   await tell(answer, "stop", { call_id: call });
 }

@@ -1,5 +1,5 @@
 // A chat's messages form a tree: each answer to the same question, and each version of a question,
-// is a branch of its own. Plain functions of the messages.
+// is a separate branch. Plain functions of the messages.
 
 import type { Message } from "../types";
 

@@ -9,7 +9,7 @@ const messages = new Map<string, Message>();
 export class Changes {
   readonly chats = new Map<string, Chat | null>();
   readonly messages = new Map<string, Message | null>();
-  /** Why the transaction has failed. The rest of it is noted all the same. */
+  /** Why the transaction has failed. The rest of it is still recorded. */
   failure: unknown = null;
 
   async attempt(put: Promise<unknown>): Promise<void> {

@@ -19,7 +19,7 @@ export type Unwritten = Message & { stream: StreamPlace };
 /** Makes what the server is sent, once it is time to. */
 export type Body = () => Promise<Record<string, unknown>>;
 
-/** Milliseconds between two frames when the browser draws none, because nobody looks. */
+/** Milliseconds between two frames when the browser draws none, because the page is hidden. */
 const UNSEEN_FRAME = 250;
 
 /** Milliseconds between two looks at the speed. */
@@ -47,7 +47,7 @@ export class Writer implements Listener {
   #hasEnded = false;
   #savedAt = Date.now();
 
-  /** The database has the message. `onRun` is told how it goes; null: it has ended. */
+  /** The database has the message. `onRun` gets its progress; null: it has ended. */
   constructor(message: Unwritten, onRun: (run: Run | null) => void) {
     this.#message = message;
     this.#answer = new Answer(message);
@@ -119,7 +119,7 @@ export class Writer implements Listener {
     this.#tellRun();
   }
 
-  /** Have the next frame show what there is. */
+  /** Have the next frame show the received part. */
   #draw(): void {
     if (this.#isDrawing || this.#hasEnded) return;
     this.#isDrawing = true;
@@ -145,9 +145,9 @@ export class Writer implements Listener {
 
   /** Let calls through that need no person; true: there are others, which other tabs have to show as well. */
   #ask(message: Message): boolean {
-    const anew = askedIn(message.steps).filter(({ id }) => !this.#asked.has(id));
-    for (const { id } of anew) this.#asked.add(id);
-    const [allowed, others] = [true, false].map((is) => anew.filter(({ name }) => isAllowed(message.chat, name) === is));
+    const asked = askedIn(message.steps).filter(({ id }) => !this.#asked.has(id));
+    for (const { id } of asked) this.#asked.add(id);
+    const [allowed, others] = [true, false].map((is) => asked.filter(({ name }) => isAllowed(message.chat, name) === is));
     for (const { id } of allowed!) void decide(message.stream?.id, id, true).catch(() => undefined); // the person is asked
     return others!.length > 0;
   }

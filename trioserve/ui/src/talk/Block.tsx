@@ -14,7 +14,7 @@ import { memo } from "./memo";
 
 interface BlockProps {
   token: Token;
-  /** The text ends in it, and may go on. */
+  /** The text ends in it, and may continue. */
   open: boolean;
 }
 

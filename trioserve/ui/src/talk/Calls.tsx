@@ -193,7 +193,7 @@ function StopButton({ call, answer }: CallProps): VNode {
   );
 }
 
-/** Does something once: until it has failed, or what it was done with is gone. Then the focus goes on. */
+/** Does something once, until it has failed or its element is removed. Then the focus moves on. */
 function useAct(leave: () => unknown): { isBusy: boolean; act: (work: () => Promise<void>) => void } {
   const [isBusy, setBusy] = useState(false);
   const hadFocus = useRef(false);

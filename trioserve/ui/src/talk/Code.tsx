@@ -58,7 +58,7 @@ function useLines(code: string, language: string, open: boolean): Line[] {
   return code.startsWith(coloured.code) ? linesOf(code, coloured) : linesOf(code, { code: "", lines: [] });
 }
 
-/** So many lines are laid out together: while code is written, only the last of them are laid out again. */
+/** Lines that are laid out together: while code is written, only the last of them are laid out again. */
 const TOGETHER = 24;
 
 function grouped(lines: Line[]): VNode[] {

@@ -9,7 +9,7 @@ interface Props {
   icon: IconName;
   /** What the line says. */
   title: ComponentChildren;
-  /** Unfolded until somebody folds it. */
+  /** Unfolded until the user folds it. */
   open?: boolean;
   class: string;
   /** For styles: what the thing is at. */

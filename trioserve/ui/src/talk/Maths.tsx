@@ -49,5 +49,5 @@ export function set(library: Katex, text: string, display: boolean, place: HTMLE
   }
 }
 
-/** A formula; on lines of its own if it is for display. */
+/** A formula; on separate lines if it is for display. */
 export const Maths = memo(Formula);

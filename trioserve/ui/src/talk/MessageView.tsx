@@ -126,7 +126,7 @@ function Answer(properties: MessageProps): VNode {
   const { message } = properties;
   const { place, editing, edit, close } = useEditing();
   const writing = message.state === "writing";
-  // One that does nothing but call tools goes on after their results.
+  // One that only calls tools continues after their results.
   const passing = !properties.last && !properties.branches && message.toolCalls.length > 0 && !message.content;
   const speaking = message.content !== "" || message.toolCalls.length > 0;
   return (

@@ -4,7 +4,7 @@ import type { VNode } from "preact";
 
 import { Fold } from "./Fold";
 
-/** What the model is told before the first message, folded away. */
+/** The system message, folded. */
 export function System({ text }: { text: string }): VNode {
   return (
     <Fold class="card" icon="settings" title="System prompt">

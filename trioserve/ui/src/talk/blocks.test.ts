@@ -152,7 +152,7 @@ test("a definition at the end makes the links at the beginning once the text is 
   assert.ok(last.tokens.some((token) => token.type === "link"));
 });
 
-test("another text begins anew", () => {
+test("another text starts again", () => {
   const blocks = new Blocks();
   blocks.update("one\n\ntwo\n\nthree", true);
   assert.deepEqual(outline(tokensOf(blocks.update("- other", true))), [["list", [["other", [["paragraph", "other"]]]]]]);

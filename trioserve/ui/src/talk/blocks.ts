@@ -13,7 +13,7 @@ export interface Block {
 /**
  * Reads a text again and again while it grows.
  *
- * Text that comes later can change the last block only, and of a list its last item; so reading goes on at its
+ * Text that comes later can change the last block only, and of a list its last item; so reading continues at its
  * beginning. A list that is written is one block: its complete items are kept, those after them are read again.
  */
 export class Blocks {
@@ -70,7 +70,7 @@ export class Blocks {
     return [...this.done, ...blocks];
   }
 
-  /** Of a list that may go on, keep the items that are complete, and go on at the first that is not. */
+  /** Of a list that may continue, keep the complete items, and continue at the first incomplete one. */
   private keepItems(list: Tokens.List, isLast: boolean): void {
     const open = isLast && isOneLine(list.items.at(-1)) ? 2 : 1;
     const items = list.items.slice(0, -open);
@@ -86,7 +86,7 @@ function settledUpTo(tokens: Token[]): number {
   const last = tokens.findLastIndex((token) => token.type !== "space");
   if (last < tokens.length - 1 || !isUndecided(tokens[last])) return Math.max(0, last);
   // What its line begins, the rest of the line has to say. It may yet belong to the block before: as a paragraph that
-  // goes on, or as a further item of a list.
+  // continues, or as a further item of a list.
   const before = tokens.findLastIndex((token, index) => index < last && token.type !== "space");
   return Math.max(0, before);
 }

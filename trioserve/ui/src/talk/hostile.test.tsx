@@ -319,7 +319,7 @@ const heavy: Record<string, string> = {
   "mail with dashes": `${"a-".repeat(N)}@b`,
   addresses: "http://".repeat(N),
   www: "www.".repeat(N),
-  "an address that goes on": `https://a.b/${"(".repeat(N)}`,
+  "an address without an end": `https://a.b/${"(".repeat(N)}`,
   "an address with marks": `https://a.b/${"&a;".repeat(N)}`,
   references2: "&amp".repeat(N),
   table: `${"|a".repeat(2000)}\n${"|-".repeat(2000)}\n${"|a".repeat(2000)}`,

@@ -41,13 +41,13 @@ class BoundedLexer extends Lexer {
   private work = 0;
   private readonly limit: number;
 
-  /** `writing`: the text may go on, so that what is open at its end may be closed yet. */
+  /** `writing`: the text may continue, so that what is open at its end may be closed yet. */
   constructor(length: number, private readonly writing: boolean) {
     super(marked.defaults);
     this.limit = 3_000_000 + 16 * length;
   }
 
-  /** Whether what is being read may go on beyond its end: not within another block. */
+  /** Whether what is being read may continue beyond its end: not within another block. */
   get growing(): boolean {
     return this.writing && this.depth === 1;
   }

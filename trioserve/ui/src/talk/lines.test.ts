@@ -10,7 +10,7 @@ test("lines are coloured as far as the colours are there", () => {
   assert.deepEqual(linesOf("let a;\n", coloured), coloured.lines);
 });
 
-test("the rest of a line goes on where its colours end", () => {
+test("the rest of a line continues where its colours end", () => {
   const coloured = { code: "let", lines: [[["keyword", "let"] as [string, string]]] };
   assert.deepEqual(linesOf("let a\n\nb", coloured), [[["keyword", "let"], ["", " a"]], [], [["", "b"]]]);
 });

@@ -5,7 +5,7 @@ import type { Token, TokenizerAndRendererExtension, Tokens } from "marked";
 export interface MathsToken extends Tokens.Generic {
   type: "maths" | "mathsBlock";
   text: string;
-  /** Set on lines of its own. */
+  /** Set on separate lines. */
   display: boolean;
   /** Not closed yet. */
   open: boolean;

@@ -4,7 +4,7 @@ import { test } from "node:test";
 import type { Line } from "./highlightCode";
 import { Painter, type Coloured } from "./painter";
 
-/** A highlighter that answers when it is told to. */
+/** A highlighter that answers on command. */
 function scripted() {
   const asked: string[] = [];
   const answers: ((lines: Line[] | null) => void)[] = [];

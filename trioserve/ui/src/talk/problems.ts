@@ -4,7 +4,7 @@ import type { Message } from "../types";
 
 export interface ProblemText {
   text: string;
-  /** Not wanted by anybody. */
+  /** Wanted by no reader. */
   failed: boolean;
 }
 
@@ -23,7 +23,7 @@ export function problem(message: Message): ProblemText | null {
   return null;
 }
 
-/** Whether the model can go on with an answer: there is text or the result of a call, and no call that nobody makes. */
+/** Whether the model can continue an answer: there is text or the result of a call, and no call without a tool. */
 export function canContinue({ content, toolCalls, steps }: Message): boolean {
   return (content !== "" || steps !== undefined) && toolCalls.length === 0;
 }

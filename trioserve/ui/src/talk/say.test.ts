@@ -55,7 +55,7 @@ test("what is wrong with an answer is said", () => {
   assert.match(problem({ ...message, content: "" })?.text ?? "", /no answer/);
 });
 
-test("an answer can go on where there is one, and no tool is waited for", () => {
+test("an answer can be continued where there is one, and no tool is waited for", () => {
   assert.ok(canContinue(message));
   assert.ok(!canContinue({ ...message, content: "" }));
   assert.ok(!canContinue({ ...message, toolCalls: [{ id: "1", name: "f", arguments: "{}" }] }));

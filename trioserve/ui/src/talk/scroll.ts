@@ -60,7 +60,7 @@ export class Follower {
   }
 }
 
-/** Whether a wheel turns the column, and not a block of code inside it that has room of its own. */
+/** Whether a wheel turns the column, and not a block of code inside it that scrolls by itself. */
 function within(event: WheelEvent, column: HTMLElement): boolean {
   for (let one = event.target as Element | null; one && one !== column; one = one.parentElement) {
     if (one.scrollTop > 0 && one.scrollHeight > one.clientHeight + 1) return false;

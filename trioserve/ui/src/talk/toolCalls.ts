@@ -12,7 +12,7 @@ export function readArguments(written: string): Arguments {
   return { named: Object.entries(value).map(([name, one]) => [name, readable(one)]) };
 }
 
-/** JSON on lines of its own, other text as it is. */
+/** JSON on separate lines, other text as it is. */
 export function pretty(text: string): { text: string; json: boolean } {
   const value = parse(text);
   if (typeof value !== "object" || value === null) return { text, json: false };

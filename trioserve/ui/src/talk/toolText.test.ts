@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { errorIn, gist, partOf, readDiff, screenText } from "./toolText";
 
-test("codes of terminals are left out, and a line that was written anew is as it was last", () => {
+test("codes of terminals are left out, and a line that was overwritten has its last text", () => {
   const cases: [string, string][] = [
     ["\u001b[1;31mred\u001b[0m text", "red text"],
     ["\u001b]0;a title\u0007shown", "shown"],

@@ -7,7 +7,7 @@ import { revealed } from "./links";
 const CODES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[PX^_][^\u001b]*(?:\u001b\\)?|[ -/]*[0-~])/g;
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g;
 
-/** The text that a terminal would leave on the screen, roughly: a line that is written anew replaces what it was. */
+/** The text that a terminal would leave on the screen, roughly: a line that is overwritten has its last text. */
 export function screenText(text: string): string {
   const lines = text.replace(CODES, "").replaceAll("\r\n", "\n").split("\n");
   return lines.map((line) => lastWritten(line).replace(CONTROLS, "")).join("\n");
@@ -30,7 +30,7 @@ export interface Part {
   all: number;
 }
 
-/** The beginning of a text, or its end: so many lines and characters at most. */
+/** The beginning of a text, or its end, up to a number of lines and characters. */
 export function partOf(text: string, most: { lines: number; characters: number }, from: "start" | "end" = "start"): Part {
   const all = text.split("\n");
   const wanted = from === "start" ? all.slice(0, most.lines) : all.slice(-most.lines);
@@ -121,7 +121,7 @@ function shown(line: string): string {
   return exposed(text.length > WIDEST ? `${text.slice(0, WIDEST)}…` : text);
 }
 
-/** The argument that tells most of a call, in one line: a command, a pattern, a path, or the first one that is there. */
+/** The argument that tells most of a call, in one line: a command, a pattern, a path, or the first one. */
 export function gist(written: string): string {
   let value: unknown;
   try {

@@ -6,7 +6,7 @@ import type { Token, Tokens } from "./lexer";
 /** Marks that begin something, in a text in which nothing ends it. */
 const BEGUN = /^([\s\S]*?)(\*\*|`)((?!\s)[\s\S]*)$/;
 
-/** Marks of which it is not known yet what they begin. */
+/** Marks whose meaning depends on the text that follows. */
 const MARKS = /(?:`+|\*+)$/;
 
 /** Take what is begun in the last of some blocks as what it will be. */

@@ -2,7 +2,7 @@
 
 import type { Message } from "../types";
 
-/** At once: so many messages at most, and so much text at most. */
+/** The maximum of messages and of text that are drawn at once. */
 const MOST = 20;
 const TEXT = 30_000;
 const LEAST = 4;
