@@ -13,6 +13,7 @@ import trio
 
 from tests.support.command import serving
 from tests.support.waiting import patiently
+from trioserve.models import BUNDLED
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -39,7 +40,9 @@ async def ask(url: httpx.URL, held: AsyncExitStack) -> int:
 
 
 async def test_a_server_with_few_descriptors_is_never_deaf() -> None:
-    async with serving("--keep-alive-timeout", "75", prefix=limited("-n 256")) as running:
+    async with serving(
+        "-m", str(BUNDLED), "--keep-alive-timeout", "75", prefix=limited("-n 256")
+    ) as running:
         url = httpx.URL(running.url)
         descriptors = Path(f"/proc/{running.process.pid}/fd")
         n_before = len(list(descriptors.iterdir()))
@@ -58,9 +61,11 @@ async def test_a_server_with_few_descriptors_is_never_deaf() -> None:
                 async with trio.open_nursery() as nursery:
                     for _ in range(300):
                         nursery.start_soon(hold)
-                assert set(statuses) == {200, 503}
-                assert 256 - 64 - 10 <= statuses[200] <= 256 - 64
-                assert await ask(url, held) == 503
+                # Idle connections make room for new ones.
+                assert set(statuses) <= {200, 503}
+                assert statuses[200] >= 256 - 64 - 10
+                assert len(list(descriptors.iterdir())) <= 256 - 64 + n_before
+                assert await ask(url, held) == 200
             while len(list(descriptors.iterdir())) > n_before + 2:
                 await trio.sleep(0.02)
             async with AsyncExitStack() as one:
@@ -68,7 +73,7 @@ async def test_a_server_with_few_descriptors_is_never_deaf() -> None:
 
 
 async def test_the_limit_is_raised_as_far_as_it_may_be() -> None:
-    async with serving(prefix=limited("-Sn 200")) as running:
+    async with serving("-m", str(BUNDLED), prefix=limited("-Sn 200")) as running:
         limits = Path(f"/proc/{running.process.pid}/limits").read_text()
         (line,) = (line for line in limits.splitlines() if line.startswith("Max open files"))
         soft, hard = line.split()[3:5]

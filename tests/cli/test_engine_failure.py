@@ -11,10 +11,11 @@ import trio
 from tests.support.broken_strategies import SECRET
 from tests.support.command import serving
 from tests.support.waiting import patiently
+from trioserve.models import BUNDLED
 
 pytestmark = pytest.mark.system
 
-RAISES = ("--strategy", "tests.support.broken_strategies:Raises")
+RAISES = ("-m", str(BUNDLED), "--strategy", "tests.support.broken_strategies:Raises")
 STORY = {"prompt": "Once upon a time", "n_predict": 50, "ignore_eos": True}
 
 

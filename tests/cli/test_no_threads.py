@@ -14,11 +14,14 @@ import trio
 from tests.support.command import Running, serving
 from tests.support.media_files import image_file
 from tests.support.waiting import until
+from trioserve.models import BUNDLED
 
 pytestmark = pytest.mark.system
 
 #: Runs the command behind it. SIGUSR2 has the system refuse threads. Idle ones end early, and free
 #: memory is returned early.
+MODEL = ("-m", str(BUNDLED), "--mmproj", str(BUNDLED.with_name("bundled-mmproj.gguf")))
+
 REFUSING = """
 import signal, sys, threading, trio._core._thread_cache as cache
 def refuse(*_):
@@ -59,7 +62,9 @@ async def test_requests_that_need_a_thread_fail_alone() -> None:
         {"messages": [{"role": "user", "content": picture}]},
         {"messages": [{"role": "user", "content": "word " * 3000}]},
     ]
-    async with serving("--parallel", "4", prefix=(sys.executable, "-c", REFUSING)) as running:
+    async with serving(
+        *MODEL, "--parallel", "4", prefix=(sys.executable, "-c", REFUSING)
+    ) as running:
         for fields in needy:
             assert (await chat(running, **fields))[0] == 200
         running.process.send_signal(signal.SIGUSR2)

@@ -19,7 +19,6 @@ from tests.support.http_server import serving_script
 from trioserve import Config
 from trioserve.chat.template.builtin import CHATML
 from trioserve.cli.serving import _advise, check_reach, open_sockets, serve
-from trioserve.models import BUNDLED
 from trioserve.testing import ScriptedBackend
 
 pytestmark = pytest.mark.system
@@ -142,17 +141,6 @@ async def test_a_client_that_does_not_read_cannot_keep_it_from_ending() -> None:
     ):
         running.process.send_signal(signal.SIGTERM)
         assert await running.process.wait() == 0
-
-
-def test_a_context_that_does_not_fit_into_memory(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # Importing the estimate imports its neighbours, which keep the function that they import.
-    monkeypatch.setattr("trioserve.llama.estimate.free_memory", lambda: 2**40)
-    monkeypatch.setattr("trioserve.llama.machine.free_memory", lambda: 2**20)
-    config = Config(model=str(BUNDLED), ctx_size=8192, kv_unified=True, port=0)
-    assert serve(config) == 1
-    assert "8192 tokens of context need" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,10 @@ async def test_a_model_that_is_unknown_is_pulled_used_and_deleted(hub: Hub, tmp_
         assert names(client) == [NAME, "bundled"]
         answer = client.chat("user/repo", HI, options={"num_predict": 5})
         assert (answer.model, answer.eval_count) == (NAME, 5)
-        assert [each.model for each in client.ps().models] == [NAME]
+        assert [each.model for each in client.ps().models] == [NAME, "bundled"]
         assert client.delete(NAME).status == "success"
         assert names(client) == ["bundled"]
-        assert client.ps().models == []
+        assert [each.model for each in client.ps().models] == ["bundled"]
 
     async with serving("--models-dir", str(models)) as running:
         await with_client(running.url, use)

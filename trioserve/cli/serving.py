@@ -22,7 +22,7 @@ from trioserve.cli.memory import keep_collecting
 from trioserve.cli.progress import StatusPipe, fetch, load
 from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
-from trioserve.errors import ConfigError, ModelLoadError, TrioServeError
+from trioserve.errors import ConfigError, TrioServeError
 from trioserve.hosts import is_local
 from trioserve.models import resolve
 from trioserve.models.fetch import is_local as is_on_disk
@@ -69,7 +69,6 @@ def serve(
             _check_files(config)
             if catalog is None or config.rpc:
                 _check_models(config)
-                _check_memory(config)
             listening = closing.enter_context(open_sockets(config))
             check_reach(config, listening)
         except TrioServeError as error:
@@ -108,32 +107,6 @@ def _check_models(config: Config) -> None:
         check_file(resolve(config.model))
         if config.spec_draft_model is not None:
             check_file(resolve(config.spec_draft_model))
-
-
-def _check_memory(config: Config) -> None:
-    """Check that a context of `Config.ctx_size` fits into memory.
-
-    Otherwise the system could end the process when the cache fills.
-
-    Raises:
-        ModelLoadError: it does not, or the model cannot be used.
-    """
-    if not config.ctx_size or config.rpc or not is_on_disk(config):
-        return
-    from trioserve.llama.estimate import measure
-    from trioserve.llama.layout import on_gpu
-    from trioserve.llama.machine import free_memory
-    from trioserve.llama.model import gib
-
-    free = None if on_gpu(config) else free_memory()
-    if free is None:
-        return
-    need = measure(config)
-    if need.cache + need.compute > free:
-        raise ModelLoadError(
-            f"{need.n_ctx} tokens of context need {gib(need.cache + need.compute)} of memory, and "
-            f"{gib(free)} are free: set a smaller --ctx-size"
-        )
 
 
 def _check_files(config: Config) -> None:
