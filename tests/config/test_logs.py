@@ -8,8 +8,6 @@ import json
 import logging
 import os
 import select
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -267,24 +265,6 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody(size: int) -> None:
     assert numbers == list(range(len(numbers))) and 100 < len(numbers) < 3000
     told = next(line["event"] for line in whole if "could not" in line["event"])
     assert int(told.split()[0]) >= 3000 - len(numbers)
-
-
-@pytest.mark.system
-def test_a_program_logs_warnings_only() -> None:
-    program = (
-        "import structlog\n"
-        "from trioserve.config.logs import warn_only\n"
-        "warn_only()\n"
-        "log = structlog.stdlib.get_logger('trioserve')\n"
-        "log.info('quiet')\n"
-        "log.warning('loud', model='m')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == ""
-    assert "loud" in done.stderr
-    assert "quiet" not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["client", "mcp.client.streamable_http"])

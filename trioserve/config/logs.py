@@ -152,18 +152,6 @@ def configure(config: Config, stream: TextIO | None = None) -> None:
     _route_logging(sink, level, shared, renderers)
 
 
-def warn_only() -> None:
-    """Log only warnings, to standard error, if the program has not configured structlog.
-
-    By default structlog writes every line to standard output.
-    """
-    if not structlog.is_configured():
-        structlog.configure(
-            wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-            logger_factory=lambda *_names: structlog.PrintLogger(sys.stderr),
-        )
-
-
 def _open(path: str | None) -> io.RawIOBase | None:
     """Open the log file without a buffer, and close the previous one."""
     global _file

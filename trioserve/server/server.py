@@ -13,7 +13,7 @@ from trioserve import llama
 from trioserve.chat.messages import Audio
 from trioserve.chat.params import ChatParams
 from trioserve.concurrency import EnteredOnce
-from trioserve.config import Config, logs
+from trioserve.config import Config
 from trioserve.server.context import RequestContext, refuse, take
 from trioserve.server.core import ServerCore
 from trioserve.server.former import former_attribute
@@ -92,7 +92,6 @@ class Server(EnteredOnce):
 
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
-        logs.warn_only()
         async with self._make() as self._running:
             self._running.observers.extend(self._observers)
             yield
