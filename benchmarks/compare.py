@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.catalogue import SCENARIOS
-from benchmarks.harness import Command, Flags, all_running, llama_server, trioserve
+from benchmarks.harness import Command, Flags, all_running, exit_on_sigterm, llama_server, trioserve
 from benchmarks.load import Load, bounded, counts, interleave, progress, seconds, warm_up
 from benchmarks.scenarios import Scenario, Settings
 from benchmarks.stats import Sample, worst_failures
@@ -131,15 +130,10 @@ def measure_all(
     return results
 
 
-def _end(_number: int, _frame: object) -> None:
-    """Turn a signal into an exception, so that the servers are stopped on the way out."""
-    sys.exit(128 + signal.SIGTERM)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 1 when a request failed, 2 when nothing could be measured."""
     options = parse(argv)
-    signal.signal(signal.SIGTERM, _end)
+    exit_on_sigterm()
     note = progress(options.quiet)
     results: dict[str, dict[str, list[Sample]]] = {}
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -28,7 +27,15 @@ import trio
 from benchmarks import cuda_build, report
 from benchmarks.cancel import PHASES, Cancel
 from benchmarks.drafts import Edit
-from benchmarks.harness import Command, Flags, all_running, llama_server, trioserve, usage
+from benchmarks.harness import (
+    Command,
+    Flags,
+    all_running,
+    exit_on_sigterm,
+    llama_server,
+    trioserve,
+    usage,
+)
 from benchmarks.load import Load, bounded, progress, seconds, warm_up
 from benchmarks.pair import Drafted
 from benchmarks.pictures import TITLES
@@ -375,15 +382,10 @@ def write(options: argparse.Namespace, found: Mapping[str, Any]) -> None:
         (options.out / name).write_text(picture, encoding="utf-8")
 
 
-def _end(_number: int, _frame: object) -> None:
-    """Turn a signal into an exception, so that the servers are stopped on the way out."""
-    sys.exit(128 + signal.SIGTERM)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 1 when a part failed, 2 when nothing could be measured."""
     options = parse(argv)
-    signal.signal(signal.SIGTERM, _end)
+    exit_on_sigterm()
     note = progress(options.quiet)
     try:
         if options.device == "cuda" or options.build_only:

@@ -209,3 +209,8 @@ def all_running(
             server = running(command, flags, log, start_timeout=start_timeout)
             targets.append(stack.enter_context(server))
         yield targets
+
+
+def exit_on_sigterm() -> None:
+    """Turn SIGTERM into an exception, so that servers are stopped on the way out."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,14 @@ import attrs
 
 from benchmarks import pictures, report
 from benchmarks.busy import busy
-from benchmarks.harness import Flags, all_running, layout_of, llama_server, trioserve
+from benchmarks.harness import (
+    Flags,
+    all_running,
+    exit_on_sigterm,
+    layout_of,
+    llama_server,
+    trioserve,
+)
 from benchmarks.load import Load, bounded, progress, seconds, warm_up
 from benchmarks.rows import BASE, MET, MISSED, QUICK, Check, Row, Sizes, Verdict, judge, rows
 from benchmarks.scenarios import Scenario, Settings
@@ -251,15 +257,10 @@ def _plain(result: Result) -> dict[str, Any]:
     return whole
 
 
-def _end(_number: int, _frame: object) -> None:
-    """Turn a signal into an exception, so that the servers are stopped on the way out."""
-    sys.exit(128 + signal.SIGTERM)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 1 when a target is not met or was not measured."""
     options = parse(argv)
-    signal.signal(signal.SIGTERM, _end)
+    exit_on_sigterm()
     note = progress(options.quiet)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.draw is not None:
