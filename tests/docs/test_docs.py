@@ -98,7 +98,7 @@ def _texts() -> set[str]:
         for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
-    return {text.strip(" .`") for text in texts if len(text) >= 12} | {
+    return {text.strip(" .:`").replace("`", "") for text in texts if len(text) >= 12} | {
         kind.code for kind in vars(trioserve.errors).values() if getattr(kind, "code", None)
     }
 
