@@ -9,10 +9,10 @@ import json
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-import httpcore
+import httpcore2
 import msgspec
 import trio
 
@@ -233,9 +233,9 @@ async def connected_to(
     """
     certificates = None
     if url.startswith("https:"):  # reading them takes a while
-        certificates = await trio.to_thread.run_sync(httpcore.default_ssl_context)
+        certificates = await trio.to_thread.run_sync(httpcore2.default_ssl_context)
     headers = [] if api_key is None else [(b"authorization", f"Bearer {api_key}".encode())]
-    async with httpcore.AsyncConnectionPool(
+    async with httpcore2.AsyncConnectionPool(
         ssl_context=certificates,
         uds=socket_path,
         max_connections=None,
@@ -247,22 +247,21 @@ async def connected_to(
         async def send(write: Callable[[], Awaitable[Outgoing]]) -> AsyncIterator[ServerAnswer]:
             request = await write()
             try:
-                async with pool.stream(
-                    request.method,
-                    url + request.target,
-                    headers=[*request.headers, *headers],
-                    content=request.body or None,
-                    extensions={"timeout": _TIMEOUTS},
-                ) as response:
-                    received = _Received(response)
-                    try:
-                        yield received
-                    finally:
-                        await received.abandon()
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                async with (
+                    pool.stream(
+                        request.method,
+                        url + request.target,
+                        headers=[*request.headers, *headers],
+                        content=request.body or None,
+                        extensions={"timeout": _TIMEOUTS},
+                    ) as response,
+                    aclosing(response.aiter_stream()) as body,
+                ):
+                    yield _Received(response.status, body)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 raise UnavailableError(f"No server answers at {url}: {error}.") from error
             except (
-                httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException,
+                httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
             ) as error:  # fmt: skip
                 raise UnavailableError(f"The connection to {url} is lost.") from error
 
@@ -272,18 +271,9 @@ async def connected_to(
 class _Received:
     """See `ServerAnswer`."""
 
-    def __init__(self, response: httpcore.Response) -> None:
-        self.status = response.status
-        self._body = response.aiter_stream()
-        self._begun = False
+    def __init__(self, status: int, body: AsyncIterator[bytes]) -> None:
+        self.status = status
+        self._body = body
 
     async def receive(self) -> bytes:
-        self._begun = True
         return await anext(self._body, b"")
-
-    async def abandon(self) -> None:
-        """Read no further. Being cancelled ends all of the generators that the body is made of."""
-        if self._begun:
-            with trio.CancelScope() as scope:
-                scope.cancel()
-                await anext(self._body, b"")

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 import attrs
-import httpcore
+import httpcore2
 import structlog
 import trio
 from quart import Blueprint, Quart, current_app, request
@@ -132,7 +132,7 @@ async def forward() -> Response:
     await resources.enter_async_context(connection)
     answer = await _exchange(
         connection,
-        httpcore.Request(
+        httpcore2.Request(
             current.method,
             url_of(target),
             headers=headers,
@@ -168,8 +168,8 @@ def _headers(current: Request) -> Iterator[tuple[bytes, bytes]]:
 
 
 async def _exchange(
-    connection: httpcore.AsyncHTTPConnection, sent: httpcore.Request, target: Target
-) -> httpcore.Response:
+    connection: httpcore2.AsyncHTTPConnection, sent: httpcore2.Request, target: Target
+) -> httpcore2.Response:
     """Send a request; returns when the answer begins.
 
     Raises:
@@ -185,7 +185,7 @@ async def _exchange(
     raise ProxyTimeoutError(f"{target.netloc} did not answer within {_ANSWER_SECONDS:g} seconds.")
 
 
-def _shown(answer: httpcore.Response) -> dict[str, str]:
+def _shown(answer: httpcore2.Response) -> dict[str, str]:
     """The headers of an answer that the page gets."""
     headers = {}
     is_chunked = any(name.lower() == b"transfer-encoding" for name, _ in answer.headers)
@@ -200,7 +200,7 @@ def _shown(answer: httpcore.Response) -> dict[str, str]:
     return headers | _FENCE
 
 
-async def _body(answer: httpcore.Response) -> AsyncGenerator[bytes, None]:
+async def _body(answer: httpcore2.Response) -> AsyncGenerator[bytes, None]:
     """Forward the body of an answer as it arrives. Raises ProxyError if it breaks off."""
     async with aclosing(answer.aiter_stream()) as parts:  # type: ignore[type-var]
         try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import attrs
-import httpcore
+import httpcore2
 import trio
 
 from trioserve._version import __version__
@@ -46,17 +46,23 @@ _ATTEMPTS = 3
 FIRST_WAIT = 0.5
 
 _FAILURES = (
-    httpcore.NetworkError,
-    httpcore.ProtocolError,
-    httpcore.ProxyError,
-    httpcore.TimeoutException,
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.ProxyError,
+    httpcore2.TimeoutException,
 )
 
 
 class HubResponse:
     """The answer to a GET, whose body is still to be read."""
 
-    def __init__(self, url: str, response: httpcore.Response, linked: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        url: str,
+        response: httpcore2.Response,
+        body: AsyncIterator[bytes],
+        linked: Mapping[str, str],
+    ) -> None:
         self.url = url  # after redirects
         self.status = response.status
         #: Names are in lower case. Those in `_LINKED` may be from a redirect that led here.
@@ -64,8 +70,7 @@ class HubResponse:
             name.decode("ascii").lower(): value.decode("latin-1")
             for name, value in response.headers
         }
-        self._body = response.aiter_stream()
-        self._begun = False
+        self._body = body
         self._failure: HubUnavailableError | None = None
 
     @property
@@ -82,7 +87,6 @@ class HubResponse:
         """
         if self._failure is not None:
             raise self._failure
-        self._begun = True
         chunks: list[bytes] = []
         try:
             await self._fill(chunks)
@@ -102,24 +106,12 @@ class HubResponse:
                 if n_bytes >= _BATCH or trio.current_time() >= until:
                     break
 
-    async def abandon(self) -> None:
-        """Close the response without reading the rest of its body.
-
-        The body is a generator in generators. Being cancelled ends them all, which closing the
-        outermost does not.
-        """
-        if self._begun:
-            with suppress(HubUnavailableError), trio.CancelScope() as scope, _one_error(self.url):
-                scope.cancel()
-                async for _ in self._body:
-                    pass
-
 
 class HttpClient:
     """Asks the hub, and the hosts that it redirects to. Use `open_client`."""
 
     def __init__(
-        self, pool: httpcore.AsyncConnectionPool, endpoint: str, token: str | None
+        self, pool: httpcore2.AsyncConnectionPool, endpoint: str, token: str | None
     ) -> None:
         if token is not None and not (token.isascii() and token.isprintable()):
             raise HubError("The token for the hub has characters that no token has.")
@@ -142,7 +134,8 @@ class HttpClient:
         async with AsyncExitStack() as stack:
             for _ in range(_MAX_REDIRECTS):
                 response = await stack.enter_async_context(self._send(url, headers or {}))
-                answer = HubResponse(url, response, linked)
+                body = await stack.enter_async_context(aclosing(response.aiter_stream()))
+                answer = HubResponse(url, response, body, linked)
                 location = answer.headers.get("location")
                 if answer.status not in _REDIRECTS or location is None:
                     break
@@ -151,13 +144,12 @@ class HttpClient:
                 url = urljoin(url, location)
             else:
                 raise HubError(f"{_host(url)} redirects again and again.")
-            try:
-                yield answer
-            finally:
-                await answer.abandon()
+            yield answer
 
     @asynccontextmanager
-    async def _send(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpcore.Response]:
+    async def _send(
+        self, url: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[httpcore2.Response]:
         origin = _origin(url)
         sent = {
             "User-Agent": f"trioserve/{__version__}",
@@ -256,13 +248,13 @@ async def open_client(endpoint: str, token: str | None) -> AsyncIterator[HttpCli
     """Make a client for a hub; leaving the block closes its connections."""
     certificates = None  # made when they are needed
     if endpoint.startswith("https:"):  # which takes a while
-        certificates = await trio.to_thread.run_sync(httpcore.default_ssl_context)
+        certificates = await trio.to_thread.run_sync(httpcore2.default_ssl_context)
     proxy = _proxy(endpoint)
-    async with httpcore.AsyncConnectionPool(ssl_context=certificates, proxy=proxy) as pool:
+    async with httpcore2.AsyncConnectionPool(ssl_context=certificates, proxy=proxy) as pool:
         yield HttpClient(pool, endpoint, token)
 
 
-def _proxy(endpoint: str) -> httpcore.Proxy | None:
+def _proxy(endpoint: str) -> httpcore2.Proxy | None:
     """The proxy that the environment names (``HTTPS_PROXY``, ``NO_PROXY``, ...)."""
     scheme = _origin(endpoint)[0]
     url = getproxies().get(scheme)
@@ -273,8 +265,8 @@ def _proxy(endpoint: str) -> httpcore.Proxy | None:
     if proxy.scheme not in ("http", "https"):
         raise HubError(f"The proxy {address} is not one for HTTP.")
     if proxy.username is None:
-        return httpcore.Proxy(address)
-    return httpcore.Proxy(address, auth=(unquote(proxy.username), unquote(proxy.password or "")))
+        return httpcore2.Proxy(address)
+    return httpcore2.Proxy(address, auth=(unquote(proxy.username), unquote(proxy.password or "")))
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -302,9 +294,9 @@ def _one_error(url: str) -> Iterator[None]:
     """Turn the ways in which a connection can fail into one."""
     try:
         yield
-    except httpcore.ConnectError as error:
+    except httpcore2.ConnectError as error:
         raise HubUnavailableError(f"{_host(url)} cannot be reached: {_reason(error)}.") from error
-    except httpcore.TimeoutException as error:
+    except httpcore2.TimeoutException as error:
         raise HubUnavailableError(f"{_host(url)} does not answer in time.") from error
     except _FAILURES as error:
         raise HubUnavailableError(f"The connection to {_host(url)} is lost.") from error

@@ -2,7 +2,7 @@
 
 A server that fetches any URL exposes the services of its machine and of its network to its clients.
 `Fetcher` therefore looks up a name once, checks the addresses, and connects to one of them. It does
-not leave the look-up to httpcore, which could get another address, and ignores the proxies of the
+not leave the look-up to httpcore2, which could get another address, and ignores the proxies of the
 environment for the same reason. Each redirect is checked, too.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
 import attrs
-import httpcore
+import httpcore2
 import trio
 
 from trioserve._version import __version__
@@ -184,15 +184,15 @@ _CONNECT_SECONDS = 10.0
 
 #: Errors of a connection to another server.
 FAILURES = (
-    httpcore.NetworkError,
-    httpcore.ProtocolError,
-    httpcore.TimeoutException,
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.TimeoutException,
     ssl.SSLError,
     OSError,
 )
 
 #: Wraps a connection, below TLS.
-Wrap: TypeAlias = Callable[[httpcore.AsyncNetworkStream], httpcore.AsyncNetworkStream]
+Wrap: TypeAlias = Callable[[httpcore2.AsyncNetworkStream], httpcore2.AsyncNetworkStream]
 
 
 class Dialer:
@@ -209,7 +209,7 @@ class Dialer:
 
     async def connection(
         self, target: Target, wrap: Wrap = lambda stream: stream
-    ) -> httpcore.AsyncHTTPConnection:
+    ) -> httpcore2.AsyncHTTPConnection:
         """Create a connection, which opens when a request is sent.
 
         Raises:
@@ -218,17 +218,17 @@ class Dialer:
         self._rules.check_target(target)
         addresses = self._rules.check_addresses(target, await _look_up(target))
         if target.scheme == "https" and self._certificates is None:
-            self._certificates = await trio.to_thread.run_sync(httpcore.default_ssl_context)
-        return httpcore.AsyncHTTPConnection(
-            httpcore.Origin(target.scheme.encode(), target.host.encode(), target.port),
+            self._certificates = await trio.to_thread.run_sync(httpcore2.default_ssl_context)
+        return httpcore2.AsyncHTTPConnection(
+            httpcore2.Origin(target.scheme.encode(), target.host.encode(), target.port),
             ssl_context=self._certificates,
             network_backend=_Pinned(addresses, wrap),
         )
 
 
-def url_of(target: Target) -> httpcore.URL:
-    """Convert a target for httpcore."""
-    return httpcore.URL(
+def url_of(target: Target) -> httpcore2.URL:
+    """Convert a target for httpcore2."""
+    return httpcore2.URL(
         scheme=target.scheme, host=target.host, port=target.port, target=target.path
     )
 
@@ -242,13 +242,13 @@ async def _look_up(target: Target) -> list[str]:
     return [str(address[0]) for *_, address in found]
 
 
-class _Pinned(httpcore.AsyncNetworkBackend):
-    """Connects to the checked addresses, and ignores the host that httpcore passes."""
+class _Pinned(httpcore2.AsyncNetworkBackend):
+    """Connects to the checked addresses, and ignores the host that httpcore2 passes."""
 
     def __init__(self, addresses: Sequence[str], wrap: Wrap) -> None:
         self._addresses = addresses
         self._wrap = wrap
-        self._backend = httpcore.TrioBackend()
+        self._backend = httpcore2.TrioBackend()
 
     async def connect_tcp(
         self,
@@ -256,16 +256,16 @@ class _Pinned(httpcore.AsyncNetworkBackend):
         port: int,
         timeout: float | None = None,
         local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
         """Connect to the first address that answers."""
         *others, last = self._addresses
         for address in others:
-            with suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
+            with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 return await self._connect(address, port)
         return await self._connect(last, port)
 
-    async def _connect(self, address: str, port: int) -> httpcore.AsyncNetworkStream:
+    async def _connect(self, address: str, port: int) -> httpcore2.AsyncNetworkStream:
         return self._wrap(await self._backend.connect_tcp(address, port, timeout=_CONNECT_SECONDS))
 
 
@@ -344,7 +344,7 @@ class Fetcher:
             raise InvalidMediaError(f"could not be fetched from {target.netloc}") from error
 
     async def _exchange(
-        self, connection: httpcore.AsyncHTTPConnection, target: Target
+        self, connection: httpcore2.AsyncHTTPConnection, target: Target
     ) -> tuple[bytes, str | None]:
         headers = {"Host": target.netloc, **_HEADERS}
         async with connection.stream(
@@ -385,10 +385,10 @@ class _Meter:
             raise InvalidMediaError("has too many bytes")
 
 
-class _Metered(httpcore.AsyncNetworkStream):
+class _Metered(httpcore2.AsyncNetworkStream):
     """A connection that counts its incoming bytes."""
 
-    def __init__(self, meter: _Meter, stream: httpcore.AsyncNetworkStream) -> None:
+    def __init__(self, meter: _Meter, stream: httpcore2.AsyncNetworkStream) -> None:
         self._meter = meter
         self._stream = stream
 
@@ -408,7 +408,7 @@ class _Metered(httpcore.AsyncNetworkStream):
         ssl_context: ssl.SSLContext,
         server_hostname: str | None = None,
         timeout: float | None = None,
-    ) -> httpcore.AsyncNetworkStream:
+    ) -> httpcore2.AsyncNetworkStream:
         stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
         return _Metered(self._meter, stream)
 
