@@ -37,6 +37,7 @@ from benchmarks.wire import Shape
 from trioserve.bench.stats import percentile
 
 PHASES = ("prefill", "decode")
+WHOLE = "a whole answer"  # one that is not streamed
 
 
 class Slots:
@@ -81,11 +82,14 @@ class Slots:
 class Cancel:
     """One request after the other, each cut off at a random moment of a phase.
 
-    That is prefill, decode, an image in the prompt, or the embeddings of 64 texts.
+    That is prefill, decode, an answer that is not streamed, an image in the prompt, or the
+    embeddings of 64 texts.
     """
 
     settings: Settings
-    phase: str = attrs.field(validator=attrs.validators.in_((*PHASES, "media", "embeddings")))
+    phase: str = attrs.field(
+        validator=attrs.validators.in_((*PHASES, WHOLE, "media", "embeddings"))
+    )
     count: int = 20
     prompt_tokens: int = 1500  # of those that are cut off in prefill
     max_seconds: float = 20.0  # no new sample after that
@@ -135,15 +139,14 @@ class Cancel:
             texts = [settings.prompt(45, f"{seed} {number}") for number in range(64)]
             body = {"model": settings.shape.model, "input": texts}
             return Request("POST", "/v1/embeddings", json.dumps(body).encode())
-        shape = settings.with_tokens(64 if self.phase == "decode" else 2)
+        is_short = self.phase in ("decode", WHOLE)
+        shape = settings.with_tokens(64 if is_short else 2)
         if self.phase == "media":
             content = [{"type": "image_url", "image_url": {"url": noise(seed)}}]
             return shape.chat([{"role": "user", "content": content}])
-        model = {"model": shape.model}
-        shape = attrs.evolve(shape, api="completion", more=model)
-        return shape.request(
-            settings.prompt(16 if self.phase == "decode" else self.prompt_tokens, seed)
-        )
+        more = {"model": shape.model, "stream": self.phase != WHOLE}
+        shape = attrs.evolve(shape, api="completion", more=more)
+        return shape.request(settings.prompt(16 if is_short else self.prompt_tokens, seed))
 
     def _sample(self, times: list[float], tries: int) -> Sample:
         notes = []
@@ -222,7 +225,7 @@ _SERVERS = {
     "drafts": ("--spec-type ngram-simple", PHASES),
     "embeddings": ("--embeddings --pooling mean", ("embeddings",)),
     "media": ("", ("media",)),
-    "router": ("", PHASES),
+    "router": ("", (*PHASES, WHOLE)),
 }
 
 
