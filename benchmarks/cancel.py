@@ -13,6 +13,7 @@ import argparse
 import base64
 import http.client
 import json
+import math
 import random
 import selectors
 import socket
@@ -21,14 +22,15 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
 
 from benchmarks import report
-from benchmarks.harness import Flags, running, trioserve
+from benchmarks.harness import Flags, exit_on_sigterm, running, trioserve
 from benchmarks.http1 import ProtocolError, ResponseReader, payloads
+from benchmarks.load import progress
 from benchmarks.plan import Address, Plan, Request
 from benchmarks.scenarios import Settings
 from benchmarks.stats import Metric, Sample
@@ -237,28 +239,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--mmproj", type=Path, help="a projector, for images in prompts")
     parser.add_argument("--count", type=int, default=200, help="cancels in each phase")
+    parser.add_argument("--prompt-tokens", type=int, default=1500, help="of the cancels in prefill")
     parser.add_argument("--max-seconds", type=float, default=60.0, help="for each phase")
     parser.add_argument("--limit-ms", type=float, default=50.0)
     parser.add_argument("--servers", default=",".join(_SERVERS), help="with commas")
     options = parser.parse_args(argv)
+    exit_on_sigterm()
+    note = progress(quiet=False)
     rows: list[tuple[str, ...]] = [("server", "phase", "p50 ms", "p99 ms", "cancelled", "notes")]
     failed = False
     for server in options.servers.split(","):
         if server == "media" and options.mmproj is None:
             continue
         for sample, phase in _measured(options, server):
-            p99 = sample.numbers.get("slot free p99", float("inf"))
+            p99 = sample.numbers.get("slot free p99", math.inf)
             failed = failed or p99 > options.limit_ms
             shown = [
-                f"{sample.numbers.get(name, float('nan')):.1f}"
+                f"{sample.numbers.get(name, math.nan):.1f}"
                 for name in ("slot free p50", "slot free p99", "cancelled")
             ]
             rows.append((server, phase, *shown, "; ".join((*sample.errors, *sample.notes))))
+            note("  ".join(rows[-1]))
     print(report.markdown(rows))
     return int(failed)
 
 
-def _measured(options: argparse.Namespace, server: str) -> list[tuple[Sample, str]]:
+def _measured(options: argparse.Namespace, server: str) -> Iterator[tuple[Sample, str]]:
     flags, phases = _SERVERS[server]
     if server == "media":
         flags += f"--mmproj {options.mmproj}"
@@ -272,14 +278,11 @@ def _measured(options: argparse.Namespace, server: str) -> list[tuple[Sample, st
             settings = Settings(shape=Shape(temperature=0.0))
             if server != "router":
                 settings = attrs.evolve(settings, words_per_token=1 / tokens_per_word(target))
-            seconds = options.max_seconds
-            return [
-                (
-                    Cancel(settings, phase, options.count, max_seconds=seconds).measure(target, ""),
-                    phase,
+            for phase in phases:
+                scenario = Cancel(
+                    settings, phase, options.count, options.prompt_tokens, options.max_seconds
                 )
-                for phase in phases
-            ]
+                yield scenario.measure(target, ""), phase
 
 
 if __name__ == "__main__":
