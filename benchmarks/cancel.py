@@ -112,17 +112,18 @@ class Cancel:
         """Run once. The numbers come from what was cancelled in the phase that is meant."""
         slots = Slots(target, self.clear_after)
         try:
-            plan = Plan(requests=[self._request(f"{seed} whole")])
-            whole = self.settings.run(target, [plan]).outcomes[0]
-            if whole.error or whole.status != 200:
-                raise ValueError(whole.error or f"HTTP {whole.status}: {whole.body[:200]!r}")
-            started = time.perf_counter()
-            rng = random.Random(seed)
+            plan = Plan(requests=[self._request(f"{seed} whole {i}") for i in range(3)])
+            outcomes = self.settings.run(target, [plan]).outcomes
+            for one in outcomes:
+                if one.error or one.status != 200:
+                    raise ValueError(one.error or f"HTTP {one.status}: {one.body[:200]!r}")
+            whole = min(one.ended - one.sent for one in outcomes)
+            rng, started = random.Random(seed), time.perf_counter()
             times: list[float] = []
             tries = 0
-            while tries < self.count and time.perf_counter() - started < self.max_seconds:
+            while len(times) < self.count and time.perf_counter() - started < self.max_seconds:
                 slots.wait_idle(self.clear_after)
-                wait = rng.uniform(0.02, 0.7) * (whole.ended - whole.sent)
+                wait = rng.uniform(0.02, 0.7) * whole
                 events = rng.randrange(3, 20) if self.phase == "decode" else 0
                 request = self._request(f"{seed} {tries}")
                 closed = cut(target.address, request, wait, events, self.clear_after)
@@ -152,8 +153,8 @@ class Cancel:
 
     def _sample(self, times: list[float], tries: int) -> Sample:
         notes = []
-        if tries < self.count:
-            notes.append(f"{tries} of {self.count} requests: the time was up")
+        if len(times) < self.count:
+            notes.append(f"{len(times)} of {self.count}: the time was up")
         if len(times) < tries:
             notes.append(f"{tries - len(times)} had left the phase when they were to be cut off")
         numbers = {"cancelled": float(len(times))}
@@ -276,8 +277,7 @@ def _measured(options: argparse.Namespace, server: str) -> Iterator[tuple[Sample
             flags, model = f"--models-dir {folder / 'models'}", None
         with running(trioserve(flags), Flags(model=model), folder / "log") as target:
             settings = Settings(shape=Shape(temperature=0.0))
-            if server != "router":
-                settings = attrs.evolve(settings, words_per_token=1 / tokens_per_word(target))
+            settings = attrs.evolve(settings, words_per_token=1 / tokens_per_word(target))
             for phase in phases:
                 scenario = Cancel(
                     settings, phase, options.count, options.prompt_tokens, options.max_seconds
