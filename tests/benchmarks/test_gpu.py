@@ -124,7 +124,7 @@ def test_scenarios_are_left_out_when_the_time_of_their_part_is_up(
     monkeypatch.setattr(gpu, "all_running", lambda *_, **__: nullcontext([None]))
     monkeypatch.setattr(gpu, "tokens_per_word", lambda _: 1.0)
     monkeypatch.setattr(gpu, "warm_up", lambda *_: None)
-    monkeypatch.setattr(gpu, "rounds_in_time", lambda *_: {})
+    monkeypatch.setattr(gpu, "rounds_in_time", lambda *_: {OURS: []})
     part = gpu.parts(options(tmp_path, "--device", "cpu", "-np", "4"))[0]
     assert list(gpu.measure_part(options(tmp_path), part, 0.0)) == ["memory"]
 
