@@ -206,7 +206,7 @@ def measure_part(options: argparse.Namespace, part: Part, until: float) -> Found
     """Start the servers of a part, and measure its scenarios within the time.
 
     Raises:
-        TargetError: a server could not be started, or does not answer.
+        TargetError: a server could not be started, or does not answer, or that took all the time.
     """
     note = progress(options.quiet)
     logs, found = options.out / "logs" / part.key, Found()
@@ -228,6 +228,8 @@ def measure_part(options: argparse.Namespace, part: Part, until: float) -> Found
             share = now + (until - now) / (len(scenarios) - i)
             found[scenario.name] = rounds_in_time(targets, scenario, options.rounds, share, note)
             print(report.table(scenario.name, scenario.metrics, found[scenario.name]), flush=True)
+    if not found:
+        raise TargetError("the time of this part was up once its servers had started")
     return found
 
 

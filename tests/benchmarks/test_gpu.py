@@ -125,8 +125,11 @@ def test_scenarios_are_left_out_when_the_time_of_their_part_is_up(
     monkeypatch.setattr(gpu, "tokens_per_word", lambda _: 1.0)
     monkeypatch.setattr(gpu, "warm_up", lambda *_: None)
     monkeypatch.setattr(gpu, "rounds_in_time", lambda *_: {OURS: []})
-    part = gpu.parts(options(tmp_path, "--device", "cpu", "-np", "4"))[0]
-    assert list(gpu.measure_part(options(tmp_path), part, 0.0)) == ["memory"]
+    given = options(tmp_path, "--device", "cpu", "-np", "4")
+    streams, sampling = gpu.parts(given)[:2]
+    assert list(gpu.measure_part(given, streams, 0.0)) == ["memory"]
+    with pytest.raises(TargetError, match="time of this part was up"):
+        gpu.measure_part(given, sampling, 0.0)
 
 
 def test_what_nvidia_smi_prints() -> None:
