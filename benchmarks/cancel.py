@@ -13,6 +13,7 @@ import argparse
 import base64
 import http.client
 import json
+import math
 import random
 import selectors
 import socket
@@ -21,14 +22,15 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
 
 from benchmarks import report
-from benchmarks.harness import Flags, running, trioserve
+from benchmarks.harness import Flags, exit_on_sigterm, running, trioserve
 from benchmarks.http1 import ProtocolError, ResponseReader, payloads
+from benchmarks.load import progress
 from benchmarks.plan import Address, Plan, Request
 from benchmarks.scenarios import Settings
 from benchmarks.stats import Metric, Sample
@@ -37,6 +39,7 @@ from benchmarks.wire import Shape
 from trioserve.bench.stats import percentile
 
 PHASES = ("prefill", "decode")
+WHOLE = "a whole answer"  # one that is not streamed
 
 
 class Slots:
@@ -81,11 +84,14 @@ class Slots:
 class Cancel:
     """One request after the other, each cut off at a random moment of a phase.
 
-    That is prefill, decode, an image in the prompt, or the embeddings of 64 texts.
+    That is prefill, decode, an answer that is not streamed, an image in the prompt, or the
+    embeddings of 64 texts.
     """
 
     settings: Settings
-    phase: str = attrs.field(validator=attrs.validators.in_((*PHASES, "media", "embeddings")))
+    phase: str = attrs.field(
+        validator=attrs.validators.in_((*PHASES, WHOLE, "media", "embeddings"))
+    )
     count: int = 20
     prompt_tokens: int = 1500  # of those that are cut off in prefill
     max_seconds: float = 20.0  # no new sample after that
@@ -106,17 +112,18 @@ class Cancel:
         """Run once. The numbers come from what was cancelled in the phase that is meant."""
         slots = Slots(target, self.clear_after)
         try:
-            plan = Plan(requests=[self._request(f"{seed} whole")])
-            whole = self.settings.run(target, [plan]).outcomes[0]
-            if whole.error or whole.status != 200:
-                raise ValueError(whole.error or f"HTTP {whole.status}: {whole.body[:200]!r}")
-            started = time.perf_counter()
-            rng = random.Random(seed)
+            plan = Plan(requests=[self._request(f"{seed} whole {i}") for i in range(3)])
+            outcomes = self.settings.run(target, [plan]).outcomes
+            for one in outcomes:
+                if one.error or one.status != 200:
+                    raise ValueError(one.error or f"HTTP {one.status}: {one.body[:200]!r}")
+            whole = min(one.ended - one.sent for one in outcomes)
+            rng, started = random.Random(seed), time.perf_counter()
             times: list[float] = []
             tries = 0
-            while tries < self.count and time.perf_counter() - started < self.max_seconds:
+            while len(times) < self.count and time.perf_counter() - started < self.max_seconds:
                 slots.wait_idle(self.clear_after)
-                wait = rng.uniform(0.02, 0.7) * (whole.ended - whole.sent)
+                wait = rng.uniform(0.02, 0.7) * whole
                 events = rng.randrange(3, 20) if self.phase == "decode" else 0
                 request = self._request(f"{seed} {tries}")
                 closed = cut(target.address, request, wait, events, self.clear_after)
@@ -135,20 +142,19 @@ class Cancel:
             texts = [settings.prompt(45, f"{seed} {number}") for number in range(64)]
             body = {"model": settings.shape.model, "input": texts}
             return Request("POST", "/v1/embeddings", json.dumps(body).encode())
-        shape = settings.with_tokens(64 if self.phase == "decode" else 2)
+        is_short = self.phase in ("decode", WHOLE)
+        shape = settings.with_tokens(64 if is_short else 2)
         if self.phase == "media":
             content = [{"type": "image_url", "image_url": {"url": noise(seed)}}]
             return shape.chat([{"role": "user", "content": content}])
-        model = {"model": shape.model}
-        shape = attrs.evolve(shape, api="completion", more=model)
-        return shape.request(
-            settings.prompt(16 if self.phase == "decode" else self.prompt_tokens, seed)
-        )
+        more = {"model": shape.model, "stream": self.phase != WHOLE}
+        shape = attrs.evolve(shape, api="completion", more=more)
+        return shape.request(settings.prompt(16 if is_short else self.prompt_tokens, seed))
 
     def _sample(self, times: list[float], tries: int) -> Sample:
         notes = []
-        if tries < self.count:
-            notes.append(f"{tries} of {self.count} requests: the time was up")
+        if len(times) < self.count:
+            notes.append(f"{len(times)} of {self.count}: the time was up")
         if len(times) < tries:
             notes.append(f"{tries - len(times)} had left the phase when they were to be cut off")
         numbers = {"cancelled": float(len(times))}
@@ -222,7 +228,7 @@ _SERVERS = {
     "drafts": ("--spec-type ngram-simple", PHASES),
     "embeddings": ("--embeddings --pooling mean", ("embeddings",)),
     "media": ("", ("media",)),
-    "router": ("", PHASES),
+    "router": ("", (*PHASES, WHOLE)),
 }
 
 
@@ -234,28 +240,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--mmproj", type=Path, help="a projector, for images in prompts")
     parser.add_argument("--count", type=int, default=200, help="cancels in each phase")
+    parser.add_argument("--prompt-tokens", type=int, default=1500, help="of the cancels in prefill")
     parser.add_argument("--max-seconds", type=float, default=60.0, help="for each phase")
     parser.add_argument("--limit-ms", type=float, default=50.0)
     parser.add_argument("--servers", default=",".join(_SERVERS), help="with commas")
     options = parser.parse_args(argv)
+    exit_on_sigterm()
+    note = progress(quiet=False)
     rows: list[tuple[str, ...]] = [("server", "phase", "p50 ms", "p99 ms", "cancelled", "notes")]
     failed = False
     for server in options.servers.split(","):
         if server == "media" and options.mmproj is None:
             continue
         for sample, phase in _measured(options, server):
-            p99 = sample.numbers.get("slot free p99", float("inf"))
+            p99 = sample.numbers.get("slot free p99", math.inf)
             failed = failed or p99 > options.limit_ms
             shown = [
-                f"{sample.numbers.get(name, float('nan')):.1f}"
+                f"{sample.numbers.get(name, math.nan):.1f}"
                 for name in ("slot free p50", "slot free p99", "cancelled")
             ]
             rows.append((server, phase, *shown, "; ".join((*sample.errors, *sample.notes))))
+            note("  ".join(rows[-1]))
     print(report.markdown(rows))
     return int(failed)
 
 
-def _measured(options: argparse.Namespace, server: str) -> list[tuple[Sample, str]]:
+def _measured(options: argparse.Namespace, server: str) -> Iterator[tuple[Sample, str]]:
     flags, phases = _SERVERS[server]
     if server == "media":
         flags += f"--mmproj {options.mmproj}"
@@ -267,16 +277,12 @@ def _measured(options: argparse.Namespace, server: str) -> list[tuple[Sample, st
             flags, model = f"--models-dir {folder / 'models'}", None
         with running(trioserve(flags), Flags(model=model), folder / "log") as target:
             settings = Settings(shape=Shape(temperature=0.0))
-            if server != "router":
-                settings = attrs.evolve(settings, words_per_token=1 / tokens_per_word(target))
-            seconds = options.max_seconds
-            return [
-                (
-                    Cancel(settings, phase, options.count, max_seconds=seconds).measure(target, ""),
-                    phase,
+            settings = attrs.evolve(settings, words_per_token=1 / tokens_per_word(target))
+            for phase in phases:
+                scenario = Cancel(
+                    settings, phase, options.count, options.prompt_tokens, options.max_seconds
                 )
-                for phase in phases
-            ]
+                yield scenario.measure(target, ""), phase
 
 
 if __name__ == "__main__":

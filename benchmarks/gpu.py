@@ -206,7 +206,7 @@ def measure_part(options: argparse.Namespace, part: Part, until: float) -> Found
     """Start the servers of a part, and measure its scenarios within the time.
 
     Raises:
-        TargetError: a server could not be started, or does not answer.
+        TargetError: a server could not be started, or does not answer, or that took all the time.
     """
     note = progress(options.quiet)
     logs, found = options.out / "logs" / part.key, Found()
@@ -215,31 +215,39 @@ def measure_part(options: argparse.Namespace, part: Part, until: float) -> Found
             shape=Shape(api="completion", max_tokens=16 if options.quick else 128),
             words_per_token=1 / tokens_per_word(targets[0]),
             slots=part.flags.slots,
-            timeout=60.0,
-            max_time=60.0,
+            timeout=30.0,
+            max_time=30.0,
         )
         warm_up(targets, Load(clients=1, requests=2, shape=settings.with_tokens(16)).measure)
         scenarios = part.scenarios(settings)
         for i, scenario in enumerate(scenarios):
             now = time.monotonic()
+            if now >= until and not isinstance(scenario, Memory):
+                note(f"  {scenario.name}: left out, since the time of this part was up")
+                continue
             share = now + (until - now) / (len(scenarios) - i)
             found[scenario.name] = rounds_in_time(targets, scenario, options.rounds, share, note)
             print(report.table(scenario.name, scenario.metrics, found[scenario.name]), flush=True)
+    if not found:
+        raise TargetError("the time of this part was up once its servers had started")
     return found
 
 
 def python_share(options: argparse.Namespace, streams: Found) -> dict[str, float]:
-    """Measure Python's part of a step, with a device that takes as long as this one.
+    """Measure Python's part of a step with the most streams, on a device that takes as long.
 
     Raises:
         TargetError: it is not known how long it takes.
     """
-    slots = options.slots
-    name = next((each for each in streams if each.startswith(f"{slots} stream")), "")
-    rates = column(streams.get(name, {}).get(OURS, ()), "tokens/s")
+    rates = {
+        int(name.partition(" stream")[0]): max(found)
+        for name, samples in streams.items()
+        if " stream" in name and (found := column(samples.get(OURS, ()), "tokens/s"))
+    }
     if not rates:
-        raise TargetError(f"{slots} streams were not measured")
-    step = slots / max(rates)
+        raise TargetError("no streams were measured")
+    slots = max(rates)
+    step = slots / rates[slots]
     n_steps = max(20, min(300, int(10 / step)))
     device = Device(step, polls=options.device != "cpu")
     cost = trio.run(partial(measure_server, slots, device, n_steps))

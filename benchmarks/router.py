@@ -11,9 +11,7 @@ connection until no slot is busy, for streams in prefill and in decode, and for 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import random
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,17 +19,13 @@ from pathlib import Path
 
 import attrs
 
-from benchmarks.cancel import Cancel, Slots, cut
+from benchmarks.cancel import PHASES, WHOLE, Cancel
 from benchmarks.harness import Command, Flags, all_running, llama_server, trioserve
-from benchmarks.http1 import ProtocolError
 from benchmarks.load import Load, bounded, warm_up
 from benchmarks.measuring import Scenario, StreamsWithCpu, finish, measure_in_turn
-from benchmarks.plan import Request
 from benchmarks.scenarios import Settings
-from benchmarks.stats import Metric, Sample
-from benchmarks.targets import Target, TargetError, tokens_per_word
+from benchmarks.targets import Target, tokens_per_word
 from benchmarks.wire import Shape
-from trioserve.bench.stats import percentile
 from trioserve.models import BUNDLED
 
 #: The name of the model in the directory.
@@ -43,48 +37,6 @@ def own_cpu(pid: int) -> float:
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     fields = text.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@attrs.frozen
-class CancelWhole:
-    """Whole answers, one after the other, each given up after a random time."""
-
-    settings: Settings
-    count: int = 20
-    timeout: float = 30.0
-
-    metrics = (Metric("slot free p50", "ms", digits=2), Metric("slot free p99", "ms", digits=2))
-    name = "cancel of a whole answer"
-
-    def measure(self, target: Target, seed: str) -> Sample:
-        """Run once."""
-        rng, times = random.Random(seed), []
-        slots = Slots(target, self.timeout)
-        try:
-            for number in range(self.count):
-                slots.wait_idle(self.timeout)
-                request = self._request(f"{seed} {number}")
-                closed = cut(target.address, request, rng.uniform(0.05, 0.2), 0, self.timeout)
-                if closed is None:
-                    raise ValueError("the answer came before it was given up")
-                times.append((slots.wait_idle(self.timeout) - closed) * 1e3)
-        except (ValueError, OSError, ProtocolError, TargetError) as error:
-            return Sample(numbers={}, requests=1, failed=1, errors=(str(error),))
-        finally:
-            slots.connection.close()
-        numbers = {
-            f"slot free p{share:.0%}"[:-1]: percentile(times, share) for share in (0.5, 0.99)
-        }
-        return Sample(numbers=numbers, requests=self.count)
-
-    def _request(self, seed: str) -> Request:
-        body = {
-            "prompt": self.settings.prompt(16, seed),
-            "n_predict": 100_000,
-            "ignore_eos": True,
-            "model": NAME,
-        }
-        return Request("POST", "/completion", json.dumps(body).encode())
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -141,11 +93,7 @@ def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[
     loads = (load, attrs.evolve(load, clients=1))
     scenarios: list[Scenario] = [StreamsWithCpu(one, own_cpu, "own cpu/event") for one in loads]
     if options.cancels:
-        scenarios += [
-            Cancel(settings, "prefill", count=options.cancels),
-            Cancel(settings, "decode", count=options.cancels),
-            CancelWhole(settings, count=options.cancels),
-        ]
+        scenarios += [Cancel(settings, phase, options.cancels) for phase in (*PHASES, WHOLE)]
     return measure_in_turn(options, targets, scenarios)
 
 

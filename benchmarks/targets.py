@@ -78,13 +78,14 @@ def ask(target: Target, method: str, path: str, body: object = None, timeout: fl
     return text
 
 
-def tokens_per_word(target: Target) -> float:
-    """Return how many tokens a word of `wire.words` is for the model, from ``/tokenize``.
+def tokens_per_word(target: Target, model: str = "benchmark") -> float:
+    """Return how many tokens a word of `wire.words` is for a model, from ``/tokenize``.
 
     Raises:
         TargetError: the server does not answer, or answers something else.
     """
-    text = ask(target, "POST", "/tokenize", {"content": words(400, "tokens per word")})
+    body = {"model": model, "content": words(400, "tokens per word")}
+    text = ask(target, "POST", "/tokenize", body, timeout=60.0)  # a router loads the model
     try:
         return len(json.loads(text)["tokens"]) / 400
     except (ValueError, KeyError, TypeError):

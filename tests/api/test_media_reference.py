@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.llama_server import llama_server, needs_llama_server
+from tests.support.llama_server import llama_server
 from tests.support.media_models import RATE, Pair, random_image, random_sound, write_pair
 from tests.support.served_model import ServedModel, served_model
 
-pytestmark = needs_llama_server
+pytestmark = pytest.mark.system
 
 Message = dict[str, Any]
 

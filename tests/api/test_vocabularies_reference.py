@@ -18,10 +18,10 @@ import httpx
 import pytest
 
 from tests.api.test_vocabularies import GENERATING, SMALL, model_file, of_the_sources
-from tests.support.llama_server import llama_server, needs_llama_server
+from tests.support.llama_server import llama_server
 from tests.support.served_model import ServedModel, served_model
 
-pytestmark = needs_llama_server
+pytestmark = pytest.mark.system
 
 TEXTS = [
     "Hi, the cat",

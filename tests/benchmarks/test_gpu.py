@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import xml.etree.ElementTree as ET
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -93,13 +94,16 @@ def test_pictures_show_all_servers() -> None:
 
 def test_the_share_of_python_is_of_a_step_as_long_as_the_devices(tmp_path: Path) -> None:
     tried = options(tmp_path, "--device", "cpu", "-np", "4")
-    share = gpu.python_share(tried, {"4 streams, 128 tokens": {
-        OURS: [Sample(numbers={"tokens/s": 2000.0})]
-    }})  # fmt: skip
-    assert share["step ms"] == 2.0
+    share = gpu.python_share(tried, {
+        "1 stream, 128 tokens": {OURS: [Sample(numbers={"tokens/s": 1000.0})]},
+        "4 streams, 128 tokens": {OURS: [Sample(numbers={"tokens/s": 2000.0})]},
+        "8 streams, 128 tokens": {OURS: []},
+        "memory": {OURS: [Sample(numbers={"RAM": 1.0})]},
+    })  # fmt: skip
+    assert (share["slots"], share["step ms"]) == (4, 2.0)
     assert share["share"] == pytest.approx(share["python us"] / 2000)
     assert share["python us"] > 0
-    with pytest.raises(TargetError, match="4 streams were not measured"):
+    with pytest.raises(TargetError, match="no streams were measured"):
         gpu.python_share(tried, {})
 
 
@@ -112,6 +116,20 @@ def test_parts_that_would_start_too_late_are_left_out(tmp_path: Path) -> None:
     assert whole["parts"] == {}
     assert len(whole["errors"]) == 5
     assert "--budget were used up before" in whole["errors"]["streams"]
+
+
+def test_scenarios_are_left_out_when_the_time_of_their_part_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "all_running", lambda *_, **__: nullcontext([None]))
+    monkeypatch.setattr(gpu, "tokens_per_word", lambda _: 1.0)
+    monkeypatch.setattr(gpu, "warm_up", lambda *_: None)
+    monkeypatch.setattr(gpu, "rounds_in_time", lambda *_: {OURS: []})
+    given = options(tmp_path, "--device", "cpu", "-np", "4")
+    streams, sampling = gpu.parts(given)[:2]
+    assert list(gpu.measure_part(given, streams, 0.0)) == ["memory"]
+    with pytest.raises(TargetError, match="time of this part was up"):
+        gpu.measure_part(given, sampling, 0.0)
 
 
 def test_what_nvidia_smi_prints() -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.support import tiny_models
-from tests.support.architectures import GENERATING
+from tests.support.architectures import GENERATING, WINDOW
 from trioserve import llama
 from trioserve.config import Config
-from trioserve.errors import ModelLoadError
+from trioserve.errors import DecodeInterruptedError, ModelLoadError
+from trioserve.llama.backend import LlamaBackend
+from trioserve.llama.library import lib
 from trioserve.llama.model import LlamaModel
 
 CANNOT_BE_CUT = {"gemma3", "gpt-oss", "mamba2", "granitehybrid", "lfm2", "qwen3next"}
@@ -56,3 +58,43 @@ def test_with_a_window_a_batch_is_one_physical_one(folder: Path, name: str, swa_
     config = Config(model=str(path), threads=1, ctx_size=1024, ubatch_size=128, swa_full=swa_full)
     with llama.load(config) as backend:
         assert backend.n_batch == (1024 if name == "llama" or swa_full else 128)
+
+
+def logits_of(backend: LlamaBackend, *, interrupts: bool) -> list[float]:
+    """Decode a text that is longer than the cache of the window; returns the last logits."""
+    for start in range(0, 480, WINDOW):
+        backend.batch.clear()
+        tokens = [2 + (start + 7 * i) % 400 for i in range(WINDOW)]
+        row = backend.batch.extend(tokens, start, 0)
+        backend.batch.want_logits(row)
+        if interrupts:
+            backend.interrupt()
+            with pytest.raises(DecodeInterruptedError):
+                backend.decode()
+        backend.decode()
+    pointer = lib.llama_get_logits_ith(backend._context.handle, row)
+    backend.memory.remove(0, 0)
+    return list(pointer[: backend.vocab.n_tokens])
+
+
+def test_an_interrupted_decode_loses_nothing_of_a_window(folder: Path) -> None:
+    path = str(tiny_models.write_generating(folder, "gemma3"))
+    with llama.load(Config(model=path, threads=1, ctx_size=512, ubatch_size=WINDOW)) as backend:
+        assert isinstance(backend, LlamaBackend)
+        expected = logits_of(backend, interrupts=False)
+        assert logits_of(backend, interrupts=True) == expected
+
+
+@pytest.mark.parametrize(("name", "n_seqs"), [("gemma3", 2), ("mamba2", 1)])
+def test_a_decode_that_would_lose_something_is_not_interrupted(
+    folder: Path, name: str, n_seqs: int
+) -> None:
+    path = str(tiny_models.write_generating(folder, name))
+    with llama.load(Config(model=path, threads=1, ctx_size=512, parallel=2)) as backend:
+        for seq in range(n_seqs):
+            backend.batch.extend([3, 4, 5], 0, seq)
+        backend.interrupt()
+        backend.decode()
+        backend.batch.clear()
+        backend.batch.extend([6], 3, 0)
+        backend.decode()  # nor is the next one

@@ -2,36 +2,27 @@
 
 Runs where the variable LLAMA_SERVER names the binary:
 
-    LLAMA_SERVER=/path/to/llama-server python -m pytest tests/test_embedding_reference.py
+    LLAMA_SERVER=/path/to/llama-server python -m pytest tests/llama/test_embedding_reference.py
 """
 
 from __future__ import annotations
 
 import base64
-import os
-import socket
-import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-import trio
 from gguf import PoolingType
 
 from tests.support.gguf_models import write_bert, write_decoder
-from tests.support.http_server import serving
+from tests.support.llama_server import llama_server
 from tests.support.media_files import image_file
 from tests.support.media_models import write_pair
-from tests.support.waiting import patiently
-from trioserve.app import create_app
+from tests.support.served_model import served
 from trioserve.chat.markers import media_marker
 from trioserve.config.parse import parse
 
-LLAMA_SERVER = os.environ.get("LLAMA_SERVER")
-pytestmark = pytest.mark.skipif(not LLAMA_SERVER, reason="LLAMA_SERVER names no binary")
+pytestmark = pytest.mark.system
 
 TEXTS = ["the cat sits on the mat", "What is a panda?", "", "x1 y2 bear.", "ba du ce " * 15]
 LONG = "bad ce " * 60  # more tokens than a batch of 64
@@ -98,38 +89,6 @@ def write(name: str, folder: Path) -> Path:
     return path
 
 
-@asynccontextmanager
-async def llama_server(flags: list[str], **environment: str) -> AsyncIterator[str]:
-    assert LLAMA_SERVER is not None
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = await trio.lowlevel.open_process(
-        [LLAMA_SERVER, *flags, "--port", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **environment},
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        async with httpx.AsyncClient() as client:
-            with patiently():
-                while not await _is_ready(client, url):
-                    await trio.sleep(0.05)
-        yield url
-    finally:
-        process.terminate()
-        with trio.CancelScope(shield=True):
-            await process.wait()
-
-
-async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
-    try:
-        return (await client.get(f"{url}/health")).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
     """The same JSON, with numbers equal to 1e-4 of the largest there can be."""
     if isinstance(theirs, dict):
@@ -146,22 +105,23 @@ def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
         assert ours == theirs, where
 
 
+def compare(flags: list[str], calls: list[Call]) -> None:
+    """Send the calls to both servers, started with the same flags."""
+    with llama_server(flags) as theirs, served(parse(flags, {}).config) as ours:
+        for path, body in calls:
+            answers = [client.post(path, json=body) for client in (ours.client, theirs)]
+            assert [answer.status_code for answer in answers] == [200, 200], (path, body)
+            assert_same(answers[0].json(), answers[1].json())
+
+
 @pytest.mark.parametrize("name", MODELS)
-async def test_the_answers_are_the_same(tmp_path: Path, name: str) -> None:
+def test_the_answers_are_the_same(tmp_path: Path, name: str) -> None:
     flags, calls = MODELS[name]
-    flags = ["-m", str(write(name, tmp_path)), *flags, *EXACT]
-    app = create_app(parse(flags, {}).config)
-    async with llama_server(flags) as theirs, serving(app) as ours:
-        await app.extensions["trioserve"].wait_loaded()
-        async with httpx.AsyncClient(timeout=30) as client:
-            for path, body in calls:
-                answers = [await client.post(url + path, json=body) for url in (ours, theirs)]
-                assert [answer.status_code for answer in answers] == [200, 200], (path, body)
-                assert_same(answers[0].json(), answers[1].json(), "")
+    compare(["-m", str(write(name, tmp_path)), *flags, *EXACT], calls)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "idefics3", "mlp", "qwen2vl"])
-async def test_the_answers_about_images_are_the_same(
+def test_the_answers_about_images_are_the_same(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With pooling "last": llama-server pools nothing but the text after the last image."""
@@ -178,18 +138,7 @@ async def test_the_answers_about_images_are_the_same(
         ("/v1/embeddings", {"input": {"content": [{"type": "text", "text": "It is"}, url,
                                                   {"type": "text", "text": "."}]}}),
     ]  # fmt: skip
-    flags = [*pair.flags, "--embeddings", "--pooling", "last", *EXACT, "-c", "2048"]
-    app = create_app(parse(flags, {}).config)
     try:
-        async with (
-            llama_server(flags, LLAMA_MEDIA_MARKER=marker) as theirs,
-            serving(app) as ours,
-            httpx.AsyncClient(timeout=30) as client,
-        ):
-            await app.extensions["trioserve"].wait_loaded()
-            for path, body in calls:
-                answers = [await client.post(url + path, json=body) for url in (ours, theirs)]
-                assert [answer.status_code for answer in answers] == [200, 200], (path, body)
-                assert_same(answers[0].json(), answers[1].json(), "")
+        compare([*pair.flags, "--embeddings", "--pooling", "last", *EXACT, "-c", "2048"], calls)
     finally:
         media_marker.cache_clear()

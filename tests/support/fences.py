@@ -31,24 +31,26 @@ USERS: dict[str, tuple[str, ...]] = {
 @contextmanager
 def as_user(user: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Run all commands of a block as a user. Gives a folder that is its own."""
-    prefix, python = USERS[user], sys.executable
+    prefix, (python, *code, place) = USERS[user], process._SUPERVISOR
     if prefix and (os.geteuid() or shutil.which("setpriv") is None):
         pytest.skip("only root with setpriv can become another user")
-    if user.startswith("ordinary"):
-        python = _python_of(prefix)
-    supervisor = (*prefix, python, *process._SUPERVISOR[1:])
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as readable, tempfile.TemporaryDirectory() as folder:
+        if user.startswith("ordinary"):
+            place = shutil.copytree(place, readable, dirs_exist_ok=True)  # root alone may read it
+            os.chmod(readable, 0o755)
+            python = _python_of(prefix, place)
         os.chmod(folder, 0o777)
         with monkeypatch.context() as patch:
-            patch.setattr(process, "_SUPERVISOR", supervisor)
+            patch.setattr(process, "_SUPERVISOR", (*prefix, python, *code, place))
             patch.setattr(tempfile, "tempdir", folder)
             yield Path(folder)
 
 
-def _python_of(prefix: tuple[str, ...]) -> str:
-    """A Python that this user may run, with the supervisor that it may read."""
+def _python_of(prefix: tuple[str, ...], place: str) -> str:
+    """A Python that this user may run, and that runs the supervisor."""
     for python in (sys.executable, "/usr/bin/python3"):
-        code = f"import os; os.listdir({str(Path(process.__file__).parent)!r})"
-        if not subprocess.run([*prefix, python, "-c", code], capture_output=True).returncode:
+        code = "import sys; sys.path.append(sys.argv[1]); import supervisor"
+        command = [*prefix, python, "-I", "-S", "-c", code, place]
+        if not subprocess.run(command, capture_output=True).returncode:
             return python
     pytest.skip("this user has no Python")

@@ -1,4 +1,4 @@
-"""The real llama-server, for tests that compare with it. They run where a variable names it."""
+"""The real llama-server, for tests that compare with it. They run where LLAMA_SERVER names it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import httpx
-import pytest
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER")
-needs_llama_server = pytest.mark.skipif(not LLAMA_SERVER, reason="LLAMA_SERVER names no binary")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -45,11 +45,16 @@ class ServedModel:
         return [httpx.Response(200, text=line).json() for line in lines if line[:1] == "{"]
 
 
-@contextmanager
-def served_model(path: Path, **config: Any) -> Iterator[ServedModel]:
+def served_model(path: Path, **config: Any) -> AbstractContextManager[ServedModel]:
     """Serve a model file on a free port."""
     config = {"threads": 1, "ctx_size": 2048, "parallel": 2, **config}
-    app = create_app(Config(model=str(path), **config), load=llama.load)
+    return served(Config(model=str(path), **config))
+
+
+@contextmanager
+def served(config: Config) -> Iterator[ServedModel]:
+    """Serve what a configuration says, on a free port."""
+    app = create_app(config, load=llama.load)
     service = app.extensions["trioserve"]
     started: SimpleQueue[tuple[str, trio.Event, trio.lowlevel.TrioToken]] = SimpleQueue()
     failures: list[BaseException] = []

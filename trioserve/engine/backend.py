@@ -443,7 +443,7 @@ class Backend(ModelBackend, Protocol):
     def interrupt(self) -> None:
         """End the running decode within milliseconds, or else the next one. From any thread.
 
-        Has no effect if sequences cannot be cut, because a part of the batch must be undone.
+        Has no effect on a decode that cannot be undone without a loss.
         """
 
     def check_sampling(self, params: SamplingParams) -> None:
@@ -546,7 +546,7 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
 
     @abc.abstractmethod
     def interrupt(self) -> None:
-        """End the batch that runs, or else the next one, where sequences can be cut.
+        """End the batch that runs, or else the next one, if that can be undone without a loss.
 
         From any thread.
         """

@@ -185,10 +185,11 @@ class LlamaBackend:
     def interrupt(self) -> None:
         """Interrupt the running decode. Call it from any thread.
 
-        A decode that also samples is not interrupted: the random numbers it drew would be lost, and
-        other sequences would continue with different tokens.
+        That of a recurrent or hybrid model is not interrupted, because its state would be lost, and
+        none that also samples: the random numbers it drew would be lost, and other sequences would
+        continue with different tokens.
         """
-        if self.can_cut and self._offload is None:
+        if self.cuttable and self._offload is None:
             self._context.interrupt()
 
     def sampler(

@@ -10,7 +10,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -282,6 +282,7 @@ class Context(HandleOwner):
 
     def __init__(self, model: LlamaModel, params: Any, layout: Layout | None = None) -> None:
         library.take_errors()
+        self._can_cut = model.can_cut
         self._interrupt = Interrupt()
         self._interrupt.install(params)
         self.is_elastic = layout is not None and layout.is_elastic
@@ -332,8 +333,11 @@ class Context(HandleOwner):
         if rows.count(1) > self.n_outputs:  # llama.cpp would end the process
             raise EngineError(f"A batch has logits for at most {self.n_outputs} rows.")
         run = lib.llama_decode if self.has_cache else lib.llama_encode
+        # llama.cpp may divide a batch of several sequences, where it finds no other place for it.
+        may_lose = not self._can_cut and self.has_cache and len(batch.starts()) > 1
         library.expect_errors(self._interrupt.is_set)
-        code = run(self.handle, batch.seal())
+        with self.uninterrupted() if may_lose else nullcontext():
+            code = run(self.handle, batch.seal())
         self._interrupt.clear()
         if code == 0:
             # A GPU may still be computing. Reading the outputs would wait while holding the GIL.
@@ -348,9 +352,12 @@ class Context(HandleOwner):
             raise KVCacheFullError(f"The KV cache has no room for a batch of {len(rows)} tokens.")
         if code == _INTERRUPTED:
             self.memory.settle()
-            # What was computed of a batch stays. It is cut, so that the batch can be run again.
+            # What was computed of a batch stays, but for the physical batch that was interrupted.
+            # It is cut, so that the batch can be run again. A sliding window cannot be cut, but it
+            # has lost only what the next position does not see.
             if not self.has_cache or all(
-                self.memory.remove(seq, start) for seq, start in batch.starts().items()
+                self.memory.last(seq) < start or self.memory.remove(seq, start)
+                for seq, start in batch.starts().items()
             ):
                 raise DecodeInterruptedError("The decode was interrupted.")
         raise DecodeError(f"{run.__name__} failed with code {code}: {why}.")
@@ -362,7 +369,8 @@ class Context(HandleOwner):
     def interrupt(self) -> None:
         """End the `decode` that runs, or else the next one. From any thread.
 
-        Only where sequences can be cut: others are lost.
+        Not with a recurrent or hybrid model, whose states would be lost. With a sliding window, it
+        ends only decodes of a single sequence.
         """
         self._interrupt.set()
 

@@ -151,7 +151,7 @@ class LlamaEmbedder(EmbeddingBackend):
 
     def interrupt(self) -> None:
         """Interrupt the running batch. Call it from any thread."""
-        if self._model.can_cut or not self._context.has_cache:
+        if self._model.can_cut or self._model.cuttable or not self._context.has_cache:
             self._context.interrupt()
 
     def pooled(self, seq: int) -> Matrix:

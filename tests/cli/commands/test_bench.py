@@ -27,7 +27,7 @@ from trioserve.testing import ScriptedBackend
 
 def test_flags_of_the_command_and_of_the_server_are_told_apart(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
-    words = ["-p", "64,128", "-np", "4", "-n=32", "--n-depth", "0,512", "-npl", "1,8", "-m", "m"]
+    words = ["-p", "64,128", "-np", "4", "-ntg=32", "--n-depth", "0,512", "-npl", "1,8", "-m", "m"]
     options, rest = take_options([*words, "-r", "2", "-o", "csv", "--json", str(file)])
     assert rest == ["-np", "4", "-m", "m"]
     assert options == Options(
@@ -46,7 +46,7 @@ def test_flags_of_the_command_and_of_the_server_are_told_apart(tmp_path: Path) -
     [
         (["-p", "many"], "-p takes whole numbers with commas between them, not 'many'"),
         (["-npl", "0"], "-npl must be between 1 and"),
-        (["-r", "1,2"], "-r takes one number"),
+        (["-r", "1,2"], "-r takes one whole number, not '1,2'"),
         (["-o", "sql"], "-o must be one of md, csv, json, jsonl"),
         (["-p", "0", "-n", "0"], "bench has nothing to measure"),
         (["--svg", "/nowhere/x.svg"], "--svg: /nowhere/x.svg cannot be written"),
@@ -95,8 +95,12 @@ async def test_the_bundled_model_beside_another_server(tmp_path: Path) -> None:
         )
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert len(lines) == 2 + 2 * 8
-    results = json.loads(files[0].read_text())["results"]
+    assert len(lines) == 4 + 2 * 8
+    whole = json.loads(files[0].read_text())
+    other = url.removeprefix("http://")
+    assert whole["models"] == {"trioserve": "bundled.gguf", other: "scripted"}
+    assert lines[0] == f"trioserve: bundled.gguf; {other}: scripted"
+    results = whole["results"]
     assert [(one["test"], one["clients"]) for one in results[4:6]] == [
         ("pp32 @ d64", 1), ("tg8 @ d64", 1),
     ]  # fmt: skip
@@ -118,7 +122,7 @@ async def test_a_signal_ends_it_and_its_server(tmp_path: Path, number: signal.Si
     assert process.stdout is not None
     with patiently():
         output = b""
-        while output.count(b"\n") < 4:  # the first results are there
+        while output.count(b"\n") < 6:  # the first results are there
             output += (received := await process.stdout.receive_some())
             assert received, "it has ended"
         children = [one for one in all_processes() if parent_of(one) == process.pid]

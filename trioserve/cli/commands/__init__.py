@@ -121,8 +121,9 @@ COMMANDS: Mapping[str, Command] = {
         "measure the speed of prompts and of generation, by depth and by number of clients",
         "Measures the server at URL or, without one, a server that is started with the flags.\n"
         "Numbers may have commas between them; all of them are combined.\n\n"
-        "  -p, --n-prompt N      tokens of a prompt; 0 leaves prompts out (default 512)\n"
-        "  -n, --n-gen N         tokens of an output; 0 leaves outputs out (default 128)\n"
+        "  -p, -npp, --n-prompt N\n"
+        "                        tokens of a prompt; 0 leaves prompts out (default 512)\n"
+        "  -n, -ntg, --n-gen N   tokens of an output; 0 leaves outputs out (default 128)\n"
         "  -d, --n-depth N       tokens in the KV cache before (default 0)\n"
         "  -npl, --clients N     clients at once (default 1)\n"
         "  -r, --repetitions N   rounds of each test (default 5)\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -43,6 +44,14 @@ class Options:
     svg: Path | None = None
 
 
+@attrs.define
+class Measured:
+    """What is known so far: the model of each server, and the results."""
+
+    models: dict[str, str] = attrs.field(factory=dict)
+    results: list[report.Result] = attrs.field(factory=list)
+
+
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
@@ -58,13 +67,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     tests = speed.workloads_of(options.n_prompt, options.n_gen, options.n_depth, options.clients)
     if not tests:
         raise ConfigError("bench has nothing to measure: -p and -n are 0")
-    results: list[report.Result] = []
-    work = partial(_measure, options, tests, parsed.config, flags, environ, results)
+    measured = Measured()
+    work = partial(_measure, options, tests, parsed.config, flags, environ, measured)
     try:
         return run_until_signal(work)
     finally:  # an early end loses nothing
-        if results:
-            _write(options, results)
+        if measured.results:
+            _write(options, measured)
 
 
 # -- arguments
@@ -78,8 +87,8 @@ def take_options(argv: Sequence[str]) -> tuple[Options, list[str]]:
     """
     words, found = list(argv), {}
     readers: dict[str, tuple[Callable[[str, str], object], tuple[str, ...]]] = {
-        "n_prompt": (partial(numbers, 0), ("--n-prompt", "-p")),
-        "n_gen": (partial(numbers, 0), ("--n-gen", "-n")),
+        "n_prompt": (partial(numbers, 0), ("--n-prompt", "-p", "-npp")),
+        "n_gen": (partial(numbers, 0), ("--n-gen", "-n", "-ntg")),
         "n_depth": (partial(numbers, 0), ("--n-depth", "-d")),
         "clients": (partial(numbers, 1), ("--clients", "-npl")),
         "repetitions": (number, ("--repetitions", "-r")),
@@ -114,10 +123,9 @@ def numbers(least: int, flag: str, value: str) -> tuple[int, ...]:
 
 def number(flag: str, value: str) -> int:
     """Read a whole number from 1 on. Raises ConfigError: it is none."""
-    read = numbers(1, flag, value)
-    if len(read) != 1:
-        raise ConfigError(f"{flag} takes one number, not {value!r}")
-    return read[0]
+    if not (value.isascii() and value.isdecimal()):
+        raise ConfigError(f"{flag} takes one whole number, not {value!r}")
+    return numbers(1, flag, value)[0]
 
 
 def _output(flag: str, value: str) -> str:
@@ -133,7 +141,7 @@ def _as_it_is(_flag: str, value: str) -> str:
 def writable(flag: str, value: str) -> Path:
     """Read the path of a file that is written later. Raises ConfigError: it cannot be."""
     path = Path(value)
-    if path.is_dir() or not path.parent.is_dir():
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{flag}: {value} cannot be written")
     return path
 
@@ -147,13 +155,14 @@ async def _measure(
     config: Config,
     flags: Sequence[str],
     environ: Mapping[str, str],
-    results: list[report.Result],
+    measured: Measured,
 ) -> None:
     """Measure all tests, and print each result at once."""
     async with servers_of(options, config, flags, environ) as servers:
+        measured.models |= {server.name: server.model for server in servers}
         table = report.Table(is_compared=len(servers) > 1)
         if options.output == "md":
-            print(table.head(), end="", flush=True)
+            print(f"{_named(measured.models)}\n\n{table.head()}", end="", flush=True)
         with ProgressReport(sys.stderr, n_log_lines=0) as progress:
             for i, test in enumerate(tests):
 
@@ -162,8 +171,8 @@ async def _measure(
 
                 samples = await speed.interleave(servers, test, options.repetitions, note)
                 progress.end()
-                results.append(report.Result(test, samples))
-                _show(options.output, table, results[-1])
+                measured.results.append(report.Result(test, samples))
+                _show(options.output, table, measured.results[-1])
 
 
 @asynccontextmanager
@@ -224,13 +233,19 @@ def _show(output: str, table: report.Table, result: report.Result) -> None:
         print(f"trioserve: {note}", file=sys.stderr)
 
 
-def _write(options: Options, results: Sequence[report.Result]) -> None:
+def _named(models: Mapping[str, str]) -> str:
+    return "; ".join(f"{server}: {model}" for server, model in models.items())
+
+
+def _write(options: Options, measured: Measured) -> None:
     """Print what comes at the end, and write the files."""
+    results = measured.results
     shown = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in attrs.asdict(options).items()
     }
-    whole = json.dumps(report.plain(results, shown), indent=1) + "\n"
+    plain = {"models": measured.models, **report.plain(results, shown)}
+    whole = json.dumps(plain, indent=1) + "\n"
     if options.output == "csv":
         print(report.csv_text(results), end="")
     elif options.output == "json":
@@ -241,9 +256,10 @@ def _write(options: Options, results: Sequence[report.Result]) -> None:
         if options.svg is not None:
             here = report.machine()
             caption = (
-                f"Measured {here['when'][:10]} on {here['cores']} cores, {here['system']} "
-                f"{here['machine']}. Medians of {options.repetitions} rounds; bands and thin lines "
-                "reach from the least to the greatest."
+                f"{_named(measured.models)}. Measured {here['when'][:10]} on {here['cores']} "
+                f"cores, {here['system']} {here['machine']}. "
+                f"Medians of {options.repetitions} rounds; bands and thin lines reach from "
+                "the least to the greatest."
             )
             drawn = report.picture(results, "trioserve bench", caption)
             options.svg.write_text(drawn, encoding="utf-8")

@@ -62,10 +62,11 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     tuning = Tuning(
         parsed.config, words, environ, 120 if seconds is None else number("--seconds", seconds)
     )
-    code = run_until_signal(tuning.run)
-    if path is not None and tuning.found is not None:
-        path.write_text(json.dumps(tuning.plain(), indent=1) + "\n", encoding="utf-8")
-    return code
+    try:
+        return run_until_signal(tuning.run)
+    finally:  # an early end loses nothing
+        if path is not None and tuning.trials:
+            path.write_text(json.dumps(tuning.plain(), indent=1) + "\n", encoding="utf-8")
 
 
 def factors_of(config: Config, n_cores: int, n_threads: int) -> list[Factor]:
@@ -231,13 +232,12 @@ class Tuning:
         print(_line(row_of(trial)), end="", flush=True)
 
     def plain(self) -> dict[str, object]:
-        """Everything, for a JSON file."""
-        assert self.found is not None
+        """Everything, for a JSON file; `found` is null after an early end."""
         return {
             "machine": report.machine(),
             "lengths": {"prompt": self._n_prompt, "output": self._n_gen},
             "trials": [attrs.asdict(trial) for trial in self.trials],
-            "found": attrs.asdict(self.found),
+            "found": None if self.found is None else attrs.asdict(self.found),
         }
 
 
