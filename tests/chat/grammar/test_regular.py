@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import pytest
 
@@ -10,7 +11,17 @@ from tests.support.custom_tools import PATCH, PATCHES
 from tests.support.message_writers import WRITERS
 from tests.support.tool_grammars import REQUIRED, compiled, tail_of, taking
 from trioserve.chat.grammar.answer import constrain
-from trioserve.chat.grammar.regular import MAX_CHARS, GrammarError, expression_of, pattern_of
+from trioserve.chat.grammar.regular import (
+    MAX_CHARS,
+    GrammarError,
+    _needed,
+    _Seq,
+    _Text,
+    _tokens,
+    check_expression,
+    expression_of,
+    pattern_of,
+)
 from trioserve.llama import LlamaBackend
 from trioserve.llama.grammar.matcher import CompiledGrammar
 
@@ -73,6 +84,13 @@ def test_texts_of_a_grammar(grammar: str, fits: list[str], does_not: list[str]) 
         ('start: "ab".."c"', "which is not one character"),
         (f'start: "{"a" * 5000}"', "is longer than 4000 characters"),
         ("start: start", "is longer than 4000 characters"),
+        (f"start: A //{' ' * 20_000}", "is longer than 16384 characters"),
+        (
+            "start: A" + "\na: A" * 3 + "".join(f"\na{n}: A" for n in range(300)),
+            "more than 256 rules",
+        ),
+        (f"start: {'(' * 8000}A", "is nested too deeply"),
+        (f"start: A{'?' * 8000}", "is nested too deeply"),
     ],
 )
 def test_what_no_expression_can_say(grammar: str, problem: str) -> None:
@@ -85,6 +103,23 @@ def test_an_expression_is_for_all_of_a_text() -> None:
     for wrong in ("a(", r"\bword", "a" * 5000):
         with pytest.raises(GrammarError):
             pattern_of("regex", wrong)
+
+
+#: Each would take hours, if the time were the square of a length.
+LONG = {
+    "a count without an end": lambda: list(_tokens('"a" {' + " " * 2**20)),
+    "brackets in a comment": lambda: check_expression(f"(?#{'[' * 2**20})"),
+    "classes that ignore case": lambda: check_expression(
+        "".join(rf"(?i:[\0-\u{n:04x}])" for n in range(2**15, 2**15 + 2**14))
+    ),
+    "ways of a rule": lambda: _needed([_Seq((_Text("a"), _Text(f"{n}"))) for n in range(2**16)]),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_texts_take_no_longer_than_their_length(name: str) -> None:
+    with suppress(GrammarError):
+        LONG[name]()
 
 
 def accepts(grammar: CompiledGrammar, backend: LlamaBackend, text: str) -> bool:
