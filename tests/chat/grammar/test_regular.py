@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from contextlib import suppress
 
 import pytest
@@ -109,9 +110,6 @@ def test_an_expression_is_for_all_of_a_text() -> None:
 LONG = {
     "a count without an end": lambda: list(_tokens('"a" {' + " " * 2**20)),
     "brackets in a comment": lambda: check_expression(f"(?#{'[' * 2**20})"),
-    "classes that ignore case": lambda: check_expression(
-        "".join(rf"(?i:[\0-\u{n:04x}])" for n in range(2**15, 2**15 + 2**14))
-    ),
     "ways of a rule": lambda: _needed([_Seq((_Text("a"), _Text(f"{n}"))) for n in range(2**16)]),
 }
 
@@ -120,6 +118,24 @@ LONG = {
 def test_long_texts_take_no_longer_than_their_length(name: str) -> None:
     with suppress(GrammarError):
         LONG[name]()
+
+
+@pytest.mark.parametrize(
+    "range_", [r"\0-\u{:04x}", r"\0-\U{:08x}", "\\0-{:c}", r"\\u0041\0-\u{:04x}"]
+)
+def test_a_class_costs_little_whatever_its_characters_are(range_: str) -> None:
+    classes = "".join(f"(?i:[{range_.format(2**15 + n)}])" for n in range(128))
+    started = time.thread_time()
+    with pytest.raises(GrammarError, match="anchors"):
+        check_expression(f"{classes}$")
+    used, started = time.thread_time() - started, time.thread_time()
+    re.compile(classes)
+    assert used < (time.thread_time() - started) / 3
+
+
+@pytest.mark.parametrize("pattern", [r"[A-\u005a]", r"\\u00", "[a-é世]", r"[\u0041-\U0001f600]"])
+def test_other_characters_than_latin_ones(pattern: str) -> None:
+    check_expression(pattern)
 
 
 def accepts(grammar: CompiledGrammar, backend: LlamaBackend, text: str) -> bool:

@@ -323,8 +323,18 @@ def parse_expression(pattern: str) -> None:
     Raises:
         re.error, RecursionError, OverflowError: it is none.
     """
-    # To compile classes that ignore case takes 65,536 steps for each.
-    re.compile(re.sub(r"\(\?[a-z]+", lambda flags: flags[0].replace("i", "s"), pattern))
+    # Python makes a table of 65,536 entries for each class that has other characters than these.
+    re.compile(_NOT_LATIN.sub(_in_latin, pattern))
+
+
+_NOT_LATIN = re.compile(r"\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\.|[^\0-\xff]", re.DOTALL)
+
+
+def _in_latin(found: re.Match[str]) -> str:
+    if found[0][0] == "\\" and not found.lastindex:
+        return found[0]
+    code = int(found[found.lastindex], 16) if found.lastindex else ord(found[0])
+    return rf"\x{min(code, 255):02x}"
 
 
 # -- writing
