@@ -225,8 +225,8 @@ def _target(schema: Mapping[str, Any], root: Any) -> Any:
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(place, Mapping) and name in place:
             place = place[name]
-        elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
-            place = place[int(name)]
+        elif isinstance(place, list) and re.fullmatch("[0-9]{1,9}", name):
+            place = place[int(name)] if int(name) < len(place) else None
         else:
             return None
     return place
