@@ -1,4 +1,4 @@
-"""Bodies of requests in which any one value is another: read, or refused by an error of ours."""
+"""Bodies of requests in which any one value is another: each is read, or refused by name."""
 
 from __future__ import annotations
 
