@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from trioserve.errors import ModelLoadError
+
 if TYPE_CHECKING:
     from trioserve.config import Config
     from trioserve.llama.backend import LlamaBackend
