@@ -60,7 +60,7 @@ class Attack:
     client: httpx.AsyncClient
     statuses: list[int] = attrs.field(factory=list)
     slowest_health: float = 0.0
-    crowding: float = attrs.field(factory=crowding)
+    crowded: float = attrs.field(factory=crowding)
 
     async def repeat(self, path: str, make: Callable[[], bytes]) -> None:
         headers = {**of("first"), "Content-Type": "application/json"}
@@ -92,7 +92,7 @@ async def attacked(url: str, n: int, path: str, make: Callable[[], bytes]) -> As
         await trio.sleep(1.0)  # until they are all there
         yield attack
         nursery.cancel_scope.cancel()
-    attack.crowding = max(attack.crowding, crowding())
+    attack.crowded = max(attack.crowded, crowding())
 
 
 async def slowest(n: int, ask: Callable[[], Awaitable[httpx.Response]]) -> float:
@@ -168,8 +168,8 @@ async def test_work_of_one_key_does_not_hold_up_another(
         f"/tokenize {tokens:.2f}, /health {attack.slowest_health:.2f}, "
         f"{len(attack.statuses)} answers {sorted(set(attack.statuses))}"
     )
-    assert max(beside, tokens) < _MAX_WAIT * attack.crowding
-    assert attack.slowest_health < _MAX_HEALTH * attack.crowding
+    assert max(beside, tokens) < _MAX_WAIT * attack.crowded
+    assert attack.slowest_health < _MAX_HEALTH * attack.crowded
     assert set(attack.statuses) <= {200, 400, 429, 503}
 
 
@@ -193,7 +193,7 @@ async def test_images_of_one_key_do_not_hold_up_those_of_another(report: Report)
         async with attacked(url, 24, "/v1/chat/completions", lambda: data) as attack:
             beside = await slowest(3, chat)
     report(f"24 x images: one more {beside:.2f} s, /health {attack.slowest_health:.2f}")
-    assert beside < _MAX_WAIT * attack.crowding
+    assert beside < _MAX_WAIT * attack.crowded
 
 
 async def test_half_sent_heads_do_not_lock_out_others(report: Report) -> None:
@@ -269,7 +269,7 @@ async def test_requests_that_are_wide(served: Running, report: Report) -> None:
             )
             assert answer.status_code == (200 if path.endswith("lookup") else 400)
             assert len(answer.content) < 100_000
-            assert attack.slowest_health < _MAX_HEALTH * max(attack.crowding, crowding())
+            assert attack.slowest_health < _MAX_HEALTH * max(attack.crowded, crowding())
 
 
 def calls(folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -341,7 +341,7 @@ async def test_calls_of_tools_that_take_long(tmp_path: Path, report: Report) -> 
                 f"4 x {name}: {max(took):.2f} s, read_file beside it {beside:.2f}, "
                 f"/health {attack.slowest_health:.2f}"
             )
-            crowded = max(attack.crowding, crowding())
+            crowded = max(attack.crowded, crowding())
             assert max(took) < 150 * crowded
             assert beside < _MAX_WAIT * crowded
             assert attack.slowest_health < _MAX_HEALTH * crowded

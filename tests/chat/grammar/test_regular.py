@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -107,7 +108,7 @@ def test_an_expression_is_for_all_of_a_text() -> None:
 
 
 #: Each would take hours, if the time were the square of a length.
-LONG = {
+LONG: dict[str, Callable[[], object]] = {
     "a count without an end": lambda: list(_tokens('"a" {' + " " * 2**20)),
     "brackets in a comment": lambda: check_expression(f"(?#{'[' * 2**20})"),
     "ways of a rule": lambda: _needed([_Seq((_Text("a"), _Text(f"{n}"))) for n in range(2**16)]),

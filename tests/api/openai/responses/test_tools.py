@@ -140,13 +140,12 @@ def test_only_so_much_of_grammars_is_enforced() -> None:
 @pytest.mark.parametrize("choice", ["auto", {"type": "allowed_tools", "mode": "auto"}])
 def test_tools_in_namespaces_count(choice: Any) -> None:
     inner = [{"type": "function", "name": f"f{n}"} for n in range(40_000)]
-    if choice == "auto":
-        request, param = {"tools": [{"type": "namespace", "name": "n", "tools": inner}]}, "tools"
-    else:
-        request, param = {"tool_choice": {**choice, "tools": inner}}, "tool_choice.tools"
+    request: dict[str, Any] = {"tools": [{"type": "namespace", "name": "n", "tools": inner}]}
+    if choice != "auto":
+        request = {"tool_choice": {**choice, "tools": inner}}
     with pytest.raises(InvalidRequestError, match="and 1024 are allowed") as raised:
         ResponsesRequest.parse_with_chat({"input": "Hi", **request})
-    assert raised.value.param == param
+    assert raised.value.param == ("tools" if choice == "auto" else "tool_choice.tools")
 
 
 async def test_a_custom_call_comes_back_with_its_result() -> None:
