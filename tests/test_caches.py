@@ -18,8 +18,6 @@ BY_OWNER = {
     "llama/grammar/compiler.py:OrderedDict",  # compiled grammars
     "chat/grammar/answer.py:lru_cache",  # grammars of tools
 }
-#: By what clients send alone. docs/security.md names them.
-BY_CONTENT = {"chat/grammar/regular.py:lru_cache"}
 #: Caches of one request, slot or client.
 OF_ONE = {
     "llama/grammar/tools.py:OrderedDict",  # and what was logged, which answers do not show
@@ -62,4 +60,4 @@ def _makers(node: ast.AST) -> list[ast.expr]:
 
 
 def test_all_caches_are_listed() -> None:
-    assert set(caches()) == BY_OWNER | BY_CONTENT | OF_ONE | OF_THE_SERVER
+    assert set(caches()) == BY_OWNER | OF_ONE | OF_THE_SERVER

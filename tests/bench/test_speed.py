@@ -133,6 +133,8 @@ def canned(*events: dict[str, object]) -> bytes:
     [
         ([{"choices": [{"text": "a"}]}], "without the number of tokens"),
         ([{"choices": [], "usage": {"prompt_tokens": 3}}], "without text"),
+        ([{"usage": {"prompt_tokens": 10**400}}], "does not answer as expected"),
+        ([{"usage": {"prompt_tokens": -1}}], "does not answer as expected"),
     ],
 )
 async def test_an_answer_that_cannot_be_measured(

@@ -23,6 +23,7 @@ print(sys.argv[1:], subprocess.check_output(["printenv", "LLAMA_API_KEY"], text=
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 def test_other_processes_do_not_see_them() -> None:
     argv = ["--api-key", "topsecret", "--port", "e", "--hf_token=abc", "--api-key", "", "-hft", "e"]
+    argv += ["--mcp-servers-json", "{}"]
     output = subprocess.check_output(
         [sys.executable, "-c", CODE, *argv],
         text=True,
@@ -30,6 +31,6 @@ def test_other_processes_do_not_see_them() -> None:
     )
     line, variables, kept = output.splitlines()
     shown = ["--api-key", "*********", "--port", "e", "--hf_token=***", "--api-key", "", "-hft"]
-    assert line == str([*shown, "*"])
+    assert line == str([*shown, "*", "--mcp-servers-json", "**"])
     assert sorted(ast.literal_eval(variables)) == ["LLAMA_API_KEY=****", "OTHER_KEY=hush"]
     assert kept == f"{argv} hush"

@@ -25,6 +25,11 @@ def test_sockets_of_another_process_are_not_taken() -> None:
     assert environ == {"HOME": "/"}
 
 
+@pytest.mark.parametrize("count", ["", "-1", "²", "9" * 5000])
+def test_what_is_no_number_of_sockets_counts_as_none(count: str) -> None:
+    assert take_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": count}) == []
+
+
 def test_a_descriptor_that_is_not_open_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trioserve.cli.systemd._FIRST_DESCRIPTOR", 10_000)
     with pytest.raises(ConfigError, match="descriptor 10000"):

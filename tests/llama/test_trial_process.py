@@ -72,6 +72,21 @@ def test_a_file_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     llama.load(config(model)).close()
 
 
+def test_a_file_that_is_replaced_during_the_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Path(shutil.copy(BUNDLED, tmp_path / "model.gguf"))
+
+    def run(*_: object) -> bool:
+        deadly_model(tmp_path / "bad.gguf").replace(model)
+        return True
+
+    monkeypatch.setattr(trial_process, "run", run)
+    monkeypatch.setattr(llama, "load_here", lambda *_, **__: pytest.fail("it was loaded"))
+    with pytest.raises(ModelLoadError, match="replaced while it was tried"):
+        llama.load(config(model))
+
+
 def test_what_is_refused_there_is_refused_here(tmp_path: Path) -> None:
     model = Path(shutil.copy(BUNDLED, tmp_path / "model.gguf"))
     data = model.read_bytes()

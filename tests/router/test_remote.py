@@ -40,6 +40,7 @@ from trioserve.errors import (
     UnavailableError,
     UnsupportedFieldError,
 )
+from trioserve.router import client
 from trioserve.router.client import ServerAnswer, ServerEvents
 from trioserve.router.fleet import Fleet
 from trioserve.router.remote import ChildModels, RemoteServer, RemoteStream, _chat
@@ -353,6 +354,19 @@ def stream_of(*pieces: bytes) -> RemoteStream[ChatCompletion]:
 
 def delta(**fields: Any) -> bytes:
     return b"data: " + json.dumps({"choices": [{"index": 0, "delta": fields}]}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize("pieces", [[b"data: {"], [b"x\n", b"\ny"]], ids=["event", "comment"])
+async def test_lines_and_answers_without_an_end(
+    pieces: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_MAX_EVENT", 50_000)
+    monkeypatch.setattr(client, "_MAX_ANSWER", 50_000)
+    long = [*pieces, *[b"x" * 1000] * 100]
+    with pytest.raises(UnavailableError, match="event that is too long"):
+        await stream_of(*long).read()
+    with pytest.raises(UnavailableError, match="answer that is too long"):
+        await client.receive_all(cast(ServerAnswer, Written(*long)))
 
 
 async def test_tool_calls() -> None:

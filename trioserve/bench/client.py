@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Annotated, TypeAlias
 
 import attrs
 import msgspec
@@ -17,13 +18,17 @@ from trioserve.router.client import ServerClient
 _FEW, _MANY = 32, 96
 
 
+#: A number of tokens that a server reports.
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int = 0
+    prompt_tokens: _Count
+    completion_tokens: _Count = 0
     prompt_tokens_details: _Details | None = None
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from trioserve.chat.messages import MAX_TOOLS, check_count
 from trioserve.chat.template.continuation import ContinueFinalMessage
 from trioserve.errors import InvalidRequestError
 
@@ -55,6 +56,7 @@ def _parse_allowed(allowed: Mapping[str, Any], path: str) -> ToolChoice:
 def _function_names(tools: object, path: str) -> tuple[str, ...]:
     if not isinstance(tools, list) or not tools:
         raise InvalidRequestError(f"'{path}' must be a list of tools, and not empty.", param=path)
+    check_count(len(tools), MAX_TOOLS, path, "tools")
     return tuple(_function_name(tool, f"{path}[{i}]") for i, tool in enumerate(tools))
 
 

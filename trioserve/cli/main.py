@@ -22,6 +22,7 @@ import trio
 from trioserve.cli import commands, forking, help as texts
 from trioserve.cli.commands import cache
 from trioserve.cli.memory import limit_arenas
+from trioserve.cli.printable import printable
 from trioserve.cli.progress import StatusPipe, fetch, take_status
 from trioserve.cli.secrets import hide_secrets
 from trioserve.cli.serving import catalog_of, serve
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         hide_secrets()
+        sys.stdout, sys.stderr = printable(sys.stdout), printable(sys.stderr)
     status = StatusPipe()
     first = None
     try:

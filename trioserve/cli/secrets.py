@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from trioserve.config.flags import FLAGS, SECRET_VARIABLES, SECRETS
+
 #: Flags whose values are secrets, and their variables.
-_FLAGS = (b"--api-key", b"--hf-token", b"-hft")
-_VARIABLES = (b"LLAMA_API_KEY", b"HF_TOKEN")
+_FLAGS = tuple(name.encode() for one in FLAGS if one.field in SECRETS for name in one.names)
+_VARIABLES = tuple(map(os.fsencode, SECRET_VARIABLES))
 
 #: Fields of /proc/self/stat, counted from the one behind the name: see proc_pid_stat(5).
 _ARGUMENTS, _ENVIRONMENT = 45, 47

@@ -6,6 +6,7 @@ The protocols are those of ``sd_listen_fds(3)`` and ``sd_notify(3)``.
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import MutableMapping
 from contextlib import suppress
@@ -23,7 +24,7 @@ def take_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
     """
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
-    if pid != str(os.getpid()) or not count.isdigit():
+    if pid != str(os.getpid()) or re.fullmatch("[0-9]{1,6}", count) is None:
         return []
     taken = []
     for descriptor in range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + int(count)):

@@ -235,6 +235,15 @@ FLAGS: tuple[Flag, ...] = tuple(
     )
 )
 
+#: The fields whose values no other process is shown, nor a terminal. Entries of MCP servers hold
+#: tokens.
+SECRETS = ("api_keys", "hf_token", "mcp_servers_json")
+
+#: Their variables.
+SECRET_VARIABLES = tuple(
+    one.variable for one in FLAGS if one.field in SECRETS and one.variable is not None
+)
+
 BY_NAME: Mapping[str, Flag] = {name: one for one in FLAGS for name in (*one.names, *one.negative)}
 BY_VARIABLE: Mapping[str, Flag] = {one.variable: one for one in FLAGS if one.variable is not None}
 

@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from trioserve.errors import ModelLoadError
+
 if TYPE_CHECKING:
     from trioserve.config import Config
     from trioserve.llama.backend import LlamaBackend
@@ -39,7 +41,8 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
             thread. Returning False cancels the load; what it raises is passed on.
 
     Raises:
-        ModelLoadError: the file or the context cannot be used, or `progress` cancelled.
+        ModelLoadError: the file or the context cannot be used or was replaced meanwhile, or
+            `progress` cancelled.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
     from trioserve.llama import devices, library, trial
@@ -54,6 +57,8 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
 
         first, progress = _halves(progress)
         is_new = not trial_process.run(config, first)
+        if files != LoadedFiles.of(config, devices.versions()):
+            raise ModelLoadError("a file of the model was replaced while it was tried")
     backend = load_here(config, progress=progress)
     try:
         trial.try_out(backend, everything=is_new)

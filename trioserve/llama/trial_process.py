@@ -26,6 +26,7 @@ import attrs
 import structlog
 
 from trioserve.config import Config
+from trioserve.config.flags import SECRET_VARIABLES
 from trioserve.errors import ModelLoadError
 from trioserve.models import resolve
 
@@ -64,12 +65,9 @@ def run(config: Config, progress: Progress | None = None) -> bool:
         return _is_tried(config, process.returncode, said, log)
 
 
-#: What the process has no use for, and files that take it over have none either.
-_SECRETS = ("LLAMA_API_KEY", "HF_TOKEN")
-
-
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _SECRETS}
+    """The variables, except for secrets: a file that takes the process over has no use for them."""
+    return {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
 
 
 def _without_secrets(config: Config) -> Config:

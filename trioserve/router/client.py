@@ -44,6 +44,9 @@ _RETRY_AFTER = 1.0
 #: How many bytes of an answer an error shows, if the answer cannot be parsed.
 _MAX_SHOWN = 200
 
+#: Bytes of an answer, and of an event of a stream.
+_MAX_ANSWER, _MAX_EVENT = 2**30, 2**26
+
 #: Seconds to connect, and to send a piece of a request. The time for an answer is not limited.
 _TIMEOUTS = {"connect": 10.0, "write": 30.0, "read": None, "pool": None}
 
@@ -138,7 +141,7 @@ class ServerEvents(Generic[T]):
     def __init__(self, answer: ServerAnswer, form: type[T]) -> None:
         self._answer = answer
         self._form = form
-        self._buffer = b""
+        self._begun: list[bytes] = []  # the pieces of a line whose end has not come
         self._unread: deque[bytes] = deque()
 
     def __aiter__(self) -> AsyncIterator[T]:
@@ -149,7 +152,13 @@ class ServerEvents(Generic[T]):
             data = await self._answer.receive()
             if not data:
                 raise StopAsyncIteration
-            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            *lines, rest = data.split(b"\n")
+            if lines:
+                lines[0] = b"".join([*self._begun, lines[0]])
+                self._begun = []
+            self._begun.append(rest)
+            if sum(map(len, self._begun)) > _MAX_EVENT:
+                raise UnavailableError("The server sends an event that is too long.")
             self._unread.extend(line[5:].strip() for line in lines if line.startswith(b"data: {"))
         event = self._unread.popleft()
         if event.startswith(b'{"error"'):
@@ -158,11 +167,13 @@ class ServerEvents(Generic[T]):
 
 
 async def receive_all(answer: ServerAnswer) -> bytes:
-    """Wait for the rest of a body."""
-    parts = []
+    """Wait for the rest of a body. Raises UnavailableError: it is too long."""
+    whole = bytearray()
     while part := await answer.receive():
-        parts.append(part)
-    return b"".join(parts)
+        whole += part
+        if len(whole) > _MAX_ANSWER:
+            raise UnavailableError("The server sends an answer that is too long.")
+    return bytes(whole)
 
 
 def read_json(data: bytes, form: type[T]) -> T:

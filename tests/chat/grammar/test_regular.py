@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -10,7 +13,17 @@ from tests.support.custom_tools import PATCH, PATCHES
 from tests.support.message_writers import WRITERS
 from tests.support.tool_grammars import REQUIRED, compiled, tail_of, taking
 from trioserve.chat.grammar.answer import constrain
-from trioserve.chat.grammar.regular import MAX_CHARS, GrammarError, expression_of, pattern_of
+from trioserve.chat.grammar.regular import (
+    MAX_CHARS,
+    GrammarError,
+    _needed,
+    _Seq,
+    _Text,
+    _tokens,
+    check_expression,
+    expression_of,
+    pattern_of,
+)
 from trioserve.llama import LlamaBackend
 from trioserve.llama.grammar.matcher import CompiledGrammar
 
@@ -73,6 +86,13 @@ def test_texts_of_a_grammar(grammar: str, fits: list[str], does_not: list[str]) 
         ('start: "ab".."c"', "which is not one character"),
         (f'start: "{"a" * 5000}"', "is longer than 4000 characters"),
         ("start: start", "is longer than 4000 characters"),
+        (f"start: A //{' ' * 20_000}", "is longer than 16384 characters"),
+        (
+            "start: A" + "\na: A" * 3 + "".join(f"\na{n}: A" for n in range(300)),
+            "more than 256 rules",
+        ),
+        (f"start: {'(' * 8000}A", "is nested too deeply"),
+        (f"start: A{'?' * 8000}", "is nested too deeply"),
     ],
 )
 def test_what_no_expression_can_say(grammar: str, problem: str) -> None:
@@ -85,6 +105,38 @@ def test_an_expression_is_for_all_of_a_text() -> None:
     for wrong in ("a(", r"\bword", "a" * 5000):
         with pytest.raises(GrammarError):
             pattern_of("regex", wrong)
+
+
+#: Each would take hours, if the time were the square of a length.
+LONG: dict[str, Callable[[], object]] = {
+    "a count without an end": lambda: list(_tokens('"a" {' + " " * 2**20)),
+    "brackets in a comment": lambda: check_expression(f"(?#{'[' * 2**20})"),
+    "ways of a rule": lambda: _needed([_Seq((_Text("a"), _Text(f"{n}"))) for n in range(2**16)]),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_texts_take_no_longer_than_their_length(name: str) -> None:
+    with suppress(GrammarError):
+        LONG[name]()
+
+
+@pytest.mark.parametrize(
+    "range_", [r"\0-\u{:04x}", r"\0-\U{:08x}", "\\0-{:c}", r"\\u0041\0-\u{:04x}"]
+)
+def test_a_class_costs_little_whatever_its_characters_are(range_: str) -> None:
+    classes = "".join(f"(?i:[{range_.format(2**15 + n)}])" for n in range(128))
+    started = time.thread_time()
+    with pytest.raises(GrammarError, match="anchors"):
+        check_expression(f"{classes}$")
+    used, started = time.thread_time() - started, time.thread_time()
+    re.compile(classes)
+    assert used < (time.thread_time() - started) / 3
+
+
+@pytest.mark.parametrize("pattern", [r"[A-\u005a]", r"\\u00", "[a-é世]", r"[\u0041-\U0001f600]"])
+def test_other_characters_than_latin_ones(pattern: str) -> None:
+    check_expression(pattern)
 
 
 def accepts(grammar: CompiledGrammar, backend: LlamaBackend, text: str) -> bool:

@@ -68,6 +68,7 @@ WHOLE: dict[str, Any] = {"type": "integer"}
         ({"type": "text"}, {}),
         ({"$ref": "#/$defs/nowhere"}, {}),
         ({"$ref": "#/$defs/nowhere", **TEXT}, TEXT),
+        ({"$ref": f"#/enum/{'9' * 5000}", "enum": ["a"]}, {"enum": ["a"]}),
         ({**WHOLE, "minimum": 3, "exclusiveMinimum": True}, {**WHOLE, "exclusiveMinimum": 3}),
         ({**WHOLE, "minimum": 9, "maximum": 1}, WHOLE),
         (

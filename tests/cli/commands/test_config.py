@@ -51,6 +51,8 @@ def test_where_values_come_from(
     path = tmp_path / "a.toml"
     path.write_text('parallel = 8\nctx-size = 1\napi-key = "secret"\n')
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "512")
+    servers = '{"mcpServers": {"a": {"command": "a", "env": {"TOKEN": "secret"}}}}'
+    monkeypatch.setenv("LLAMA_ARG_MCP_SERVERS_JSON", servers)
     assert main(["config", "show", "--config", str(path), "--temp", "0.5"]) == 0
     rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == ["setting", "value", "from"]
@@ -59,6 +61,7 @@ def test_where_values_come_from(
         ("ctx-size", "512", "LLAMA_ARG_CTX_SIZE"),
         ("api-key", "(hidden)", f"{path}:3: api-key"),
         ("temperature", "0.5", "--temp"),
+        ("mcp-servers-json", "(hidden)", "LLAMA_ARG_MCP_SERVERS_JSON"),
     }
     assert main(["config", "show", "--all"]) == 0
     assert "the default" in capsys.readouterr().out

@@ -102,6 +102,7 @@ def test_gbnf_may_name_tokens(backend: LlamaBackend) -> None:
         (r'root ::= "\ud800"', "U+D800 is not a character"),
         ('root ::= "a"{3,2}', "the minimum 3 of a repetition is above its maximum 2"),
         ('root ::= "a"{99999}', "more than 2000 repetitions"),
+        (f'root ::= "a"{{1{" " * 60_000}', "not a repetition"),
         ("root ::= <[99999]>", "there is no token 99999"),
         ("root ::= <no such thing>", "there is no token <no such thing>"),
         ("root ::= " + "(" * 40 + '"a"' + ")" * 40, "more than 32 levels of parentheses"),

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import TypeAlias
 
 import attrs
 
 #: The longest expression, in characters.
 MAX_CHARS = 4000
+
+#: The longest grammar, in characters, and its rules. Within these, no work takes 0.1 seconds.
+MAX_SOURCE = 2**14
+_MAX_RULES = 256
 
 #: How many references of nested rules are followed into each other, at most.
 _MAX_DEPTH = 32
@@ -54,29 +57,29 @@ class GrammarError(Exception):
 # -- what a grammar is made of
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class _Text:
     """What an expression matches: of a string or a terminal's ``/…/``."""
 
     pattern: str
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class _Ref:
     name: str
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class _Seq:
     parts: tuple[_Node, ...]
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class _Alt:
     parts: tuple[_Node, ...]
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class _Repeat:
     part: _Node
     count: str  # as it stands behind an expression
@@ -99,7 +102,7 @@ _TOKEN = re.compile(
   | (?P<name>[?!]?_*[a-zA-Z][a-zA-Z0-9_]*)
   | (?P<dots>\.\.)
   | (?P<arrow>->[ \t]*[a-zA-Z_][a-zA-Z0-9_]*)
-  | (?P<count>\{[ ]*[0-9]*[ ]*(?:,[ ]*[0-9]*[ ]*)?\}|~[ ]*[0-9]+(?:[ ]*\.\.[ ]*[0-9]+)?)
+  | (?P<count>\{[ ]*+[0-9]*+[ ]*+(?:,[ ]*+[0-9]*+[ ]*+)?\}|~[ ]*+[0-9]++(?:[ ]*+\.\.[ ]*+[0-9]+)?)
   | (?P<priority>\.-?[0-9]+)
   | (?P<sign>[:|()\[\]*+?,.])
     """,
@@ -128,6 +131,8 @@ class _Reader:
                 self._maybe("priority")
                 self._expect(":")
                 self.rules[text.lstrip("?!")] = self._choice()
+                if len(self.rules) > _MAX_RULES:
+                    raise GrammarError(f"has more than {_MAX_RULES} rules")
             else:
                 raise GrammarError(f"has {text!r:.40} where a rule should begin")
 
@@ -160,7 +165,7 @@ class _Reader:
         parts = [self._sequence()]
         while self._continues():
             parts.append(self._sequence())
-        return parts[0] if len(parts) == 1 else _Alt(tuple(parts))
+        return parts[0] if len(parts) == 1 else _Alt(_needed(parts))
 
     def _continues(self) -> bool:
         """Read a bar, if one comes, also at the beginning of a later line."""
@@ -299,12 +304,37 @@ def check_expression(pattern: str) -> None:
         GrammarError: it is none, or looks around, or has anchors.
     """
     try:
-        re.compile(re.sub(r"\\[pP](?:\{\^?\w+\}|\w)", "a", pattern))  # Python has no such classes
+        parse_expression(re.sub(r"\\[pP](?:\{\^?\w+\}|\w)", "a", pattern))  # Python has no such
     except (re.error, RecursionError, OverflowError) as error:
         raise GrammarError(f"has what is no regular expression: {error}") from None
-    bare = re.sub(r"\\[^bBAzZ1-9]|\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern, flags=re.DOTALL)
+    bare = re.sub(rf"\\[^bBAzZ1-9]|{CLASS}", "", pattern, flags=re.DOTALL)
     if re.search(r"\(\?(?:[=!<(]|P[=<])|\\[1-9bBAzZ]|[$^]", bare):
         raise GrammarError("has a regular expression with anchors, or one that looks around")
+
+
+#: A class of characters in an expression. One without an end, as in a comment, takes all that is
+#: left: to look for the end again at each bracket would take the square of the length.
+CLASS = r"\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\Z)"
+
+
+def parse_expression(pattern: str) -> None:
+    """Find what is no regular expression.
+
+    Raises:
+        re.error, RecursionError, OverflowError: it is none.
+    """
+    # Python makes a table of 65,536 entries for each class that has other characters than these.
+    re.compile(_NOT_LATIN.sub(_in_latin, pattern))
+
+
+_NOT_LATIN = re.compile(r"\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\.|[^\0-\xff]", re.DOTALL)
+
+
+def _in_latin(found: re.Match[str]) -> str:
+    if found[0][0] == "\\" and not found.lastindex:
+        return found[0]
+    code = int(found[found.lastindex], 16) if found.lastindex else ord(found[0])
+    return rf"\x{min(code, 255):02x}"
 
 
 # -- writing
@@ -317,16 +347,17 @@ class _TooLong(Exception):  # noqa: N818 - it ends an attempt, and is not an err
 class _Writer:
     """Writes rules as one expression."""
 
-    def __init__(self, rules: Mapping[str, _Node], ignored: str, depth: int) -> None:
-        self._rules, self._ignored, self._depth = rules, ignored, depth
-        self._nested = {name for name in rules if name in _reached(name, rules)}
+    def __init__(self, rules: Mapping[str, _Node], ignored: str) -> None:
+        self._rules, self._ignored = rules, ignored
+        inner = {name: set(_names_in(body)) for name, body in rules.items()}
+        self.nested = {name for name in rules if name in _reached(name, inner)}
         self._known: dict[tuple[str, int], str | None] = {}
 
     def rule(self, name: str, depth: int) -> str | None:
         """Write a rule; None: no text follows it within the depth."""
         if name not in self._rules:
             raise GrammarError(f"has no rule {name!r:.40}")
-        depth -= name in self._nested
+        depth -= name in self.nested
         if depth < 0:
             return None
         key = (name, depth)
@@ -353,7 +384,7 @@ class _Writer:
                 known = [one for one in each if one is not None]
                 written = "".join(known) if len(known) == len(each) else None
             case _Alt(parts):
-                ways = [self.write(part, depth, gap) for part in _needed(parts)]
+                ways = [self.write(part, depth, gap) for part in parts]
                 found = list(dict.fromkeys(way for way in ways if way is not None))
                 written = f"(?:{'|'.join(found)})" if found else None
             case _Repeat(part, count):
@@ -367,36 +398,36 @@ class _Writer:
         return written
 
 
-def _needed(ways: tuple[_Node, ...]) -> list[_Node]:
+def _needed(ways: Sequence[_Node]) -> tuple[_Node, ...]:
     """Leave out what another way allows as well: ``a`` beside ``a ("," a)*``."""
     parts = [way.parts if isinstance(way, _Seq) else (way,) for way in ways]
-    return [
-        way
-        for way, own in zip(ways, parts, strict=True)
-        if not any(
-            other[: len(own)] == own and len(other) > len(own) and _may_be_empty(other[len(own) :])
-            for other in parts
-        )
-    ]
+    lengths = {len(own) for own in parts}
+    allowed = set()  # also by a longer way
+    for own in parts:
+        n = len(own)
+        while n and _may_be_empty(own[n - 1]):
+            n -= 1
+            if n in lengths:
+                allowed.add(own[:n])
+    return tuple(way for way, own in zip(ways, parts, strict=True) if own not in allowed)
 
 
-def _may_be_empty(parts: Sequence[_Node]) -> bool:
-    return all(isinstance(part, _Repeat) and part.count in ("*", "?") for part in parts)
+def _may_be_empty(part: _Node) -> bool:
+    return isinstance(part, _Repeat) and part.count in ("*", "?")
 
 
 def _spaced(pattern: str, gap: str) -> str:
     return f"(?:{pattern}){gap}" if gap else pattern
 
 
-def _reached(name: str, rules: Mapping[str, _Node]) -> set[str]:
+def _reached(name: str, inner: Mapping[str, set[str]]) -> set[str]:
     """The rules that a rule leads to."""
     found: set[str] = set()
     left = [name]
     while left:
-        for other in _names_in(rules.get(left.pop(), _NOTHING)):
-            if other not in found:
-                found.add(other)
-                left.append(other)
+        new = inner.get(left.pop(), set()) - found
+        found |= new
+        left += new
     return found
 
 
@@ -432,29 +463,34 @@ def _flattened(name: str, body: _Node) -> _Node:
     return _Seq((once, more) if begins else (more, once))
 
 
-@lru_cache(maxsize=64)
 def expression_of(source: str) -> str:
     """Write a Lark grammar as a regular expression, without anchors.
 
     Raises:
         GrammarError: it cannot be read, or is too long for an expression.
     """
-    reader = _Reader(list(_tokens(source)))
-    reader.read()
-    rules = {name: _flattened(name, body) for name, body in reader.rules.items()}
-    if "start" not in rules:
-        raise GrammarError("has no rule 'start'")
-    return _deepest(rules, reader.ignored)
+    if len(source) > MAX_SOURCE:
+        raise GrammarError(f"is longer than {MAX_SOURCE} characters")
+    try:
+        reader = _Reader(list(_tokens(source)))
+        reader.read()
+        rules = {name: _flattened(name, body) for name, body in reader.rules.items()}
+        if "start" not in rules:
+            raise GrammarError("has no rule 'start'")
+        return _deepest(rules, reader.ignored)
+    except RecursionError:
+        raise GrammarError("is nested too deeply") from None
 
 
 def _deepest(rules: Mapping[str, _Node], ignored: Sequence[_Node]) -> str:
     """Follow nested rules as deep as the expression stays short."""
-    unread = _Writer(rules, "", 1).write(_Alt(tuple(ignored)), 1, "") if ignored else None
+    unread = _Writer(rules, "").write(_Alt(tuple(ignored)), 1, "") if ignored else None
     gap = f"(?:{unread})*" if unread else ""
+    writer = _Writer(rules, gap)
     found = None
-    for depth in range(1, _MAX_DEPTH + 1):
+    for depth in range(1, _MAX_DEPTH + 1 if writer.nested else 2):
         try:
-            written = _Writer(rules, gap, depth).rule("start", depth)
+            written = writer.rule("start", depth)
         except _TooLong:
             break
         found = written or found
@@ -471,7 +507,7 @@ def pattern_of(syntax: str, definition: str) -> str:
     """
     if syntax == "lark":
         return f"^(?:{expression_of(definition)})$"
-    check_expression(definition)
     if len(definition) > MAX_CHARS:
         raise GrammarError(f"is longer than {MAX_CHARS} characters")
+    check_expression(definition)
     return f"^(?:{definition})$"

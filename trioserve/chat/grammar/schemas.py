@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from trioserve.chat.grammar.regular import CLASS, parse_expression
 from trioserve.chat.json_scanner import as_json
 from trioserve.errors import InvalidRequestError
 
@@ -224,8 +225,8 @@ def _target(schema: Mapping[str, Any], root: Any) -> Any:
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(place, Mapping) and name in place:
             place = place[name]
-        elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
-            place = place[int(name)]
+        elif isinstance(place, list) and re.fullmatch("[0-9]{1,9}", name):
+            place = place[int(name)] if int(name) < len(place) else None
         else:
             return None
     return place
@@ -475,11 +476,11 @@ def check_pattern(pattern: object) -> str:
     try:
         if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
             return f"'pattern' must be text of at most {_MAX_PATTERN} characters"
-        re.compile(pattern)
+        parse_expression(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         return f"'pattern' is not a regular expression: {error}"
     inner, at_start, at_end = _without_anchors(pattern)
-    bare = re.sub(r"\\[^bB1-9]|\[\^?\]?(?:\\.|[^\]\\])*\]", "", inner, flags=re.DOTALL)
+    bare = re.sub(rf"\\[^bB1-9]|{CLASS}", "", inner, flags=re.DOTALL)
     if re.search(r"\(\?(?:[=!<(]|P[=<])|\\[1-9]", bare):
         return "with this model, 'pattern' may not look around or back"
     if re.search(r"[$^]|\\[bB]", bare) or ((at_start or at_end) and "|" in _outside(bare)):

@@ -305,8 +305,9 @@ def _size_of_join(parts: Any, d: Any = "", attribute: Any = None) -> int:
 
 def _size_of_percent(pattern: str, values: Any) -> int:
     require(len(pattern) <= 10_000, "formats with too long a pattern")
-    wide = re.search(r"%(\([^)]*\))?[#0 +.\d-]*(\*|\d{5})", pattern)
-    require(wide is None, "formats with too large a width")
+    for found in re.finditer(r"%(?:\([^()]*+(\)|\(|\Z))?([#0 +.\d*-]*+)", pattern):
+        require(found[1] in (None, ")"), "formats by a name with parentheses")
+        require(not re.search(r"\*|\d{5}", found[2]), "formats with too large a width")
     return len(pattern) + pattern.count("%") * (10_000 + current().measure(values)[0])
 
 

@@ -10,12 +10,9 @@ from typing import Any
 
 from trioserve.cli.commands import table
 from trioserve.config import Config
-from trioserve.config.flags import FLAGS, GROUPS, Flag
+from trioserve.config.flags import FLAGS, GROUPS, SECRETS, Flag
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
-
-#: Values of these fields are not printed.
-_SECRETS = ("api_keys", "hf_token")
 
 _TYPES: Mapping[str, dict[str, Any]] = {
     "int": {"type": "integer"},
@@ -64,7 +61,7 @@ def _show(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     rows = [("setting", "value", "from")]
     for flag in _one_for_each_field():
         if (source := parsed.sources.get(flag.field)) or with_all:
-            value = "(hidden)" if flag.field in _SECRETS and source else _value(parsed.config, flag)
+            value = "(hidden)" if flag.field in SECRETS and source else _value(parsed.config, flag)
             rows.append((_key(flag), value, source or "the default"))
     print(table(rows), end="")
 

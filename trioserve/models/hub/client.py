@@ -77,7 +77,7 @@ class HubResponse:
     def length(self) -> int | None:
         """How many bytes the body has, if the server sends its length."""
         text = self.headers.get("content-length", "")
-        return int(text) if text.isdecimal() else None
+        return int(text[:20]) if text.isdecimal() else None
 
     async def batch(self) -> list[bytes]:
         """Read about a megabyte, or what comes within a moment; nothing at the end.
@@ -314,7 +314,7 @@ def _reason(error: BaseException | None) -> str:
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_NEXT = re.compile(r"<([^>]+)>;\s*rel=\"?next\"?")
+_NEXT = re.compile(r"<([^<>]+)>;\s*rel=\"?next\"?")
 
 
 @attrs.frozen(kw_only=True)

@@ -129,6 +129,25 @@ def test_a_grammar_that_cannot_be_enforced_is_left_out() -> None:
     assert chat.tools[0]["function"]["parameters"]["properties"] == {"input": {"type": "string"}}
 
 
+def test_only_so_much_of_grammars_is_enforced() -> None:
+    comment = "a" * 16_000
+    format = {"type": "grammar", "syntax": "lark", "definition": f"start: /b/ //{comment}"}
+    _, chat = chat_of(*({"type": "custom", "name": f"f{n}", "format": format} for n in range(6)))
+    arguments = [tool["function"]["parameters"]["properties"]["input"] for tool in chat.tools]
+    assert ["pattern" in one for one in arguments] == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize("choice", ["auto", {"type": "allowed_tools", "mode": "auto"}])
+def test_tools_in_namespaces_count(choice: Any) -> None:
+    inner = [{"type": "function", "name": f"f{n}"} for n in range(40_000)]
+    request: dict[str, Any] = {"tools": [{"type": "namespace", "name": "n", "tools": inner}]}
+    if choice != "auto":
+        request = {"tool_choice": {**choice, "tools": inner}}
+    with pytest.raises(InvalidRequestError, match="and 1024 are allowed") as raised:
+        ResponsesRequest.parse_with_chat({"input": "Hi", **request})
+    assert raised.value.param == ("tools" if choice == "auto" else "tool_choice.tools")
+
+
 async def test_a_custom_call_comes_back_with_its_result() -> None:
     backend, prompts = noting("Done.")
     said = [

@@ -6,12 +6,12 @@ A model here knows them as functions. Each has separate types of items for its c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from trioserve.api.base.fields import mapping, objects, required, strings, text
+from trioserve.api.base.fields import mapping, named, objects, required, strings, text
 
 Fields = dict[str, Any]
 
@@ -117,8 +117,11 @@ def _read_streams(item: Mapping[str, Any], path: str) -> str:
     """Read what commands have written, and how each ended."""
     written = []
     for i, each in enumerate(required(item, "output", objects, path)):
-        parts = [text(each.get(name) or "") for name in ("stdout", "stderr")]
-        outcome = required(each, "outcome", mapping, f"{path}.output[{i}]")
+        place = f"{path}.output[{i}]"
+        parts = [
+            named(text, each.get(name) or "", f"{place}.{name}") for name in ("stdout", "stderr")
+        ]
+        outcome = required(each, "outcome", mapping, place)
         end = "timed out" if outcome.get("type") == "timeout" else outcome.get("exit_code")
         written.append("\n".join([*filter(None, parts), f"[exit code: {end}]"]))
     return "\n".join(written)
@@ -169,10 +172,12 @@ def _read_search(item: Mapping[str, Any], path: str) -> Fields:
 
 def _read_found(item: Mapping[str, Any], path: str) -> str:
     """Name the tools that were found. The model has them among its tools from then on."""
-    names = []
-    for tool in required(item, "tools", objects, path):
-        inner = tool.get("tools") if tool.get("type") == "namespace" else [tool]
-        names += [each.get("name") for each in inner or () if isinstance(each, dict)]
+    names: list[Any] = []
+    for i, tool in enumerate(required(item, "tools", objects, path)):
+        inner: Sequence[Mapping[str, Any]] = [tool]
+        if tool.get("type") == "namespace":
+            inner = required(tool, "tools", objects, f"{path}.tools[{i}]")
+        names += [each.get("name") for each in inner]
     return json.dumps({"tools": [name for name in names if isinstance(name, str)]})
 
 

@@ -248,7 +248,7 @@ def _read_item(chat: Conversation, item: object, path: str) -> None:
         raise UnsupportedFieldError.at(
             path, "refers to a stored item, and nothing is stored here; send the item itself."
         )
-    if kind in _LEFT_OUT:
+    if isinstance(kind, str) and kind in _LEFT_OUT:
         leave_out(f"items of type {kind}", "they are for models and tools of OpenAI's servers")
         return
     if not isinstance(kind, str) or kind not in _READERS:

@@ -242,6 +242,7 @@ class ResponsesRequest(RequestBody):
                 )
             return chosen
         tools = named(objects, choice.get("tools"), "tool_choice.tools")
+        check_count(len(tools), MAX_TOOLS, "tool_choice.tools", "tools")
         each = [self.offer.chosen(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(tools)]
         if each and not any(each):
             raise UnsupportedFieldError.at(

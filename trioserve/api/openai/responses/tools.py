@@ -6,6 +6,7 @@ takes one text, as a function with one argument. Tools that OpenAI's servers run
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,9 +16,12 @@ from trioserve.api.base.fields import mapping, named, objects, required, text
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
 from trioserve.api.openai.responses.input import INPUT_ARGUMENT
 from trioserve.chat.grammar.regular import GrammarError, pattern_of
-from trioserve.chat.messages import NOT_HOSTED
+from trioserve.chat.messages import MAX_TOOLS, NOT_HOSTED, check_count
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
+
+#: Characters of all grammars of custom tools that are enforced.
+_MAX_GRAMMARS = 2**16
 
 #: What a function of an answer must have, also if the request does not.
 _OF_FUNCTION: dict[str, Any] = {"description": None, "parameters": None, "strict": False}
@@ -54,6 +58,7 @@ class Offer:
 
     def __init__(self, tools: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         self._left_out: set[str] = set()
+        self._n_grammar_chars = 0
         self.given: list[Mapping[str, Any]] = []  # without those that are left out
         by_key: dict[tuple[str | None, str], OfferedTool] = {}
         for place, tool in tools:
@@ -62,10 +67,11 @@ class Offer:
                 is_function = tool["type"] == "function"
                 self.given.append({**_OF_FUNCTION, **tool} if is_function else tool)
             by_key |= {(each.namespace, each.name): each for each in read}
-        names = [name for _, name in by_key]
+            check_count(len(by_key), MAX_TOOLS, "tools", "tools")
+        names = Counter(name for _, name in by_key)
         self._names = {
             (namespace, name): f"{namespace}__{name}"
-            if namespace is not None and names.count(name) > 1
+            if namespace is not None and names[name] > 1
             else name
             for namespace, name in by_key
         }
@@ -123,8 +129,10 @@ class Offer:
             for i, inner in enumerate(required(tool, "tools", objects, place)):
                 yield from self._read(inner, f"{place}.tools[{i}]", space)
             return
-        if kind in ("function", "custom"):
-            name, function = required(tool, "name", text, place), _function(tool, kind, place)
+        if kind == "function":
+            name, function = required(tool, "name", text, place), _function(tool)
+        elif kind == "custom":
+            name, function = required(tool, "name", text, place), self._custom(tool, place)
         elif kind in CLIENT_TOOLS and not _is_hosted(tool):
             name, function = kind, _of_client(tool, kind, place)
         else:
@@ -139,6 +147,36 @@ class Offer:
             namespace=namespace,
         )
 
+    def _custom(self, tool: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """Make a function of a tool that takes a text, which may have to follow a grammar."""
+        given = (
+            {} if tool.get("format") is None else named(mapping, tool["format"], f"{place}.format")
+        )
+        described = tool.get("description")
+        description = "" if described is None else named(text, described, f"{place}.description")
+        argument: dict[str, Any] = {"type": "string"}
+        if given.get("type", "text") != "text":
+            syntax, definition = _grammar(given, f"{place}.format")
+            description += f"\n\nThe input follows this grammar ({syntax}):\n{definition}"
+            try:
+                self._n_grammar_chars += len(definition)
+                if self._n_grammar_chars > _MAX_GRAMMARS:
+                    raise GrammarError(
+                        f"and those before it have more than {_MAX_GRAMMARS} characters"
+                    )
+                argument["pattern"] = pattern_of(syntax, definition)
+            except GrammarError as error:
+                leave_out(f"the grammar of the custom tool {tool['name']}", f"it {error}")
+        return {
+            "description": description.strip(),
+            "parameters": {
+                "type": "object",
+                "properties": {INPUT_ARGUMENT: argument},
+                "required": [INPUT_ARGUMENT],
+                "additionalProperties": False,
+            },
+        }
+
 
 def _is_hosted(tool: Mapping[str, Any]) -> bool:
     """Whether a tool that clients can run is to run at the server's side."""
@@ -148,10 +186,8 @@ def _is_hosted(tool: Mapping[str, Any]) -> bool:
     return tool["type"] == "tool_search" and tool.get("execution") != "client"
 
 
-def _function(tool: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]:
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Make what the model sees. It need not see that a function is not `strict`."""
-    if kind == "custom":
-        return _custom(tool, place)
     told = {name: tool[name] for name in ("description", "parameters") if name in tool}
     return told | ({"strict": True} if tool.get("strict") is True else {})
 
@@ -166,30 +202,6 @@ def _of_client(tool: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]
         "parameters": known.parameters
         if parameters is None
         else named(mapping, parameters, f"{place}.parameters"),
-    }
-
-
-def _custom(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Make a function of a tool that takes a text, which may have to follow a grammar."""
-    given = {} if tool.get("format") is None else named(mapping, tool["format"], f"{place}.format")
-    described = tool.get("description")
-    description = "" if described is None else named(text, described, f"{place}.description")
-    argument: dict[str, Any] = {"type": "string"}
-    if given.get("type", "text") != "text":
-        syntax, definition = _grammar(given, f"{place}.format")
-        description += f"\n\nThe input follows this grammar ({syntax}):\n{definition}"
-        try:
-            argument["pattern"] = pattern_of(syntax, definition)
-        except GrammarError as error:
-            leave_out(f"the grammar of the custom tool {tool['name']}", f"it {error}")
-    return {
-        "description": description.strip(),
-        "parameters": {
-            "type": "object",
-            "properties": {INPUT_ARGUMENT: argument},
-            "required": [INPUT_ARGUMENT],
-            "additionalProperties": False,
-        },
     }
 
 
