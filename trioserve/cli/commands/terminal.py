@@ -22,8 +22,7 @@ from trioserve.cli.commands.launch import AgentServer
 from trioserve.concurrency import alongside
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError, first_error
-from trioserve.models import BUNDLED, BUNDLED_PROJECTOR
-from trioserve.models.catalog import BUNDLED_NAME
+from trioserve.models import BUNDLED, BUNDLED_NAME, BUNDLED_PROJECTOR
 from trioserve.router.client import ServerClient, connected_to
 
 #: The parameters that ``/set`` takes, by their names in Ollama where it has others.
