@@ -40,7 +40,7 @@ def load_error(path: Path | str, **fields: object) -> str:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    assert "does not exist" in load_error(tmp_path / "none.gguf")
+    assert "No such file: " in load_error(tmp_path / "none.gguf")
 
 
 def test_a_directory(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_path_with_a_nul_character() -> None:
     ("change", "expected"),
     [
         (lambda data: b"", "is empty"),
-        (lambda data: b"hello, this is no model", "is not a GGUF file: it begins with b'hell'"),
+        (lambda data: b"hello, this is no model", "is not a GGUF file: it does not begin with GGUF"),
         (lambda data: b"GG", "is cut short: it has 2 bytes"),
         (lambda data: data[:20], "is cut short: it has 20 bytes"),
         (lambda data: data[:24], "is cut short at 24 bytes"),
