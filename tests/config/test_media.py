@@ -33,7 +33,10 @@ def test_what_requests_may_send(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--media-path", "/no/such/place"), "--media-path is '/no/such/place', which is not a dire"),
+        (
+            ("--media-path", "/no/such/place"),
+            "--media-path is '/no/such/place', which is not a",
+        ),
         (
             ("--image-min-tokens", "9", "--image-max-tokens", "4"),
             "--image-min-tokens must be at most",

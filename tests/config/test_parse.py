@@ -148,12 +148,18 @@ def test_keys_and_templates_come_from_files(tmp_path: Path) -> None:
         (["--override-kv", "a=int:x"], "--override-kv: a must be of type int, not 'x'"),
         (["--override-kv", "a=b"], "--override-kv must be KEY=TYPE:VALUE with the type"),
         (["--override-kv", "a=bool:1"], "--override-kv: a must be true or false, not '1'"),
-        (["--override-kv", f"a=str:{'x' * 200}"], "--override-kv: the key and the value of 'a' must"),
+        (
+            ["--override-kv", f"a=str:{'x' * 200}"],
+            "--override-kv: the key and the value of 'a'",
+        ),
         (["--override-kv", '"a"b'], "--override-kv: '\"a\"b' cannot be read"),
         (["-ot", "blk"], "-ot must be PATTERN=BUFFER, not 'blk'"),
         (["--rope-scale", "0"], "--rope-scale: '0' must be greater than 0"),
         (["-ts", "1,x"], "-ts: 'x' is not a number"),
-        (["--ssl-key-file", "key.pem"], "--ssl-key-file and --ssl-cert-file must be given together"),
+        (
+            ["--ssl-key-file", "key.pem"],
+            "--ssl-key-file and --ssl-cert-file must be given together",
+        ),
         (["--api-prefix", "llm"], "--api-prefix is 'llm', but must begin with /"),
         (["--cors-origins", "a\nb"], "--cors-origins is 'a\\nb', which cannot be the value of a"),
         (["-j", "{"], "-j is not valid JSON"),
@@ -205,7 +211,8 @@ def test_an_unknown_flag_gets_a_suggestion(flag: str, near: str) -> None:
 
 def test_an_unknown_flag_with_nothing_near_points_to_the_help() -> None:
     assert (
-        refused("--zzzzzzzzzz") == "--zzzzzzzzzz is not a flag of trioserve; see trioserve --help-all"
+        refused("--zzzzzzzzzz")
+        == "--zzzzzzzzzz is not a flag of trioserve; see trioserve --help-all"
     )
 
 

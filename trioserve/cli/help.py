@@ -1,4 +1,4 @@
-"""The texts of ``--help``, ``--help-all``, ``--version``, ``--list-devices`` and ``--completion-bash``."""
+"""The texts of ``--help``, ``help TOPIC``, ``--version`` and of similar flags."""
 
 from __future__ import annotations
 

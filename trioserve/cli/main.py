@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import attrs
-import structlog
 import trio
 
 from trioserve.cli import commands, forking, help as texts
@@ -29,9 +28,10 @@ from trioserve.config import logs
 from trioserve.config.flags import as_flags
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError
+from trioserve.log import get_logger
 from trioserve.router.zygote import ESTIMATE
 
-_log = structlog.stdlib.get_logger("trioserve")
+_log = get_logger("trioserve")
 
 #: Flags that print a text and exit.
 _TEXTS: Mapping[str, Callable[[], str]] = {

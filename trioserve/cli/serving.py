@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
 import trio
 
 from trioserve.cli.memory import keep_collecting
@@ -24,6 +23,7 @@ from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.hosts import is_local
+from trioserve.log import get_logger
 from trioserve.models import BUNDLED, TOY, resolve
 from trioserve.models.fetch import is_local as is_on_disk
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from trioserve.router.zygote import FirstZygote
     from trioserve.server.core import ServerCore
 
-_log = structlog.stdlib.get_logger("trioserve")
+_log = get_logger("trioserve")
 
 #: Connections that the kernel queues until the server accepts them.
 _BACKLOG = 1024

@@ -40,7 +40,9 @@ _FOR_THE_COMMAND = frozenset(
     {"host", "port", "reuse_port", "ssl_cert_file", "ssl_key_file", "keep_alive_timeout"}
 )
 
-Action = Literal["serve", "help", "help-all", "version", "list-devices", "completion-bash", "cache-list"]
+Action = Literal[
+    "serve", "help", "help-all", "version", "list-devices", "completion-bash", "cache-list"
+]
 
 #: Flags for actions other than serving.
 ACTIONS: Mapping[str, Action] = {

@@ -186,8 +186,9 @@ def _context_advice(engine: EngineLoop, config: Config) -> str | None:
     if engine.n_ctx_seq >= min(n_ctx, config.kv_unified_per_slot or n_train):
         return None
     return (
-        f"A request may have {engine.n_ctx_seq} tokens, because --parallel {engine.n_slots} divides "
-        f"the context of {n_ctx}; for longer ones, set a smaller --parallel or --kv-unified."
+        f"A request may have {engine.n_ctx_seq} tokens, because --parallel {engine.n_slots} "
+        f"divides the context of {n_ctx}; for longer ones, set a smaller --parallel or "
+        "--kv-unified."
     )
 
 

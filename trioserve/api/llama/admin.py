@@ -18,8 +18,8 @@ from trioserve.chat.markers import media_marker
 from trioserve.errors import NotFoundError, NotSupportedError
 from trioserve.models import introduction
 from trioserve.server.core import ServerCore
-from trioserve.server.runs.params import that_fit
 from trioserve.server.observers.metrics import Metrics
+from trioserve.server.runs.params import that_fit
 
 blueprint = Blueprint("admin", __name__)
 
@@ -92,8 +92,7 @@ def _guidance(server: ServerCore) -> dict[str, Any]:
         "has_chat_template": server.model.has_chat_template,
         "context_advice": server.model.context_advice,
         "suggested_tools": [
-            tool.info.name
-            for tool in that_fit(server.tools.tools.values(), server.model.n_ctx_seq)
+            tool.info.name for tool in that_fit(server.tools.tools.values(), server.model.n_ctx_seq)
         ],
     }
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-import structlog
 
 from trioserve.config import Config
 from trioserve.engine.backend import Embeddings
@@ -27,6 +26,7 @@ from trioserve.llama.library import SharedHandle, lib
 from trioserve.llama.media.chunks import CutChunk, CutError, Placeholder, as_parts, cut
 from trioserve.llama.media.library import EncodingInterrupt, EncodingThreads, load as load_mtmd
 from trioserve.llama.model import LlamaModel
+from trioserve.log import get_logger
 from trioserve.models import BUNDLED_PROJECTOR
 from trioserve.types import (
     DecodedAudio,
@@ -38,7 +38,7 @@ from trioserve.types import (
 )
 from trioserve.types.media import content_id
 
-_log = structlog.get_logger("llama")
+_log = get_logger("llama")
 
 #: Sound of fewer samples is shorter than a frame of its spectrum. At one, libmtmd ends the process.
 _MIN_SAMPLES = 400
