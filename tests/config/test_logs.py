@@ -167,6 +167,7 @@ def test_no_log() -> None:
     assert stream.getvalue() == ""
 
 
+@pytest.mark.system
 def test_a_program_that_configures_no_logging_sees_warnings() -> None:
     program = """
 from trioserve.log import get_logger

@@ -68,7 +68,7 @@ def _similar_files(path: Path) -> str:
         there = sorted(one.name for one in path.parent.iterdir() if one.suffix == path.suffix)
     except OSError:
         return f"; there is no folder {path.parent}"
-    names = get_close_matches(path.name, there, _MAX_SIMILAR) or there[:_MAX_SIMILAR]
+    names = get_close_matches(path.name, there, _MAX_SIMILAR, cutoff=0.75) or there[:_MAX_SIMILAR]
     return f"; there is {', '.join(str(path.parent / name) for name in names)}" if names else ""
 
 
