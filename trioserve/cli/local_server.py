@@ -61,6 +61,7 @@ class Props(msgspec.Struct):
 
     default_generation_settings: _Defaults
     modalities: _Modalities = msgspec.field(default_factory=_Modalities)
+    is_toy: bool = False
 
 
 def client_of(

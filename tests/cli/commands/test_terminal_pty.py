@@ -105,6 +105,7 @@ async def test_a_chat_with_the_server_that_runs(tmp_path: Path) -> None:
 
 async def test_a_server_is_started_and_ends_with_the_chat() -> None:
     async with running("bundled", "--port", "1") as dialog:  # where no server runs
+        await dialog.sees("a toy, to try the server with. Try: ")
         await dialog.sees(">>> ")
         dialog.type("What is the capital of Japan?\n")
         await dialog.sees("The capital of Japan is Tokyo.")

@@ -22,7 +22,13 @@ from trioserve.cli.commands.launch import AgentServer
 from trioserve.concurrency import alongside
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError, first_error
-from trioserve.models import BUNDLED, BUNDLED_NAME, BUNDLED_PROJECTOR
+from trioserve.models import (
+    BUNDLED,
+    BUNDLED_NAME,
+    BUNDLED_PROJECTOR,
+    EXAMPLE_PROMPTS,
+    TOY,
+)
 from trioserve.router.client import ServerClient, connected_to
 
 #: The parameters that ``/set`` takes, by their names in Ollama where it has others.
@@ -118,6 +124,8 @@ async def _run(server: AgentServer, prompt: str) -> int:
         async with alongside(partial(_stop_answers, chat)):
             if not prompt:
                 print(f"{endpoint.model}: {endpoint.context} tokens. /help lists commands.")
+                if endpoint.is_toy:
+                    print(f"It {TOY}. Try: {'; '.join(EXAMPLE_PROMPTS)}")
                 await chat.converse(input)
                 return 0
             has_answer = await chat.say(prompt)
