@@ -17,6 +17,7 @@ import trio
 
 from trioserve.chat.messages import Image
 from trioserve.cli.address import take_value
+from trioserve.cli.agents import Endpoint
 from trioserve.cli.commands import hush
 from trioserve.cli.commands.launch import AgentServer
 from trioserve.concurrency import alongside
@@ -123,15 +124,18 @@ async def _run(server: AgentServer, prompt: str) -> int:
         chat = TerminalChat(client, endpoint.model, sys.stdout)
         async with alongside(partial(_stop_answers, chat)):
             if not prompt:
-                print(f"{endpoint.model}: {endpoint.context} tokens. /help lists commands.")
-                if endpoint.is_toy:
-                    print(f"It {TOY}. Try: {'; '.join(EXAMPLE_PROMPTS)}")
+                print(_greeting(endpoint))
                 await chat.converse(input)
                 return 0
             has_answer = await chat.say(prompt)
     if chat.was_stopped:
         return 128 + signal.SIGINT
     return 0 if has_answer else 1
+
+
+def _greeting(endpoint: Endpoint) -> str:
+    text = f"{endpoint.model}: {endpoint.context} tokens. /help lists commands."
+    return f"{text}\nIt {TOY}. Try: {'; '.join(EXAMPLE_PROMPTS)}" if endpoint.is_toy else text
 
 
 async def _stop_answers(chat: TerminalChat) -> None:
