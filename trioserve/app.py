@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from functools import partial
 
-import structlog
 from hypercorn.utils import LifespanFailureError
 from quart_trio import QuartTrio
 
@@ -20,9 +19,10 @@ from trioserve.api.router.service import OpenFleet, RouterService
 from trioserve.config import Config, logs
 from trioserve.config.parse import from_environment
 from trioserve.errors import ConfigError, TrioServeError
+from trioserve.log import get_logger
 from trioserve.server.lifecycle.engine import Loader
 
-_log = structlog.stdlib.get_logger("trioserve")
+_log = get_logger("trioserve")
 
 
 def create_app(config: Config | None = None, *, load: Loader | None = None) -> QuartTrio:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-import structlog
+from trioserve.log import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 #: Where something is in a list. Another place is nothing new.
 _PLACES = re.compile(r"\[\d+\]")

@@ -35,7 +35,7 @@ def test_a_missing_model(tmp_path: Path) -> None:
     path = tmp_path / "missing.gguf"
     result = run("-m", str(path))
     assert result.returncode == 1
-    assert result.stderr == f"trioserve: The model file {path} does not exist.\n"
+    assert result.stderr == f"trioserve: No such file: {path}.\n"
 
 
 def test_a_model_that_is_cut_short(tmp_path: Path) -> None:

@@ -146,9 +146,13 @@ async def test_a_client_that_does_not_read_cannot_keep_it_from_ending() -> None:
 @pytest.mark.parametrize(
     ("config", "backend", "advice"),
     [
-        (Config(ctx_size=8192), ScriptedBackend(chat_template=CHATML), "--parallel 2 divides"),
+        (
+            Config(ctx_size=1024),
+            ScriptedBackend(n_ctx=1024, n_ctx_seq=512, chat_template=CHATML),
+            "A request may have 512 tokens, because --parallel 2 divides the context of 1024",
+        ),
         (Config(), ScriptedBackend(chat_template=None), "no chat template"),
-        (Config(ctx_size=1024), ScriptedBackend(chat_template=CHATML), ""),
+        (Config(ctx_size=8192), ScriptedBackend(chat_template=CHATML), ""),  # trained with fewer
         (Config(chat_template=CHATML), ScriptedBackend(chat_template=None), ""),
     ],
 )
@@ -156,5 +160,5 @@ async def test_advice_at_the_start(config: Config, backend: ScriptedBackend, adv
     options = {"ctx_size": config.ctx_size, "chat_template": config.chat_template}
     async with serving_script(backend, **options) as (_, service):
         with structlog.testing.capture_logs() as logged:
-            _advise(service)
+            _advise(service.server)
     assert [advice in line["event"] for line in logged] == [True] * bool(advice)

@@ -54,16 +54,16 @@ def test_the_command_line_wins() -> None:
         ("LLAMA_ARG_KV_UNIFIED", "maybe", "LLAMA_ARG_KV_UNIFIED must be true or false, not"),
         ("LLAMA_ARG_PROT", "1", "LLAMA_ARG_PROT is not a variable of trioserve; did you mean LLAM"),
         ("TRIOSERVE_QQQQ", "1", "TRIOSERVE_QQQQ is not a variable of trioserve"),
-        ("LLAMA_ARG_FIT", "1", "LLAMA_ARG_FIT: fit must be one of off, not 'on'"),
+        ("LLAMA_ARG_FIT", "1", "LLAMA_ARG_FIT must be off, not 'on'"),
         (
             "LLAMA_ARG_RPC",
             "1",
-            "rpc must be HOST:PORT with the name of a machine or its IPv4 addres",
+            "LLAMA_ARG_RPC must be HOST:PORT with the name of a machine or its IPv4 addres",
         ),
         (
             "LLAMA_ARG_TOOLS",
             "x",
-            "tools has 'x', which is none of read_file, file_glob_search, grep_sear",
+            "LLAMA_ARG_TOOLS has 'x', which is none of read_file, file_glob_search, ",
         ),
     ],
 )

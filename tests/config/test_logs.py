@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import select
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,25 @@ def test_no_log() -> None:
     structlog.stdlib.get_logger("here").error("request failed")
     logging.getLogger("a.library").error("failed")
     assert stream.getvalue() == ""
+
+
+@pytest.mark.system
+def test_a_program_that_configures_no_logging_sees_warnings() -> None:
+    program = """
+from trioserve.log import get_logger
+log = get_logger("x")
+log.info("not shown")
+log.bind(task=1).warning("shown")
+import structlog
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))
+log.info("as configured")
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "shown" in ran.stderr and "task" in ran.stderr
+    assert "not shown" not in ran.stderr + ran.stdout
+    assert "as configured" in ran.stdout
 
 
 # -- lines that cannot be written

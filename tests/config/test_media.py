@@ -33,13 +33,16 @@ def test_what_requests_may_send(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--media-path", "/no/such/place"), "media_path is '/no/such/place', which is not a dire"),
+        (
+            ("--media-path", "/no/such/place"),
+            "--media-path is '/no/such/place', which is not a",
+        ),
         (
             ("--image-min-tokens", "9", "--image-max-tokens", "4"),
-            "image_min_tokens must be at most",
+            "--image-min-tokens must be at most",
         ),
-        (("--mmproj", "p.gguf", "--reranking"), "mmproj has no effect on reranking"),
-        (("--media-max-bytes", "0"), "--media-max-bytes: media_max_bytes must be at least 1"),
+        (("--mmproj", "p.gguf", "--reranking"), "--mmproj has no effect on reranking"),
+        (("--media-max-bytes", "0"), "--media-max-bytes must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(flags: tuple[str, ...], message: str) -> None:

@@ -46,7 +46,7 @@ def test_what_does_not_go_together(fields: dict[str, object], why: str) -> None:
 def test_a_draft_model_on_the_hub_is_a_draft_model() -> None:
     config = read("-hfd", "user/draft", "--spec-draft-n-max", "4", "--spec-type", "draft-simple")
     assert config.draft_types == ("draft-simple",)
-    assert refused("--spec-draft-n-max", "4").endswith("has no effect without spec_draft_model")
+    assert refused("--spec-draft-n-max", "4").endswith("has no effect without --spec-draft-model")
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -62,7 +62,7 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
         ("[server]\nport = 1", ":1: server is not a key of the configuration"),
         ("port = [1]", ":1: port must be text or a number, not [1]"),
         ("port.x = 1", ":1: port must be text or a number, not a table"),
-        ("port = 99999", ":1: port: port must be at most 65535, not 99999"),
+        ("port = 99999", ":1: port must be at most 65535, not 99999"),
         ("slots = 1", ":1: slots must be true or false, not 1"),
         ("no-slots = true", ":1: no-slots: write slots = true or slots = false instead"),
         (

@@ -40,7 +40,12 @@ def load_error(path: Path | str, **fields: object) -> str:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    assert "does not exist" in load_error(tmp_path / "none.gguf")
+    assert load_error(tmp_path / "none.gguf") == f"No such file: {tmp_path}/none.gguf."
+    for name in ("nine.gguf", "zebra.gguf", "none.txt"):
+        (tmp_path / name).touch()
+    told = load_error(tmp_path / "none.gguf")
+    assert told == f"No such file: {tmp_path}/none.gguf; there is {tmp_path}/nine.gguf."
+    assert load_error(tmp_path / "no" / "none.gguf").endswith(f"there is no folder {tmp_path}/no.")
 
 
 def test_a_directory(tmp_path: Path) -> None:
@@ -66,7 +71,10 @@ def test_a_path_with_a_nul_character() -> None:
     ("change", "expected"),
     [
         (lambda data: b"", "is empty"),
-        (lambda data: b"hello, this is no model", "is not a GGUF file: it begins with b'hell'"),
+        (
+            lambda data: b"hello, this is no model",
+            "is not a GGUF file: it does not begin with GGUF",
+        ),
         (lambda data: b"GG", "is cut short: it has 2 bytes"),
         (lambda data: data[:20], "is cut short: it has 20 bytes"),
         (lambda data: data[:24], "is cut short at 24 bytes"),

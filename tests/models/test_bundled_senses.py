@@ -10,11 +10,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import av
+import numpy as np
 import pytest
 from PIL import Image
 
 from examples.bundled_model.vision.paint import Picture, new_picture
 from examples.bundled_model.vision.questions import ASK, kinds
+from tests.support.media_files import float_wav
 from trioserve import Config, Server
 
 pytestmark = pytest.mark.system
@@ -88,4 +91,16 @@ async def test_a_second_picture_is_another_one(
 @pytest.mark.parametrize("file", SPOKEN, ids=lambda file: file.stem)
 async def test_it_hears_digits(server: Server, file: Path) -> None:
     transcript = await server.transcribe(file.read_bytes(), temperature=0)
+    assert transcript.text == file.stem.replace("-", " ")
+
+
+@pytest.mark.parametrize("file", SPOKEN, ids=lambda file: file.stem)
+async def test_it_hears_digits_without_silence_around_them(server: Server, file: Path) -> None:
+    with av.open(file) as container:
+        frames = [each.to_ndarray()[0] for each in container.decode(audio=0)]
+        rate = container.streams.audio[0].rate
+    samples = np.concatenate(frames).astype(np.float32)
+    loud = np.flatnonzero(np.abs(samples) > 0.05 * np.abs(samples).max())
+    cut = samples[loud[0] : loud[-1] + 1] / np.abs(samples).max()
+    transcript = await server.transcribe(float_wav(cut, rate), temperature=0)
     assert transcript.text == file.stem.replace("-", " ")

@@ -107,7 +107,7 @@ def test_numbers_that_cannot_be(tmp_path: Path) -> None:
 def test_other_files(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_text("a text that is long enough", encoding="utf-8")
-    assert refused(path) == "it is not a GGUF file, for it begins with b'a te'."
+    assert refused(path) == "it is not a GGUF file, for it does not begin with GGUF."
     assert refused(write(path, version=1)) == "version 1 of GGUF is not supported."
     assert refused(tmp_path / "none.gguf") == "No such file or directory."
     assert refused(tmp_path) == "Is a directory."

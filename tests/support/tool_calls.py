@@ -48,6 +48,7 @@ class FakeTool(Tool):
     work: Callable[[Mapping[str, Any], ToolCallContext], Any] = _no_work
     writes: bool = False
     diff: str | None = None
+    description: str = "Does things."
     #: The arguments and the context of each call, as it begins.
     begun: list[tuple[Mapping[str, Any], ToolCallContext]] = attrs.field(factory=list)
     #: How many run now.
@@ -56,7 +57,7 @@ class FakeTool(Tool):
 
     @property
     def info(self) -> ToolInfo:
-        return ToolInfo(name=self.name, description="Does things.", writes=self.writes)
+        return ToolInfo(name=self.name, description=self.description, writes=self.writes)
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         self.begun.append((arguments, context))

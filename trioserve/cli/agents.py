@@ -33,12 +33,14 @@ class Endpoint:
     """A model of a server: what an agent is to use.
 
     `url` ends before ``/v1``. `context` is the number of tokens that a request may have.
+    `is_toy`: it is the bundled model.
     """
 
     url: str
     model: str
     context: int
     sees_images: bool = False
+    is_toy: bool = False
     api_key: str = NO_KEY
 
     @property

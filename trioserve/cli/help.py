@@ -1,17 +1,21 @@
-"""The texts of ``--help``, ``--version``, ``--list-devices`` and ``--completion-bash``."""
+"""The texts of ``--help``, ``help TOPIC``, ``--version`` and of similar flags."""
 
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import textwrap
+from collections.abc import Iterable
 from importlib.metadata import version
 
 from trioserve import llama
 from trioserve._version import __version__
-from trioserve.cli.commands import COMMANDS
+from trioserve.cli.commands import COMMANDS, SERVE, help_of
 from trioserve.config.flags import BY_NAME, FLAGS, GROUPS, Flag
 from trioserve.config.parse import ACTIONS, CONFIG_FLAG, CONFIG_VARIABLE
+from trioserve.config.unsupported import did_you_mean
+from trioserve.errors import ConfigError
 
 _COLUMN = 30
 
@@ -20,16 +24,27 @@ usage: trioserve [command] [flags]
 
 An LLM server: it serves a GGUF model over HTTP with the APIs of OpenAI, Anthropic and llama-server.
 Without -m, it serves all models that it finds, and a small bundled one.
+"""
+
+_FLAGS_HEAD = """\
+
 Flags have the names that they have in llama-server.
 An environment variable in parentheses does the same as its flag; if both are set, the flag wins.
 """
 
 _COMMANDS_HEAD = "\nCommands (trioserve COMMAND --help tells more)\n"
 
+#: The flags of the first page.
+_COMMON = (
+    "--model", "--hf-repo", "--ctx-size", "--parallel", "--gpu-layers", "--mmproj", "--embeddings",
+    "--tools", "--models-dir", "--host", "--port", "--api-key", "--log-level",
+)  # fmt: skip
+
 _TAIL = f"""
   {CONFIG_FLAG} FILE               read a TOML file; its keys are the long flags without the dashes,
                               and variables and flags win ({CONFIG_VARIABLE})
-  -h, --help                  print this help and exit
+  -h, --help                  print the commands and the most common flags, and exit
+  --help-all                  print all flags, and exit; trioserve help GROUP prints those of one
   --version                   print the versions and exit
   --list-devices              list the devices that models can run on, and exit
   -cl, --cache-list           list the models in the cache, and exit
@@ -41,15 +56,55 @@ complete -o default -W '{words}' trioserve
 """
 
 
+def first_page(width: int | None = None) -> str:
+    """The commands, the most common flags, and where the others are."""
+    width = width or _width()
+    groups = textwrap.fill(", ".join(GROUPS), width, initial_indent="  ", subsequent_indent="  ")
+    return (
+        f"{_commands(width)}\nCommon flags\n{''.join(_short(one, width) for one in _COMMON)}\n"
+        "trioserve --help-all prints all flags, and trioserve help GROUP those of a group:\n"
+        f"{groups}\n"
+    )
+
+
 def help_text(width: int | None = None) -> str:
     """Every flag, in groups, folded to `width` columns (those of the terminal, at most 100)."""
-    width = width or min(shutil.get_terminal_size((100, 24)).columns, 100)
-    parts = [_HEAD, _COMMANDS_HEAD]
-    parts += [_columns(f"  {name}", one.help, width) + "\n" for name, one in COMMANDS.items()]
-    for group in GROUPS:
-        lines = [_entry(one, width) for one in FLAGS if one.group == group]
-        parts.append(f"\n{group}\n" + "\n".join(lines) + "\n")
-    return "".join(parts) + _TAIL
+    width = width or _width()
+    return "".join([_commands(width), _FLAGS_HEAD, *(_group(one, width) for one in GROUPS), _TAIL])
+
+
+def about(topic: str) -> str:
+    """The help of a command, of a group of flags, or of a flag.
+
+    Raises:
+        ConfigError: there is nothing of this name.
+    """
+    if topic in COMMANDS:
+        return first_page() if topic == SERVE else help_of(topic)
+    if (flag := BY_NAME.get(topic)) is not None:
+        return _entry(flag, _width()) + "\n"
+    groups = {group.casefold(): group for group in GROUPS}
+    if (group := groups.get(topic.casefold())) is not None:
+        return _group(group, _width()).lstrip()
+    hint = did_you_mean(topic, COMMANDS, groups, BY_NAME)
+    raise ConfigError(f"there is no command, group of flags or flag {topic!r}{hint}")
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size((100, 24)).columns, 100)
+
+
+def _commands(width: int) -> str:
+    lines = [_columns(f"  {name}", one.help, width) + "\n" for name, one in COMMANDS.items()]
+    return "".join([_HEAD, _COMMANDS_HEAD, *lines])
+
+
+def _group(group: str, width: int) -> str:
+    return f"\n{group}\n" + _entries([one for one in FLAGS if one.group == group], width)
+
+
+def _entries(flags: Iterable[Flag], width: int) -> str:
+    return "".join(f"{_entry(one, width)}\n" for one in flags)
 
 
 def value_name(flag: Flag) -> str:
@@ -69,6 +124,15 @@ def default_text(flag: Flag) -> str:
     if isinstance(value, int | float):
         return f"{value:g}" if abs(value) < 1e6 else str(value)
     return value if isinstance(value, str) else ""
+
+
+def _short(name: str, width: int) -> str:
+    """A common flag, with the beginning of its help."""
+    flag = BY_NAME[name]
+    names = ", ".join(dict.fromkeys((flag.names[0], flag.names[-1])))
+    value = value_name(flag) if flag.choices is None else "TEXT"
+    text = re.split("[;:]", flag.help)[0]
+    return _columns(f"  {names} {value}".rstrip(), text, width) + "\n"
 
 
 def _entry(flag: Flag, width: int) -> str:

@@ -19,14 +19,14 @@ from trioserve.cli.progress import ProgressReport
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError, ModelLoadError
-from trioserve.models import BUNDLED
+from trioserve.models import BUNDLED, BUNDLED_NAME
 from trioserve.models.catalog import ModelEntry, Source
 from trioserve.router.child import Child, HealthCheck, Report
 from trioserve.router.client import ServerClient, connected_to
 from trioserve.router.launch import Spawner
 
 #: The names of the bundled model, alone and beside others.
-_BUNDLED = (BUNDLED.name, "bundled")
+_BUNDLED = (BUNDLED.name, BUNDLED_NAME)
 
 #: Seconds for a server that was started here to end.
 _GRACE = 10.0
@@ -61,6 +61,7 @@ class Props(msgspec.Struct):
 
     default_generation_settings: _Defaults
     modalities: _Modalities = msgspec.field(default_factory=_Modalities)
+    is_toy: bool = False
 
 
 def client_of(

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import attrs
-import structlog
 import trio
 
 from trioserve.cli import commands, forking, help as texts
@@ -27,15 +26,18 @@ from trioserve.cli.progress import StatusPipe, fetch, take_status
 from trioserve.cli.secrets import hide_secrets
 from trioserve.cli.serving import catalog_of, serve
 from trioserve.config import logs
+from trioserve.config.flags import as_flags
 from trioserve.config.parse import parse
-from trioserve.errors import TrioServeError
+from trioserve.errors import ConfigError, TrioServeError
+from trioserve.log import get_logger
 from trioserve.router.zygote import ESTIMATE
 
-_log = structlog.stdlib.get_logger("trioserve")
+_log = get_logger("trioserve")
 
 #: Flags that print a text and exit.
 _TEXTS: Mapping[str, Callable[[], str]] = {
-    "help": texts.help_text,
+    "help": texts.first_page,
+    "help-all": texts.help_text,
     "version": texts.version_text,
     "list-devices": texts.devices_text,
     "completion-bash": texts.completion_text,
@@ -117,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = take_status(os.environ)
         if words[:1] == [ESTIMATE]:
             return _tell_estimate(status, words[1:], os.environ)
+        if words[:1] == ["help"] and len(words) > 1:
+            return _written(partial(_print, partial(texts.about, " ".join(words[1:]))))
         if words[:1] in (["help"], ["version"]):
             words[0] = f"--{words[0]}"
         if words and not words[0].startswith("-"):
@@ -135,8 +139,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if catalog is not None and len(catalog.entries) == 1 and not config.rpc:
             first = forking.first(catalog.environment, main)
     except TrioServeError as error:
-        status.tell("failed", message=error.message)
-        print(f"trioserve: {error.message}", file=sys.stderr)
+        message = as_flags(error.message) if isinstance(error, ConfigError) else error.message
+        status.tell("failed", message=message)
+        print(f"trioserve: {message}", file=sys.stderr)
         return 2
     for note in parsed.notes:
         _log.warning(note)

@@ -19,12 +19,11 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-import structlog
-
 from trioserve import llama
 from trioserve.cli.systemd import notify
 from trioserve.config import Config
 from trioserve.errors import ConfigError
+from trioserve.log import get_logger
 from trioserve.models import fetch as fetching
 from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from trioserve.engine import AnyBackend
     from trioserve.models.hub import DownloadProgress
 
-_log = structlog.stdlib.get_logger("trioserve")
+_log = get_logger("trioserve")
 
 #: What systemd expects beside the text of a state.
 _ASSIGNMENTS = {"ready": ("READY=1",), "draining": ("STOPPING=1",)}

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
 import trio
 
 from trioserve.cli.memory import keep_collecting
@@ -24,7 +23,8 @@ from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.hosts import is_local
-from trioserve.models import resolve
+from trioserve.log import get_logger
+from trioserve.models import BUNDLED, TOY, resolve
 from trioserve.models.fetch import is_local as is_on_disk
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from trioserve.models.catalog import Catalog
     from trioserve.router.fleet import Fleet
     from trioserve.router.zygote import FirstZygote
+    from trioserve.server.core import ServerCore
 
-_log = structlog.stdlib.get_logger("trioserve")
+_log = get_logger("trioserve")
 
 #: Connections that the kernel queues until the server accepts them.
 _BACKLOG = 1024
@@ -224,8 +225,8 @@ async def _follow_model(
         status.tell("ready")
         return
     model = service.server.model
-    _log.info("ready", model=model.info.name, slots=model.n_slots, context=model.n_ctx_seq)
-    _advise(service)
+    _log.info("ready", model=model.info.name, slots=model.n_slots, longest_request=model.n_ctx_seq)
+    _advise(service.server)
     status.tell("ready", info=openai_model(service.server))
     told = ServerState.READY
     async for state in service.server.state.eventual_values():
@@ -234,17 +235,16 @@ async def _follow_model(
             told = state
 
 
-def _advise(service: Service) -> None:
+def _advise(server: ServerCore) -> None:
     """Log what a user of this model should know."""
-    model, config = service.server.model, service.config
-    if model.n_ctx_seq < config.ctx_size:
-        _log.warning(
-            f"a request may have {model.n_ctx_seq} tokens, because --parallel {model.n_slots} "
-            f"divides --ctx-size {config.ctx_size}; for longer ones, set a smaller --parallel or "
-            "--kv-unified"
+    model = server.model
+    if Path(model.info.path) == BUNDLED:
+        _log.info(
+            f"the bundled model {TOY}; trioserve pull downloads a real one, and -m names its file"
         )
-    has_template = config.chat_template or model.info.chat_template
-    if model.pooling is None and not has_template:
+    if model.context_advice is not None:
+        _log.warning(model.context_advice)
+    if model.has_chat_template is False:
         _log.warning(
             "the model file has no chat template: it may be a base model, whose answers to chats "
             "make no sense; set --chat-template if the model has another one than ChatML"

@@ -159,7 +159,7 @@ def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
     names_file = (config.model or config.model_url) is not None
     yield (
         config.hf_repo is not None and names_file,
-        "hf_repo names a model, so model and model_url cannot do it, too",
+        "hf_repo names a model, so no other flag may name one",
     )
     yield (
         config.hf_file is not None and config.hf_repo is None,
@@ -248,7 +248,7 @@ def _conflicts_of_drafts(config: Config) -> Iterator[tuple[object, str]]:
         )
     yield (
         config.spec_draft_model is not None and config.spec_draft_hf is not None,
-        "spec_draft_hf names a draft model, so spec_draft_model cannot do it, too",
+        "spec_draft_hf names a draft model, so spec_draft_model may not name one",
     )
     yield (
         config.backend_sampling and config.draft_types,

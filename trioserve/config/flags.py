@@ -6,6 +6,7 @@ line, the environment, a file, ``--help`` and the reference in ``docs/`` all rea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -70,7 +71,9 @@ class Flag:
             if self.attribute.validator is not None:
                 self.attribute.validator(None, self.attribute, value)
         except (ConfigError, InvalidRequestError) as error:
-            raise ConfigError(f"{source}: {error.message.rstrip('.')}") from None
+            message = error.message.rstrip(".")
+            own = re.sub(rf"^'?{self.attribute.name}'?(?= )", source, message)
+            raise ConfigError(own if own != message else f"{source}: {message}") from None
         except ValueError as error:
             raise ConfigError(f"{source}: {error}") from None
         self.put(values, value)
@@ -246,6 +249,31 @@ SECRET_VARIABLES = tuple(
 
 BY_NAME: Mapping[str, Flag] = {name: one for one in FLAGS for name in (*one.names, *one.negative)}
 BY_VARIABLE: Mapping[str, Flag] = {one.variable: one for one in FLAGS if one.variable is not None}
+
+
+#: The longest name of the flag of each field.
+_LONGEST = {flag.attribute.name: flag.names[-1] for flag in reversed(_BY_FIELD)}
+
+#: Names of fields in a message that cannot be plain words.
+_FIELDS = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
+
+
+def as_flags(message: str, sources: Mapping[str, str] | None = None) -> str:
+    """Write a message about fields for a user, who knows them as flags.
+
+    Args:
+        message: of an error, with names of fields.
+        sources: the flag, the variable or the line of a file that has set each field. With them,
+            the message is one of a `Config`, which may begin with a name that is a plain word.
+    """
+
+    def name_of(field: str) -> str:
+        return (sources or {}).get(field) or _LONGEST.get(field, field)
+
+    first, space, rest = message.partition(" ")
+    if sources is not None and "_" not in first:
+        first = name_of(first.rstrip(":")) + ":" * first.endswith(":")
+    return _FIELDS.sub(lambda found: name_of(found[0]), f"{first}{space}{rest}")
 
 
 def switched_off_by(variable: str) -> Flag | None:

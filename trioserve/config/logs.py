@@ -19,6 +19,7 @@ from structlog.typing import EventDict, Processor
 
 from trioserve.config import Config
 from trioserve.errors import ConfigError
+from trioserve.log import get_logger
 
 #: The open log file, to be closed later.
 _file: io.RawIOBase | None = None
@@ -108,9 +109,7 @@ class Sink:
         """Log the number of lost lines. If that line is lost, the count is kept."""
         n_lost = self.n_lost
         self._is_telling = True
-        structlog.stdlib.get_logger("trioserve").error(
-            f"{n_lost} log lines could not be written", to=self._name
-        )
+        get_logger("trioserve").error(f"{n_lost} log lines could not be written", to=self._name)
         self._is_telling = False
         if self.n_lost == n_lost:
             self.n_lost = 0

@@ -71,7 +71,8 @@ def _check(
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise ConfigError(f"{name} must be {kind}, not {value!r}")
         if choices is not None and value not in choices:
-            raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+            one_of = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+            raise ConfigError(f"{name} must be {one_of}, not {value!r}")
         if not isinstance(value, (int, float)):
             return
         if isinstance(value, float) and not math.isfinite(value):

@@ -25,6 +25,7 @@ from trioserve.config.flags import (
     BY_VARIABLE,
     FLAGS,
     Flag,
+    as_flags,
     switched_off_by,
     without_no,
 )
@@ -39,13 +40,16 @@ _FOR_THE_COMMAND = frozenset(
     {"host", "port", "reuse_port", "ssl_cert_file", "ssl_key_file", "keep_alive_timeout"}
 )
 
-Action = Literal["serve", "help", "version", "list-devices", "completion-bash", "cache-list"]
+Action = Literal[
+    "serve", "help", "help-all", "version", "list-devices", "completion-bash", "cache-list"
+]
 
 #: Flags for actions other than serving.
 ACTIONS: Mapping[str, Action] = {
     "-h": "help",
     "--help": "help",
     "--usage": "help",
+    "--help-all": "help-all",
     "--version": "version",
     "--list-devices": "list-devices",
     "--completion-bash": "completion-bash",
@@ -113,7 +117,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
     file = _read_toml(path, notes) if path else _Settings()
     variables = _read_environment(others, notes)
     values = file.values | variables.values | line.found.values
-    config = _build(values)
+    sources = file.sources | variables.sources | line.found.sources
+    try:
+        config = _build(values)
+    except ConfigError as error:
+        raise ConfigError(as_flags(error.message, sources)) from None
     if config.model_named is not None:
         notes += (
             f"--{name.replace('_', '-')} has no effect: {config.model_named} is the only model"
@@ -127,7 +135,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Parsed:
         options=line.found.options,
         below=file.options | variables.options,
         file=path,
-        sources=file.sources | variables.sources | line.found.sources,
+        sources=sources,
     )
 
 
@@ -190,7 +198,7 @@ class _CommandLine:
                     name, [*BY_NAME, *ACTIONS, CONFIG_FLAG], unsupported.flags()
                 )
                 raise ConfigError(
-                    f"{name} is not a flag of trioserve{hint or '; see trioserve --help'}"
+                    f"{name} is not a flag of trioserve{hint or '; see trioserve --help-all'}"
                 )
 
     def _put(self, flag: Flag, name: str, value: str | None) -> None:
@@ -267,7 +275,9 @@ def _unsupported_variable(name: str, text: str, notes: list[str]) -> None:
     found = unsupported.variables().get(positive)
     if found is None:
         hint = unsupported.did_you_mean(name, BY_VARIABLE, unsupported.variables())
-        raise ConfigError(f"{name} is not a variable of trioserve{hint}")
+        raise ConfigError(
+            f"{name} is not a variable of trioserve{hint or '; see trioserve --help-all'}"
+        )
     says_no = name != positive or text in FALSE_WORDS
     if meant := found.negative if says_no else found.names:  # disabling a missing feature is valid
         notes.append(unsupported.note(meant[0], name, "variable"))

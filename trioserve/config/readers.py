@@ -318,7 +318,8 @@ def read_mcp_servers(path: str | None, text: str | None) -> dict[str, Any]:
         try:
             texts.append((source, Path(path).read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source} cannot be read: {error}") from None
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise ConfigError(f"{source} cannot be read: {reason}") from None
     if text is not None:
         texts.append(("mcp_servers_json", text))
     described: dict[str, Any] = {}

@@ -8,6 +8,7 @@ those of the llama.cpp in llama-cpp-python 0.3.36.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Mapping
 from functools import cache
 
@@ -148,9 +149,18 @@ def note(flag: str, source: str, kind: str) -> str:
     )
 
 
+#: What names of one kind have in common: it makes no two of them alike.
+_PREFIX = re.compile("LLAMA_ARG_|TRIOSERVE_|--?")
+
+#: How alike two names are, at least, of which one may be a slip of the other: 1.0 is the same.
+_ALIKE = 0.75
+
+
 def did_you_mean(name: str, *candidates: Collection[str]) -> str:
     """Suggest the nearest name from the first candidates that have one; empty if none has."""
     for names in candidates:
-        if near := difflib.get_close_matches(name, names, n=1):
-            return f"; did you mean {near[0]}?"
+        by_word = {_PREFIX.sub("", one, count=1): one for one in names}
+        word = _PREFIX.sub("", name, count=1)
+        if near := difflib.get_close_matches(word, by_word, n=1, cutoff=_ALIKE):
+            return f"; did you mean {by_word[near[0]]}?"
     return ""

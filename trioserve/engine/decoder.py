@@ -9,7 +9,6 @@ from time import monotonic, process_time
 from typing import Any
 
 import attrs
-import structlog
 
 from trioserve.engine.backend import AnyBackend, Backend
 from trioserve.engine.encoder import MediaEncoder
@@ -17,6 +16,7 @@ from trioserve.engine.helpers import start
 from trioserve.engine.planner import StepPlan
 from trioserve.engine.thread_governor import HEAVY, LASTING_S, LOST_CORES, Step, ThreadGovernor
 from trioserve.errors import DecodeInterruptedError
+from trioserve.log import get_logger
 from trioserve.types import Adapters
 
 
@@ -102,7 +102,7 @@ class Watchdog:
         return max(0.0, watch.end - monotonic())
 
 
-_log = structlog.stdlib.get_logger("trioserve.engine")
+_log = get_logger("trioserve.engine")
 
 
 class Threads:

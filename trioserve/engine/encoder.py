@@ -9,14 +9,14 @@ from time import monotonic
 from typing import Any
 
 import attrs
-import structlog
 
 from trioserve.engine.backend import Embeddings, Projector
 from trioserve.engine.helpers import start
 from trioserve.errors import EncodeError, EncodeInterruptedError, TrioServeError
+from trioserve.log import get_logger
 from trioserve.types import MediaChunk
 
-_log = structlog.stdlib.get_logger("trioserve.engine")
+_log = get_logger("trioserve.engine")
 
 #: Bytes of embeddings that are kept: those of about a hundred images, with most models.
 DEFAULT_MEDIA_CACHE = 256 << 20

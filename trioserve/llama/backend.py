@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
 
-import structlog
-
 from trioserve.config import Config
 from trioserve.engine.backend import MediaPiece
 from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedError
@@ -24,6 +22,7 @@ from trioserve.llama.media.projector import LlamaProjector
 from trioserve.llama.model import LlamaModel, Progress
 from trioserve.llama.sampler import LlamaSampler
 from trioserve.llama.sampler_chain import Offload
+from trioserve.log import get_logger
 from trioserve.models import resolve_projector
 from trioserve.types import (
     AdapterInfo,
@@ -35,7 +34,7 @@ from trioserve.types import (
     TokenId,
 )
 
-_log = structlog.get_logger("llama")
+_log = get_logger("llama")
 
 
 class LlamaBackend:

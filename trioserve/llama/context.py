@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
-import structlog
 
 from trioserve.config import Config
 from trioserve.errors import (
@@ -31,6 +30,7 @@ from trioserve.llama.lazy_pages import KVPages, LazyPages, NotLazyError
 from trioserve.llama.library import HandleOwner, lib, short
 from trioserve.llama.machine import HugePages, allowed_cpus, cpu_quota, physical_cores
 from trioserve.llama.model import LlamaModel
+from trioserve.log import get_logger
 
 
 class Interrupt:
@@ -78,7 +78,7 @@ def _c_library() -> Any:
     return ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
 
 
-_log = structlog.get_logger("llama")
+_log = get_logger("llama")
 
 #: Makes an uninitialized bytes object of a given size. Zeroing or copying it would double the time
 #: it takes to save a state.

@@ -20,7 +20,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from trioserve.config import Config
@@ -31,6 +30,7 @@ from trioserve.llama.context import Context, Memory, open_context
 from trioserve.llama.header import check_file
 from trioserve.llama.library import lib, short
 from trioserve.llama.model import LlamaModel, Progress
+from trioserve.log import get_logger
 from trioserve.models import resolve
 from trioserve.types import CacheRoot, TokenId
 from trioserve.types.task import shared_length
@@ -136,7 +136,7 @@ def _dispensable(request: DraftRequest, text: DraftText) -> tuple[bool, bool, in
     return not text.is_closed, is_behind, n_missing if is_behind else n_held
 
 
-_log = structlog.get_logger("llama")
+_log = get_logger("llama")
 
 #: Seconds of a step in which slots that are behind catch up.
 PIECE_S = 0.025

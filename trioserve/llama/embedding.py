@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-import structlog
 
 from trioserve.config import Config
 from trioserve.engine.backend import POOLINGS, EmbeddingBackend, Matrix, MediaPiece
@@ -19,10 +18,11 @@ from trioserve.llama.context import Context, generation_params, thread_choices
 from trioserve.llama.library import lib
 from trioserve.llama.media.projector import LlamaProjector
 from trioserve.llama.model import LlamaModel, Progress
+from trioserve.log import get_logger
 from trioserve.models import resolve_projector
 from trioserve.types import TokenId
 
-_log = structlog.get_logger("llama")
+_log = get_logger("llama")
 
 #: Texts in one batch. A batch has 512 tokens by default, and few texts have less than 8.
 _MAX_SEQS = 64

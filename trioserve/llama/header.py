@@ -10,6 +10,7 @@ import math
 import os
 import struct
 from collections.abc import Collection, Iterator
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _MAGIC = b"GGUF"
 _HEADER = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of metadata entries
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # llama.cpp's
 _MAX_SIZE = 2**31 - 1
+_MAX_SIMILAR = 3
 _MAX_EPSILON = 1.0
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _TOKENS = "tokenizer.ggml.tokens"
@@ -39,7 +41,7 @@ def check_file(path: Path) -> None:
         with path.open("rb") as file:
             head = file.read(_HEADER.size)
     except FileNotFoundError as error:
-        raise ModelLoadError(f"The model file {path} does not exist.") from error
+        raise ModelLoadError(f"No such file: {path}{_similar_files(path)}.") from error
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ModelLoadError(f"The model file {path} cannot be read: {why}.") from error
@@ -47,7 +49,7 @@ def check_file(path: Path) -> None:
         raise ModelLoadError(f"The model file {path} is empty.")
     if head[:4] != _MAGIC[: len(head)]:
         raise ModelLoadError(
-            f"The model file {path} is not a GGUF file: it begins with {head[:4]!r}."
+            f"The model file {path} is not a GGUF file: it does not begin with GGUF."
         )
     if len(head) < _HEADER.size:
         raise ModelLoadError(f"The model file {path} is cut short: it has {len(head)} bytes.")
@@ -58,6 +60,16 @@ def check_file(path: Path) -> None:
         raise ModelLoadError(
             f"The model file {path} has version {version} of GGUF, which is too old; convert it."
         )
+
+
+def _similar_files(path: Path) -> str:
+    """Name the GGUF files whose names are like that of a missing one, and else those beside it."""
+    try:
+        there = sorted(one.name for one in path.parent.iterdir() if one.suffix == path.suffix)
+    except OSError:
+        return f"; there is no folder {path.parent}"
+    names = get_close_matches(path.name, there, _MAX_SIMILAR, cutoff=0.75) or there[:_MAX_SIMILAR]
+    return f"; there is {', '.join(str(path.parent / name) for name in names)}" if names else ""
 
 
 def check_model(path: Path, overridden: Collection[str] = ()) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Self
 import structlog
 
 from trioserve.errors import BackendMismatchError, ServerClosingError
+from trioserve.log import get_logger
 
 #: The oldest version of llama-cpp-python that is known to work.
 MIN_VERSION = "0.3.36"
@@ -134,7 +135,7 @@ short: Any = _keep_gil()
 
 _LEVELS = {0: "debug", 1: "debug", 2: "debug", 3: "warning", 4: "error"}
 _CONTINUED = 5
-_log: Any = structlog.get_logger("llama")
+_log: Any = get_logger("llama")
 
 
 #: A warning that comes with every model that hears, also with one that does so well.

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-import structlog
 
 from trioserve.errors import InvalidRequestError
 from trioserve.llama.context import Context
 from trioserve.llama.library import lib
 from trioserve.llama.vocab import LlamaVocab
+from trioserve.log import get_logger
 from trioserve.types import SamplingParams, TokenId
 
 _MAX_FLOAT = 3.4028234e38
@@ -250,7 +250,7 @@ def _invalid(name: str, problem: str) -> InvalidRequestError:
     return InvalidRequestError(f"'{name}' {problem}.", param=name)
 
 
-_log = structlog.get_logger("llama")
+_log = get_logger("llama")
 
 
 class Offload:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import structlog
 
 from trioserve.engine.backend import DraftRequest, MediaPiece
 from trioserve.errors import (
@@ -23,6 +22,7 @@ from trioserve.llama import last_word
 from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.embedding import LlamaEmbedder
 from trioserve.llama.media.projector import LlamaProjector
+from trioserve.log import get_logger
 from trioserve.types import (
     CacheRoot,
     DecodedAudio,
@@ -33,7 +33,7 @@ from trioserve.types import (
     TokenId,
 )
 
-_log = structlog.get_logger("llama")
+_log = get_logger("llama")
 
 #: Has words, digits, a line break, and a character that most vocabularies have in bytes only.
 _TEXT = "Once upon a time, 12 bears\nsang \U0001f600"

@@ -23,16 +23,16 @@ from time import monotonic
 from typing import IO, Any, TypeAlias
 
 import attrs
-import structlog
 
 from trioserve.config import Config
 from trioserve.config.flags import SECRET_VARIABLES
 from trioserve.errors import ModelLoadError
+from trioserve.log import get_logger
 from trioserve.models import resolve
 
 Progress: TypeAlias = Callable[[float], bool]
 
-_log = structlog.get_logger("trioserve")
+_log = get_logger("trioserve")
 
 #: Seconds without progress after which the process is ended. A decode on a slow disk may take long.
 _PATIENCE = 600.0

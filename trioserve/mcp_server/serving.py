@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import mcp_types
 import msgspec
-import structlog
 import trio
 from mcp.server import Server
 from mcp.server.context import ServerRequestContext
@@ -18,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from trioserve._version import __version__
 from trioserve.concurrency import alongside
 from trioserve.errors import TrioServeError
+from trioserve.log import get_logger
 from trioserve.mcp_server.models import ChatResult, Listed, ModelSource, chat
 from trioserve.tools.tool import about, read_arguments, schema_of
 
@@ -32,7 +32,7 @@ _ModelName: TypeAlias = (
     | UnsetType
 )
 
-_log = structlog.stdlib.get_logger("trioserve.mcp")
+_log = get_logger("trioserve.mcp")
 _INSTRUCTIONS = (
     "Language models that run on this machine, or on a server of the user's. Calls may take a "
     "while: a model may have to be loaded first, and answers come at the speed of the machine."

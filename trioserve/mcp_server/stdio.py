@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
-import structlog
 import trio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 
 from trioserve.errors import TrioServeError
+from trioserve.log import get_logger
 from trioserve.tools.mcp.messages import read_message
 from trioserve.tools.mcp.stdio import LineReader, LineTooLongError
 
-_log = structlog.stdlib.get_logger("trioserve.mcp")
+_log = get_logger("trioserve.mcp")
 
 #: Bytes of a message from a client.
 MAX_MESSAGE = 64 * 2**20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trioserve.errors import InvalidRequestError, ModelLoadError
 
@@ -14,8 +14,27 @@ if TYPE_CHECKING:
 #: A small chat model, for a first run and for tests.
 BUNDLED: Path = Path(__file__).with_name("bundled.gguf")
 
+#: Its name in lists of models.
+BUNDLED_NAME = "bundled"
+
+#: What lists say of it.
+TOY = "comes with trioserve: a toy, to try the server with"
+
 #: Its projector, if there is one.
 BUNDLED_PROJECTOR: Path = Path(__file__).with_name("bundled-mmproj.gguf")
+
+#: Prompts that it answers right with any seed, at the default temperature.
+EXAMPLE_PROMPTS = (
+    "What is the capital of Japan?",
+    "Count from 1 to 10",
+    "Write a JSON object with name Ada and age 36",
+)
+
+
+def introduction(path: Path | None) -> dict[str, Any]:
+    """Say whether the model at a path is the bundled one, as lists of models do."""
+    is_toy = path == BUNDLED
+    return {"is_toy": is_toy, "example_prompts": list(EXAMPLE_PROMPTS) if is_toy else []}
 
 
 def resolve(reference: str | None) -> Path:

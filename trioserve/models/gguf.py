@@ -152,7 +152,7 @@ class Header:
         self._source = source
         magic, version, self._n_tensors, n_entries = _FIXED.unpack(source.take(_FIXED.size))
         if magic != _MAGIC:
-            raise source.wrong(f"it is not a GGUF file, for it begins with {magic!r}")
+            raise source.wrong("it is not a GGUF file, for it does not begin with GGUF")
         if not 2 <= version < 2**16:
             raise source.wrong(f"version {version} of GGUF is not supported")
         source.check(n_entries, _MAX_ENTRIES, "its header", "entries")

@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import attrs
-import structlog
 
 from trioserve.config import Config
+from trioserve.log import get_logger
 from trioserve.models import BUNDLED, BUNDLED_PROJECTOR, gguf, resolve, resolve_projector
 
-_log = structlog.get_logger("trioserve")
+_log = get_logger("trioserve")
 
 #: How many fingerprints are kept: those that were used last.
 _MAX_KEPT = 1000

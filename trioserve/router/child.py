@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
-import structlog
 import trio
 
 from trioserve.concurrency import alongside
 from trioserve.config.readers import unicode_name
 from trioserve.errors import ModelLoadError, ModelProcessError
+from trioserve.log import get_logger
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.forward import Kept, Outgoing, exchange
 from trioserve.router.launch import LaunchedProcess, Launcher
@@ -28,7 +28,7 @@ from trioserve.router.schedule import Instance
 from trioserve.router.states import ModelState
 from trioserve.router.zygote import ESTIMATE
 
-_log = structlog.stdlib.get_logger("trioserve.router")
+_log = get_logger("trioserve.router")
 
 #: A process's report: ``state``, and its details.
 Report: TypeAlias = Mapping[str, Any]
@@ -242,7 +242,7 @@ class Child(Instance):
         self.lines.append(
             " ".join([str(fields["event"]), *(f"{name}={value}" for name, value in rest.items())])
         )
-        logger = structlog.stdlib.get_logger(fields.get("logger", "trioserve.child"))
+        logger = get_logger(fields.get("logger", "trioserve.child"))
         logger.log(level, fields["event"], **rest | {"model": self.name})
 
     # -- whether it lives

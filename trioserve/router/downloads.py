@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 
 import attrs
-import structlog
 import trio
 
 from trioserve.errors import (
@@ -16,13 +15,14 @@ from trioserve.errors import (
     TooManyRequestsError,
     TrioServeError,
 )
+from trioserve.log import get_logger
 from trioserve.models import hub
 from trioserve.models.catalog import ModelEntry, Source
 from trioserve.models.hub import DownloadProgress, HubReference
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import FleetEvent
 
-_log = structlog.stdlib.get_logger("trioserve.router")
+_log = get_logger("trioserve.router")
 
 #: Seconds after which a client that was refused may ask again.
 _RETRY_AFTER = 10.0

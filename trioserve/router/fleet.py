@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import structlog
 import trio
 
 from trioserve.concurrency import Bell, EnteredOnce, Feed, Gate, Phase, alongside
@@ -32,6 +31,7 @@ from trioserve.errors import (
     UnknownModelError,
     first_error,
 )
+from trioserve.log import get_logger
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.child import Child, HealthCheck, Report, estimate
 from trioserve.router.forward import ChildAnswer, ChildConnection, NotTakenError, Outgoing, connect
@@ -42,7 +42,7 @@ from trioserve.router.zygote import FirstZygote
 
 __all__ = ["Child", "Fleet"]
 
-_log = structlog.stdlib.get_logger("trioserve.router")
+_log = get_logger("trioserve.router")
 
 #: Seconds that processes have to end after their requests, when all are drained.
 _GRACE = 5.0

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Protocol
 
 import attrs
-import structlog
 import trio
 from filelock import FileLock, Timeout
 
 import trioserve
 from trioserve.concurrency import alongside
 from trioserve.errors import ModelLoadError
+from trioserve.log import get_logger
 from trioserve.router import zygote
 from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE, FirstZygote
 
@@ -168,7 +168,7 @@ def with_package(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-_log = structlog.stdlib.get_logger("trioserve.router")
+_log = get_logger("trioserve.router")
 
 #: Seconds that a zygote has to begin, and that a fork may take.
 _START_TIMEOUT = 60.0

@@ -166,7 +166,7 @@ class ServerCore(EnteredOnce):
     ) -> AsyncIterator[AgentRun]:
         """Answer a chat and run the tools that the model calls. See `Server.stream_run`."""
         check_chat(chat, self.config, self.model)
-        chosen = RunTools.of(tools_of(tools, self.tools), chat.tools or ())
+        chosen = RunTools.of(tools_of(tools, self.tools, self.model.n_ctx_seq), chat.tools or ())
         self.tools.check(run.place)
         loading = trio.CancelScope()
         with (

@@ -83,6 +83,10 @@ class LoadedModel:
     preserved_tokens: frozenset[TokenId]
     #: Whether `Prompt.divergence_points` are useful.
     keeps_checkpoints: bool
+    #: Whether the model file or the configuration has a chat template; None: no chats.
+    has_chat_template: bool | None = None
+    #: Why a request may be shorter than the context, and what to set; None: it may not.
+    context_advice: str | None = None
     #: The parameters of a request that sets none.
     defaults: GenerationParams
     #: The supported inputs in addition to text.
@@ -108,6 +112,8 @@ class LoadedModel:
         variables = config.template_variables
         if config.reasoning == "auto" and template.capabilities.thinking_variable:
             variables.setdefault("enable_thinking", True)
+        pooling = engine.pooling if isinstance(engine, EmbeddingEngine) else None
+        has_template = bool(config.chat_template or info.chat_template)
         return cls(
             info=info,
             vocab=vocab,
@@ -119,7 +125,9 @@ class LoadedModel:
             keeps_checkpoints=isinstance(engine, Engine) and engine.keeps_checkpoints,
             modalities=_modalities(engine),
             has_whisper=config.transcription_model is not None,
-            pooling=engine.pooling if isinstance(engine, EmbeddingEngine) else None,
+            pooling=pooling,
+            has_chat_template=has_template if pooling is None else None,
+            context_advice=_context_advice(engine, config),
             defaults=GenerationParams(
                 sampling=config.sampling,
                 max_tokens=config.n_predict,
@@ -170,6 +178,18 @@ class LoadedModel:
             raise NotSupportedError(
                 "This server does not support reranking. Start it with `--reranking`"
             )
+
+
+def _context_advice(engine: EngineLoop, config: Config) -> str | None:
+    n_train = engine.info.n_ctx_train
+    n_ctx = config.ctx_size or n_train
+    if engine.n_ctx_seq >= min(n_ctx, config.kv_unified_per_slot or n_train):
+        return None
+    return (
+        f"A request may have {engine.n_ctx_seq} tokens, because --parallel {engine.n_slots} "
+        f"divides the context of {n_ctx}; for longer ones, set a smaller --parallel or "
+        "--kv-unified."
+    )
 
 
 def _modalities(engine: EngineLoop) -> Modalities:

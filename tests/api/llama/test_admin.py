@@ -133,6 +133,17 @@ async def test_props() -> None:
     assert params["seed"] == 2**32 - 1
 
 
+async def test_what_a_user_should_know_of_the_model() -> None:
+    backend = ScriptedBackend(n_ctx_seq=512, chat_template=None)
+    async with client_of(backend) as client:
+        props = (await client.get("/props")).json()
+        (listed,) = (await client.get("/v1/models")).json()["data"]
+    for told in (props, listed):
+        assert told["has_chat_template"] is False
+        assert told["context_advice"].startswith("A request may have 512 tokens, because")
+        assert (told["is_toy"], told["example_prompts"], told["suggested_tools"]) == (False, [], [])
+
+
 async def test_slots() -> None:
     gate = trio.Event()
     token = trio.lowlevel.current_trio_token()

@@ -15,7 +15,8 @@ import trio
 from tests.support.fake_fleet import entry, routed
 from tests.support.http_server import chunks_of
 from tests.support.media_models import write_projector
-from trioserve.api.router import service
+from trioserve.api.router import routes, service
+from trioserve.models import BUNDLED
 from trioserve.models.catalog import Source
 from trioserve.router.states import FleetEvent, ModelState, Status
 from trioserve.testing import ScriptedBackend
@@ -257,8 +258,13 @@ async def test_only_what_was_downloaded_is_deleted() -> None:
         assert (await router.client.delete("/models")).status_code == 404
 
 
-def test_sources_have_names() -> None:
-    from trioserve.api.router import routes
+def test_the_bundled_model_is_a_toy_before_it_is_loaded() -> None:
+    toy = routes.describe(entry("bundled", path=BUNDLED), ModelState(), Modalities())
+    assert (toy["is_toy"], len(toy["example_prompts"])) == (True, 3)
+    other = routes.describe(entry("one"), ModelState(), Modalities())
+    assert (other["is_toy"], other["example_prompts"]) == (False, [])
 
+
+def test_sources_have_names() -> None:
     for source in Source:
         routes.describe(entry("one", source=source), ModelState(), Modalities())

@@ -56,6 +56,18 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], name: str) ->
     assert said(capsys, name, "-h") == text
 
 
+def test_help_on_one_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "help") == said(capsys, "--help")
+    assert said(capsys, "help", "show") == said(capsys, "show", "--help")
+    assert said(capsys, "help", "serve") == said(capsys, "--help")
+    group = said(capsys, "help", "context", "and", "threads")
+    assert group.startswith("Context and threads\n")
+    assert "--ctx-size" in group and "--port" not in group
+    assert group in said(capsys, "--help-all")
+    assert said(capsys, "help", "-c") in group
+    assert complaint(capsys, "help", "netwrk").endswith("'netwrk'; did you mean network?")
+
+
 def test_serve_takes_the_flags_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "serve", "--help") == said(capsys, "--help")
     assert complaint(capsys, "serve", "--prot", "1").startswith("--prot is not a flag")

@@ -92,7 +92,7 @@ def test_a_model_that_is_read_again_and_again(diagnose, monkeypatch: pytest.Monk
 def test_a_model_that_cannot_be_loaded(diagnose, tmp_path: Path) -> None:
     report = diagnose("-m", str(tmp_path / "none.gguf"))
     assert report.code == 1
-    assert "does not exist" in report.about("model")[0]
+    assert "No such file" in report.about("model")[0]
     report = diagnose("-hf", "org/none", "--load-mode", "mlock")
     assert report.code == 1
     assert report.about("model") == [

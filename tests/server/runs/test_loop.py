@@ -368,3 +368,16 @@ async def test_the_tools_of_the_server_are_named_or_all_there_are() -> None:
         assert '"work"' not in prompts[2].partition("</tools>")[0]
         assert "There is no tool 'work'" in results(answer)[0]
     assert len(tools["work"].begun) == 1
+
+
+async def test_a_small_context_gets_the_tools_that_leave_room() -> None:
+    names = ("work", "large", "small")
+    tools = {name: FakeTool(name) for name in names}
+    tools["large"].description = "x" * 2000
+    backend, prompts = saying(["Done.", "Done."], n_ctx=4096)
+    async with serve(backend) as server:
+        server._core.tools = ToolRegistry([Source(tools)])
+        await server.run(HI)
+        assert [f'"{name}"' in prompts[0] for name in names] == [True, False, True]
+        await server.run(HI, ["large"])
+        assert '"large"' in prompts[1]  # it was asked for

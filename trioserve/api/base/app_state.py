@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import attrs
-import structlog
 import trio
 from quart import Quart, Response, current_app, request
 from trio_util import AsyncValue
@@ -25,6 +24,7 @@ from trioserve.errors import (
     raised_alone,
 )
 from trioserve.fair_limiter import tool_calls
+from trioserve.log import get_logger
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer, ToolRecord
 from trioserve.server.runs.run import AgentRun
@@ -164,7 +164,7 @@ class Responses:
 # -- the state of an app
 
 
-_log = structlog.stdlib.get_logger("trioserve.api")
+_log = get_logger("trioserve.api")
 
 #: Where an app has its state: `app.extensions[NAME]`.
 NAME = "trioserve"

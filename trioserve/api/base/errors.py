@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import structlog
 from quart import Quart, request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.exceptions import HTTPException
@@ -33,8 +32,9 @@ from trioserve.errors import (
     TrioServeError,
     UnavailableError,
 )
+from trioserve.log import get_logger
 
-_log = structlog.stdlib.get_logger("trioserve.api")
+_log = get_logger("trioserve.api")
 
 
 def shape_of(path: str) -> ErrorShape:

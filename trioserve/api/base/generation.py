@@ -33,6 +33,7 @@ from trioserve.server.generation.text import check_copies
 from trioserve.server.prompts.infill import Gap, missing_tokens
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike
+from trioserve.server.runs.params import tools_of
 from trioserve.server.stream import ChatStream, Stream
 from trioserve.server.workers import offload
 from trioserve.tools.registry import select
@@ -205,7 +206,7 @@ async def tools_to_run(server: ServerCore, asked: RunToolsOptions) -> Sequence[T
         )
     tools = server.tools.tools
     if asked.tools is None:
-        return [*tools.values()]
+        return tools_of(None, server.tools, server.model.n_ctx_seq) if tools else []
     n_pairs = len(tools) * len(asked.tools)
     try:
         return [*(await offload(partial(select, tools, asked.tools), n_pairs, _FEW_PAIRS)).values()]

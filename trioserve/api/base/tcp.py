@@ -41,7 +41,6 @@ from urllib.parse import urlsplit
 import h11
 import hypercorn.protocol
 import hypercorn.trio.run
-import structlog
 import trio
 from hypercorn.events import Closed, Event as HypercornEvent, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, StreamClosed
@@ -54,6 +53,7 @@ from trioserve.api.base.connection import network_of
 from trioserve.concurrency import Patience
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError, first_error
 from trioserve.hosts import parse_authority
+from trioserve.log import get_logger
 from trioserve.types import CancelReason
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from hypercorn.protocol.events import Event as StreamEvent
     from hypercorn.typing import AppWrapper, H11SendableEvent
 
-_log = structlog.stdlib.get_logger("trioserve.api")
+_log = get_logger("trioserve.api")
 
 #: Seconds that closing may take: under TLS it sends, and a client may not read.
 _CLOSE_TIMEOUT = 2.0

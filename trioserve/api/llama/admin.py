@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from quart import Blueprint
@@ -15,8 +16,10 @@ from trioserve.api.base.service import current_server, current_service
 from trioserve.api.openapi import takes
 from trioserve.chat.markers import media_marker
 from trioserve.errors import NotFoundError, NotSupportedError
+from trioserve.models import introduction
 from trioserve.server.core import ServerCore
 from trioserve.server.observers.metrics import Metrics
+from trioserve.server.runs.params import that_fit
 
 blueprint = Blueprint("admin", __name__)
 
@@ -78,6 +81,19 @@ def openai_model(server: ServerCore) -> dict[str, Any]:
             "output_modalities": ["text"],
         },
         "meta": _meta(server),
+        **_guidance(server),
+    }
+
+
+def _guidance(server: ServerCore) -> dict[str, Any]:
+    """What a user should know before the first chat."""
+    return {
+        **introduction(Path(server.model.info.path)),
+        "has_chat_template": server.model.has_chat_template,
+        "context_advice": server.model.context_advice,
+        "suggested_tools": [
+            tool.info.name for tool in that_fit(server.tools.tools.values(), server.model.n_ctx_seq)
+        ],
     }
 
 
@@ -156,6 +172,7 @@ async def props() -> Response:
             "build_info": outputs.FINGERPRINT,
             "is_sleeping": server.sleeping,
             "cors_proxy_enabled": server.config.has_mcp_proxy,
+            **_guidance(server),
         }
     )
 

@@ -24,6 +24,7 @@ from trioserve.errors import (
     NotFoundError,
     UnknownModelError,
 )
+from trioserve.models import introduction
 from trioserve.models.catalog import ModelEntry, Source
 from trioserve.router.forward import Outgoing
 from trioserve.router.states import FleetEvent, ModelState, Status
@@ -53,6 +54,7 @@ def describe(entry: ModelEntry, state: ModelState, modalities: Modalities) -> di
         "can_remove": entry.source is Source.CACHE,
         "path": None if entry.path is None else str(entry.path),
         "size": entry.size,
+        **introduction(entry.path),
     }
     takes = {"input_modalities": modalities.names, "output_modalities": ["text"]}
     return {"architecture": takes, **state.info, **described}

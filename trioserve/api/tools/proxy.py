@@ -17,7 +17,6 @@ from contextlib import aclosing
 
 import attrs
 import httpcore2
-import structlog
 import trio
 from quart import Blueprint, Quart, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
@@ -36,11 +35,12 @@ from trioserve.errors import (
     ProxyTimeoutError,
 )
 from trioserve.fair_limiter import FairLimiter
+from trioserve.log import get_logger
 from trioserve.server.media.fetch import FAILURES, Dialer, FetchRules, Target, parse_url, url_of
 
 blueprint = Blueprint("proxy", __name__)
 
-_log = structlog.stdlib.get_logger("trioserve.api")
+_log = get_logger("trioserve.api")
 
 _NAME = "trioserve.proxy"  # in `app.extensions`
 

@@ -16,6 +16,7 @@ import attrs
 
 from trioserve.cli.agents import AGENTS
 from trioserve.config import Config, logs
+from trioserve.config.flags import as_flags
 from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import ConfigError, TrioServeError
 
@@ -176,21 +177,24 @@ def run(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     ours = argv[: argv.index("--")] if "--" in argv else argv
     if "--help" in ours or "-h" in ours:
-        command = COMMANDS[name]
-        print(f"usage: trioserve {name} {command.usage}\n\n{_sentence(command)}", end="")
+        print(help_of(name), end="")
         return 0
     try:
         module, _, function = (COMMANDS[name].function or f"{name}.run").partition(".")
         code: int = getattr(import_module(f"{__name__}.{module}"), function)(argv, environ)
     except TrioServeError as error:
-        print(f"trioserve: {error.message}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        is_usage = isinstance(error, ConfigError)
+        message = as_flags(error.message) if is_usage else error.message
+        print(f"trioserve: {message}", file=sys.stderr)
+        return 2 if is_usage else 1
     return code
 
 
-def _sentence(command: Command) -> str:
-    text = f"{command.help[0].upper()}{command.help[1:]}.\n"
-    return f"{text}{command.details}"
+def help_of(name: str) -> str:
+    """The help of a command."""
+    command = COMMANDS[name]
+    sentence = f"{command.help[0].upper()}{command.help[1:]}.\n"
+    return f"usage: trioserve {name} {command.usage}\n\n{sentence}{command.details}"
 
 
 def hush(config: Config) -> None:

@@ -86,12 +86,14 @@ def list_models(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def list_text() -> str:
     """A line for each model: its name, its size, and the time of its download."""
+    from trioserve.models import BUNDLED, BUNDLED_NAME, TOY
     from trioserve.models.hub import cached_models
 
     rows = [("NAME", "SIZE", "DOWNLOADED")]
     for model in cached_models():
         downloaded = datetime.fromtimestamp(model.files[0].stat().st_mtime)
         rows.append((model.name, bytes_text(model.size), f"{downloaded:%Y-%m-%d %H:%M}"))
+    rows.append((BUNDLED_NAME, bytes_text(BUNDLED.stat().st_size), TOY))
     return table(rows, right={1})
 
 

@@ -220,6 +220,7 @@ class AgentServer:
             model=model,
             context=props.default_generation_settings.n_ctx,
             sees_images=props.modalities.vision,
+            is_toy=props.is_toy,
             api_key=self._key or NO_KEY,
         )
 

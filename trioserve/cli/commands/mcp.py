@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
-import structlog
 import trio
 
 from trioserve.cli.address import Address, place_of, take_value
@@ -18,6 +17,7 @@ from trioserve.cli.signals import run_until_signal
 from trioserve.config import Config, logs
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
+from trioserve.log import get_logger
 from trioserve.models import gguf, resolve
 from trioserve.models.catalog import Catalog, OneModel
 from trioserve.models.fetch import is_local
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Offers models to clients until they are gone.
 Serve: TypeAlias = "Callable[[ModelSource], Awaitable[None]]"
 
-_log = structlog.stdlib.get_logger("trioserve.mcp")
+_log = get_logger("trioserve.mcp")
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:

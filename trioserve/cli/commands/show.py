@@ -13,7 +13,7 @@ from trioserve.cli.commands import bytes_text, count_text, hush, take
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ModelLoadError, TrioServeError, UnknownModelError
-from trioserve.models import resolve
+from trioserve.models import BUNDLED, TOY, resolve
 from trioserve.models.catalog import Catalog, GgufSummary, describe
 from trioserve.models.fetch import fetch, is_local
 
@@ -71,7 +71,8 @@ def _memory(config: Config) -> dict[str, int | None]:
 
 def _text(summary: GgufSummary, memory: Mapping[str, int | None], problem: str) -> str:
     lines = [str(summary.path)]
-    rows = [*_rows(summary), ("memory", problem or _memory_text(memory))]
+    toy = TOY if summary.path == BUNDLED else ""
+    rows = [("note", toy), *_rows(summary), ("memory", problem or _memory_text(memory))]
     lines += [f"  {name.ljust(_COLUMN)}{text}" for name, text in rows if text]
     return "\n".join(lines) + "\n"
 

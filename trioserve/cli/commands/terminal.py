@@ -17,13 +17,19 @@ import trio
 
 from trioserve.chat.messages import Image
 from trioserve.cli.address import take_value
+from trioserve.cli.agents import Endpoint
 from trioserve.cli.commands import hush
 from trioserve.cli.commands.launch import AgentServer
 from trioserve.concurrency import alongside
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError, first_error
-from trioserve.models import BUNDLED, BUNDLED_PROJECTOR
-from trioserve.models.catalog import BUNDLED_NAME
+from trioserve.models import (
+    BUNDLED,
+    BUNDLED_NAME,
+    BUNDLED_PROJECTOR,
+    EXAMPLE_PROMPTS,
+    TOY,
+)
 from trioserve.router.client import ServerClient, connected_to
 
 #: The parameters that ``/set`` takes, by their names in Ollama where it has others.
@@ -118,13 +124,18 @@ async def _run(server: AgentServer, prompt: str) -> int:
         chat = TerminalChat(client, endpoint.model, sys.stdout)
         async with alongside(partial(_stop_answers, chat)):
             if not prompt:
-                print(f"{endpoint.model}: {endpoint.context} tokens. /help lists commands.")
+                print(_greeting(endpoint))
                 await chat.converse(input)
                 return 0
             has_answer = await chat.say(prompt)
     if chat.was_stopped:
         return 128 + signal.SIGINT
     return 0 if has_answer else 1
+
+
+def _greeting(endpoint: Endpoint) -> str:
+    text = f"{endpoint.model}: {endpoint.context} tokens. /help lists commands."
+    return f"{text}\nIt {TOY}. Try: {'; '.join(EXAMPLE_PROMPTS)}" if endpoint.is_toy else text
 
 
 async def _stop_answers(chat: TerminalChat) -> None:

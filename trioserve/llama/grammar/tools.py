@@ -17,7 +17,6 @@ from time import thread_time
 from typing import Any
 
 import attrs
-import structlog
 from llguidance import LLMatcher
 
 from trioserve.chat.grammar.arguments import load_step, write_any_arguments, write_arguments
@@ -36,9 +35,10 @@ from trioserve.errors import InvalidRequestError, OutputError
 from trioserve.llama.grammar import trial
 from trioserve.llama.grammar.json_schema import UnusableError, brief, read_schema
 from trioserve.llama.grammar.stack import with_stack
+from trioserve.log import get_logger
 from trioserve.types import TokenId
 
-_log = structlog.get_logger("llama")
+_log = get_logger("llama")
 
 #: With more functions, or longer schemas, arguments are enforced once the name is known.
 _MAX_AT_ONCE = 48

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
-import structlog
 
 from trioserve.config import Config
 from trioserve.engine.backend import Embeddings
@@ -26,6 +26,8 @@ from trioserve.llama.library import SharedHandle, lib
 from trioserve.llama.media.chunks import CutChunk, CutError, Placeholder, as_parts, cut
 from trioserve.llama.media.library import EncodingInterrupt, EncodingThreads, load as load_mtmd
 from trioserve.llama.model import LlamaModel
+from trioserve.log import get_logger
+from trioserve.models import BUNDLED_PROJECTOR
 from trioserve.types import (
     DecodedAudio,
     DecodedImage,
@@ -36,10 +38,15 @@ from trioserve.types import (
 )
 from trioserve.types.media import content_id
 
-_log = structlog.get_logger("llama")
+_log = get_logger("llama")
 
 #: Sound of fewer samples is shorter than a frame of its spectrum. At one, libmtmd ends the process.
 _MIN_SAMPLES = 400
+
+#: Seconds before and after a short recording for the bundled model, which was trained on words with
+#: silence around them.
+_SILENCE = 0.4
+_SHORT = 7.0
 
 #: Bytes of a pixel that is prepared, three floats, and of the spectrum of sound, for each cell.
 _PIXEL = 12
@@ -223,6 +230,7 @@ class LlamaProjector:
     ) -> Iterator[tuple[int, ...] | MediaChunk]:
         """Cut an image, a pair of frames, or sound. `n_images` come before it in the prompt."""
         self._check(media[0], index)
+        media = tuple(map(self._with_silence, media))
         try:
             with self._shared.in_use() as context:
                 found = cut(self._mtmd, context, media)
@@ -243,6 +251,12 @@ class LlamaProjector:
                     index=index,
                 )
             yield _chunk(part, ids, place)
+
+    def _with_silence(self, one: DecodedImage | DecodedAudio) -> DecodedImage | DecodedAudio:
+        if isinstance(one, DecodedImage) or one.seconds > _SHORT or self.path != BUNDLED_PROJECTOR:
+            return one
+        silence = bytes(4 * int(_SILENCE * one.rate))
+        return attrs.evolve(one, samples=b"".join((silence, one.samples, silence)))
 
     def _check(self, one: DecodedImage | DecodedAudio, index: int) -> None:
         if isinstance(one, DecodedImage):

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import structlog
 
 from trioserve.config import Config
 from trioserve.config.folders import user_cache
@@ -35,8 +34,9 @@ from trioserve.errors import ConfigError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.devices import ggml
 from trioserve.llama.rpc import peers
+from trioserve.log import get_logger
 
-_log = structlog.stdlib.get_logger("trioserve.rpc")
+_log = get_logger("trioserve.rpc")
 
 #: ggml's function to add a server, and to be one, with what they take and return.
 ADD = ("ggml_backend_rpc_add_server", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p))

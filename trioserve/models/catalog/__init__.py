@@ -5,7 +5,6 @@ are to be run, and `catalog` puts both together and finds the model that a reque
 """
 
 from trioserve.models.catalog.catalog import (
-    BUNDLED_NAME,
     Catalog,
     CatalogChanges,
     ModelEntry,
@@ -15,7 +14,6 @@ from trioserve.models.catalog.files import GgufSummary, Source, describe, modali
 from trioserve.models.catalog.presets import environment_of_children
 
 __all__ = [
-    "BUNDLED_NAME",
     "Catalog",
     "CatalogChanges",
     "GgufSummary",

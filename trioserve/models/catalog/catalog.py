@@ -18,7 +18,7 @@ from trioserve.errors import (
     InvalidRequestError,
     UnknownModelError,
 )
-from trioserve.models import BUNDLED, BUNDLED_PROJECTOR, hub_reference
+from trioserve.models import BUNDLED, BUNDLED_NAME, BUNDLED_PROJECTOR, hub_reference
 from trioserve.models.catalog.files import ModelFiles, Source, models_in
 from trioserve.models.catalog.presets import Preset, Shared, of_all, read_presets, without
 from trioserve.models.gguf import parts_of, total_size
@@ -185,8 +185,6 @@ def _listed(entries: list[ModelEntry]) -> str:
         names.append(f"and {rest} more")
     return f"The models are: {', '.join(names)}."
 
-
-BUNDLED_NAME = "bundled"
 
 _STOP_TIMEOUT = 10.0  # as llama-server's
 

@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 
 import attrs
-import structlog
 import trio
 from filelock import FileLock, Timeout
 
 from trioserve.errors import DiskFullError, HashMismatchError, HubError, HubUnavailableError
+from trioserve.log import get_logger
 from trioserve.models.hub.client import HttpClient, RemoteFile
 
 _READ_SIZE = 16 * 2**20
@@ -269,7 +269,7 @@ class Reporter:
         )
 
 
-_log = structlog.stdlib.get_logger("trioserve.hub")
+_log = get_logger("trioserve.hub")
 
 #: How often in a row a connection may bring nothing, and the seconds to wait after the first time.
 _MAX_FAILURES = 5

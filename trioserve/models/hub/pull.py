@@ -17,11 +17,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import attrs
-import structlog
 import trio
 
 from trioserve.config.folders import expanded, user_cache
 from trioserve.errors import HubError, HubUnavailableError
+from trioserve.log import get_logger
 from trioserve.models.hub.cache import (
     HubModel,
     RepoFolder,
@@ -40,7 +40,7 @@ from trioserve.models.hub.client import (
 from trioserve.models.hub.download import DownloadTarget, OnProgress, download, write_text
 from trioserve.models.hub.reference import HubReference, choose, name_of, parts_of, projector_beside
 
-_log = structlog.stdlib.get_logger("trioserve.hub")
+_log = get_logger("trioserve.hub")
 
 
 @attrs.frozen(kw_only=True)

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Protocol
 
 import attrs
-import structlog
 import trio
 
 from trioserve.concurrency import surely
@@ -35,6 +34,7 @@ from trioserve.engine import (
 from trioserve.engine.helpers import start
 from trioserve.engine.loop import EngineLoop
 from trioserve.errors import EngineError, ModelLoadError, UnavailableError
+from trioserve.log import get_logger
 from trioserve.models.fetch import fetch
 from trioserve.server.dispatch import Dispatcher, open_bridge
 from trioserve.server.limits.admission import Admission
@@ -189,7 +189,7 @@ async def _close(backend: AnyBackend) -> None:
         await surely(backend.close, trio.CapacityLimiter(1))
 
 
-_log = structlog.stdlib.get_logger("trioserve.server")
+_log = get_logger("trioserve.server")
 
 #: Seconds that a status request waits for the running step to end.
 _ANSWER_TIMEOUT = 5.0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import attrs
-import structlog
 import trio
 
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import EngineLoop
+from trioserve.log import get_logger
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.generation.embeddings import Embedder
 from trioserve.server.generation.requests import Requests, ServerResources
@@ -27,7 +27,7 @@ from trioserve.server.transcription.transcript import Transcriber, Transcription
 from trioserve.server.transcription.whisper import WhisperSettings, WhisperTranscriber
 from trioserve.server.workers import Workers
 
-_log = structlog.stdlib.get_logger("trioserve.server")
+_log = get_logger("trioserve.server")
 
 #: Seconds after which the log reports that the engine is still in use at its end.
 _DELAY = 10.0

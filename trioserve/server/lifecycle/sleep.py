@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 import attrs
-import structlog
 import trio
 from trio_util import AsyncValue
 
@@ -28,6 +27,7 @@ from trioserve.errors import (
     ServerSleepingError,
     TrioServeError,
 )
+from trioserve.log import get_logger
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import ServerResources
 from trioserve.server.lifecycle.engine import Driver, Loader, running_engine
@@ -36,7 +36,7 @@ from trioserve.server.limits.memory import release_memory
 from trioserve.server.model import LoadedModel
 from trioserve.types import EngineStatus
 
-_log = structlog.stdlib.get_logger("trioserve.server")
+_log = get_logger("trioserve.server")
 
 #: Seconds after which a client may retry when too many requests wait for the model.
 _RETRY_AFTER = 5.0

@@ -15,7 +15,6 @@ from typing import Self
 from urllib.parse import unquote
 
 import attrs
-import structlog
 import trio
 
 from trioserve.concurrency import Gate, alongside, surely
@@ -28,6 +27,7 @@ from trioserve.errors import (
     UnavailableError,
 )
 from trioserve.fair_limiter import FairLimiter
+from trioserve.log import get_logger
 from trioserve.media.pipe import Format, MediaLimits, sniff
 from trioserve.media.process import Decoder, DecoderError, Order
 from trioserve.server.limits.memory import MemoryReservation
@@ -42,7 +42,7 @@ from trioserve.types import (
     MediaSource,
 )
 
-_log = structlog.stdlib.get_logger("trioserve.server")
+_log = get_logger("trioserve.server")
 
 #: Decoder processes, and those that one client may have. Each decodes one file at a time.
 _N_PROCESSES, _N_PROCESSES_EACH = 3, 2

@@ -15,10 +15,10 @@ from time import monotonic
 from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
-import structlog
 import trio
 
 from trioserve.errors import TrioServeError, first_error
+from trioserve.log import get_logger
 from trioserve.renamed import renamed_names
 from trioserve.server.context import RequestContext
 from trioserve.server.stream import Stream
@@ -31,7 +31,7 @@ from trioserve.types import (
     Timings,
 )
 
-_log = structlog.stdlib.get_logger("trioserve.request")
+_log = get_logger("trioserve.request")
 
 #: How a tool call ended: with a result; with an error as the result; refused; stopped by a user;
 #: cancelled with its request.

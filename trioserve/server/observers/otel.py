@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeAlias
 
-import structlog
 import trio
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
@@ -32,6 +31,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from trioserve._version import __version__
 from trioserve.errors import ConfigError, TrioServeError
+from trioserve.log import get_logger
 from trioserve.server.context import RequestContext
 from trioserve.server.observers.observer import (
     Event,
@@ -67,7 +67,7 @@ _PER_TOKEN = (
 
 #: Seconds to send the last spans and values. The command ends 5 seconds after its requests.
 FAREWELL = 3.0
-_log = structlog.stdlib.get_logger("trioserve.otel")
+_log = get_logger("trioserve.otel")
 
 
 class OpenTelemetry:

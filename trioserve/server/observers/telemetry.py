@@ -8,18 +8,18 @@ from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 import attrs
-import structlog
 import trio
 
 from trioserve.concurrency import alongside
 from trioserve.engine.loop import EngineLoop
 from trioserve.errors import InvalidRequestError
+from trioserve.log import get_logger
 from trioserve.renamed import warn_of_new_name
 from trioserve.server.observers.observer import Event, Observer, RequestRecord, RequestStarted
 from trioserve.tools.functions import is_async
 from trioserve.types import StepRecord
 
-_log = structlog.stdlib.get_logger("trioserve.telemetry")
+_log = get_logger("trioserve.telemetry")
 
 #: The most undelivered steps, and the most other events, for a callback. The oldest are dropped.
 MAX_KEPT = 4096

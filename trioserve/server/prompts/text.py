@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import attrs
-import structlog
 import trio
 
 from trioserve.chat.markers import mark, media_marker
@@ -35,6 +34,7 @@ from trioserve.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
 )
+from trioserve.log import get_logger
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.model import LoadedModel
 from trioserve.server.prompts.media import MediaPrompts, MixedPrompt, check_kinds
@@ -42,7 +42,7 @@ from trioserve.server.workers import SMALL, Workers
 from trioserve.types import Prompt, TokenId
 from trioserve.types.task import shared_length
 
-_log = structlog.stdlib.get_logger("trioserve")
+_log = get_logger("trioserve")
 
 
 def text_of(vocab: Vocab, prompt: Prompt) -> bytes:

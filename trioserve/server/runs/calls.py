@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 import attrs
-import structlog
 import trio
 
 from trioserve.chat.deltas import Message, ToolCall
 from trioserve.concurrency import all_of
 from trioserve.errors import TrioServeError
 from trioserve.fair_limiter import tool_calls
+from trioserve.log import get_logger
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import ServerResources
 from trioserve.server.observers.observer import ToolRecord, observed_tool
@@ -78,7 +78,7 @@ def tool_message(call: ToolCall, content: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
 
 
-_log = structlog.stdlib.get_logger("trioserve.tools")
+_log = get_logger("trioserve.tools")
 
 #: Tools of a run that run at the same time.
 _MAX_PARALLEL = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
@@ -9,6 +10,7 @@ import attrs
 
 from trioserve.chat.params import name_of
 from trioserve.errors import InvalidRequestError
+from trioserve.left_out import leave_out
 from trioserve.server.runs.events import RunCall
 from trioserve.tools.functions import tool_of
 from trioserve.tools.registry import ToolRegistry
@@ -118,8 +120,29 @@ class RunTools:
         return ", ".join([*names[:_MAX_NAMES], *more]) or "none"
 
 
-def tools_of(given: Sequence[AnyTool] | None, box: ToolRegistry) -> list[Tool]:
-    """Find the tools that a run may use; None: all tools of the server.
+#: Tokens of context below which a model is not offered all tools of the server. There, a character
+#: of their definitions needs this many tokens of context: the definitions fill a tenth of it.
+_SMALL = 8192
+_TOKENS_PER_CHARACTER = 4
+
+
+def that_fit(tools: Iterable[Tool], n_ctx: int) -> list[Tool]:
+    """Choose the tools for a model: all of them, or the first that leave it room for a chat."""
+    tools = list(tools)
+    if n_ctx >= _SMALL:
+        return tools
+    room = n_ctx // _TOKENS_PER_CHARACTER
+    chosen = []
+    for tool in tools:
+        size = len(json.dumps(tool.info.definition))
+        if size <= room:
+            room -= size
+            chosen.append(tool)
+    return chosen or tools[:1]
+
+
+def tools_of(given: Sequence[AnyTool] | None, box: ToolRegistry, n_ctx: int) -> list[Tool]:
+    """Find the tools that a run may use; None: those of the server, as many as fit.
 
     Raises:
         InvalidRequestError: a tool is missing, the server has none, or the model cannot call it.
@@ -130,7 +153,10 @@ def tools_of(given: Sequence[AnyTool] | None, box: ToolRegistry) -> list[Tool]:
                 "This server has no tools: --tools and --mcp-servers-config say which it has.",
                 param="tools",
             )
-        return list(box.tools.values())
+        chosen = that_fit(box.tools.values(), n_ctx)
+        for name in box.tools.keys() - {tool.info.name for tool in chosen}:
+            leave_out(f"the tool {name}", f"the context of {n_ctx} tokens has no room for it")
+        return chosen
     tools: dict[str, Tool] = {}
     for one in given:
         if isinstance(one, str):

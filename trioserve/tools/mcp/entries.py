@@ -10,9 +10,10 @@ from typing import Any
 
 import attrs
 import msgspec
-import structlog
 
-_log = structlog.stdlib.get_logger("trioserve.tools")
+from trioserve.log import get_logger
+
+_log = get_logger("trioserve.tools")
 
 #: Seconds for a call, if an entry sets no timeout.
 DEFAULT_TIMEOUT = 30.0

@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import structlog
 import trio
 from trio_util import AsyncValue
 
 from trioserve.concurrency import Bell
 from trioserve.errors import ToolServerError
+from trioserve.log import get_logger
 from trioserve.tools.mcp.entries import Entry
 from trioserve.tools.mcp.listing import Listing
 from trioserve.tools.mcp.session import ConnectionEndedError, McpSession, with_session
 from trioserve.tools.tool import ToolResult
 
-_log = structlog.stdlib.get_logger("trioserve.tools")
+_log = get_logger("trioserve.tools")
 
 #: Seconds without a call after which a server is ended.
 IDLE_SECONDS = 300.0

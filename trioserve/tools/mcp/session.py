@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
 import mcp_types
-import structlog
 import trio
 from mcp.client.session import ClientRequestContext, ClientSession, IncomingMessage
 from mcp.shared.dispatcher import CallOptions
@@ -33,6 +32,7 @@ from pydantic import ValidationError
 
 from trioserve._version import __version__
 from trioserve.errors import ToolServerError, ToolTimeoutError, TrioServeError, errors_in
+from trioserve.log import get_logger
 from trioserve.tools.mcp.entries import Entry, StdioEntry
 from trioserve.tools.mcp.http import SESSION_LOST, http_streams
 from trioserve.tools.mcp.listing import Listing
@@ -50,7 +50,7 @@ from trioserve.tools.tool import ToolResult
 if TYPE_CHECKING:
     from trioserve.tools.mcp.stdio import Streams
 
-_log = structlog.stdlib.get_logger("trioserve.tools")
+_log = get_logger("trioserve.tools")
 T = TypeVar("T")
 
 #: Seconds for a server to start and to introduce itself.

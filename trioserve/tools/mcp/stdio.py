@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
-import structlog
 import trio
 from anyio.streams.memory import MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage
 
 from trioserve.errors import ToolServerError
+from trioserve.log import get_logger
 from trioserve.tools.mcp.entries import StdioEntry
 from trioserve.tools.mcp.messages import MAX_MESSAGE, Intake, Pace
 from trioserve.tools.mcp.outbox import Outbox
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 2**16
 
-_log = structlog.stdlib.get_logger("trioserve.tools")
+_log = get_logger("trioserve.tools")
 
 #: Bytes of its log that are taken from a server in a second.
 _LOG_BYTES_PER_SECOND = 2**22

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import structlog
 import trio
 
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import ToolError
+from trioserve.log import get_logger
 from trioserve.tools.mcp.entries import Entry, read_entries
 from trioserve.tools.mcp.listing import ListedTool, Listing
 from trioserve.tools.mcp.server import McpServer
@@ -31,7 +31,7 @@ WAIT_SECONDS = 5.0
 #: Lines of the log about tools of one server that are skipped.
 _MAX_WARNINGS = 100
 
-_log = structlog.stdlib.get_logger("trioserve.tools")
+_log = get_logger("trioserve.tools")
 
 
 def function_name(server: str, tool: str) -> str:
