@@ -149,10 +149,10 @@ def note(flag: str, source: str, kind: str) -> str:
     )
 
 
-#: What names of one kind have in common: it makes no two of them alike.
+#: What all names of one kind share, and what therefore makes no two of them alike.
 _PREFIX = re.compile("LLAMA_ARG_|TRIOSERVE_|--?")
 
-#: How alike two names are, at least, of which one may be a slip of the other: 1.0 is the same.
+#: The similarity from which one name may be a slip of another; 1.0: they are the same.
 _ALIKE = 0.75
 
 
