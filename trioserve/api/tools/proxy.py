@@ -202,7 +202,7 @@ def _shown(answer: httpcore2.Response) -> dict[str, str]:
 
 async def _body(answer: httpcore2.Response) -> AsyncGenerator[bytes, None]:
     """Forward the body of an answer as it arrives. Raises ProxyError if it breaks off."""
-    async with aclosing(answer.aiter_stream()) as parts:  # type: ignore[type-var]
+    async with aclosing(answer.aiter_stream()) as parts:
         try:
             async for part in parts:
                 yield part
