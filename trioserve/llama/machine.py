@@ -14,13 +14,22 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
+
+if sys.platform != "win32":
+    import resource
 
 _CPUS = Path("/sys/devices/system/cpu")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
+_STATUS = Path("/proc/self/status")
 _NO_LIMIT = 2**60  # version 1 of cgroups has a number for none
+
+#: Addresses that the stacks of threads and the pools of malloc take, mostly without memory.
+_FOR_THREADS = 256 * 2**20
 
 
 def physical_cores() -> int:
@@ -49,52 +58,54 @@ def cpu_quota() -> float | None:
 
     That is what `docker run --cpus` and the CPU limit of a Kubernetes pod set.
     """
-    try:
-        lines = _OWN_CGROUPS.read_text().splitlines()
-    except OSError:
-        return None
     quotas = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2
-            quotas += _quotas(_CGROUPS, path, ("cpu.max",))
-        elif "cpu" in controllers.split(","):
-            quotas += _quotas(_CGROUPS / "cpu", path, ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    for folder in _own_cgroups("cpu"):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with suppress(OSError, ValueError):  # no such controller there, or "max": no limit
+                quota, period = " ".join((folder / name).read_text() for name in names).split()
+                if int(quota) > 0 and int(period) > 0:
+                    quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 
-def _quotas(root: Path, path: str, names: tuple[str, ...]) -> list[float]:
-    """Read the quotas of a cgroup and of those that it is in.
+def _own_cgroups(controller: str) -> list[Path]:
+    """List the folders of this process's cgroups and of those that they are in, up to the root.
 
-    Inside a container, `path` may be what it is outside, and does not exist. The root does.
+    Inside a container, they may be named as they are outside, and not exist. The root does.
     """
-    own = root / path.strip("/")
-    quotas = []
-    for folder in (own, *own.parents):
-        try:
-            quota, period = " ".join((folder / name).read_text() for name in names).split()
-            if int(quota) > 0 and int(period) > 0:
-                quotas.append(int(quota) / int(period))
-        except (OSError, ValueError):
-            pass  # no such cgroup, no such controller there, or "max": no limit
-        if folder == root:
-            break
-    return quotas
+    try:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            root = _CGROUPS
+        elif controller in controllers.split(","):
+            root = _CGROUPS / controller
+        else:
+            continue
+        own = root / path.strip("/")
+        folders += [one for one in (own, *own.parents) if one.is_relative_to(root)]
+    return folders
 
 
 def free_memory() -> int | None:
     """Return how many bytes can be allocated before the system kills processes; None: unknown.
 
-    On Linux that is the available memory and swap, or what the limit of the process's cgroup leaves
-    if that is less. Elsewhere it is the size of the memory.
+    On Linux that is the available memory and swap, or what the limits of the process's cgroups or
+    of the process itself leave if that is less. Elsewhere it is the size of the memory.
     """
     try:
         fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         free = sum(int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
     except (OSError, KeyError, ValueError):
         return total_memory()
-    found = _cgroup_memory()
-    return free if found is None else min(free, found[1])
+    left = [found[1] for found in _cgroup_memory()]
+    if (addresses := free_addresses()) is not None:
+        left.append(max(0, addresses - _FOR_THREADS))
+    return min([free, *left])
 
 
 def total_memory() -> int | None:
@@ -107,29 +118,51 @@ def total_memory() -> int | None:
 
 def memory_limit() -> int | None:
     """Return how many bytes the container may use; None: no limit."""
-    found = _cgroup_memory()
-    return None if found is None or found[0] > _NO_LIMIT else found[0]
+    return min((limit for limit, _ in _cgroup_memory()), default=None)
 
 
-def _cgroup_memory() -> tuple[int, int] | None:
-    """Return the memory limit of the container, and the bytes that it leaves; None: no limit."""
-    for limit, usage, cache in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        path = _CGROUPS / limit
-        try:
-            text = path.read_text().strip()
-            if text == "max":
-                return None
-            used = int((_CGROUPS / usage).read_text())
-            stat = dict(
-                line.split() for line in (path.parent / "memory.stat").read_text().splitlines()
-            )
-            return int(text), max(0, int(text) - used + int(stat.get(cache, 0)))
-        except (OSError, ValueError):
+def _cgroup_memory() -> list[tuple[int, int]]:
+    """Return the memory limits of the process's cgroups, and the bytes that each leaves."""
+    found = []
+    for folder in _own_cgroups("memory"):
+        for limits, usage, cache in (
+            (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+            (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            for name in limits:
+                with suppress(OSError, ValueError):  # no such controller there, or "max": no limit
+                    limit = int((folder / name).read_text())
+                    lines = (folder / "memory.stat").read_text().splitlines()
+                    kept = int(dict(line.split() for line in lines).get(cache, 0))
+                    left = limit - int((folder / usage).read_text()) + kept
+                    found.append((limit, max(0, left)))
+    return [one for one in found if one[0] < _NO_LIMIT]
+
+
+def free_addresses() -> int | None:
+    """Return how many bytes the limits of this process leave it to map; None: no limit.
+
+    `ulimit -v` limits all addresses, and `ulimit -d` those of memory that is written to.
+    """
+    if sys.platform == "win32":
+        return None
+    left = []
+    for kind, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        limit, _ = resource.getrlimit(kind)
+        if limit == resource.RLIM_INFINITY:
             continue
-    return None
+        with suppress(OSError, KeyError, ValueError):
+            fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+            left.append(max(0, limit - int(fields[name].split()[0]) * 1024))
+    return min(left, default=None)
+
+
+def anonymous_memory() -> int:
+    """Return how many bytes of this process are no file's; 0: unknown."""
+    with suppress(OSError, KeyError, ValueError):
+        fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+        return int(fields["RssAnon"].split()[0]) * 1024
+    return 0
 
 
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
