@@ -31,8 +31,9 @@ __all__ = ["LlamaBackend", "check_library", "load"]
 def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | LlamaEmbedder:
     """Load a model, make its context, and try it out. Blocks, for seconds or minutes.
 
-    With `Config.fit`, what the configuration leaves open is made to fit the free memory. Where its files are new to this machine, they are first loaded in another process, which a
-    damaged file may end.
+    With `Config.fit`, what the configuration leaves open is made to fit the free memory. Where the
+    files are new to this machine, they are first loaded in another process, which a damaged one may
+    end.
 
     Args:
         config: which file, how many sequences, how much context, how many threads.

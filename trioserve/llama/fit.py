@@ -17,8 +17,8 @@ each: that is what admission lets in. Copies take half of what is left over, at 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -31,7 +31,7 @@ from trioserve.llama.shape import Layer, Shape
 
 _MIB = 2**20
 
-#: What a server takes without a model: the code and the data of Python, llama.cpp and the libraries.
+#: What a server takes without a model: the data of Python, llama.cpp and the libraries.
 PROCESS = 67 * _MIB
 
 #: What a vocabulary takes for each token, in llama.cpp and here.
@@ -51,7 +51,7 @@ _MAX_TEXTS = 64
 
 @attrs.frozen(kw_only=True)
 class Room:
-    """The memory that is free now. `gpus` are the devices that the model may use, in their order."""
+    """The memory that is free now. `gpus` are the devices that the model may use, in order."""
 
     ram: int
     gpus: tuple[int, ...] = ()
@@ -108,9 +108,14 @@ class Fit:
     is_tight: bool = False
 
     @property
+    def wanted(self) -> int:
+        """Bytes of RAM that must be free for it."""
+        return self.need.ram + _spare(self.need)
+
+    @property
     def left(self) -> int:
         """Bytes of RAM that are left beside it."""
-        return max(0, self.room.ram - self.need.ram - _spare(self.need))
+        return max(0, self.room.ram - self.wanted)
 
 
 def fit(models: Models, config: Config, room: Room) -> Fit:
@@ -141,14 +146,23 @@ def need(models: Models, config: Config, room: Room) -> Need:
     """Compute what a server with this configuration takes."""
     found = _need(models.model, config, room)
     process = PROCESS + _TOKEN * models.model.n_vocab
-    weights, cache, compute, gpus = found.weights + models.others, found.cache, found.compute, found.gpus
+    weights, cache, compute, gpus = (
+        found.weights + models.others,
+        found.cache,
+        found.compute,
+        found.gpus,
+    )
     if models.draft is not None:
         from trioserve.llama.drafter import draft_config
 
         own = draft_config(config, layout_of(models.model, config, room))
         other = _need(models.draft, own, room)
         process += _TOKEN * models.draft.n_vocab
-        weights, cache, compute = weights + other.weights, cache + other.cache, compute + other.compute
+        weights, cache, compute = (
+            weights + other.weights,
+            cache + other.cache,
+            compute + other.compute,
+        )
         gpus = tuple(a + b for a, b in zip(gpus, other.gpus, strict=True))
     mapped = weights - models.others if models.is_mapped else 0
     return Need(
@@ -174,9 +188,11 @@ class _Sum:
 
 
 def layout_of(shape: Shape, config: Config, room: Room) -> Layout:
-    """Choose the layout of the KV cache as `trioserve.llama.layout.choose` does for a loaded model."""
+    """Choose the layout of the KV cache as `layout.choose` does for a loaded model."""
     config = _as_run(shape, config)
-    n_ctx = pad(config.ctx_size or config.parallel * config.kv_unified_per_slot or shape.n_ctx_train)
+    n_ctx = pad(
+        config.ctx_size or config.parallel * config.kv_unified_per_slot or shape.n_ctx_train
+    )
     is_one = config.parallel == 1 or config.cache_seqs > 0
     n_part = 0
     if config.kv_unified is None and not is_one and not config.serves_embeddings:
@@ -264,14 +280,16 @@ def _need(shape: Shape, config: Config, room: Room) -> _Sum:
     masks, work = _graph(shape, run, layout, n_ubatch, windows)
     logits = 4 * n_outputs * shape.n_vocab if shape.is_causal else 0
     rows = 4 * n_outputs * shape.n_embd if config.serves_embeddings else logits
-    compute = rows + (max(masks + work, logits) if last is None else masks + 4 * n_ubatch * shape.n_embd)
+    compute = rows + (
+        max(masks + work, logits) if last is None else masks + 4 * n_ubatch * shape.n_embd
+    )
     for place in {one for one in places if one is not None}:
         gpus[place] += max(masks + work, logits if place == last else 0)
     return _Sum(ram, cache, compute, tuple(gpus))
 
 
 def _batch(shape: Shape, config: Config, layout: Layout) -> tuple[int, int]:
-    """Return how many rows have logits, and the size of the physical batch, as a context has them."""
+    """Return how many rows have logits, and the physical batch, as a context has them."""
     can_cut = not (shape.has_state or (shape.window and not config.swa_full))
     n_drafts = _DRAFT_ROWS if config.draft_types and can_cut else 0
     n_outputs = max(layout.n_seqs, config.parallel + n_drafts)
@@ -335,21 +353,28 @@ def _kept_in_ram(layer: Layer, i: int, config: Config) -> int:
 
 
 def _filled(models: Models, config: Config, room: Room) -> Config:
-    """Fill the devices one after the other, as far as each has room; the last one takes the rest."""
-    alone = attrs.evolve(config, tensor_split=())
+    """Fill the devices one after the other, as far as each has room; the last takes the rest."""
     n_all = len(models.model.layers) + 1
     n_on = n_all if config.n_gpu_layers < 0 else min(config.n_gpu_layers, n_all)
-    counts = [0] * len(room.gpus)
+    limits, counts = _limits(config, room), [0] * len(room.gpus)
+
+    def split(device: int, count: int) -> Config:
+        shares = [*counts[:device], count, *counts[device + 1 :]]
+        shares[device + 1] = n_on - sum(shares[: device + 1])
+        return attrs.evolve(config, tensor_split=tuple(map(float, shares)))
+
     for device in range(len(counts) - 1):
-        left = n_on - sum(counts)
-        for count in range(left, -1, -1):
-            counts[device] = count
-            rest = [*counts[: device + 1], left - count, *counts[device + 2 :]]
-            one = attrs.evolve(alone, tensor_split=tuple(map(float, rest)))
-            if need(models, one, room).gpus[device] <= _limits(config, room)[device]:
-                break
-    counts[-1] = n_on - sum(counts[:-1])
-    return attrs.evolve(alone, tensor_split=tuple(map(float, counts)))
+        counts[device] = _most(
+            n_on - sum(counts),
+            lambda count, at=device: need(models, split(at, count), room).gpus[at] <= limits[at],
+        )
+    counts[-1] = n_on - sum(counts)
+    return attrs.evolve(config, tensor_split=tuple(map(float, counts)))
+
+
+def _most(most: int, holds: Callable[[int], bool]) -> int:
+    """Find the largest number for which something holds; it does for 0, and all below that one."""
+    return bisect_left(range(1, most + 1), True, key=lambda count: not holds(count))
 
 
 # -- choices
@@ -372,27 +397,41 @@ def _choices(models: Models, config: Config, room: Room) -> Iterator[Config]:
 
 
 def _placements(models: Models, config: Config, room: Room) -> Iterator[Config]:
+    """Yield where the layers may be: on the devices as far as they have room, the rest in RAM."""
     yield config
-    may_move = config.split_mode in ("none", "layer") and not config.override_tensor
-    if not room.gpus or not may_move:
+    if not room.gpus or config.override_tensor or config.split_mode not in ("none", "layer"):
         return
     may_split = len(room.gpus) > 1 and not config.tensor_split and config.split_mode == "layer"
+    shape, least = models.model, _with_least(models, config)
+    n_layers = len(shape.layers)
 
     def both(one: Config) -> Iterator[Config]:
-        yield one
         if may_split:
-            yield _filled(models, one, room)
+            split = _filled(models, attrs.evolve(one, ctx_size=least.ctx_size), room).tensor_split
+            yield attrs.evolve(one, tensor_split=split)
+        yield one
 
-    if may_split:
-        yield _filled(models, config, room)
-    shape = models.model
-    n_layers = len(shape.layers)
+    def spills(**fields: int) -> bool:
+        """Whether there is no way that the devices hold what they are to hold."""
+        one = attrs.evolve(least, **fields)
+        return not any(_fits_gpus(need(models, each, room), config, room) for each in both(one))
+
+    yield from both(config)
     if any(one.experts for one in shape.layers) and not (config.cpu_moe or config.n_cpu_moe):
-        for count in range(1, n_layers + 1):
+        count = _most(n_layers, lambda count: spills(n_cpu_moe=count - 1))
+        if count < n_layers or not spills(n_cpu_moe=n_layers):
             yield from both(attrs.evolve(config, n_cpu_moe=count))
     if config.n_gpu_layers == -1:
-        for count in range(n_layers, -1, -1):
-            yield from both(attrs.evolve(config, n_gpu_layers=count))
+        count = _most(n_layers, lambda count: not spills(n_gpu_layers=count))
+        yield from both(attrs.evolve(config, n_gpu_layers=count))
+
+
+def _with_least(models: Models, config: Config) -> Config:
+    """Set the smallest context that may be chosen."""
+    if config.ctx_size or config.kv_unified_per_slot:
+        return config
+    n_ctx = min(pad(config.fit_ctx), pad(models.model.n_ctx_train))
+    return attrs.evolve(config, ctx_size=n_ctx)
 
 
 def _with_context(models: Models, config: Config, room: Room, *, may_drop: bool) -> Config | None:
@@ -412,20 +451,18 @@ def _with_context(models: Models, config: Config, room: Room, *, may_drop: bool)
         return None
     if may_drop:  # what the context takes, the weights lack
         return attrs.evolve(config, ctx_size=least)
-    return attrs.evolve(config, ctx_size=_longest(models, config, room, least, most))
+    longest = _longest(models, config, room, most, may_drop=False)
+    return attrs.evolve(config, ctx_size=longest)
 
 
-def _longest(models: Models, config: Config, room: Room, least: int, most: int) -> int:
-    """Find the longest context that fits. The least one does, and the most one does not."""
-    low, high = least // 256, most // 256
-    while high - low > 1:
-        middle = (low + high) // 2
-        one = attrs.evolve(config, ctx_size=middle * 256)
-        if _fits(need(models, one, room), one, room):
-            low = middle
-        else:
-            high = middle
-    return low * 256
+def _longest(models: Models, config: Config, room: Room, most: int, *, may_drop: bool) -> int:
+    """Find the longest context of at most so many tokens that fits; 0: there is none."""
+
+    def fits(count: int) -> bool:
+        one = attrs.evolve(config, ctx_size=count * 256)
+        return _fits(need(models, one, room), one, room, may_drop=may_drop)
+
+    return _most(most // 256, fits) * 256
 
 
 def _spare(found: Need) -> int:
@@ -434,15 +471,17 @@ def _spare(found: Need) -> int:
 
 def _limits(config: Config, room: Room) -> list[int]:
     targets = config.fit_target
-    return [
-        free - targets[min(i, len(targets) - 1)] * _MIB for i, free in enumerate(room.gpus)
-    ]
+    return [free - targets[min(i, len(targets) - 1)] * _MIB for i, free in enumerate(room.gpus)]
 
 
 def _fits(found: Need, config: Config, room: Room, *, may_drop: bool = False) -> bool:
     in_ram = found.ram - (found.mapped if may_drop else 0) + _spare(found)
+    return in_ram <= room.ram and _fits_gpus(found, config, room)
+
+
+def _fits_gpus(found: Need, config: Config, room: Room) -> bool:
     pairs = zip(found.gpus, _limits(config, room), strict=True)
-    return in_ram <= room.ram and all(size <= limit for size, limit in pairs if size)
+    return all(size <= limit for size, limit in pairs if size)
 
 
 # -- words
@@ -452,7 +491,14 @@ def _changes(config: Config, found: Config, shape: Shape) -> Iterator[str]:
     """Say what was chosen, as flags with their values."""
     if found.ctx_size != config.ctx_size:
         yield f"--ctx-size {found.ctx_size} of {shape.n_ctx_train}"
-    for name in ("n_cpu_moe", "n_gpu_layers", "tensor_split", "ubatch_size", "cache_type_k", "cache_type_v"):
+    for name in (
+        "n_cpu_moe",
+        "n_gpu_layers",
+        "tensor_split",
+        "ubatch_size",
+        "cache_type_k",
+        "cache_type_v",
+    ):
         value: Any = getattr(found, name)
         if value != getattr(config, name):
             text = ",".join(f"{one:g}" for one in value) if isinstance(value, tuple) else value
@@ -463,13 +509,12 @@ def _refusal(models: Models, config: Config, room: Room) -> ModelLoadError:
     """Say what the least need is, what is free, and which setting would fit."""
     smallest, nearest = None, 0
     for one in _choices(models, config, room):
-        tried = one
-        if not (config.ctx_size or config.kv_unified_per_slot):
-            tried = attrs.evolve(one, ctx_size=min(pad(config.fit_ctx), pad(models.model.n_ctx_train)))
-        found = need(models, tried, room)
+        least = _with_least(models, one)
+        found = need(models, least, room)
         if smallest is None or _over(found, config, room) < _over(smallest, config, room):
             smallest = found
-        nearest = max(nearest, _nearest(models, one, room, found.n_ctx))
+        longest = _longest(models, one, room, found.n_ctx - 256, may_drop=models.is_mapped)
+        nearest = max(nearest, longest)
     assert smallest is not None
     parts = (
         f"{_mib(smallest.weights + smallest.mapped)} for the weights, {_mib(smallest.cache)} for a "
@@ -490,23 +535,9 @@ def _refusal(models: Models, config: Config, room: Room) -> ModelLoadError:
 
 def _over(found: Need, config: Config, room: Room) -> int:
     pairs = zip(found.gpus, _limits(config, room), strict=True)
-    return max(0, found.ram - room.ram) + sum(max(0, size - limit) for size, limit in pairs)
-
-
-def _nearest(models: Models, config: Config, room: Room, n_ctx: int) -> int:
-    """Find the longest context below one that does not fit; 0: there is none."""
-    least = attrs.evolve(config, ctx_size=256)
-    if n_ctx <= 256 or not _fits(need(models, least, room), least, room, may_drop=models.is_mapped):
-        return 0
-    low, high = 1, n_ctx // 256
-    while high - low > 1:
-        middle = (low + high) // 2
-        one = attrs.evolve(config, ctx_size=middle * 256)
-        if _fits(need(models, one, room), one, room, may_drop=models.is_mapped):
-            low = middle
-        else:
-            high = middle
-    return low * 256
+    return max(0, found.ram + _spare(found) - room.ram) + sum(
+        max(0, size - limit) for size, limit in pairs
+    )
 
 
 def _mib(size: int) -> str:

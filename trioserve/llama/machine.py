@@ -15,8 +15,10 @@ import ctypes
 import mmap
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 if sys.platform != "win32":
     import resource
@@ -28,8 +30,9 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 _STATUS = Path("/proc/self/status")
 _NO_LIMIT = 2**60  # version 1 of cgroups has a number for none
 
-#: Addresses that the stacks of threads and the pools of malloc take, mostly without memory.
-_FOR_THREADS = 256 * 2**20
+#: Addresses that the stacks of threads take, mostly without memory; the pools of malloc take as
+#: many, which are not written to.
+_FOR_THREADS = 128 * 2**20
 
 
 def physical_cores() -> int:
@@ -102,18 +105,19 @@ def free_memory() -> int | None:
         free = sum(int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
     except (OSError, KeyError, ValueError):
         return total_memory()
-    left = [found[1] for found in _cgroup_memory()]
-    if (addresses := free_addresses()) is not None:
-        left.append(max(0, addresses - _FOR_THREADS))
-    return min([free, *left])
+    return min([free, *_free_addresses(), *(left for _, left in _cgroup_memory())])
 
 
 def total_memory() -> int | None:
-    """Return the size of the machine's memory, whatever a container may use; None: unknown."""
+    """Return the size of the machine's memory, whatever a container may use; None: unknown.
+
+    Where the addresses of this process are limited, it is what the limit leaves if that is less.
+    """
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return None
+    return min([total, *_free_addresses()])
 
 
 def memory_limit() -> int | None:
@@ -139,22 +143,33 @@ def _cgroup_memory() -> list[tuple[int, int]]:
     return [one for one in found if one[0] < _NO_LIMIT]
 
 
-def free_addresses() -> int | None:
-    """Return how many bytes the limits of this process leave it to map; None: no limit.
+def has_address_limit() -> bool:
+    """Whether `ulimit -v` or `ulimit -d` limits this process."""
+    return bool(_address_limits())
+
+
+def _address_limits() -> list[tuple[int, str, int]]:
+    """Return limits of addresses, the names of what they count, and what threads take of that.
 
     `ulimit -v` limits all addresses, and `ulimit -d` those of memory that is written to.
     """
     if sys.platform == "win32":
-        return None
-    left = []
-    for kind, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
-        limit, _ = resource.getrlimit(kind)
-        if limit == resource.RLIM_INFINITY:
-            continue
+        return []
+    found = [
+        (resource.getrlimit(resource.RLIMIT_AS)[0], "VmSize", 2 * _FOR_THREADS),
+        (resource.getrlimit(resource.RLIMIT_DATA)[0], "VmData", _FOR_THREADS),
+    ]
+    return [one for one in found if one[0] != resource.RLIM_INFINITY]
+
+
+def _free_addresses() -> list[int]:
+    """Return how many bytes the limits of this process leave it to map, besides its threads."""
+    found = []
+    for limit, name, threads in _address_limits():
         with suppress(OSError, KeyError, ValueError):
             fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
-            left.append(max(0, limit - int(fields[name].split()[0]) * 1024))
-    return min(left, default=None)
+            found.append(max(0, limit - int(fields[name].split()[0]) * 1024 - threads))
+    return found
 
 
 def anonymous_memory() -> int:
@@ -163,6 +178,29 @@ def anonymous_memory() -> int:
         fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         return int(fields["RssAnon"].split()[0]) * 1024
     return 0
+
+
+class MemoryUse(NamedTuple):
+    """Bytes that are free, and for each process those that it has, and of these no file's.
+
+    What several processes share counts in parts. What is no file's cannot be had without an end of
+    the process; pages of files are free for others already.
+    """
+
+    free: int | None
+    processes: Mapping[int, tuple[int, int]]
+
+
+def memory_use(pids: Sequence[int]) -> MemoryUse:
+    """Measure the memory of processes, of those that still run."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError, KeyError, ValueError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+            fields = dict(line.split(":", 1) for line in lines)
+            sizes = [int(fields[name].split()[0]) * 1024 for name in ("Pss", "Pss_Anon")]
+            found[pid] = (sizes[0], sizes[1])
+    return MemoryUse(free_memory(), found)
 
 
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")

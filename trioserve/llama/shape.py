@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from trioserve.models.gguf import Header, Tensor
+from trioserve.models.gguf import Header
 
 _MAX_LAYERS = 512  # llama.cpp's
 _LAYER = re.compile(rb"blk\.(\d+)\.(.+)")
