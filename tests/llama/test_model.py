@@ -3,9 +3,8 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import subprocess
-import sys
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path

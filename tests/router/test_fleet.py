@@ -230,7 +230,7 @@ async def test_measured_memory_decides_and_is_shown(
 
     def measured(pids: Sequence[int]) -> MemoryUse:
         asked.append(pids)
-        return MemoryUse(free, {pid: (3, 2) for pid in pids})
+        return MemoryUse(free, dict.fromkeys(pids, (3, 2)))
 
     fleet = Fleet(
         ScriptedCatalog(A, B, C),  # type: ignore[arg-type]
