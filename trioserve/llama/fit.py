@@ -12,7 +12,7 @@ Where the weights alone are larger than the memory, they can still be mapped, an
 again: that comes last.
 
 An elastic KV cache takes memory as it is written to. It counts with all tokens of the context, once
-each: that is what admission lets in. Copies take half of what is left over, at most.
+each: that is what admission lets in. Copies take at most half of the remaining memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PROCESS = 67 * _MIB
 #: What a vocabulary takes for each token, in llama.cpp and here.
 _TOKEN = 345
 
-#: Of the RAM, what is left free: a share of what is needed, and some for requests.
+#: RAM that stays free: a share of the need, and bytes for requests.
 _SPARE_SHARE, _SPARE = 0.05, 32 * _MIB
 
 #: Physical batches and types of the KV cache to try, from the best to the last resort.
@@ -347,7 +347,7 @@ def _places(shape: Shape, config: Config, room: Room) -> list[int | None]:
 
 
 def _kept_in_ram(layer: Layer, i: int, config: Config) -> int:
-    """Return the bytes of a layer that stay in RAM wherever the layer is."""
+    """Return the bytes of a layer that stay in RAM even if the layer is on a GPU."""
     kept = layer.experts if config.cpu_moe or i < config.n_cpu_moe else 0
     return kept + (layer.dense if i < config.n_cpu_ffn else 0)
 
@@ -373,7 +373,7 @@ def _filled(models: Models, config: Config, room: Room) -> Config:
 
 
 def _most(most: int, holds: Callable[[int], bool]) -> int:
-    """Find the largest number for which something holds; it does for 0, and all below that one."""
+    """Find the largest number that holds. 0 does, and so do all numbers below the largest."""
     return bisect_left(range(1, most + 1), True, key=lambda count: not holds(count))
 
 
@@ -456,7 +456,7 @@ def _with_context(models: Models, config: Config, room: Room, *, may_drop: bool)
 
 
 def _longest(models: Models, config: Config, room: Room, most: int, *, may_drop: bool) -> int:
-    """Find the longest context of at most so many tokens that fits; 0: there is none."""
+    """Find the longest context that fits, up to `most` tokens; 0: none does."""
 
     def fits(count: int) -> bool:
         one = attrs.evolve(config, ctx_size=count * 256)

@@ -29,7 +29,7 @@ _PATTERNS = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "laguna": 4, "mellum": 4, "olmo2": 4,
     "plamo3": 8, "smallthinker": 4,
 }  # fmt: skip
-#: Of these, the first layer does, and not the last of so many.
+#: In these, the first layer of each group sees it, and in the others the last.
 _DENSE_FIRST = ("cohere2moe", "laguna", "smallthinker")
 
 
