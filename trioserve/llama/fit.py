@@ -128,7 +128,8 @@ def fit(models: Models, config: Config, room: Room) -> Fit:
     """
     if _fits(need(models, config, room), config, room):
         return Fit(config=config, need=need(models, config, room), room=room)
-    for may_drop in (False, True) if models.is_mapped else (False,):
+    is_hopeless = models.model.weights > room.ram + sum(room.gpus)
+    for may_drop in (False, True)[is_hopeless : 1 + models.is_mapped]:
         for one in _choices(models, config, room):
             found = _with_context(models, one, room, may_drop=may_drop)
             if found is not None:
@@ -382,6 +383,12 @@ def _most(most: int, holds: Callable[[int], bool]) -> int:
 
 def _choices(models: Models, config: Config, room: Room) -> Iterator[Config]:
     """Yield what may be tried, from the best to the last resort. The context is left as it is."""
+    for one in _precisions(models, config):
+        yield from _placements(models, one, room)
+
+
+def _precisions(models: Models, config: Config) -> list[Config]:
+    """Return physical batches and types of the KV cache, from the best to the smallest."""
     defaults = {field.name: field.default for field in attrs.fields(Config)}
     batches = [config]
     if config.ubatch_size == defaults["ubatch_size"]:
@@ -392,8 +399,7 @@ def _choices(models: Models, config: Config, room: Room) -> Iterator[Config]:
     if is_free and config.flash_attn != "off" and not any(size % 32 for size in widths):
         changed = {"cache_type_k": _LAST_TYPE, "cache_type_v": _LAST_TYPE}
         batches += [attrs.evolve(one, **changed) for one in batches]
-    for one in batches:
-        yield from _placements(models, one, room)
+    return batches
 
 
 def _placements(models: Models, config: Config, room: Room) -> Iterator[Config]:
@@ -508,7 +514,7 @@ def _changes(config: Config, found: Config, shape: Shape) -> Iterator[str]:
 def _refusal(models: Models, config: Config, room: Room) -> ModelLoadError:
     """Say what the least need is, what is free, and which setting would fit."""
     smallest, nearest = None, 0
-    for one in _choices(models, config, room):
+    for one in _placements(models, _precisions(models, config)[-1], room):
         least = _with_least(models, one)
         found = need(models, least, room)
         if smallest is None or _over(found, config, room) < _over(smallest, config, room):
