@@ -5,7 +5,7 @@ What the user set is kept. Of the rest, what costs least is given up first, in t
 
 1. the context, down to `Config.fit_ctx`;
 2. experts on a GPU, then whole layers on a GPU;
-3. the physical batch;
+3. sequences that are kept for later prompts, and then the physical batch;
 4. the precision of the KV cache.
 
 Where the weights alone are larger than the memory, they can still be mapped, and are read again and
@@ -391,8 +391,10 @@ def _precisions(models: Models, config: Config) -> list[Config]:
     """Return physical batches and types of the KV cache, from the best to the smallest."""
     defaults = {field.name: field.default for field in attrs.fields(Config)}
     batches = [config]
+    if config.cache_seqs == defaults["cache_seqs"]:
+        batches.append(attrs.evolve(config, cache_seqs=0))
     if config.ubatch_size == defaults["ubatch_size"]:
-        batches += [attrs.evolve(config, ubatch_size=one) for one in _UBATCHES]
+        batches += [attrs.evolve(batches[-1], ubatch_size=one) for one in _UBATCHES]
     types = (config.cache_type_k, config.cache_type_v)
     is_free = types == (defaults["cache_type_k"], defaults["cache_type_v"])
     widths = {size for one in models.model.layers for size in (one.key, one.value)}
@@ -501,6 +503,7 @@ def _changes(config: Config, found: Config, shape: Shape) -> Iterator[str]:
         "n_cpu_moe",
         "n_gpu_layers",
         "tensor_split",
+        "cache_seqs",
         "ubatch_size",
         "cache_type_k",
         "cache_type_v",
