@@ -228,7 +228,8 @@ async def test_measured_memory_decides_and_is_shown(
     launcher, free = ScriptedLauncher(needs={"a": 6, "b": 6, "c": 1}), 8
     asked: list[Sequence[int]] = []
 
-    def measured(pids: Sequence[int]) -> MemoryUse:
+    async def measured(pids: Sequence[int]) -> MemoryUse:
+        await trio.lowlevel.checkpoint()
         asked.append(pids)
         return MemoryUse(free, dict.fromkeys(pids, (3, 2)))
 

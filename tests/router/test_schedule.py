@@ -211,13 +211,14 @@ def test_a_measured_model_counts_with_what_it_has_or_will_have() -> None:
     schedule.ready("b")
     schedule.measured("a", 5)  # it has grown, and what is free has shrunk
     schedule.limit(10)
-    schedule.join("c", lambda: None)
+    third = schedule.join("c", lambda: None)
     assert schedule.decide().estimate == ("c",), "each start has an estimate of its own"
     schedule.estimated("c", 1)
     assert schedule.decide() == Plan(), "both are in use"
     schedule.limit(12)
     assert schedule.decide() == Plan(start=("c",)), "others have freed some"
     schedule.leave(line[0])
+    schedule.leave(third)
     schedule.stop("c")
     schedule.gone("c", ERROR)
     schedule.limit(10)

@@ -83,7 +83,7 @@ class Fleet(EnteredOnce):
         launcher: starts processes; the default forks one with all imports done, if possible.
         first: a running zygote, for the default launcher.
         watch: how processes are watched.
-        measure: measures the memory of processes, and what is free; in a worker thread.
+        measure: measures the memory of processes, by their ids, and what is free.
 
     Raises:
         ConfigError: on entry, when more models are to be loaded on startup than may run, or the
@@ -100,13 +100,13 @@ class Fleet(EnteredOnce):
         launcher: Launcher | None = None,
         first: FirstZygote | None = None,
         watch: HealthCheck | None = None,
-        measure: Callable[[Sequence[int]], MemoryUse] = memory_use,
+        measure: Callable[[Sequence[int]], Awaitable[MemoryUse]] | None = None,
     ) -> None:
         self.catalog = catalog
         self.max_models = max_models
         self._drain_timeout = drain_timeout
         self._watch = watch or HealthCheck()
-        self._measure = measure
+        self._measure = measure or _measure
         self._schedule = Schedule(max_models=max_models, max_memory=max_memory, place=self._place)
         self._events = Events()
         self._listeners: set[Bell] = set()  # of requests that report their place in the queue
@@ -483,7 +483,7 @@ class Fleet(EnteredOnce):
         """Measure what the processes have, and what all of them may have; returns the former."""
         children = self._children()
         pids = [child.pid for child in children if child.pid is not None]
-        found = await trio.to_thread.run_sync(self._measure, pids, abandon_on_cancel=True)
+        found = await self._measure(pids)
         total = 0
         for child, pid in zip(children, pids, strict=True):
             if pid in found.processes:  # others have ended
@@ -525,6 +525,10 @@ class Fleet(EnteredOnce):
     def tell(self, event: FleetEvent) -> None:
         """Tell those who have subscribed of an event that is not the fleet's own."""
         self._events.tell(event)
+
+
+async def _measure(pids: Sequence[int]) -> MemoryUse:
+    return await trio.to_thread.run_sync(memory_use, pids, abandon_on_cancel=True)
 
 
 @asynccontextmanager
