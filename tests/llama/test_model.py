@@ -349,6 +349,7 @@ print(free > machine.free_memory() > 0, machine.free_memory() < 2**30, lazy_page
 """
 
 
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_limits_of_the_process_count(kind: str) -> None:

@@ -107,16 +107,21 @@ def _examine(
     try:
         with ExitStack() as opened:
             headers = [opened.enter_context(gguf.read(path)) for path in paths]
-            for header in headers:
-                of_keys = _problems(header, header.text("general.architecture"))
-                problems = [f"{key} {why}" for key, why in of_keys if key not in replaced]
-                problems += tensors.model_problems(tensors.by_name(header.tensors()), size)
-                if problems:
-                    return problems[0], None
+            found = (_problem(header, size, replaced) for header in headers)
+            if problem := next(filter(None, found), ""):
+                return problem, None
             sizes = [path.stat().st_size for path in paths]
             return "", shapes.measure(list(zip(headers, sizes, strict=True)), replaced)
     except (ModelLoadError, OSError):
         return "", None
+
+
+def _problem(header: Header, size: int, replaced: Mapping[str, str]) -> str:
+    """Find the first problem of a file; empty if there is none."""
+    of_keys = _problems(header, header.text("general.architecture"))
+    problems = [f"{key} {why}" for key, why in of_keys if key not in replaced]
+    problems += tensors.model_problems(tensors.by_name(header.tensors()), size)
+    return next(iter(problems), "")
 
 
 def _problems(header: Header, arch: str) -> Iterator[tuple[str, str]]:
