@@ -54,7 +54,7 @@ def test_the_command_line_wins() -> None:
         ("LLAMA_ARG_KV_UNIFIED", "maybe", "LLAMA_ARG_KV_UNIFIED must be true or false, not"),
         ("LLAMA_ARG_PROT", "1", "LLAMA_ARG_PROT is not a variable of trioserve; did you mean LLAM"),
         ("TRIOSERVE_QQQQ", "1", "TRIOSERVE_QQQQ is not a variable of trioserve"),
-        ("LLAMA_ARG_FIT", "1", "LLAMA_ARG_FIT must be off, not 'on'"),
+        ("LLAMA_ARG_FIT", "x", "LLAMA_ARG_FIT must be one of on, off, not 'x'"),
         (
             "LLAMA_ARG_RPC",
             "1",

@@ -28,7 +28,7 @@ def test_nothing_gives_the_defaults() -> None:
         (["-np", "8"], "parallel", 8),
         (["-np", "-1"], "parallel", 4),
         (["-ngl", "99"], "n_gpu_layers", 99),
-        (["-ngl", "all"], "n_gpu_layers", -1),
+        (["-ngl", "all"], "n_gpu_layers", -2),
         (["-fa", "on"], "flash_attn", "on"),
         (["-fa", "0"], "flash_attn", "off"),
         (["-kvu"], "kv_unified", True),

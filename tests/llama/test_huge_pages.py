@@ -67,7 +67,7 @@ def test_a_system_without_them(
     monkeypatch.setattr(machine, "_ENABLED", tmp_path / "enabled")
     assert not machine.has_huge_pages()
     HugePages().advise()
-    assert model._load_mode(BUNDLED, Config()) == "auto"
+    assert model.load_mode(BUNDLED, Config()) == "auto"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_weights_are_read_where_twice_their_size_is_free(
 ) -> None:
     monkeypatch.setattr(model, "has_huge_pages", lambda: True)
     monkeypatch.setattr(model, "free_memory", lambda: free)
-    assert model._load_mode(BUNDLED, Config(load_mode=load_mode)) == chosen
+    assert model.load_mode(BUNDLED, Config(load_mode=load_mode)) == chosen
 
 
 @given(st.lists(st.integers(0, 60), unique=True), st.lists(st.integers(0, 60), unique=True))

@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -316,12 +317,53 @@ def test_a_container_has_what_its_limit_leaves(
     (home / limit).write_text("1000\n")
     (home / usage).write_text("700\n")
     (home / "memory.stat").write_text(f"anon 5\n{cache} 100\n")
+    own = tmp_path / "own"
+    own.write_text("4:memory:/outside\n0::/\n" if version == 1 else "0::/outside\n")
+    monkeypatch.setattr(machine, "_OWN_CGROUPS", own)
     monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
     assert machine.free_memory() == 400
     assert machine.memory_limit() == 1000
     (home / limit).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
     assert (machine.free_memory() or 0) > 1000
     assert machine.memory_limit() is None
+
+
+def test_the_smallest_limit_of_a_cgroup_and_of_those_around_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/slice/unit\n")
+    monkeypatch.setattr(machine, "_OWN_CGROUPS", own)
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    for folder, limits in (
+        ("slice", {"memory.max": "5000", "memory.high": "max"}),
+        ("slice/unit", {"memory.max": "max", "memory.high": "3000"}),
+    ):
+        (tmp_path / folder).mkdir()
+        for name, text in {**limits, "memory.current": "1000", "memory.stat": "anon 1"}.items():
+            (tmp_path / folder / name).write_text(f"{text}\n")
+    assert machine.memory_limit() == 3000
+    assert machine.free_memory() == 2000
+
+
+LIMITED = """
+import resource, sys
+from trioserve.llama import lazy_pages, machine
+
+free = machine.free_memory()
+kind = getattr(resource, sys.argv[1])
+resource.setrlimit(kind, (2**30, resource.getrlimit(kind)[1]))
+print(free > machine.free_memory() > 0, machine.free_memory() < 2**30, lazy_pages.is_supported())
+"""
+
+
+@pytest.mark.system
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_limits_of_the_process_count(kind: str) -> None:
+    command = [sys.executable, "-c", LIMITED, kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "False"], done.stderr
 
 
 def test_without_proc_it_is_all_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from trioserve.errors import (
     TrioServeError,
     UnknownModelError,
 )
+from trioserve.llama.machine import MemoryUse
 from trioserve.router.child import HealthCheck
 from trioserve.router.fleet import Child, Fleet
 from trioserve.router.forward import ModelProcessError
@@ -218,6 +219,46 @@ async def test_a_model_is_started_when_its_memory_is_there() -> None:
         assert (
             isinstance(third.error, ModelLoadError) and third.error.message == "The file is none."
         )
+
+
+async def test_measured_memory_decides_and_is_shown(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A model that waits starts once others of the machine have freed what it needs."""
+    launcher, free = ScriptedLauncher(needs={"a": 6, "b": 6, "c": 1}), 8
+    asked: list[Sequence[int]] = []
+
+    async def measured(pids: Sequence[int]) -> MemoryUse:
+        await trio.lowlevel.checkpoint()
+        asked.append(pids)
+        return MemoryUse(free, dict.fromkeys(pids, (3, 2)))
+
+    fleet = Fleet(
+        ScriptedCatalog(A, B, C),  # type: ignore[arg-type]
+        max_memory=-1,
+        launcher=launcher,
+        watch=HealthCheck(ask=answers),
+        measure=measured,
+    )
+    async with fleet, requests_of(fleet) as requests:
+        first = await requests.begin("a")
+        await trio.sleep(5)
+        assert first.child is not None and asked[-1] == [first.child.pid]
+        state = fleet.state("a")
+        assert (state.memory, state.memory_used, state.memory_gpus) == (6, 3, ())
+        free = 9  # of which the first will still take 4
+        second = await requests.begin("b")
+        await trio.sleep(5)
+        assert second.child is None and launcher.running == ["a"]
+        free = 10
+        await trio.sleep(5)
+        assert second.child is not None and launcher.running == ["a", "b"]
+        first.end()
+        await trio.sleep(1)
+        free = 8
+        third = await requests.begin("c")
+        await trio.sleep(5)
+        assert third.child is not None and launcher.running == ["b", "c"], "the idle one went"
 
 
 async def test_a_model_whose_estimate_fails_is_not_tried_again_by_each_request(

@@ -199,6 +199,53 @@ def test_a_model_that_never_fits_is_refused() -> None:
     assert again.error is not None
 
 
+def test_a_measured_model_counts_with_what_it_has_or_will_have() -> None:
+    schedule = Schedule(max_memory=-1)
+    line = [schedule.join(name, lambda: None) for name in ("a", "b")]
+    assert schedule.decide() == Plan(estimate=("a", "b"))
+    schedule.limit(10)
+    schedule.estimated("a", 4)
+    schedule.estimated("b", 6)
+    assert schedule.decide().start == ("a", "b"), "all that is free is taken"
+    schedule.ready("a")
+    schedule.ready("b")
+    schedule.measured("a", 5)  # it has grown, and what is free has shrunk
+    schedule.limit(10)
+    third = schedule.join("c", lambda: None)
+    assert schedule.decide().estimate == ("c",), "each start has an estimate of its own"
+    schedule.estimated("c", 1)
+    assert schedule.decide() == Plan(), "both are in use"
+    schedule.limit(12)
+    assert schedule.decide() == Plan(start=("c",)), "others have freed some"
+    schedule.leave(line[0])
+    schedule.leave(third)
+    schedule.stop("c")
+    schedule.gone("c", ERROR)
+    schedule.limit(10)
+    schedule.join("d", lambda: None)
+    schedule.decide()
+    schedule.estimated("d", 2)
+    assert schedule.decide().stop == ("a",), "the idle one, and never a busy one"
+
+
+def test_what_a_device_has_counts_for_itself() -> None:
+    schedule = Schedule(max_memory=-1)
+    for name in ("a", "b"):
+        schedule.join(name, lambda: None)
+    schedule.decide()
+    schedule.limit(100, (8, 8))
+    schedule.estimated("a", 1, (5, 0))
+    schedule.estimated("b", 1, (4, 4))
+    assert schedule.decide().start == ("a",), "the first device has no room for both"
+    schedule.limit(100, (9, 8))
+    assert schedule.decide().start == ("b",)
+    refused = schedule.join("c", lambda: None)
+    schedule.decide()
+    schedule.estimated("c", 101)
+    schedule.decide()
+    assert refused.error is not None and "would be free without the others" in str(refused.error)
+
+
 @pytest.mark.parametrize(
     ("needs", "stopped"), [((1, 8, 7), ("large",)), ((4, 5, 8), ("small", "large"))]
 )

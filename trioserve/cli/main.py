@@ -30,7 +30,7 @@ from trioserve.config.flags import as_flags
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.log import get_logger
-from trioserve.router.zygote import ESTIMATE
+from trioserve.router.zygote import BESIDE, ESTIMATE
 
 _log = get_logger("trioserve")
 
@@ -68,6 +68,7 @@ def _open_standard_files() -> None:
 def _tell_estimate(status: StatusPipe, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Report the bytes that a server with these flags would need to the router that asks.
 
+    The first argument may be `BESIDE` with a number of bytes; see `estimate` of the router.
     Users have ``trioserve show`` for this. Returns the exit code.
 
     Raises:
@@ -77,8 +78,18 @@ def _tell_estimate(status: StatusPipe, argv: Sequence[str], environ: Mapping[str
     """
     from trioserve.llama.estimate import estimate
 
-    config = trio.run(fetch, status, parse(argv, environ).config)
-    status.tell("estimated", bytes=estimate(config))
+    beside = [word for word in argv[:1] if word.startswith(BESIDE)]
+    config = trio.run(fetch, status, parse(argv[len(beside) :], environ).config)
+    found = None
+    if beside:
+        from trioserve.llama import room
+
+        found = room.plan(config, more_ram=int(beside[0].removeprefix(BESIDE)))
+    if found is None:
+        status.tell("estimated", bytes=estimate(config))
+    else:
+        gpus, free = found.need.gpus, found.room.gpus
+        status.tell("estimated", bytes=found.wanted, gpus=gpus, free_gpus=free)
     return 0
 
 

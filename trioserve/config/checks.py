@@ -165,6 +165,10 @@ def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
         config.hf_file is not None and config.hf_repo is None,
         "hf_file has no effect without hf_repo",
     )
+    yield (
+        not config.fit_target or min(config.fit_target) < 0,
+        f"fit_target must be MiB for each GPU, separated by commas, not {config.fit_target!r}",
+    )
     yield len(set(config.rpc)) < len(config.rpc), "rpc names a machine twice"
     layers = config.control_vector_layer_range
     yield (

@@ -95,8 +95,9 @@ class Config:
     tags: tuple[str, ...] = _model((), "--tags LLAMA_ARG_TAGS",
         help="tags that GET /v1/models lists for the model, separated by commas")
     n_gpu_layers: int = _model(-1, "-ngl --gpu-layers --n-gpu-layers LLAMA_ARG_N_GPU_LAYERS",
-        min=-1, synonyms=_ALL,
-        help="number of layers to keep on the GPU, if llama.cpp was built for one; -1 = all")
+        min=-2, synonyms={"auto": "-1", "all": "-2"},
+        help="number of layers to keep on the GPU, if llama.cpp was built for one; -1 = as many as "
+        "fit, or with --fit off all; -2 = all")
     load_mode: str = _model("auto", "-lm --load-mode LLAMA_ARG_LOAD_MODE", choices=_LOAD_MODES,
         help="how the model file is read into memory; auto = read it into huge pages where Linux "
         "has them and twice its size is free, otherwise map it")
@@ -311,10 +312,16 @@ class Config:
         help="keep the expert weights of the first N layers in CPU memory")
     n_cpu_ffn: int = _device(0, "-ncffn --n-cpu-ffn LLAMA_ARG_N_CPU_FFN", min=0, max=1024,
         help="keep the dense feed-forward weights of the first N layers in CPU memory")
-    fit: str = _device("off", "-fit --fit LLAMA_ARG_FIT", choices=("off",),
+    fit: str = _device("on", "-fit --fit LLAMA_ARG_FIT", choices=("on", "off"),
         synonyms=SWITCH_SYNONYMS,
-        help="whether sizes that do not fit are made smaller to fit the memory: only off, for they "
-        "are used as given")
+        help="whether sizes that are not set are made smaller where the model does not fit into "
+        "the free memory: the context, layers on the GPU, the physical batch, and the precision of "
+        "the KV cache last")
+    fit_target: tuple[int, ...] = _device((1024,), "-fitt --fit-target LLAMA_ARG_FIT_TARGET",
+        help="MiB that --fit leaves free on each GPU, separated by commas; the last number is that "
+        "of all further GPUs")
+    fit_ctx: int = _device(4096, "-fitc --fit-ctx LLAMA_ARG_FIT_CTX", min=256, max=INT32_MAX,
+        help="the smallest context, in tokens, that --fit may choose")
     kv_offload: bool = _device(True,
         "-kvo --kv-offload | -nkvo --no-kv-offload LLAMA_ARG_KV_OFFLOAD",
         help="keep the KV cache on the GPU")
@@ -497,8 +504,10 @@ class Config:
         help="INI file with a section of flags for each model, and [*] for all of them")
     models_max: int = _models(4, "--models-max LLAMA_ARG_MODELS_MAX", min=0,
         help="number of models that are loaded at the same time; 0 = no limit")
-    models_memory: int = _models(0, min=0,
-        help="MiB of memory for all models that are loaded, by llama.cpp's estimate; 0 = no limit")
+    models_memory: int = _models(0, min=-1, synonyms={"auto": "-1"},
+        help="MiB of memory for all models that are loaded, by llama.cpp's estimate; 0 = no limit, "
+        "-1 or auto = what is free, as measured: a model that does not fit beside the others waits "
+        "until idle ones are unloaded")
     models_downloads: int = _models(3, min=0,
         help="number of models that clients may have downloaded at the same time; 0 = none")
     models_autoload: bool = _models(True,

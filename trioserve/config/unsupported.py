@@ -62,9 +62,6 @@ _FLAGS = """
 --spec-draft-cpu-strict-batch --cpu-strict-batch-draft
 --spec-draft-prio-batch --prio-batch-draft
 --spec-draft-poll-batch --poll-batch-draft
-# sizes are used as given, and not fitted to the memory
--fitt --fit-target LLAMA_ARG_FIT_TARGET
--fitc --fit-ctx LLAMA_ARG_FIT_CTX
 # one occurrence is enough: how much of the guesses was right decides how long they are
 --spec-ngram-simple-min-hits
 # ngram-simple has a map of the text, too

@@ -377,6 +377,8 @@ class Backend(ModelBackend, Protocol):
     n_outputs: int
     #: Cores that `decode` leaves to others.
     n_spare_cores: int
+    #: Bytes of RAM that states outside the KV cache may take; None: as many as is configured.
+    spare_ram: int | None
     #: Whether all sequences share the cells, so that a copy moves no data.
     unified: bool
     #: Whether sequences that share no cells may be longer than an equal part of `n_ctx`. A copy

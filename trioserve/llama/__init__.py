@@ -4,7 +4,8 @@ Only this package imports llama_cpp.
 
 `library` finds the C functions and takes llama.cpp's log lines. `model`, `vocab`, `context`,
 `batch` and `adapters` wrap one kind of C object each. `sampler` chooses tokens, as far as `grammar`
-allows them. `devices` and `machine` describe the hardware. `backend` combines them for the engine,
+allows them. `devices` and `machine` describe the hardware; `shape`, `fit` and `room` make a
+model fit its memory. `backend` combines them for the engine,
 and `embedding` for the embedding engine. `trial` computes what requests will ask for, and where the
 files are new, `trial_process` does that in another process.
 All arguments are checked before they reach C, because llama.cpp aborts the process on bad values.
@@ -32,8 +33,9 @@ __all__ = ["LlamaBackend", "check_library", "load"]
 def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | LlamaEmbedder:
     """Load a model, make its context, and try it out. Blocks, for seconds or minutes.
 
-    Where its files are new to this machine, they are first loaded in another process, which a
-    damaged file may end.
+    With `Config.fit`, what the configuration leaves open is made to fit the free memory. Where the
+    files are new to this machine, they are first loaded in another process, which a damaged one may
+    end.
 
     Args:
         config: which file, how many sequences, how much context, how many threads.
@@ -45,10 +47,15 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
             `progress` cancelled.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
-    from trioserve.llama import devices, library, trial
+    from trioserve.llama import devices, library, room, trial
+    from trioserve.llama.backend import LlamaBackend
     from trioserve.models.tried import LoadedFiles
 
     library.check_library()
+    found = room.plan(config) if config.fit == "on" else None
+    if found is not None:
+        room.report(found)
+    fitted = config if found is None else found.config
     files = LoadedFiles.of(config, devices.versions())
     is_new = not files.are_known
     # A server with other machines is watched, and they have one client at a time.
@@ -56,10 +63,12 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
         from trioserve.llama import trial_process
 
         first, progress = _halves(progress)
-        is_new = not trial_process.run(config, first)
+        is_new = not trial_process.run(fitted, first)
         if files != LoadedFiles.of(config, devices.versions()):
             raise ModelLoadError("a file of the model was replaced while it was tried")
-    backend = load_here(config, progress=progress)
+    backend = load_here(fitted, progress=progress)
+    if found is not None and isinstance(backend, LlamaBackend):
+        backend.spare_ram = room.spare_ram(config, found)
     try:
         trial.try_out(backend, everything=is_new)
     except BaseException:

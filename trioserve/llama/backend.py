@@ -70,6 +70,7 @@ class LlamaBackend:
         self.n_ctx_seq: int = min(context.n_ctx_seq, max_n_ctx_seq or model.info.n_ctx_train)
         self.n_batch: int = context.n_batch
         self.n_outputs: int = context.n_outputs
+        self.spare_ram: int | None = None
         self._lora = adapters
         self.adapters: Sequence[AdapterInfo] = adapters.infos if adapters is not None else ()
         self.drafters: Sequence[LlamaDrafter] = ()

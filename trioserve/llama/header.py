@@ -9,12 +9,18 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from trioserve.errors import ModelLoadError
+from trioserve.llama import shape as shapes
+from trioserve.llama.shape import Shape
 from trioserve.models import gguf, tensors
 from trioserve.models.gguf import Header
 from trioserve.types.media import content_id
@@ -27,6 +33,7 @@ _MAX_SIMILAR = 3
 _MAX_EPSILON = 1.0
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _TOKENS = "tokenizer.ggml.tokens"
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def check_file(path: Path) -> None:
@@ -72,30 +79,61 @@ def _similar_files(path: Path) -> str:
     return f"; there is {', '.join(str(path.parent / name) for name in names)}" if names else ""
 
 
-def check_model(path: Path, overridden: Collection[str] = ()) -> None:
+def check_model(path: Path, overridden: Mapping[str, str] = _NONE) -> Shape | None:
     """Refuse values that would end the process when the model is loaded or used.
 
     A file whose header cannot be read is not refused: llama.cpp says what is wrong with it.
 
     Args:
         path: of the file.
-        overridden: keys whose values are not used.
+        overridden: values that are used in place of those in the file, by their keys.
+
+    Returns:
+        the sizes of the model's parts; None if the header cannot be read.
 
     Raises:
         ModelLoadError: there is such a value; the message names it.
     """
-    parts = gguf.parts_of(path)
-    size, problems = gguf.total_size(parts), list[str]()
-    try:
-        for part in parts:
-            with gguf.read(part) as header:
-                of_keys = _problems(header, header.text("general.architecture"))
-                problems += [f"{key} {why}" for key, why in of_keys if key not in overridden]
-                problems += tensors.model_problems(tensors.by_name(header.tensors()), size)
-    except ModelLoadError:
-        return
-    for problem in problems:
+    stats = tuple((part, *_version(part)) for part in gguf.parts_of(path))
+    problem, shape = _examine(stats, tuple(overridden.items()))
+    if problem:
         raise ModelLoadError(f"The model file {path} cannot be used: {problem}.")
+    return shape
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
+
+
+@lru_cache(maxsize=4)  # a model is measured before it is loaded
+def _examine(
+    files: tuple[tuple[Any, ...], ...], overridden: tuple[tuple[str, str], ...]
+) -> tuple[str, Shape | None]:
+    """Find the first problem of the files of a model, and its shape."""
+    paths = [one[0] for one in files]
+    size, replaced = gguf.total_size(paths), dict(overridden)
+    try:
+        with ExitStack() as opened:
+            headers = [opened.enter_context(gguf.read(path)) for path in paths]
+            found = (_problem(header, size, replaced) for header in headers)
+            if problem := next(filter(None, found), ""):
+                return problem, None
+            sizes = [path.stat().st_size for path in paths]
+            return "", shapes.measure(list(zip(headers, sizes, strict=True)), replaced)
+    except (ModelLoadError, OSError):
+        return "", None
+
+
+def _problem(header: Header, size: int, replaced: Mapping[str, str]) -> str:
+    """Find the first problem of a file; empty if there is none."""
+    of_keys = _problems(header, header.text("general.architecture"))
+    problems = [f"{key} {why}" for key, why in of_keys if key not in replaced]
+    problems += tensors.model_problems(tensors.by_name(header.tensors()), size)
+    return next(iter(problems), "")
 
 
 def _problems(header: Header, arch: str) -> Iterator[tuple[str, str]]:

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 import attrs
 
 from trioserve.errors import ModelLoadError
-from trioserve.llama.machine import without, writable_ranges
+from trioserve.llama.machine import has_address_limit, without, writable_ranges
 
 #: Larger allocations are always separate mappings (glibc's `DEFAULT_MMAP_THRESHOLD_MAX`).
 #: Smaller caches may take all of their memory.
@@ -57,8 +57,9 @@ class NotLazyError(ModelLoadError):
 
 
 def is_supported() -> bool:
-    """Whether the system has what this takes."""
-    return sys.platform == "linux" and hasattr(os, "memfd_create")
+    """Whether the system has what this takes, and no limit counts addresses as memory."""
+    is_there = sys.platform == "linux" and hasattr(os, "memfd_create")
+    return is_there and not has_address_limit()
 
 
 @attrs.frozen

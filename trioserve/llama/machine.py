@@ -14,13 +14,25 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
+
+if sys.platform != "win32":
+    import resource
 
 _CPUS = Path("/sys/devices/system/cpu")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
+_STATUS = Path("/proc/self/status")
 _NO_LIMIT = 2**60  # version 1 of cgroups has a number for none
+
+#: Addresses that the stacks of threads take, mostly without memory; the pools of malloc take as
+#: many, which are not written to.
+_FOR_THREADS = 128 * 2**20
 
 
 def physical_cores() -> int:
@@ -49,87 +61,146 @@ def cpu_quota() -> float | None:
 
     That is what `docker run --cpus` and the CPU limit of a Kubernetes pod set.
     """
-    try:
-        lines = _OWN_CGROUPS.read_text().splitlines()
-    except OSError:
-        return None
     quotas = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2
-            quotas += _quotas(_CGROUPS, path, ("cpu.max",))
-        elif "cpu" in controllers.split(","):
-            quotas += _quotas(_CGROUPS / "cpu", path, ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    for folder in _own_cgroups("cpu"):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with suppress(OSError, ValueError):  # no such controller there, or "max": no limit
+                quota, period = " ".join((folder / name).read_text() for name in names).split()
+                if int(quota) > 0 and int(period) > 0:
+                    quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 
-def _quotas(root: Path, path: str, names: tuple[str, ...]) -> list[float]:
-    """Read the quotas of a cgroup and of those that it is in.
+def _own_cgroups(controller: str) -> list[Path]:
+    """List the folders of this process's cgroups and of those that they are in, up to the root.
 
-    Inside a container, `path` may be what it is outside, and does not exist. The root does.
+    Inside a container, they may be named as they are outside, and not exist. The root does.
     """
-    own = root / path.strip("/")
-    quotas = []
-    for folder in (own, *own.parents):
-        try:
-            quota, period = " ".join((folder / name).read_text() for name in names).split()
-            if int(quota) > 0 and int(period) > 0:
-                quotas.append(int(quota) / int(period))
-        except (OSError, ValueError):
-            pass  # no such cgroup, no such controller there, or "max": no limit
-        if folder == root:
-            break
-    return quotas
+    try:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            root = _CGROUPS
+        elif controller in controllers.split(","):
+            root = _CGROUPS / controller
+        else:
+            continue
+        own = root / path.strip("/")
+        folders += [one for one in (own, *own.parents) if one.is_relative_to(root)]
+    return folders
 
 
 def free_memory() -> int | None:
     """Return how many bytes can be allocated before the system kills processes; None: unknown.
 
-    On Linux that is the available memory and swap, or what the limit of the process's cgroup leaves
-    if that is less. Elsewhere it is the size of the memory.
+    On Linux that is the available memory and swap, or what the limits of the process's cgroups or
+    of the process itself leave if that is less. Elsewhere it is the size of the memory.
     """
     try:
         fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         free = sum(int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
     except (OSError, KeyError, ValueError):
         return total_memory()
-    found = _cgroup_memory()
-    return free if found is None else min(free, found[1])
+    return min([free, *_free_addresses(), *(left for _, left in _cgroup_memory())])
 
 
 def total_memory() -> int | None:
-    """Return the size of the machine's memory, whatever a container may use; None: unknown."""
+    """Return the size of the machine's memory, whatever a container may use; None: unknown.
+
+    Where the addresses of this process are limited, it is what the limit leaves if that is less.
+    """
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return None
+    return min([total, *_free_addresses()])
 
 
 def memory_limit() -> int | None:
     """Return how many bytes the container may use; None: no limit."""
-    found = _cgroup_memory()
-    return None if found is None or found[0] > _NO_LIMIT else found[0]
+    return min((limit for limit, _ in _cgroup_memory()), default=None)
 
 
-def _cgroup_memory() -> tuple[int, int] | None:
-    """Return the memory limit of the container, and the bytes that it leaves; None: no limit."""
-    for limit, usage, cache in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        path = _CGROUPS / limit
-        try:
-            text = path.read_text().strip()
-            if text == "max":
-                return None
-            used = int((_CGROUPS / usage).read_text())
-            stat = dict(
-                line.split() for line in (path.parent / "memory.stat").read_text().splitlines()
-            )
-            return int(text), max(0, int(text) - used + int(stat.get(cache, 0)))
-        except (OSError, ValueError):
-            continue
-    return None
+def _cgroup_memory() -> list[tuple[int, int]]:
+    """Return the memory limits of the process's cgroups, and the bytes that each leaves."""
+    found = []
+    for folder in _own_cgroups("memory"):
+        for limits, usage, cache in (
+            (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+            (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            for name in limits:
+                with suppress(OSError, ValueError):  # no such controller there, or "max": no limit
+                    limit = int((folder / name).read_text())
+                    lines = (folder / "memory.stat").read_text().splitlines()
+                    kept = int(dict(line.split() for line in lines).get(cache, 0))
+                    left = limit - int((folder / usage).read_text()) + kept
+                    found.append((limit, max(0, left)))
+    return [one for one in found if one[0] < _NO_LIMIT]
+
+
+def has_address_limit() -> bool:
+    """Whether `ulimit -v` or `ulimit -d` limits this process."""
+    return bool(_address_limits())
+
+
+def _address_limits() -> list[tuple[int, str, int]]:
+    """Return limits of addresses, the names of what they count, and what threads take of that.
+
+    `ulimit -v` limits all addresses, and `ulimit -d` those of memory that is written to.
+    """
+    if sys.platform == "win32":
+        return []
+    found = [
+        (resource.getrlimit(resource.RLIMIT_AS)[0], "VmSize", 2 * _FOR_THREADS),
+        (resource.getrlimit(resource.RLIMIT_DATA)[0], "VmData", _FOR_THREADS),
+    ]
+    return [one for one in found if one[0] != resource.RLIM_INFINITY]
+
+
+def _free_addresses() -> list[int]:
+    """Return how many bytes the limits of this process leave it to map, besides its threads."""
+    found = []
+    for limit, name, threads in _address_limits():
+        with suppress(OSError, KeyError, ValueError):
+            fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+            found.append(max(0, limit - int(fields[name].split()[0]) * 1024 - threads))
+    return found
+
+
+def anonymous_memory() -> int:
+    """Return how many bytes of this process are no file's; 0: unknown."""
+    with suppress(OSError, KeyError, ValueError):
+        fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+        return int(fields["RssAnon"].split()[0]) * 1024
+    return 0
+
+
+class MemoryUse(NamedTuple):
+    """Bytes that are free, and for each process those that it has, and of these no file's.
+
+    What several processes share counts in parts. What is no file's cannot be had without an end of
+    the process; pages of files are free for others already.
+    """
+
+    free: int | None
+    processes: Mapping[int, tuple[int, int]]
+
+
+def memory_use(pids: Sequence[int]) -> MemoryUse:
+    """Measure the memory of processes, of those that still run."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError, KeyError, ValueError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+            fields = dict(line.split(":", 1) for line in lines)
+            sizes = [int(fields[name].split()[0]) * 1024 for name in ("Pss", "Pss_Anon")]
+            found[pid] = (sizes[0], sizes[1])
+    return MemoryUse(free_memory(), found)
 
 
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")

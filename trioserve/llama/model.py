@@ -181,7 +181,7 @@ def _may_offload(config: Config) -> bool:
     return bool(lib.llama_supports_gpu_offload()) and config.n_gpu_layers != 0
 
 
-def _load_mode(path: Path, config: Config) -> str:
+def load_mode(path: Path, config: Config) -> str:
     """Choose how to load: into huge pages if they are available, and half of memory is free."""
     if config.load_mode != "auto" or not has_huge_pages() or _may_offload(config):
         return config.load_mode
@@ -193,7 +193,7 @@ def _load_weights(path: Path, config: Config, progress: Progress | None, weights
     """Load the weights and return llama.cpp's pointer. llama.cpp logs why it fails."""
     params = lib.llama_model_default_params()
     params.n_gpu_layers = config.n_gpu_layers
-    params.load_mode = _LOAD_MODES[_load_mode(path, config)]
+    params.load_mode = _LOAD_MODES[load_mode(path, config)]
     params.check_tensors = config.check_tensors
     if not weights:
         params.no_alloc, params.load_mode = True, _LOAD_MODES["none"]

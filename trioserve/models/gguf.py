@@ -22,11 +22,11 @@ _FIXED = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of
 _LENGTH = struct.Struct("<Q")
 _KIND = struct.Struct("<I")
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-#: GGUF's types of numbers, by their numbers in the file, as `struct` writes them.
+#: GGUF's types of numbers and truth values, by their numbers in the file, as `struct` writes them.
 _NUMBERS: Mapping[int, str] = {
-    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d",
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
-_WIDTHS = {kind: struct.calcsize(f"<{code}") for kind, code in _NUMBERS.items()} | {_BOOL: 1}
+_WIDTHS = {kind: struct.calcsize(f"<{code}") for kind, code in _NUMBERS.items()}
 _MAX_DIMENSIONS = 4
 _ALIGNMENT = 32  # of data, if the file sets none
 
@@ -202,7 +202,10 @@ class Header:
         return self._source.text().decode(errors="replace")
 
     def numbers(self, key: str) -> list[float]:
-        """Return a number, or a list of numbers; empty if the key has neither."""
+        """Return a number, or a list of numbers; empty if the key has neither.
+
+        What is true is 1, and what is false 0.
+        """
         value = self._values.get(key)
         if value is None or value.kind not in _NUMBERS:
             return []

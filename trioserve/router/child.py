@@ -26,7 +26,7 @@ from trioserve.router.forward import Kept, Outgoing, exchange
 from trioserve.router.launch import LaunchedProcess, Launcher
 from trioserve.router.schedule import Instance
 from trioserve.router.states import ModelState
-from trioserve.router.zygote import ESTIMATE
+from trioserve.router.zygote import BESIDE, ESTIMATE
 
 _log = get_logger("trioserve.router")
 
@@ -94,6 +94,8 @@ class Child(Instance):
     info: Mapping[str, Any] = attrs.field(factory=dict)
     #: The share that is loaded, 0.0 to 1.0, while it loads.
     progress: float | None = None
+    #: Bytes of RAM that it was measured to have.
+    memory_used: int | None = None
     #: When a request last began or ended, in seconds since the epoch.
     used_at: float = attrs.field(factory=time.time)
     ended: trio.Event = attrs.field(factory=trio.Event)
@@ -179,6 +181,8 @@ class Child(Instance):
             info=self.info,
             exit_code=self.exit_code if has_ended else None,
             last_used=self.used_at,
+            memory_used=None if has_ended else self.memory_used,
+            memory_gpus=() if has_ended else self.gpus,
             failed=self.failed,
         )
         if not self.failed:
@@ -309,21 +313,41 @@ def _fields_of(line: str) -> dict[str, Any]:
     return fields if isinstance(fields, dict) and "event" in fields else {"event": line}
 
 
-async def estimate(launcher: Launcher, entry: ModelEntry) -> int:
+@attrs.frozen(kw_only=True)
+class Estimated:
+    """Bytes that a model would need: in RAM, or on all devices together, and on each GPU.
+
+    `free_gpus` is what was free on each.
+    """
+
+    need: int
+    gpus: tuple[int, ...] = ()
+    free_gpus: tuple[int, ...] = ()
+
+
+async def estimate(launcher: Launcher, entry: ModelEntry, others: int | None = None) -> Estimated:
     """Estimate in a separate process how many bytes of memory a model would need.
+
+    Args:
+        launcher: starts the process.
+        entry: the model.
+        others: bytes of RAM that the other models would free: what the model needs is then what it
+            would choose without them. None: llama.cpp's estimate of all its memory.
 
     Raises:
         ModelLoadError: the model cannot be used, or the process cannot be started.
     """
-    found: list[int] = []
+    found: list[Estimated] = []
 
     def told(report: Report) -> None:
         if report["state"] == "estimated":
-            found.append(report["bytes"])
+            gpus, free = (tuple(report.get(name, ())) for name in ("gpus", "free_gpus"))
+            found.append(Estimated(need=report["bytes"], gpus=gpus, free_gpus=free))
 
     watch = HealthCheck(interval=math.inf)
     child = Child(entry.name, 0, entry=entry, socket_path=Path(), watch=watch)
-    await child.run(launcher, [ESTIMATE, *entry.args], told)
+    how = [] if others is None else [f"{BESIDE}{others}"]
+    await child.run(launcher, [ESTIMATE, *how, *entry.args], told)
     if not found:
         raise ModelLoadError(child.last_words())
     return found[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -31,6 +31,7 @@ from trioserve.errors import (
     UnknownModelError,
     first_error,
 )
+from trioserve.llama.machine import MemoryUse, memory_use
 from trioserve.log import get_logger
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.child import Child, HealthCheck, Report, estimate
@@ -49,6 +50,9 @@ _GRACE = 5.0
 
 #: How far a model is loaded, in the form of llama-server, but for the value.
 _PROGRESS: dict[str, Any] = {"stages": ["text_model"], "current": "text_model"}
+
+#: Seconds between two measurements of the memory.
+_MEMORY_INTERVAL = 2.0
 
 #: Seconds between two reports to waiting requests of where they stand.
 _NEWS_INTERVAL = 0.1
@@ -74,10 +78,12 @@ class Fleet(EnteredOnce):
         catalog: the models.
         max_models: how many processes may run; 0: any number.
         max_memory: bytes that they may need together, by llama.cpp's estimate; 0: any number.
+            Negative: what is free, as measured.
         drain_timeout: seconds that requests have to finish in `drain`.
         launcher: starts processes; the default forks one with all imports done, if possible.
         first: a running zygote, for the default launcher.
         watch: how processes are watched.
+        measure: measures the memory of processes, by their ids, and what is free.
 
     Raises:
         ConfigError: on entry, when more models are to be loaded on startup than may run, or the
@@ -94,11 +100,13 @@ class Fleet(EnteredOnce):
         launcher: Launcher | None = None,
         first: FirstZygote | None = None,
         watch: HealthCheck | None = None,
+        measure: Callable[[Sequence[int]], Awaitable[MemoryUse]] | None = None,
     ) -> None:
         self.catalog = catalog
         self.max_models = max_models
         self._drain_timeout = drain_timeout
         self._watch = watch or HealthCheck()
+        self._measure = measure or _measure
         self._schedule = Schedule(max_models=max_models, max_memory=max_memory, place=self._place)
         self._events = Events()
         self._listeners: set[Bell] = set()  # of requests that report their place in the queue
@@ -131,7 +139,10 @@ class Fleet(EnteredOnce):
             self._folder = stack.enter_context(socket_folder())
             self._launcher = await stack.enter_async_context(self._open_launcher())
             self._context = copy_context()
-            self._nursery = await stack.enter_async_context(alongside(self._tell_waiting))
+            jobs = [self._tell_waiting]
+            if self._schedule.is_measured:
+                jobs.append(self._watch_memory)
+            self._nursery = await stack.enter_async_context(alongside(*jobs))
             stack.callback(self._close)
             for entry in at_once:
                 self._model(entry)
@@ -442,9 +453,46 @@ class Fleet(EnteredOnce):
 
     async def _estimate(self, model: _Model) -> None:
         """Estimate the memory that a model needs."""
-        need = await estimate(self._launcher, model.entry)
-        self._schedule.estimated(model.entry.name, need)
+        others = None
+        if self._schedule.is_measured:
+            others = await self._measure_children()
+        found = await estimate(self._launcher, model.entry, others)
+        self._schedule.estimated(model.entry.name, found.need, found.gpus)
+        if others is not None:
+            running = [child.gpus for child in self._children()]
+            sums = (
+                free + sum(size for gpus in running for size in gpus[i : i + 1])
+                for i, free in enumerate(found.free_gpus)
+            )
+            self._schedule.limit(self._schedule.max_memory, tuple(sums))
         self._turn()
+
+    def _children(self) -> list[Child]:
+        """The processes that run."""
+        found = [model.child for model in self._models.values() if model.child is not None]
+        return [child for child in found if child.pid is not None]
+
+    async def _watch_memory(self) -> None:
+        """Measure again and again; a model that waits starts once there is room for it."""
+        while True:
+            await trio.sleep(_MEMORY_INTERVAL)
+            await self._measure_children()
+            self._turn()
+
+    async def _measure_children(self) -> int:
+        """Measure what the processes have, and what all of them may have; returns the former."""
+        children = self._children()
+        pids = [child.pid for child in children if child.pid is not None]
+        found = await self._measure(pids)
+        total = 0
+        for child, pid in zip(children, pids, strict=True):
+            if pid in found.processes:  # others have ended
+                child.memory_used, kept = found.processes[pid]
+                self._schedule.measured(child.name, kept)
+                total += kept
+        if found.free is not None:
+            self._schedule.limit(found.free + total)
+        return total
 
     def _not_estimated(self, model: _Model, error: TrioServeError) -> None:
         """Refuse those who wait, and others for a while if the estimate fails too often."""
@@ -477,6 +525,10 @@ class Fleet(EnteredOnce):
     def tell(self, event: FleetEvent) -> None:
         """Tell those who have subscribed of an event that is not the fleet's own."""
         self._events.tell(event)
+
+
+async def _measure(pids: Sequence[int]) -> MemoryUse:
+    return await trio.to_thread.run_sync(memory_use, pids, abandon_on_cancel=True)
 
 
 @asynccontextmanager

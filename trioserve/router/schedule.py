@@ -3,7 +3,8 @@
 Callers report events (a request came or left, a model is ready, a process ended), and `decide`
 returns what to do. Its rules:
 
-- There are at most as many running models as places, and they fit into the memory.
+- There are at most as many running models as places, and they fit into the memory. Where that is
+  measured, a model counts with what it has taken, or is still going to take if that is more.
 - To make room, it stops the least recently used model that no request uses.
 - Models are started in the order in which they were first requested. All requests for a model wait
   for the same start.
@@ -15,7 +16,7 @@ returns what to do. Its rules:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 
 import attrs
@@ -43,6 +44,7 @@ class Instance:
 
     name: str
     need: int  # bytes
+    gpus: tuple[int, ...] = ()  # bytes on each device, if they are counted
     phase: Phase = Phase.LOADING
     status: Status = Status.LOADING  # what it last reported
     closing: bool = False  # accepts no more requests, because the queue has waited for long
@@ -90,6 +92,7 @@ class PendingLoad:
 
     name: str
     need: int | None  # bytes; None: not known yet
+    gpus: tuple[int, ...] = ()
     wanted: bool = False  # even if no request waits
     n_overtaken: int = 0
 
@@ -108,7 +111,8 @@ class Schedule:
 
     Args:
         max_models: how many may run at the same time; 0: any number.
-        max_memory: bytes that they may need together; 0: any number.
+        max_memory: bytes that they may need together; 0: any number. Negative: what `limit` says,
+            and what a model needs is estimated again before each start.
         place: makes the record of a process from the name of its model and the bytes it needs.
     """
 
@@ -120,12 +124,15 @@ class Schedule:
         place: Callable[[str, int], Instance] = Instance,
     ) -> None:
         self.max_models = max_models
+        self.is_measured = max_memory < 0
         self.max_memory = max_memory
+        self._max_gpus: tuple[int, ...] = ()
         self._place = place
         self._runs: dict[str, Instance] = {}
         self._queue: list[PendingLoad] = []
         self._lines: defaultdict[str, list[Lease]] = defaultdict(list)  # of requests, by model
         self._needs: dict[str, int] = {}
+        self._of_gpus: dict[str, tuple[int, ...]] = {}
         self._asked: set[str] = set()  # whose need is being estimated
         self._held: set[str] = set()
         self._n_uses = 0  # numbers the uses, so that the least recent one can be found
@@ -238,17 +245,29 @@ class Schedule:
         if run.phase is Phase.LOADING:
             self.refuse(name, error)
 
-    def estimated(self, name: str, need: int) -> None:
+    def estimated(self, name: str, need: int, gpus: tuple[int, ...] = ()) -> None:
         """The memory that a model needs is known."""
-        self._needs[name] = need
+        self._needs[name], self._of_gpus[name] = need, gpus
         self._asked.discard(name)
         if (pending := self._find(name)) is not None:
-            pending.need = need
+            pending.need, pending.gpus = need, gpus
 
     def not_estimated(self, name: str, error: TrioServeError) -> None:
         """The memory of a model cannot be estimated: refuse the requests that wait for it."""
         self._asked.discard(name)
         self.refuse(name, error)
+
+    def limit(self, ram: int, gpus: tuple[int, ...] | None = None) -> None:
+        """Set the memory that all models together may need, as measured: in RAM and on devices."""
+        self.max_memory = max(1, ram)
+        if gpus is not None:
+            self._max_gpus = gpus
+
+    def measured(self, name: str, used: int) -> None:
+        """A process has so much memory. It may have grown beyond what it was to need."""
+        run = self._runs.get(name)
+        if run is not None:
+            run.need = max(self._needs.get(name, 0), used)
 
     def forget(self, name: str) -> None:
         """A model has changed: estimate its memory again."""
@@ -300,8 +319,8 @@ class Schedule:
         """Return what to do, and count it as begun: models are marked as loading or stopping."""
         start: list[str] = []
         stop: list[str] = []
-        for pending in [one for one in self._queue if one.need and self._is_too_large(one.need)]:
-            self.refuse(pending.name, _too_large(pending, self.max_memory))
+        for pending in [one for one in self._queue if one.need and not self._fits([one])]:
+            self.refuse(pending.name, _too_large(pending, self.max_memory, self.is_measured))
         planned: list[PendingLoad] = []  # loads that get the room being freed
         short: PendingLoad | None = None  # the first that needs more than can be freed now
         for pending in self._unheld():
@@ -320,7 +339,7 @@ class Schedule:
             else:
                 self._queue.remove(pending)
                 run = self._runs[pending.name] = self._place(pending.name, pending.need or 0)
-                run.last_use = self._n_uses
+                run.last_use, run.gpus = self._n_uses, pending.gpus
                 start.append(pending.name)
         self._close_for(short)
         return Plan(tuple(start), tuple(stop), tuple(self._to_estimate()))
@@ -347,12 +366,17 @@ class Schedule:
 
     def _has_room(self, others: Iterable[Instance | PendingLoad], pending: PendingLoad) -> bool:
         """Whether a load fits beside others."""
-        needs = [one.need or 0 for one in (*others, pending)]
-        too_many = 0 < self.max_models < len(needs)
-        return not too_many and not self._is_too_large(sum(needs))
+        together = [*others, pending]
+        too_many = 0 < self.max_models < len(together)
+        return not too_many and self._fits(together)
 
-    def _is_too_large(self, need: int) -> bool:
-        return 0 < self.max_memory < need
+    def _fits(self, together: Sequence[Instance | PendingLoad]) -> bool:
+        if 0 < self.max_memory < sum(one.need or 0 for one in together):
+            return False
+        return all(
+            sum(size for one in together for size in one.gpus[i : i + 1]) <= most
+            for i, most in enumerate(self._max_gpus)
+        )
 
     def _idle(self) -> list[Instance]:
         """The models that may be stopped, in this order."""
@@ -386,7 +410,8 @@ class Schedule:
     def _pend(self, name: str) -> PendingLoad:
         pending = self._find(name)
         if pending is None:
-            pending = PendingLoad(name, self._needs.get(name, None if self.max_memory else 0))
+            known = None if self.is_measured else self._needs.get(name)
+            pending = PendingLoad(name, known if known is not None or self.max_memory else 0)
             self._queue.append(pending)
         return pending
 
@@ -416,8 +441,13 @@ class Schedule:
         run.last_use = self._n_uses
 
 
-def _too_large(pending: PendingLoad, limit: int) -> ModelLoadError:
+def _too_large(pending: PendingLoad, limit: int, is_measured: bool) -> ModelLoadError:
     needs, allowed = (f"{n / 2**20:,.0f} MiB" for n in (pending.need or 0, limit))
+    if is_measured:
+        return ModelLoadError(
+            f"The model {pending.name!r} needs about {needs} of memory, more than the {allowed} "
+            "that would be free without the others."
+        )
     return ModelLoadError(
         f"The model {pending.name!r} needs about {needs} of memory, more than the {allowed} that "
         "all models together may have (--models-memory)."

@@ -49,6 +49,9 @@ class ModelState:
     n_waiting: int = 0
     #: Bytes that it needs, by estimate; only known where there is a limit.
     memory: int | None = None
+    #: Bytes of RAM that its process has, and of each device; only known where they are measured.
+    memory_used: int | None = None
+    memory_gpus: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -33,6 +33,9 @@ LIFELINE_VARIABLE = "TRIOSERVE_LIFELINE"
 #: The first argument of a process that reports how much memory a model needs, and exits.
 ESTIMATE = "estimate"
 
+#: Begins its argument with the bytes of RAM that other models would free.
+BESIDE = "beside="
+
 #: The largest order, in bytes.
 MAX_ORDER = 128 * 1024
 

@@ -159,6 +159,7 @@ class ScriptedBackend:
         self.n_outputs = self.n_batch
         if self.can_cut:
             self.cuttable = self.n_ctx_seq
+        self.spare_ram: int | None = None
         self.n_spare_cores = 0
         self.thread_choices = (range(1, 2), range(1, 2))
         self.threads: list[int] = []

@@ -104,6 +104,17 @@ def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert small["problem"] is None
 
 
+def test_show_what_would_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "show", "bundled", "--fit")
+    assert text.count("\n") == 1 and "a context of 4096 tokens, nothing had to be" in text
+    found = json.loads(said(capsys, "show", "--json", "--fit", "-c", "512"))
+    assert found["need"]["n_ctx"] == 512 and found["changes"] == []
+    assert 0 < found["need"]["ram"] < found["free"]["ram"]
+    text = said(capsys, "show", "--fit", "-c", str(2**31 - 257), code=1)
+    assert "does not fit into memory" in text and "would fit" in text
+    assert "architecture" in said(capsys, "show", "--fit", "off"), "there it is the server's flag"
+
+
 def test_show_a_template(capsys: pytest.CaptureFixture[str]) -> None:
     template = said(capsys, "show", "bundled", "--template")
     assert template == json.loads(said(capsys, "show", "--json"))["template"]

@@ -76,6 +76,8 @@ def status(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
         "progress": state.progress,
         "pid": state.pid,
         "memory": state.memory,
+        "memory_used": state.memory_used,
+        "memory_gpus": list(state.memory_gpus) or None,
         "last_used": state.last_used,
     }
     if state.failed:

@@ -68,12 +68,13 @@ COMMANDS: Mapping[str, Command] = {
         "  --all        list the other models of the server, too\n",
     ),
     "show": Command(
-        "[MODEL] [--json] [--template] [flags]",
+        "[MODEL] [--json] [--template] [--fit] [flags]",
         "tell what is in a model file, and how much memory it will need here",
         "MODEL is the path of a GGUF file, or the name of a model as the server would list it.\n"
         "Flags such as --ctx-size and --parallel change how much memory is needed.\n\n"
         "  --json       print an object in JSON\n"
-        "  --template   print the chat template only\n",
+        "  --template   print the chat template only\n"
+        "  --fit        print what a server would choose to fit the free memory\n",
     ),
     "config": Command(
         "init FILE | show [--all] [flags] | schema",

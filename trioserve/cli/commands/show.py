@@ -19,6 +19,8 @@ from trioserve.models.fetch import fetch, is_local
 
 _COLUMN = 16
 
+_UNKNOWN = "The header of the file cannot be read, or it is not known how much memory is free."
+
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
@@ -26,7 +28,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         TrioServeError: the model does not exist, or its file cannot be read.
     """
-    words, switches = take(argv, "--json", "--template")
+    words, switches = take(argv, "--json", "--template", *_fit_switch(argv))
     name = words.pop(0) if words and not words[0].startswith("-") else None
     config = _config(name, words, environ)
     hush(config)
@@ -34,6 +36,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if "--template" in switches:
         print(summary.template, end="")
         return 0
+    if "--fit" in switches:
+        return _show_fit(config, as_json="--json" in switches)
     try:
         memory, problem = _memory(config), ""
     except TrioServeError as error:
@@ -44,6 +48,34 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     else:
         print(_text(summary, memory, problem), end="")
     return 1 if problem else 0
+
+
+def _fit_switch(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the switch, unless it is the server's flag, which has a value."""
+    after = argv[argv.index("--fit") + 1 :][:1] if "--fit" in argv else []
+    return () if after and after[0] in ("on", "off") else ("--fit",)
+
+
+def _show_fit(config: Config, *, as_json: bool) -> int:
+    """Say what a server would choose for the memory that is free now, by the header alone."""
+    from trioserve.llama import room
+    from trioserve.llama.fit import summary
+
+    try:
+        found = room.plan(config)
+    except TrioServeError as error:
+        print(json.dumps({"problem": error.message}) if as_json else error.message)
+        return 1
+    if found is None:
+        print(json.dumps({"problem": _UNKNOWN}) if as_json else _UNKNOWN)
+        return 1
+    if as_json:
+        sizes = attrs.asdict(found.need) | {"ram": found.need.ram}
+        free = {"ram": found.room.ram, "gpus": found.room.gpus}
+        print(json.dumps({"need": sizes, "free": free, "changes": found.changes}))
+    else:
+        print(summary(found))
+    return 0
 
 
 def _config(name: str | None, flags: Sequence[str], environ: Mapping[str, str]) -> Config:

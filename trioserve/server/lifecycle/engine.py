@@ -119,11 +119,14 @@ def _make_loop(
 ) -> EngineLoop:
     if isinstance(backend, EmbeddingBackend):
         return EmbeddingEngine(backend, notify)
+    cache_ram = config.cache_ram * 2**20
+    if backend.spare_ram is not None:
+        cache_ram = min(cache_ram, backend.spare_ram)
     engine = Engine(
         backend,
         strategy,
         notify,
-        cache_ram=config.cache_ram * 2**20,
+        cache_ram=cache_ram,
         max_idle=MAX_IDLE if config.cache_idle_slots else None,
         checkpoints=CheckpointRules(
             per_slot=config.ctx_checkpoints, step=config.checkpoint_min_step

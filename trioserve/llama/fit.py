@@ -1,0 +1,569 @@
+"""Chooses sizes so that a model fits into the memory that is free now.
+
+All of it is arithmetic on the header of the file, so it takes no time and cannot end the process.
+What the user set is kept. Of the rest, what costs least is given up first, in this order:
+
+1. the context, down to `Config.fit_ctx`;
+2. experts on a GPU, then whole layers on a GPU;
+3. sequences that are kept for later prompts, and then the physical batch;
+4. the precision of the KV cache.
+
+Where the weights alone are larger than the memory, they can still be mapped, and are read again and
+again: that comes last.
+
+An elastic KV cache takes memory as it is written to. It counts with all tokens of the context, once
+each: that is what admission lets in. Copies take at most half of the remaining memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+
+from trioserve.config import Config
+from trioserve.errors import ModelLoadError
+from trioserve.llama import lazy_pages
+from trioserve.llama.layout import CACHE_TYPES, CELL, ENOUGH, Layout, pad
+from trioserve.llama.shape import Layer, Shape
+
+_MIB = 2**20
+
+#: What a server takes without a model: the data of Python, llama.cpp and the libraries.
+PROCESS = 71 * _MIB
+
+#: What a vocabulary takes for each token, in llama.cpp and here.
+_TOKEN = 345
+
+#: RAM that stays free: a share of the need, and bytes for requests.
+_SPARE_SHARE, _SPARE = 0.05, 32 * _MIB
+
+#: Physical batches and types of the KV cache to try, from the best to the last resort.
+_UBATCHES = (256, 128, 64)
+_LAST_TYPE = "q8_0"
+
+#: Rows with logits for drafts, and texts in a batch of embeddings: as contexts are made with.
+_DRAFT_ROWS = 64
+_MAX_TEXTS = 64
+
+
+@attrs.frozen(kw_only=True)
+class Room:
+    """The memory that is free now. `gpus` are the devices that the model may use, in order."""
+
+    ram: int
+    gpus: tuple[int, ...] = ()
+    #: Of the machine.
+    total_ram: int = 0
+    #: Where pages of a KV cache may exist only once they are written to.
+    is_lazy: bool = attrs.field(factory=lazy_pages.is_supported)
+
+
+@attrs.frozen(kw_only=True)
+class Models:
+    """What is loaded together: a model, perhaps a draft model, and files that count as they are.
+
+    `is_mapped`: the weights in RAM are pages of the file, which the system may drop.
+    """
+
+    model: Shape
+    draft: Shape | None = None
+    #: Bytes of adapters and of a projector.
+    others: int = 0
+    is_mapped: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Need:
+    """Bytes of a server, once its context is full. `gpus` are those on each device.
+
+    `mapped` are weights in RAM that the system may drop, and read again.
+    """
+
+    process: int
+    weights: int
+    mapped: int
+    cache: int
+    compute: int
+    gpus: tuple[int, ...]
+    n_ctx: int
+
+    @property
+    def ram(self) -> int:
+        """What is in RAM, with mapped weights."""
+        return self.process + self.weights + self.mapped + self.cache + self.compute
+
+
+@attrs.frozen(kw_only=True)
+class Fit:
+    """A configuration that fits, what it needs, and what was changed, in words."""
+
+    config: Config
+    need: Need
+    room: Room
+    changes: tuple[str, ...] = ()
+    #: Whether the weights are larger than the memory, and will be read again and again.
+    is_tight: bool = False
+
+    @property
+    def wanted(self) -> int:
+        """Bytes of RAM that must be free for it."""
+        return self.need.ram + _spare(self.need)
+
+    @property
+    def left(self) -> int:
+        """Bytes of RAM that are left beside it."""
+        return max(0, self.room.ram - self.wanted)
+
+
+def fit(models: Models, config: Config, room: Room) -> Fit:
+    """Choose what the configuration leaves open, so that all fits into memory.
+
+    A configuration that fits is not changed.
+
+    Raises:
+        ModelLoadError: nothing that may be chosen fits.
+    """
+    if _fits(need(models, config, room), config, room):
+        return Fit(config=config, need=need(models, config, room), room=room)
+    is_hopeless = models.model.weights > room.ram + sum(room.gpus)
+    for may_drop in (False, True)[is_hopeless : 1 + models.is_mapped]:
+        for one in _choices(models, config, room):
+            found = _with_context(models, one, room, may_drop=may_drop)
+            if found is not None:
+                return Fit(
+                    config=found,
+                    need=need(models, found, room),
+                    room=room,
+                    changes=tuple(_changes(config, found, models.model)),
+                    is_tight=may_drop,
+                )
+    raise _refusal(models, config, room)
+
+
+def need(models: Models, config: Config, room: Room) -> Need:
+    """Compute what a server with this configuration takes."""
+    found = _need(models.model, config, room)
+    process = PROCESS + _TOKEN * models.model.n_vocab
+    weights, cache, compute, gpus = (
+        found.weights + models.others,
+        found.cache,
+        found.compute,
+        found.gpus,
+    )
+    if models.draft is not None:
+        from trioserve.llama.drafter import draft_config
+
+        own = draft_config(config, layout_of(models.model, config, room))
+        other = _need(models.draft, own, room)
+        process += _TOKEN * models.draft.n_vocab
+        weights, cache, compute = (
+            weights + other.weights,
+            cache + other.cache,
+            compute + other.compute,
+        )
+        gpus = tuple(a + b for a, b in zip(gpus, other.gpus, strict=True))
+    mapped = weights - models.others if models.is_mapped else 0
+    return Need(
+        process=process,
+        weights=weights - mapped,
+        mapped=mapped,
+        cache=cache,
+        compute=compute,
+        gpus=gpus,
+        n_ctx=layout_of(models.model, config, room).n_ctx,
+    )
+
+
+# -- one model
+
+
+@attrs.define
+class _Sum:
+    weights: int
+    cache: int
+    compute: int
+    gpus: tuple[int, ...]
+
+
+def layout_of(shape: Shape, config: Config, room: Room) -> Layout:
+    """Choose the layout of the KV cache as `layout.choose` does for a loaded model."""
+    config = _as_run(shape, config)
+    n_ctx = pad(
+        config.ctx_size or config.parallel * config.kv_unified_per_slot or shape.n_ctx_train
+    )
+    is_one = config.parallel == 1 or config.cache_seqs > 0
+    n_part = 0
+    if config.kv_unified is None and not is_one and not config.serves_embeddings:
+        n_part = _elastic_part(shape, config, room, n_ctx)
+    unified = config.kv_unified
+    if unified is None:
+        can_cut = not (shape.has_state or (shape.window and not config.swa_full))
+        needs_all = is_one or config.kv_unified_per_slot > 0 or not can_cut
+        unified = not n_part and (needs_all or n_ctx // config.parallel < ENOUGH)
+    extra = config.cache_seqs
+    if extra == -1:
+        extra = 32 if unified else 0
+    n_seqs = min(config.parallel + extra, 256)
+    if not n_part:
+        size = n_ctx if unified else pad(n_ctx // n_seqs)
+        return Layout(unified=unified, is_elastic=False, n_seqs=n_seqs, n_ctx=n_ctx, n_part=size)
+    return Layout(unified=False, is_elastic=True, n_seqs=n_seqs, n_ctx=n_ctx, n_part=n_part)
+
+
+def _as_run(shape: Shape, config: Config) -> Config:
+    """Apply what a context for embeddings changes."""
+    if not config.serves_embeddings:
+        return config
+    size = min(config.batch_size, config.ubatch_size)
+    return attrs.evolve(
+        config,
+        ctx_size=config.ctx_size if shape.is_causal else size,
+        batch_size=size,
+        ubatch_size=size,
+        parallel=min(config.parallel if shape.has_state else _MAX_TEXTS, size),
+        cache_seqs=0,
+        kv_unified=True,
+    )
+
+
+def _elastic_part(shape: Shape, config: Config, room: Room, n_ctx: int) -> int:
+    offloads = room.gpus and config.n_gpu_layers != 0 and config.kv_offload
+    if offloads or config.flash_attn == "off" or not room.is_lazy:
+        return 0
+    size = 256 * sum(_cell(one, config) for one in shape.layers if not one.is_windowed)
+    size = size or 256 * sum(_cell(one, config) for one in shape.layers)
+    if shape.has_state or not shape.is_even or not size:
+        return 0
+    stretch = max(1.0, 1 / (config.rope_freq_scale or 1.0))
+    longest = int(shape.n_ctx_train * (1.0 if shape.has_positions else stretch))
+    wanted = min(n_ctx, pad(min(longest, config.kv_unified_per_slot or longest)))
+    most = room.total_ram // 2 // int(config.parallel * size) * 256 if room.total_ram else wanted
+    n_part = min(wanted, most)
+    return n_part if n_part >= min(wanted, max(ENOUGH, n_ctx // config.parallel)) else 0
+
+
+def _cell(layer: Layer, config: Config) -> float:
+    """Compute the bytes of a cell in a layer."""
+    key, value = (CACHE_TYPES[one].width for one in (config.cache_type_k, config.cache_type_v))
+    return layer.key * key + layer.value * value
+
+
+def _need(shape: Shape, config: Config, room: Room) -> _Sum:
+    """Add up what a model and its context take in RAM and on each device."""
+    layout, run = layout_of(shape, config, room), _as_run(shape, config)
+    n_outputs, n_ubatch = _batch(shape, run, layout)
+    places = _places(shape, config, room)
+    ram, cache, gpus = shape.embedding, CELL * layout.n_cells, [0] * len(room.gpus)
+    if not (shape.has_cache and shape.is_causal):
+        cache = 0
+    windows = _window_cells(shape, run, layout, n_ubatch)
+    for i, (layer, place) in enumerate(zip(shape.layers, places, strict=False)):
+        in_ram = _kept_in_ram(layer, i, config)
+        n_cells = windows if layer.is_windowed and not config.swa_full else layout.n_ctx
+        of_cache = int(_cell(layer, config) * n_cells) if shape.is_causal else 0
+        of_cache += layer.state * layout.n_seqs
+        if place is None or not config.kv_offload:
+            cache += of_cache
+        else:
+            gpus[place] += of_cache
+        ram += layer.weights if place is None else in_ram
+        if place is not None:
+            gpus[place] += layer.weights - in_ram
+    last = places[-1]
+    output = shape.output + (shape.embedding if shape.is_tied and last is not None else 0)
+    if last is None:
+        ram += output
+    else:
+        gpus[last] += output
+    masks, work = _graph(shape, run, layout, n_ubatch, windows)
+    logits = 4 * n_outputs * shape.n_vocab if shape.is_causal else 0
+    rows = 4 * n_outputs * shape.n_embd if config.serves_embeddings else logits
+    compute = rows + (
+        max(masks + work, logits) if last is None else masks + 4 * n_ubatch * shape.n_embd
+    )
+    for place in {one for one in places if one is not None}:
+        gpus[place] += max(masks + work, logits if place == last else 0)
+    return _Sum(ram, cache, compute, tuple(gpus))
+
+
+def _batch(shape: Shape, config: Config, layout: Layout) -> tuple[int, int]:
+    """Return how many rows have logits, and the physical batch, as a context has them."""
+    can_cut = not (shape.has_state or (shape.window and not config.swa_full))
+    n_drafts = _DRAFT_ROWS if config.draft_types and can_cut else 0
+    n_outputs = max(layout.n_seqs, config.parallel + n_drafts)
+    n_batch = max(min(config.batch_size, layout.n_ctx), n_outputs)
+    n_ubatch = min(config.ubatch_size, n_batch)
+    if shape.window and not config.swa_full:
+        n_ubatch = max(n_ubatch, n_outputs)
+    return (n_batch if config.serves_embeddings else n_outputs), n_ubatch
+
+
+def _window_cells(shape: Shape, config: Config, layout: Layout, n_ubatch: int) -> int:
+    """Compute the cells of a layer with a sliding window, of all sequences together."""
+    if layout.unified:
+        return min(layout.n_ctx, pad(shape.window * layout.n_seqs + n_ubatch))
+    return layout.n_seqs * min(layout.n_part, pad(shape.window + n_ubatch))
+
+
+def _graph(
+    shape: Shape, config: Config, layout: Layout, n_ubatch: int, windows: int
+) -> tuple[int, int]:
+    """Estimate the bytes of a graph: the masks of attention, and what a layer computes in."""
+    has_full = any(one.key and not one.is_windowed for one in shape.layers)
+    has_windows = any(one.is_windowed for one in shape.layers) and not config.swa_full
+    visible = 0
+    if has_full or (shape.has_cache and not has_windows):
+        visible += layout.n_part
+    if has_windows:
+        visible += windows if layout.unified else windows // layout.n_seqs
+    if config.flash_attn == "off":
+        return 4 * visible * n_ubatch, 4 * n_ubatch * (visible * shape.n_heads + shape.activations)
+    return 2 * visible * n_ubatch, 4 * n_ubatch * shape.activations
+
+
+# -- devices
+
+
+def _places(shape: Shape, config: Config, room: Room) -> list[int | None]:
+    """Return where each layer is, and what follows the last one: the number of a GPU, or RAM."""
+    n_all = len(shape.layers) + 1
+    n_on = n_all if config.n_gpu_layers < 0 else min(config.n_gpu_layers, n_all)
+    if not room.gpus or not n_on:
+        return [None] * n_all
+    if config.split_mode == "none":
+        return [None] * (n_all - n_on) + [min(config.main_gpu, len(room.gpus) - 1)] * n_on
+    shares = [*config.tensor_split, *[0.0] * len(room.gpus)][: len(room.gpus)]
+    shares = shares if any(shares) else [float(free) for free in room.gpus]
+    total, ends = sum(shares), []
+    for share in shares:
+        ends.append((ends[-1] if ends else 0.0) + share / total)
+    last = len(room.gpus) - 1
+    return [
+        *[None] * (n_all - n_on),
+        *(min(bisect_right(ends, i / n_on + 1e-9), last) for i in range(n_on)),
+    ]
+
+
+def _kept_in_ram(layer: Layer, i: int, config: Config) -> int:
+    """Return the bytes of a layer that stay in RAM even if the layer is on a GPU."""
+    kept = layer.experts if config.cpu_moe or i < config.n_cpu_moe else 0
+    return kept + (layer.dense if i < config.n_cpu_ffn else 0)
+
+
+def _filled(models: Models, config: Config, room: Room) -> Config:
+    """Fill the devices one after the other, as far as each has room; the last takes the rest."""
+    n_all = len(models.model.layers) + 1
+    n_on = n_all if config.n_gpu_layers < 0 else min(config.n_gpu_layers, n_all)
+    limits, counts = _limits(config, room), [0] * len(room.gpus)
+
+    def split(device: int, count: int) -> Config:
+        shares = [*counts[:device], count, *counts[device + 1 :]]
+        shares[device + 1] = n_on - sum(shares[: device + 1])
+        return attrs.evolve(config, tensor_split=tuple(map(float, shares)))
+
+    for device in range(len(counts) - 1):
+        counts[device] = _most(
+            n_on - sum(counts),
+            lambda count, at=device: need(models, split(at, count), room).gpus[at] <= limits[at],
+        )
+    counts[-1] = n_on - sum(counts)
+    return attrs.evolve(config, tensor_split=tuple(map(float, counts)))
+
+
+def _most(most: int, holds: Callable[[int], bool]) -> int:
+    """Find the largest number that holds. 0 does, and so do all numbers below the largest."""
+    return bisect_left(range(1, most + 1), True, key=lambda count: not holds(count))
+
+
+# -- choices
+
+
+def _choices(models: Models, config: Config, room: Room) -> Iterator[Config]:
+    """Yield what may be tried, from the best to the last resort. The context is left as it is."""
+    for one in _precisions(models, config):
+        yield from _placements(models, one, room)
+
+
+def _precisions(models: Models, config: Config) -> list[Config]:
+    """Return physical batches and types of the KV cache, from the best to the smallest."""
+    defaults = {field.name: field.default for field in attrs.fields(Config)}
+    batches = [config]
+    if config.cache_seqs == defaults["cache_seqs"]:
+        batches.append(attrs.evolve(config, cache_seqs=0))
+    if config.ubatch_size == defaults["ubatch_size"]:
+        batches += [attrs.evolve(batches[-1], ubatch_size=one) for one in _UBATCHES]
+    types = (config.cache_type_k, config.cache_type_v)
+    is_free = types == (defaults["cache_type_k"], defaults["cache_type_v"])
+    widths = {size for one in models.model.layers for size in (one.key, one.value)}
+    if is_free and config.flash_attn != "off" and not any(size % 32 for size in widths):
+        changed = {"cache_type_k": _LAST_TYPE, "cache_type_v": _LAST_TYPE}
+        batches += [attrs.evolve(one, **changed) for one in batches]
+    return batches
+
+
+def _placements(models: Models, config: Config, room: Room) -> Iterator[Config]:
+    """Yield where the layers may be: on the devices as far as they have room, the rest in RAM."""
+    yield config
+    if not room.gpus or config.override_tensor or config.split_mode not in ("none", "layer"):
+        return
+    may_split = len(room.gpus) > 1 and not config.tensor_split and config.split_mode == "layer"
+    shape, least = models.model, _with_least(models, config)
+    n_layers = len(shape.layers)
+
+    def both(one: Config) -> Iterator[Config]:
+        if may_split:
+            split = _filled(models, attrs.evolve(one, ctx_size=least.ctx_size), room).tensor_split
+            yield attrs.evolve(one, tensor_split=split)
+        yield one
+
+    def spills(**fields: int) -> bool:
+        """Whether there is no way that the devices hold what they are to hold."""
+        one = attrs.evolve(least, **fields)
+        return not any(_fits_gpus(need(models, each, room), config, room) for each in both(one))
+
+    yield from both(config)
+    if any(one.experts for one in shape.layers) and not (config.cpu_moe or config.n_cpu_moe):
+        count = _most(n_layers, lambda count: spills(n_cpu_moe=count - 1))
+        if count < n_layers or not spills(n_cpu_moe=n_layers):
+            yield from both(attrs.evolve(config, n_cpu_moe=count))
+    if config.n_gpu_layers == -1:
+        count = _most(n_layers, lambda count: not spills(n_gpu_layers=count))
+        yield from both(attrs.evolve(config, n_gpu_layers=count))
+
+
+def _with_least(models: Models, config: Config) -> Config:
+    """Set the smallest context that may be chosen."""
+    if config.ctx_size or config.kv_unified_per_slot:
+        return config
+    n_ctx = min(pad(config.fit_ctx), pad(models.model.n_ctx_train))
+    return attrs.evolve(config, ctx_size=n_ctx)
+
+
+def _with_context(models: Models, config: Config, room: Room, *, may_drop: bool) -> Config | None:
+    """Choose the longest context that fits, if it is free to choose; None: not even the least."""
+
+    def fits(one: Config) -> bool:
+        return _fits(need(models, one, room), one, room, may_drop=may_drop)
+
+    if config.ctx_size or config.kv_unified_per_slot:
+        return config if fits(config) else None
+    if fits(config) and not may_drop:
+        return config
+    least, most = pad(config.fit_ctx), pad(models.model.n_ctx_train)
+    if least >= most:
+        return config if fits(config) else None
+    if not fits(attrs.evolve(config, ctx_size=least)):
+        return None
+    if may_drop:  # what the context takes, the weights lack
+        return attrs.evolve(config, ctx_size=least)
+    longest = _longest(models, config, room, most, may_drop=False)
+    return attrs.evolve(config, ctx_size=longest)
+
+
+def _longest(models: Models, config: Config, room: Room, most: int, *, may_drop: bool) -> int:
+    """Find the longest context that fits, up to `most` tokens; 0: none does."""
+
+    def fits(count: int) -> bool:
+        one = attrs.evolve(config, ctx_size=count * 256)
+        return _fits(need(models, one, room), one, room, may_drop=may_drop)
+
+    return _most(most // 256, fits) * 256
+
+
+def _spare(found: Need) -> int:
+    return int(_SPARE_SHARE * (found.ram - found.mapped)) + _SPARE
+
+
+def _limits(config: Config, room: Room) -> list[int]:
+    targets = config.fit_target
+    return [free - targets[min(i, len(targets) - 1)] * _MIB for i, free in enumerate(room.gpus)]
+
+
+def _fits(found: Need, config: Config, room: Room, *, may_drop: bool = False) -> bool:
+    in_ram = found.ram - (found.mapped if may_drop else 0) + _spare(found)
+    return in_ram <= room.ram and _fits_gpus(found, config, room)
+
+
+def _fits_gpus(found: Need, config: Config, room: Room) -> bool:
+    pairs = zip(found.gpus, _limits(config, room), strict=True)
+    return all(size <= limit for size, limit in pairs if size)
+
+
+# -- words
+
+
+def _changes(config: Config, found: Config, shape: Shape) -> Iterator[str]:
+    """Say what was chosen, as flags with their values."""
+    if found.ctx_size != config.ctx_size:
+        yield f"--ctx-size {found.ctx_size} of {shape.n_ctx_train}"
+    for name in (
+        "n_cpu_moe",
+        "n_gpu_layers",
+        "tensor_split",
+        "cache_seqs",
+        "ubatch_size",
+        "cache_type_k",
+        "cache_type_v",
+    ):
+        value: Any = getattr(found, name)
+        if value != getattr(config, name):
+            text = ",".join(f"{one:g}" for one in value) if isinstance(value, tuple) else value
+            yield f"--{name.replace('_', '-')} {text}"
+
+
+def _refusal(models: Models, config: Config, room: Room) -> ModelLoadError:
+    """Say what the least need is, what is free, and which setting would fit."""
+    smallest, nearest = None, 0
+    for one in _placements(models, _precisions(models, config)[-1], room):
+        least = _with_least(models, one)
+        found = need(models, least, room)
+        if smallest is None or _over(found, config, room) < _over(smallest, config, room):
+            smallest = found
+        longest = _longest(models, one, room, found.n_ctx - 256, may_drop=models.is_mapped)
+        nearest = max(nearest, longest)
+    assert smallest is not None
+    parts = (
+        f"{_mib(smallest.weights + smallest.mapped)} for the weights, {_mib(smallest.cache)} for a "
+        f"context of {smallest.n_ctx} tokens, {_mib(smallest.compute)} for computing and "
+        f"{_mib(smallest.process)} for the server"
+    )
+    places = [f"{_mib(smallest.ram + _spare(smallest))} of RAM, where {_mib(room.ram)} are free"]
+    for i, (size, limit) in enumerate(zip(smallest.gpus, _limits(config, room), strict=True)):
+        if size > limit:
+            places.append(f"{_mib(size)} on GPU {i}, where {_mib(limit)} are free")
+    advice = "take a file with a smaller quantization"
+    if nearest:
+        advice = f"--ctx-size {nearest} would fit"
+    return ModelLoadError(
+        f"The model does not fit into memory: it needs {' and '.join(places)} ({parts}); {advice}."
+    )
+
+
+def _over(found: Need, config: Config, room: Room) -> int:
+    pairs = zip(found.gpus, _limits(config, room), strict=True)
+    return max(0, found.ram + _spare(found) - room.ram) + sum(
+        max(0, size - limit) for size, limit in pairs
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:,.0f} MiB"
+
+
+def summary(found: Fit) -> str:
+    """Describe a fit in one line."""
+    use = found.need
+    gpus = "".join(
+        f", {_mib(size)} of {_mib(free)} on GPU {i}"
+        for i, (size, free) in enumerate(zip(use.gpus, found.room.gpus, strict=True))
+        if size
+    )
+    text = (
+        f"{_mib(use.ram)} of {_mib(found.room.ram)} free RAM{gpus}: a context of {use.n_ctx} tokens"
+    )
+    if not found.changes:
+        return f"{text}, nothing had to be made smaller"
+    return f"{text}, with {' '.join(found.changes)} for want of memory"
