@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Iterable
 
 import attrs
+import structlog
 
 from trioserve.engine.backend import Backend
+from trioserve.engine.cache.disk_cache import DiskCache, Done
 from trioserve.engine.cache.ram_cache import CachedState, RamCache
 from trioserve.engine.cache.sequences import KVSequence, Sequences
 from trioserve.errors import InvalidRequestError, KVCacheFullError, UnavailableError
@@ -106,6 +109,11 @@ SHORT = 8
 #: meantime waits for about 20 ms.
 MAX_AHEAD = 32 * 2**20
 
+#: The same for one that is written to disk: it would be lost if the process died.
+MAX_WRITE_AHEAD = 256 * 2**20
+
+_log = structlog.get_logger("trioserve")
+
 
 class PrefixCache:
     """All sequences of a backend: running, kept for later prompts, and free ones.
@@ -119,6 +127,7 @@ class PrefixCache:
         ram_limit: bytes of RAM for sequences that leave the KV cache, and for checkpoints.
         max_idle: cells that kept sequences may hold while others run; None: any number.
         checkpoints: how many to keep, where sequences cannot be cut.
+        disk: gets what leaves RAM.
     """
 
     def __init__(
@@ -128,6 +137,7 @@ class PrefixCache:
         *,
         max_idle: int | None = None,
         checkpoints: CheckpointRules = DEFAULT_RULES,
+        disk: DiskCache | None = None,
     ) -> None:
         #: Sharing fewer tokens than this is not worth a copy or a wait, unless it is most of a
         #: prompt: many begin with the same few.
@@ -141,12 +151,15 @@ class PrefixCache:
             cuttable=backend.cuttable,
             max_checkpoints=checkpoints.per_slot * backend.n_slots,
             is_useful=self._is_useful,
+            on_evict=disk.put if disk is not None else lambda _entry: None,
         )
+        self.disk = disk
         self.rules = checkpoints
         self.keeps_checkpoints = (
             not backend.can_cut and ram_limit > 0 and self.ram.max_checkpoints > 0
         )
         self._clock = 0
+        self._loaded: CachedState | None = None  # that the request which starts now has got
         #: In a cache that is split by sequence, a copy moves data and a kept sequence takes the
         #: place of a running one; in a unified one both are nearly free.
         self.unified = backend.unified
@@ -179,6 +192,10 @@ class PrefixCache:
         self._clock += 1
         seq = self._start(keys[:-1], root) if reuse else self._empty()
         seq.running, seq.root = True, root
+        seq.from_ram = self._loaded is not None
+        seq.from_disk = self._loaded is not None and self._loaded.from_disk
+        if self._loaded is not None:
+            self._loaded.from_disk, self._loaded = False, None
         self._swap_out_idle()
         return seq
 
@@ -247,6 +264,68 @@ class PrefixCache:
                     return True
         return False
 
+    # -- on disk
+
+    def fetch(self, keys: list[CellKey], root: CacheRoot, token_s: float, done: Done) -> bool:
+        """Begin to read what a prompt can start from, if this is faster than prefill.
+
+        If it returns True, `done` gets the states, in another thread. They are for `take_in`.
+
+        Args:
+            keys: of the prompt.
+            root: its root.
+            token_s: the seconds that the prefill of a token takes; 0: not known.
+            done: gets the result.
+        """
+        if self.disk is None or len(keys) <= SHORT:
+            return False
+        keys = keys[:-1]
+        held, in_ram = self.held.match(keys, root)[0], self.ram.find_shared(keys, root)
+        known = max(self.find(keys, root)[0], self.ram.find(keys, root)[0])
+
+        def pays(n_keys: int, seconds: float) -> bool:
+            is_faster = not token_s or seconds < (n_keys - known) * token_s
+            return self._pays(n_keys - known, keys) and is_faster
+
+        return self.disk.fetch(keys, root, n_held=max(held, in_ram), pays=pays, done=done)
+
+    def take_in(self, states: Iterable[CachedState]) -> None:
+        """Put what was read from disk into RAM, as far as it fits."""
+        for state in states:
+            self.ram.add(state)
+
+    def write_ahead(self) -> bool:
+        """Write a state to disk that would be lost if the process died.
+
+        Returns whether there was one.
+        """
+        if self.disk is None:
+            return False
+        for entry in self.ram.entries():
+            if not self.disk.has(entry):
+                self.disk.put(entry)
+                return True
+        for seq in sorted(self.held.idle(), key=lambda seq: -seq.last_used):
+            keys, root = seq.held, seq.root
+            if len(keys) >= SHORT and self.held.can_read(seq) and self.disk.lacks(keys, root):
+                if self._memory.size(seq.id) <= MAX_WRITE_AHEAD:
+                    self.disk.put(CachedState(list(keys), root, self._memory.save(seq.id)))
+                    return True
+        return False
+
+    def write_all(self) -> None:
+        """Write all there is to disk, the latest first, until there is no more time for it."""
+        if self.disk is None:
+            return
+        self.disk.begin_exit()
+        for seq in sorted(self.held.all, key=lambda seq: -seq.last_used):
+            whole = whole_chunks(seq.held, len(seq.held)) == len(seq.held)
+            if seq.held and whole and self._is_missing(seq) and not self.disk.is_over:
+                state = CachedState(list(seq.held), seq.root, self._memory.save(seq.id))
+                self.disk.put(state, wait=True)
+        for entry in self.ram.entries():
+            self.disk.put(entry, wait=True)
+
     def _is_missing(self, seq: KVSequence) -> bool:
         """Whether RAM lacks a sequence that is worth a place there, and can be read."""
         is_worth = len(seq.held) >= SHORT and self.held.can_read(seq)
@@ -304,8 +383,14 @@ class PrefixCache:
         """Bring a sequence back from RAM; None when those that run leave no room for it."""
         entry = self.ram.get(key)
         state = self._checkpoint_at(entry.keys[:length], root)
-        seq = self._load(entry.keys, root, entry.state)
+        try:
+            seq = self._load(entry.keys, root, entry.state)
+        except InvalidRequestError as error:
+            _log.warning("a state from the cache on disk cannot be used", reason=error.message)
+            self.ram.drop(key)
+            return None
         if seq is not None:
+            self._loaded = entry
             self._shorten(seq, length, state)
         return seq
 
@@ -427,6 +512,8 @@ class PrefixCache:
     def erase(self, keys: list[CellKey], root: CacheRoot) -> int:
         """Drop what `save` would read, unless it runs; returns how many of `keys` it held."""
         seq, key = self._best(keys, root)
+        if self.disk is not None:
+            self.disk.erase(keys, root)
         n_held = 0
         if key is not None:
             n_held = len(self.ram.get(key).keys)

@@ -134,6 +134,9 @@ class KVSequence:
     root: CacheRoot = attrs.field(default=CacheRoot())
     running: bool = False
     last_used: int = 0
+    #: Where its beginning was when its request started: in RAM, and before that on disk.
+    from_ram: bool = False
+    from_disk: bool = False
     #: Where chunks of media end that have fewer positions than cells: the number of cells up to
     #: that end, and how many of them add no position.
     folds: list[tuple[int, int]] = attrs.field(factory=list)
