@@ -32,6 +32,9 @@ _log = structlog.get_logger("trioserve")
 #: Keys that are hashed together. What two texts share is known to be this much, or more.
 BLOCK = 64
 
+#: Shorter texts are not written.
+SHORT = 32
+
 #: Bytes of states that wait to be written. What comes on top is not written.
 MAX_WAITING = 2**28
 
@@ -188,12 +191,7 @@ class DiskCache:
         self._pause_until = 0.0
         self._deadline: float | None = None
         self._cost = FIRST_COST
-        self.n_read = self.n_written = 0  # bytes
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files in the folder."""
-        return self._folder.size if self._folder is not None else 0
+        self._n_read = self._n_written = 0  # bytes
 
     # -- its threads
 
@@ -202,6 +200,14 @@ class DiskCache:
         start_all(self._reader, 1)
         start_all(self._writer, 1)
         self._submit(self._reader, self._open)
+
+    def counters(self) -> dict[str, int]:
+        """Return the fields of `EngineCounters` for the disk."""
+        return {
+            "disk_bytes": self._folder.size if self._folder is not None else 0,
+            "disk_read_bytes": self._n_read,
+            "disk_written_bytes": self._n_written,
+        }
 
     def close(self) -> None:
         """End the threads, after `EXIT_S` of writing what waits."""
@@ -329,9 +335,7 @@ class DiskCache:
                 return Found(checkpoint.n_keys, (carrier, checkpoint))
         return best
 
-    def _carrier(
-        self, folder: StateFolder, root: bytes, keys: list[CellKey]
-    ) -> _Entry | None:
+    def _carrier(self, folder: StateFolder, root: bytes, keys: list[CellKey]) -> _Entry | None:
         """Find a sequence that begins with all of `keys`."""
         with self._lock:
             n_shared, carriers = self._index.carriers(root, keys)
@@ -375,7 +379,7 @@ class DiskCache:
         n_bytes = sum(len(one.state) for one in states)
         if n_bytes:
             self._cost += 0.5 * ((monotonic() - began) / n_bytes - self._cost)
-            self.n_read += n_bytes
+            self._n_read += n_bytes
         return states if len(states) == len(found.entries) else []
 
     # -- writing
@@ -385,7 +389,7 @@ class DiskCache:
 
         With `wait`, block until fewer wait.
         """
-        if len(entry.keys) < BLOCK // 2 or monotonic() < self._pause_until or self.is_over:
+        if len(entry.keys) < SHORT or self.is_paused or self.is_over:
             return
         if wait:
             self._writer.submit(lambda: None).result()
@@ -397,26 +401,35 @@ class DiskCache:
             self._waiting += size
         self._submit(self._writer, self._write, entry)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being written, or the folder not open yet."""
+        return self._n_waiting > 0 or not self._ready.is_set()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the disk was full a moment ago."""
+        return monotonic() < self._pause_until
+
     def lacks(self, keys: list[CellKey], root: CacheRoot) -> bool:
         """Whether more than a little of a sequence is not here, nor about to be."""
         folder = self._folder
-        if folder is None or self._n_waiting or monotonic() < self._pause_until:
+        if folder is None:
             return False
         digest = self._root(root)
         with self._lock:
             whole = [one for one in self._index.beginnings(digest, keys) if not one.is_checkpoint]
             n_shared = self._index.carriers(digest, keys)[0] if self._cuttable else 0
         n_held = max(n_shared, whole[-1].n_keys if whole else 0)
-        return len(keys) - n_held >= max(BLOCK // 2, len(keys) // 16)
+        return len(keys) - n_held >= max(SHORT, len(keys) // 16)
 
     def has(self, entry: CachedState) -> bool:
         """Whether a state is here, or cannot be."""
-        folder = self._folder
-        if folder is None or self._n_waiting or monotonic() < self._pause_until:
+        if self._folder is None:
             return True
         name = StateHead(self._root(entry.root), entry.keys, entry.is_checkpoint).name
         with self._lock:
-            return name in self._index.entries or len(entry.keys) < BLOCK // 2
+            return name in self._index.entries or len(entry.keys) < SHORT
 
     def _write(self, entry: CachedState) -> None:
         try:
@@ -444,7 +457,7 @@ class DiskCache:
             _log.warning("the cache on disk is not written for a while", reason=why)
             self._pause_until = monotonic() + RETRY_S
             return
-        self.n_written += size
+        self._n_written += size
         with self._lock:
             replaced = self._index.beginnings(head.root, head.keys)
             self._index.add(attrs.evolve(head, size=size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable
+from itertools import pairwise
 
 import attrs
 import structlog
@@ -159,6 +160,10 @@ class PrefixCache:
             not backend.can_cut and ram_limit > 0 and self.ram.max_checkpoints > 0
         )
         self._clock = 0
+        #: Where the prompt of the request that started last diverges from all that was cached.
+        self._diverges_at = 0
+        #: Of sequences: the size of the state, and the 256th of the cells that it was measured at.
+        self._sizes: dict[int, tuple[int, int]] = {}
         self._loaded: CachedState | None = None  # that the request which starts now has got
         #: In a cache that is split by sequence, a copy moves data and a kept sequence takes the
         #: place of a running one; in a unified one both are nearly free.
@@ -175,7 +180,7 @@ class PrefixCache:
     def find(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
         """Find the longest beginning of `keys` to start from in the KV cache, and who holds it."""
         length, holders = self.held.match(keys, root)
-        if able := [seq for seq in holders if self.held.can_cut(seq)]:
+        if able := [seq for seq in holders if self.held.can_share(seq, length)]:
             return length, able
         checkpoint = self.ram.find_checkpoint(keys[:length], root)[0]
         length, whole = self.held.match_whole(keys, root)
@@ -190,6 +195,10 @@ class PrefixCache:
         does not run.
         """
         self._clock += 1
+        self._diverges_at = 0
+        if reuse and self.keeps_checkpoints:
+            shared = self.held.match(keys, root)[0], self.ram.find_shared(keys, root)
+            self._diverges_at = max(shared)
         seq = self._start(keys[:-1], root) if reuse else self._empty()
         seq.running, seq.root = True, root
         seq.from_ram = self._loaded is not None
@@ -299,16 +308,19 @@ class PrefixCache:
 
         Returns whether there was one.
         """
-        if self.disk is None:
+        if self.disk is None or self.disk.is_paused:
             return False
+        if self.disk.is_busy:
+            return True
         for entry in self.ram.entries():
             if not self.disk.has(entry):
                 self.disk.put(entry)
                 return True
         for seq in sorted(self.held.idle(), key=lambda seq: -seq.last_used):
             keys, root = seq.held, seq.root
-            if len(keys) >= SHORT and self.held.can_read(seq) and self.disk.lacks(keys, root):
-                if self._memory.size(seq.id) <= MAX_WRITE_AHEAD:
+            is_worth = len(keys) >= SHORT and self.held.can_read(seq)
+            if is_worth and self._memory.size(seq.id) <= MAX_WRITE_AHEAD:
+                if self.disk.lacks(keys, root):
                     self.disk.put(CachedState(list(keys), root, self._memory.save(seq.id)))
                     return True
         return False
@@ -370,10 +382,11 @@ class PrefixCache:
     def _copy(self, source: KVSequence, length: int, among: list[KVSequence]) -> KVSequence:
         """Give one of some sequences the beginning of another, which may be running."""
         # Before anything is dropped to make room.
-        state = None if self.held.can_cut(source) else self._state_at(source, length)
+        can_cut = self.held.can_cut(source, length)
+        state = None if can_cut else self._state_at(source, length)
         target = self._empty(among)
         self.held.copy(source, target, length)
-        if self.held.can_cut(target):
+        if self.held.can_cut(target, length):
             self.held.cut(target, length)
         else:
             self._go_back(target, length, state)
@@ -410,18 +423,35 @@ class PrefixCache:
         """Choose where the prefill of a prompt stops for a checkpoint; `seq` holds its beginning.
 
         A checkpoint comes before a chunk of media rather than within it. A prefill that starts at
-        a checkpoint makes no other one soon after.
+        a checkpoint makes no other one soon after. Where the prompt diverges from a cached one,
+        others may diverge, too. To be called after `start`.
         """
         if not self.keeps_checkpoints or len(prompt) <= min(self._backend.cuttable, FEW):
             return []
-        found, start = (
-            checkpoint_positions(len(prompt), prompt.divergence_points, self.rules),
-            len(seq.held),
-        )
+        points, start = prompt.divergence_points or self._turns(prompt), len(seq.held)
+        if self._diverges_at >= max(start, self.min_shared):
+            points = (*points, self._diverges_at)
+        found = checkpoint_positions(len(prompt), points, self.rules)
         positions = sorted({whole_chunks(prompt.keys, position) for position in found} - {0})
         if self.ram.find_checkpoint(seq.held, seq.root)[0] < start:
             return positions
         return [one for one in positions if not start < one <= start + self.rules.min_gap]
+
+    def _turns(self, prompt: Prompt) -> tuple[int, ...]:
+        """Find where the first turns and the last ones of a raw prompt begin: at control tokens."""
+        vocab = self._backend.vocab
+        pieces, others = vocab.pieces, vocab.end_of_generation | {vocab.bos}
+        marks = [
+            cell
+            for cell, key in enumerate(prompt.keys)
+            if key >= 0 and not pieces[key] and key not in others
+        ]
+        turns = marks[:1] + [
+            mark
+            for before, mark in pairwise(marks)
+            if mark > before + self.rules.min_gap
+        ]
+        return (*turns[:2], *turns[2:][-3:])
 
     def keep_checkpoint(self, seq: KVSequence) -> None:
         """Keep the state that a sequence has now, so that others can start from here later.
@@ -454,7 +484,7 @@ class PrefixCache:
 
     def _shorten(self, seq: KVSequence, length: int, state: bytes | None) -> None:
         """Shorten a sequence, with a checkpoint where it cannot be cut."""
-        if self.held.can_cut(seq):
+        if self.held.can_cut(seq, length):
             self.held.cut(seq, length)
         elif length < len(seq.held):
             self._go_back(seq, length, state)
@@ -535,6 +565,20 @@ class PrefixCache:
         if in_ram > length:
             seq = None
         return seq, key if key >= 0 else None
+
+    def counters(self) -> dict[str, int]:
+        """Return the fields of `EngineCounters` for the bytes of each tier."""
+        n_bytes = sum(self._size(seq) for seq in self.held.all if seq.held)
+        on_disk = self.disk.counters() if self.disk is not None else {}
+        return {"kv_bytes": n_bytes, "ram_bytes": self.ram.size, **on_disk}
+
+    def _size(self, seq: KVSequence) -> int:
+        """Measure the state of a sequence, at every 256th cell: llama.cpp goes through all."""
+        step = len(seq.held) // 256
+        known = self._sizes.get(seq.id)
+        if known is None or known[0] != step:
+            known = self._sizes[seq.id] = step, self._memory.size(seq.id)
+        return known[1]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the caches agree with llama.cpp."""
