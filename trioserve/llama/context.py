@@ -154,7 +154,7 @@ class Memory:
     def first(self, seq: int) -> int:
         """Return the first position from which on all is there, -1 when it is empty."""
         self._check(seq)
-        return int(lib.llama_memory_seq_pos_min(self._handle, seq))
+        return int(short.llama_memory_seq_pos_min(self._handle, seq))
 
     def size(self, seq: int, *, partial: bool = False) -> int:
         """How many bytes `save` would return."""
