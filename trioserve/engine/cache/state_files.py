@@ -113,7 +113,8 @@ class StateFolder:
         Raises:
             OSError: it cannot be made, or belongs to another user.
         """
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, exist_ok=True)
         if hasattr(os, "geteuid"):
             if self.path.stat().st_uid != os.geteuid():
                 raise PermissionError(f"The folder {self.path} belongs to another user.")
