@@ -109,8 +109,8 @@ class ScriptedBackend:
     mistake in an engine's bookkeeping.
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
-    `is_elastic`, `n_ctx_copies`, `can_cut`, `cuttable`, `window`, `sliding_window`, `chat_template`,
-    `adapters`, `drafters` and `projector`.
+    `is_elastic`, `n_ctx_copies`, `can_cut`, `cuttable`, `window`, `sliding_window`,
+    `chat_template`, `adapters`, `drafters` and `projector`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
     has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
@@ -342,7 +342,7 @@ class ScriptedBackend:
     def remove(self, seq: int, start: int) -> bool:
         """Cut a sequence; in the middle only if `can_cut`, or if it has few cells."""
         can_cut = len(self.sequences[seq]) <= self.cuttable or (
-            0 < self.sliding_window and self.first(seq) <= max(0, start - self.sliding_window)
+            self.sliding_window > 0 and self.first(seq) <= max(0, start - self.sliding_window)
         )
         if 0 < start <= self.last(seq) and not can_cut:
             return False

@@ -73,7 +73,7 @@ def lengths(states: list[CachedState]) -> list[tuple[int, bool]]:
 @pytest.mark.parametrize(
     ("prompt", "n_found"),
     [
-        (TEXT + [1, 2], 300),
+        ([*TEXT, 1, 2], 300),
         (TEXT[:200], 300),
         (TEXT[:64] + [999] * 9, 300),
         (TEXT[:63], 0),
@@ -149,7 +149,7 @@ def test_where_nothing_can_be_cut_a_checkpoint_is_read_with_what_it_is_in(
 ) -> None:
     disk = Disk(tmp_path, cuttable=0)
     disk.keep(TEXT)
-    assert disk.get(TEXT[:200] + [999]) == []
+    assert disk.get([*TEXT[:200], 999]) == []
     disk.keep(TEXT[:100], is_checkpoint=True)
     disk.keep([*TEXT[:90], 7, *TEXT[91:]])  # the same blocks, but not all of the same keys
     prompt = [*TEXT[:200], 999]

@@ -318,11 +318,10 @@ class PrefixCache:
                 return True
         for seq in sorted(self.held.idle(), key=lambda seq: -seq.last_used):
             keys, root = seq.held, seq.root
-            is_worth = len(keys) >= SHORT and self.held.can_read(seq)
-            if is_worth and self._memory.size(seq.id) <= MAX_WRITE_AHEAD:
-                if self.disk.lacks(keys, root):
-                    self.disk.put(CachedState(list(keys), root, self._memory.save(seq.id)))
-                    return True
+            is_new = self.held.can_read(seq) and self.disk.lacks(keys, root)
+            if is_new and self._memory.size(seq.id) <= MAX_WRITE_AHEAD:
+                self.disk.put(CachedState(list(keys), root, self._memory.save(seq.id)))
+                return True
         return False
 
     def write_all(self) -> None:
