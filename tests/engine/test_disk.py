@@ -88,9 +88,7 @@ async def test_another_chat_starts_from_the_part_that_it_shares(
 
 
 @SHAPES
-async def test_what_is_idle_is_written_before_a_kill(
-    tmp_path: Path, shape: dict[str, int]
-) -> None:
+async def test_what_is_idle_is_written_before_a_kill(tmp_path: Path, shape: dict[str, int]) -> None:
     with serving(tmp_path, **shape) as killed:
         await finished(killed, 1, CHAT)
         await settle(killed)

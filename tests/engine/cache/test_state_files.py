@@ -44,9 +44,7 @@ def write(folder: StateFolder, keys: list[int], state: bytes, root: bytes = ROOT
 
 @pytest.mark.parametrize("is_checkpoint", [False, True])
 @pytest.mark.parametrize("keys", [[1, 2, 2**31 - 1], [7, *IMAGE, 9]], ids=["tokens", "media"])
-def test_what_is_written_is_read_back(
-    tmp_path: Path, keys: list[int], is_checkpoint: bool
-) -> None:
+def test_what_is_written_is_read_back(tmp_path: Path, keys: list[int], is_checkpoint: bool) -> None:
     folder = opened(tmp_path)
     written = StateHead(ROOT, keys, is_checkpoint)
     size = folder.write(written, b"state" * 99, lambda: False)
@@ -121,9 +119,7 @@ def test_one_that_is_too_large_removes_none(tmp_path: Path) -> None:
     assert folder.names() == {name}
 
 
-def test_the_number_of_files_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_files, "MAX_FILES", 3)
     folder = opened(tmp_path)
     for key in range(6):
@@ -179,9 +175,7 @@ def test_a_folder_of_another_user_is_refused(
         opened(tmp_path)
 
 
-def test_foreign_versions_are_not_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_versions_are_not_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = opened(tmp_path)
     monkeypatch.setattr(state_files, "_MAGIC", b"trioKV99")
     name = write(folder, [1], b"text")

@@ -1,4 +1,4 @@
-"""What left RAM, on disk: found by hashes of its keys, read and written by threads of its own."""
+"""What left RAM, on disk: found by hashes of its keys, read by one thread and written by another."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ EXIT_S = 10.0
 #: Seconds per byte that reading is taken to cost until it was measured.
 FIRST_COST = 1 / 500e6
 
-#: The most nanoseconds for which a folder's time may stay the same while it changes.
+#: Nanoseconds: a folder that changes again this soon may keep its time.
 _TICK_NS = 50_000_000
 
 #: What the states depend on: the model with its settings, and each LoRA adapter.
 Identity: TypeAlias = tuple[str, tuple[str, ...]]
 
-#: Whether to read that many keys, in so many seconds.
+#: Whether to read a number of keys, in a number of seconds.
 Pays: TypeAlias = Callable[[int, float], bool]
 
 #: Gets what was read, in the thread that has read it.
@@ -140,8 +140,6 @@ class Index:
         """Find the files that are a beginning of a text from end to end, the longest one last."""
         found = []
         for i, digest in enumerate(_hashes(root, keys)):
-            if i and digest not in self._through and digest not in self._ending:
-                break
             ends: dict[int, bytes] = {}
             for entry in map(self.entries.__getitem__, self._ending.get(digest, ())):
                 n_keys = entry.n_keys
@@ -433,7 +431,8 @@ class DiskCache:
 
     def _write(self, entry: CachedState) -> None:
         try:
-            self._ready.wait()
+            while not self._ready.wait(1.0) and not self.is_over:
+                pass
             if self._folder is not None and not self.is_over:
                 self._write_to(self._folder, entry)
         finally:

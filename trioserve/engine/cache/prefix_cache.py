@@ -446,9 +446,7 @@ class PrefixCache:
             if key >= 0 and not pieces[key] and key not in others
         ]
         turns = marks[:1] + [
-            mark
-            for before, mark in pairwise(marks)
-            if mark > before + self.rules.min_gap
+            mark for before, mark in pairwise(marks) if mark > before + self.rules.min_gap
         ]
         return (*turns[:2], *turns[2:][-3:])
 

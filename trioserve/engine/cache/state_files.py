@@ -146,7 +146,7 @@ class StateFolder:
         """Read a file without its state.
 
         Raises:
-            DamagedFileError: it is damaged, or not one of ours.
+            DamagedFileError: it is damaged, or no file of this cache.
             OSError: it cannot be read.
         """
         with (self.path / name).open("rb") as file:
