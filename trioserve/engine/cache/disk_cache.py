@@ -1,4 +1,4 @@
-"""What left RAM, on disk: found by hashes of its keys, read by one thread and written by another."""
+"""What left RAM, on disk: found by hashes of its keys, read and written in two more threads."""
 
 from __future__ import annotations
 
