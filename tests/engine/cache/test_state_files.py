@@ -130,9 +130,11 @@ def test_the_number_of_files_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_is_no_state_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.kv").write_text("x" * 5000)
+    (tmp_path / "notes" / ".mine.kv.part").write_text("x")
+    (tmp_path / "notes" / ("0" * 32 + ".kv")).write_text("x" * 5000)
     folder = opened(tmp_path, limit=1000)
     write(folder, [1], bytes(100))
-    assert (tmp_path / "notes" / "mine.kv").exists()
+    assert len(list((tmp_path / "notes").iterdir())) == 3
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +161,9 @@ def test_a_part_goes_unless_its_writer_lives(tmp_path: Path) -> None:
         seen.append(os.listdir(folder.path))
         return False
 
-    (folder.path / ".left.part").write_bytes(b"half")
+    (folder.path / ".left.kv.part").write_bytes(b"half")
     folder.write(StateHead(ROOT, [1], is_checkpoint=False), b"text", look)
-    assert all(len(names) == 1 and ".left.part" not in names for names in seen)
+    assert all(len(names) == 1 and ".left.kv.part" not in names for names in seen)
     assert seen and len(folder.names()) == 1
 
 

@@ -296,8 +296,12 @@ class DiskCache:
     def _fetch_later(
         self, keys: list[CellKey], root: CacheRoot, n_held: int, pays: Pays, done: Done
     ) -> None:
-        found = self._find(keys, root, n_held)
-        self._read(found if self._is_worth(found, pays) else Found(), root, done)
+        found = Found()
+        try:
+            best = self._find(keys, root, n_held)
+            found = best if self._is_worth(best, pays) else found
+        finally:
+            self._read(found, root, done)
 
     def _is_worth(self, found: Found, pays: Pays) -> bool:
         if not found.entries:

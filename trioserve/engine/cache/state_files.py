@@ -44,7 +44,9 @@ _MAX_KEYS = 2**24
 _PIECE = 2**23
 
 _NAME = re.compile(r"[0-9a-f]{32}\.kv")
-_PART = ".part"
+_PART = ".kv.part"
+#: The folder of a model.
+_FOLDER = re.compile(r"[0-9a-f]{32}")
 #: Files that a folder holds at most: the index of each takes some kilobytes of memory.
 MAX_FILES = 4096
 
@@ -119,14 +121,15 @@ class StateFolder:
             if self.path.stat().st_uid != os.geteuid():
                 raise PermissionError(f"The folder {self.path} belongs to another user.")
             self.path.chmod(0o700)
-        for entry in self._scan(lambda name: name.endswith(_PART)):
+        for entry in self._scan(lambda name: name.startswith(".") and name.endswith(_PART)):
             _remove_stale(Path(entry.path))
         self.make_room(0)
 
     def _scan(self, is_wanted: Callable[[str], object]) -> Iterator[os.DirEntry[str]]:
-        """Go through the files of all models."""
+        """Go through the files of all models. A user's own folders are none of them."""
         with os.scandir(self._base) as folders:
-            paths = [one.path for one in folders if one.is_dir(follow_symlinks=False)]
+            found = [one for one in folders if _FOLDER.fullmatch(one.name)]
+            paths = [one.path for one in found if one.is_dir(follow_symlinks=False)]
         for path in paths:
             with suppress(OSError), os.scandir(path) as entries:  # it may be another user's
                 yield from (one for one in entries if is_wanted(one.name))
