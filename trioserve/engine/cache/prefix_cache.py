@@ -443,7 +443,7 @@ class PrefixCache:
         marks = [
             cell
             for cell, key in enumerate(prompt.keys)
-            if key >= 0 and not pieces[key] and key not in others
+            if cell > self.rules.min_gap and key >= 0 and not pieces[key] and key not in others
         ]
         turns = marks[:1] + [
             mark for before, mark in pairwise(marks) if mark > before + self.rules.min_gap
