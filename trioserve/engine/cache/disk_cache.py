@@ -394,6 +394,7 @@ class DiskCache:
         if len(entry.keys) < SHORT or self.is_paused or self.is_over:
             return
         if wait:
+            self._ready.wait(EXIT_S)  # or `close` would cancel what it waits for
             self._writer.submit(lambda: None).result()
         size = len(entry.state)
         with self._lock:
