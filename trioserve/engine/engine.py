@@ -448,9 +448,9 @@ class Engine(EngineLoop):
     def _obey(self, command: Command) -> None:
         match command:
             case Submit(Task() as task):
-                request = RequestState(task)
-                self._fetch(request)
-                self._scheduler.add(request)
+                arrived = RequestState(task)
+                self._fetch(arrived)
+                self._scheduler.add(arrived)
             case Cancel(task_id):
                 request = self._scheduler.remove(task_id)
                 self._retract(task_id)  # it may have failed since the last step

@@ -29,9 +29,11 @@ import attrs
 from trioserve.types import CellKey
 
 try:
-    import fcntl
+    from fcntl import LOCK_EX, LOCK_NB, flock
 except ImportError:  # Windows, where a file that is open cannot be removed
-    fcntl = None  # type: ignore[assignment]
+    _HAS_LOCKS = False
+else:
+    _HAS_LOCKS = True
 
 _HEAD = struct.Struct("<8sIIIIQ16s")
 _MAGIC = b"trioKV01"
@@ -202,13 +204,13 @@ class StateFolder:
         descriptor, part = tempfile.mkstemp(prefix=".", suffix=_PART, dir=self.path)
         try:
             with open(descriptor, "wb", buffering=0) as file:
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX)  # `_remove_stale` leaves it alone
+                if _HAS_LOCKS:
+                    flock(file, LOCK_EX)  # `_remove_stale` leaves it alone
                 _write_all(file.fileno(), before, is_over)
                 _write_all(file.fileno(), state, is_over)
-                if fcntl is not None:
+                if _HAS_LOCKS:
                     os.replace(part, self.path / head.name)
-            if fcntl is None:
+            if not _HAS_LOCKS:
                 os.replace(part, self.path / head.name)
         except BaseException:
             with suppress(OSError):
@@ -262,10 +264,10 @@ def _read_head(file: IO[bytes], name: str) -> StateHead:
 def _remove_stale(path: Path) -> None:
     """Remove what a write has left whose process has died: it holds no lock any more."""
     with suppress(OSError), path.open("rb") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _HAS_LOCKS:
+            flock(file, LOCK_EX | LOCK_NB)
             path.unlink()
             return
     with suppress(OSError):
-        if fcntl is None:
+        if not _HAS_LOCKS:
             path.unlink()
