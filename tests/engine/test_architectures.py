@@ -187,6 +187,23 @@ def test_back_from_ram(known: Known) -> None:
 
 
 @each_memory
+@pytest.mark.parametrize("layout", [UNIFIED, SPLIT], ids=["unified", "split"])
+def test_back_from_disk(known: Known, layout: dict[str, object], tmp_path: Path) -> None:
+    with known.bench(**layout, cache_ram=2**24, disk=tmp_path) as bench:
+        bench.submit(2, known.prompts[2], N)
+        while 2 not in bench.finished:  # it may wait for the disk
+            bench.step()
+        bench.engine._close()
+    with known.bench(**layout, cache_ram=2**24, disk=tmp_path) as bench:
+        bench.submit(9, known.next_turn, N)
+        while 9 not in bench.finished:
+            bench.step()
+        assert bench.tokens[9] == known.next_said.tokens
+        assert bench.finished[9].timings.cache_n >= len(known.prompts[2]) + N - 1
+        bench.engine._close()
+
+
+@each_memory
 @pytest.mark.parametrize("n_steps", [1, 20], ids=["in prefill", "in decode"])
 def test_after_a_cancel(known: Known, n_steps: int) -> None:
     with known.bench(**SMALL_BATCHES) as bench:

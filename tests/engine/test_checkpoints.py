@@ -7,7 +7,7 @@ import pytest
 from tests.support.engine_harness import Harness
 from trioserve.engine import CheckpointRules
 from trioserve.testing import ScriptedBackend
-from trioserve.types import CacheRoot, Preempted
+from trioserve.types import CacheRoot, Preempted, Prompt
 
 SYSTEM = "s" * 200
 USER = SYSTEM + "U" + "u" * 60
@@ -139,7 +139,8 @@ def test_a_state_that_cannot_be_restored_is_computed_anew(shape: dict[str, int])
     assert prefilled(broken, 2) == len(SYSTEM + "hello")
     assert broken.text(2) == "yes"
     ram = broken.engine._scheduler.cache.ram
-    assert ram.find_checkpoint(list(SYSTEM.encode()), CacheRoot())[0] == 0
+    # It was dropped, and made again where the second prompt diverged from the first one.
+    assert ram.find_checkpoint(list(SYSTEM.encode()), CacheRoot())[0] == len(SYSTEM)
     broken.backend.on_rewind = lambda: True
     broken.submit(3, SYSTEM + "and again")
     broken.run()
@@ -244,3 +245,46 @@ def test_short_texts_with_a_window_need_no_checkpoints() -> None:
     harness.submit(4, "x" * 250 + "c" * 50, max_tokens=2)
     harness.run()
     assert harness.finish(4).timings.cache_n == 250
+
+
+@pytest.mark.parametrize("shape", [{}, {"is_elastic": True}], ids=["unified", "elastic"])
+@pytest.mark.parametrize(
+    ("n_shared", "n_new"),
+    [(290, 5), (253, 5), (252, 257), (200, 205)],
+)
+def test_a_window_that_still_reaches_back_is_cut(
+    n_shared: int, n_new: int, shape: dict[str, int]
+) -> None:
+    window = {"sliding_window": 50, "cuttable": 49, **shape}
+    chats = harness(rules=CheckpointRules(step=0), **window)
+    text = "".join(chr(97 + i % 23) for i in range(300))
+    chats.submit(1, text)  # with the answer 303 tokens; the window holds the last 100 of them
+    chats.run()
+    chats.submit(2, text[:n_shared] + "OTHER")
+    chats.run()
+    assert prefilled(chats, 2) == n_new
+    assert chats.text(2) == "yes"
+
+
+def test_the_place_where_a_prompt_diverges_is_good_for_the_next_one() -> None:
+    chats = harness(rules=CheckpointRules(step=0))
+    for task_id in (1, 2, 3):
+        chats.submit(task_id, SYSTEM + f"{task_id}" * 30)
+        chats.run()
+    assert [prefilled(chats, task_id) for task_id in (1, 2, 3)] == [230, 230, 30]
+
+
+def test_control_tokens_mark_the_turns_of_a_raw_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    chats = harness(rules=CheckpointRules(step=0))
+    pieces = [*chats.backend.vocab.pieces]
+    pieces[ord("#")] = b""
+    monkeypatch.setattr(type(chats.backend.vocab), "pieces", pieces)
+    turns = [f"#{'abcdefgh'[i] * 40}" for i in range(8)]
+    chats.submit(1, "".join(turns))
+    chats.run()
+    for n_turns, n_cached in ((1, 41), (2, 82), (4, 82), (5, 205), (7, 287)):
+        prompt = "".join(turns[:n_turns]) + "#OTHER"
+        assert chats.engine._cache._turns(Prompt(prompt.encode()))[-1] == 41 * n_turns
+        chats.submit(10 + n_turns, prompt)
+        chats.run()
+        assert chats.finish(10 + n_turns).timings.cache_n == n_cached

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import attrs
 
 from tests.support.engine_events import take_events
 from trioserve import llama
 from trioserve.config import Config
-from trioserve.engine import DecodeMaximal, Engine
+from trioserve.engine import DecodeMaximal, DiskCache, Engine
 from trioserve.types import Chunk, Failed, Finished, GenerationParams, Prompt, SamplingParams, Task
 from trioserve.types.task import shared_length
 
@@ -22,9 +23,18 @@ GREEDY = SamplingParams(temperature=0.0)
 class Bench:
     """An engine, and what it has said to each task. The bundled model, if none is named."""
 
-    def __init__(self, cache_ram: int = 0, **config: object) -> None:
+    def __init__(self, cache_ram: int = 0, disk: Path | None = None, **config: object) -> None:
         self.backend = llama.load(Config(threads=1, **config))
-        self.engine = Engine(self.backend, DecodeMaximal(), lambda: None, cache_ram=cache_ram)
+        identify, cuttable = self.backend.state_identity, self.backend.cuttable
+        self.engine = Engine(
+            self.backend,
+            DecodeMaximal(),
+            lambda: None,
+            cache_ram=cache_ram,
+            disk=None if disk is None else DiskCache(disk, 2**30, identify, cuttable=cuttable),
+        )
+        if disk is not None:
+            self.engine.start_helpers()
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
         self.margins: list[float] = []

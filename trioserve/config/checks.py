@@ -156,6 +156,11 @@ def check_together(config: Config) -> None:
 
 def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
     """Every possible conflict: whether it exists, and its message."""
+    yield (
+        config.cache_disk is not None and not config.cache_ram,
+        "cache_disk needs RAM, which cache_ram limits: texts get there before they are written, "
+        "and after they are read",
+    )
     names_file = (config.model or config.model_url) is not None
     yield (
         config.hf_repo is not None and names_file,

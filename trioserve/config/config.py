@@ -27,6 +27,7 @@ from trioserve.config.readers import (
     parse_rpc,
     path_prefix,
     read_mcp_servers,
+    size,
     stop_string,
 )
 from trioserve.types import SamplingParams
@@ -178,6 +179,12 @@ class Config:
         synonyms=_NO_LIMIT,
         help="MiB of RAM for prompts that are moved out of the KV cache, and for checkpoints; 0 = "
         "none, -1 = no limit")
+    cache_disk: str | None = _context(None, "--cache-disk",
+        help="folder for prompts that leave the RAM of --cache-ram, where they are found again "
+        "after a restart; other servers may use the same one")
+    cache_disk_size: int = _context(20 * 2**30, "--cache-disk-size", read=size, min=2**20,
+        help="the most that all files in that folder may take, such as 500MiB or 20GiB; the "
+        "least recently used ones go first")
     ctx_checkpoints: int = _context(32,
         "-ctxcp --ctx-checkpoints --swa-checkpoints LLAMA_ARG_CTX_CHECKPOINTS", min=0,
         max=INT32_MAX,

@@ -43,6 +43,18 @@ def integer(text: str) -> int:
         raise ValueError(f"{text!r} is not an integer") from None
 
 
+_UNITS = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def size(text: str) -> int:
+    """Read a number of bytes, such as 500MiB or 20GiB. Units are powers of 1,024."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?|B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"{text!r} is no size, such as 500MiB or 20GiB")
+    unit = found[2]
+    return int(float(found[1]) * (1024 ** _UNITS[unit.upper()] if unit else 1))
+
+
 def number(text: str) -> float:
     """Read a number."""
     try:

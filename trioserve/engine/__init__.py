@@ -11,6 +11,7 @@ text, and `drafts` guesses tokens, so that one step can check several (speculati
 """
 
 from trioserve.engine.backend import AnyBackend, Backend, Drafter, DraftRequest, EmbeddingBackend
+from trioserve.engine.cache.disk_cache import DiskCache
 from trioserve.engine.cache.prefix_cache import MAX_IDLE, CheckpointRules
 from trioserve.engine.drafts.ngrams import NgramDrafter, NgramRules
 from trioserve.engine.embedding import EmbeddingEngine
@@ -33,6 +34,7 @@ __all__ = [
     "BatchStrategy",
     "CheckpointRules",
     "DecodeMaximal",
+    "DiskCache",
     "DraftRequest",
     "Drafter",
     "EmbeddingBackend",

@@ -307,6 +307,12 @@ class KVMemory(Protocol):
     def copy(self, source: int, target: int) -> None:
         """Copy a whole sequence over an empty one."""
 
+    def first(self, seq: int) -> int:
+        """The first position from which on a sequence holds all, -1 when it is empty.
+
+        Windows and recurrent states hold less than the sequence.
+        """
+
     def last(self, seq: int) -> int:
         """The last position that a sequence holds, -1 when it is empty."""
 
@@ -397,6 +403,9 @@ class Backend(ModelBackend, Protocol):
     #: False for recurrent and hybrid models, and for sliding windows: these can only be cleared,
     #: or go back to a checkpoint.
     can_cut: bool
+    #: Without `can_cut`, how many tokens back the layers with a sliding window see, if they are all
+    #: that cannot be cut; or 0. The window may still hold more than that: see `KVMemory.first`.
+    sliding_window: int
     #: Without `can_cut`, the most cells of a sequence that can still be cut anywhere, also after
     #: `KVMemory.restore`: a sliding window that is not full has forgotten nothing.
     cuttable: int
@@ -476,6 +485,16 @@ class Backend(ModelBackend, Protocol):
 
         With a constraint it chooses only tokens that the grammar allows next, and one that ends
         the output only where the grammar may end.
+        """
+
+    def state_identity(self) -> tuple[str, tuple[str, ...]]:
+        """Identify what a state depends on, by content. From any thread; it reads the files.
+
+        Returns 32 hexadecimal digits for the model and the settings of the context, and a text for
+        each LoRA adapter. A state fits every context with the same.
+
+        Raises:
+            OSError: a file cannot be read.
         """
 
     def write_state(self, path: Path, saved: SlotState) -> int:

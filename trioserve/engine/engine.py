@@ -7,12 +7,15 @@ test can call.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 
 import attrs
 
 from trioserve.engine.backend import Backend
+from trioserve.engine.cache.disk_cache import DiskCache
 from trioserve.engine.cache.prefix_cache import DEFAULT_RULES, CheckpointRules, PrefixCache
+from trioserve.engine.cache.ram_cache import CachedState
 from trioserve.engine.decoder import BatchDecoder
 from trioserve.engine.drafts.drafts import Drafts
 from trioserve.engine.encoder import Encoded
@@ -58,6 +61,7 @@ class Engine(EngineLoop):
         max_idle: cells of a unified KV cache that idle sequences may hold while requests run; the
             others move to RAM. None: any number.
         checkpoints: how many a model keeps whose sequences cannot be cut.
+        disk: where what leaves RAM is kept. The engine owns it.
         context_shift: in a full context, drop the older half and continue, rather than end. A text
             with media ends.
         notify, flush_interval: see `EngineLoop`. A task's first and last token are sent at once.
@@ -72,6 +76,7 @@ class Engine(EngineLoop):
         cache_ram: int = 0,
         max_idle: int | None = None,
         checkpoints: CheckpointRules = DEFAULT_RULES,
+        disk: DiskCache | None = None,
         context_shift: bool = False,
         flush_interval: float = 0.0,
     ) -> None:
@@ -81,7 +86,10 @@ class Engine(EngineLoop):
         self.compile = backend.compile
         self.write_state, self.read_state = backend.write_state, backend.read_state
         self._backend = backend
-        self._cache = PrefixCache(backend, cache_ram, max_idle=max_idle, checkpoints=checkpoints)
+        self._cache = PrefixCache(
+            backend, cache_ram, max_idle=max_idle, checkpoints=checkpoints, disk=disk
+        )
+        self._disk = disk
         self._planner = Planner(
             strategy,
             n_batch=backend.n_batch,
@@ -392,6 +400,10 @@ class Engine(EngineLoop):
                 request.cached = slot.n_held
                 self._counters.prompt_queries += request.n_prompt
                 self._counters.cached_tokens += request.cached
+                if slot.seq is not None and slot.seq.from_disk:
+                    self._counters.disk_tokens += request.cached
+                elif slot.seq is not None and slot.seq.from_ram:
+                    self._counters.ram_tokens += request.cached
                 if progress := request.progress(slot.n_held, self._backend.n_batch):
                     self._emit(progress)
             waited = request.admitted_at - request.submitted_at
@@ -436,7 +448,9 @@ class Engine(EngineLoop):
     def _obey(self, command: Command) -> None:
         match command:
             case Submit(Task() as task):
-                self._scheduler.add(RequestState(task))
+                arrived = RequestState(task)
+                self._fetch(arrived)
+                self._scheduler.add(arrived)
             case Cancel(task_id):
                 request = self._scheduler.remove(task_id)
                 self._retract(task_id)  # it may have failed since the last step
@@ -452,6 +466,18 @@ class Engine(EngineLoop):
                 self._make_slot_calls()
             case Encoded(chunk, error):
                 self._go_on_with(chunk, error)
+
+    def _fetch(self, request: RequestState) -> None:
+        """Read the beginning of a request from disk, if that is worth it; it waits for that."""
+        if self._disk is None or not request.task.params.cache_prompt:
+            return
+
+        def done(states: list[CachedState]) -> None:
+            self.inbox.put(Call(partial(self._scheduler.fetched, request, states)))
+
+        counters = self._counters
+        token_s = counters.prompt_s / counters.prompt_tokens if counters.prompt_tokens else 0.0
+        request.is_fetching = self._cache.fetch(request.keys, request.task.root, token_s, done)
 
     def _make_slot_calls(self) -> None:
         """Make the calls whose slots are idle now, before another request takes them."""
@@ -481,7 +507,7 @@ class Engine(EngineLoop):
         self._decoder.threads.rest()
 
     def _tidy(self) -> bool:
-        return self._cache.swap_out_ahead()
+        return self._cache.swap_out_ahead() or self._cache.write_ahead()
 
     def _fail_all(self, error: EngineError) -> None:
         for request in list(self._scheduler.requests()):
@@ -494,14 +520,20 @@ class Engine(EngineLoop):
         super().start_helpers()
         self._samplers.start()
         self._decoder.threads.start()
+        if self._disk is not None:
+            self._disk.start()
 
     def end_helpers(self) -> None:
         """See `EngineLoop.end_helpers`."""
         super().end_helpers()
         self._samplers.close()
         self._decoder.threads.close()
+        if self._disk is not None:
+            self._disk.close()
 
     def _close(self) -> None:
+        if self.failure is None:
+            self._cache.write_all()
         self.end_helpers()
         for request in self._scheduler.requests():
             request.close()
@@ -537,6 +569,7 @@ class Engine(EngineLoop):
                 n_cells_used=self._cache.held.taken,
                 n_cells_copied=self._cache.held.copied,
                 n_cells_running=self._cache.held.taken_by_running(),
+                **self._cache.counters(),
                 **self._decoder.threads.counters(),
             ),
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from trioserve.engine.backend import Backend
 from trioserve.engine.cache.prefix_cache import PrefixCache, divergence_point
+from trioserve.engine.cache.ram_cache import CachedState
 from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.slot import RequestState, Slot, lowest_priority
@@ -47,6 +48,12 @@ class Scheduler:
         """Put a new request in the queue."""
         self._is_blocked = False
         self.waiting.push(request)
+
+    def fetched(self, request: RequestState, states: Sequence[CachedState]) -> None:
+        """Let a request start, with what was read of its beginning."""
+        self._is_blocked = False
+        request.is_fetching = False
+        self.cache.take_in(states)
 
     def find(self, task_id: int) -> RequestState | None:
         """Find a request, waiting or in a slot."""
@@ -226,7 +233,7 @@ class Scheduler:
         for request in self.waiting:
             id_slot = request.task.params.id_slot
             slots = free if id_slot < 0 else [slot for slot in free if slot.id == id_slot]
-            if not slots or self._should_follow(request):
+            if not slots or request.is_fetching or self._should_follow(request):
                 continue  # it waits for something that those behind it need not wait for
             if not self._fits(request):
                 return

@@ -73,6 +73,7 @@ class RequestState(QueuedRequest):
     unsent_tokens: list[TokenId] = attrs.field(factory=list)
     unsent_probs: list[TokenProbs] = attrs.field(factory=list)
     paused: bool = False  # its reader stalls
+    is_fetching: bool = False  # its beginning is being read from disk
     truncated: bool = False
     has_new_line: bool = False
     finish_reason: FinishReason | None = None

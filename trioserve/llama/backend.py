@@ -10,7 +10,7 @@ from weakref import WeakSet
 from trioserve.config import Config
 from trioserve.engine.backend import MediaPiece
 from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedError
-from trioserve.llama import sampler_chain, state_file
+from trioserve.llama import identity, sampler_chain, state_file
 from trioserve.llama.adapters import LoadedAdapters, apply_control_vectors
 from trioserve.llama.batch import LlamaBatch, decode_pieces
 from trioserve.llama.context import Context, open_context, thread_choices, threads
@@ -55,7 +55,9 @@ class LlamaBackend:
         max_n_ctx_seq: int | None = None,  # None: as in training
         backend_sampling: bool = False,
         adapters: LoadedAdapters | None = None,
+        config: Config | None = None,
     ) -> None:
+        self._config = config or Config()
         self._model = model
         self._context = context
         self.memory = context.memory
@@ -86,6 +88,7 @@ class LlamaBackend:
         self.n_ctx_copies: int = context.n_copies
         self.can_cut: bool = model.can_cut
         self.cuttable: int = self.n_ctx_seq if self.can_cut else model.cuttable
+        self.sliding_window: int = model.window if self.cuttable > 0 and not self.can_cut else 0
         # Layers with a sliding window have a separate cache, in which sequences that went back to a
         # checkpoint share no cells. It has room for all their windows, but no more cells than the
         # context.
@@ -130,6 +133,7 @@ class LlamaBackend:
                 max_n_ctx_seq=max_n_ctx_seq,
                 backend_sampling=config.backend_sampling,
                 adapters=adapters,
+                config=config,
             )
             made.pop_all()
             made.callback(backend.close)
@@ -232,6 +236,14 @@ class LlamaBackend:
             InvalidRequestError: a parameter cannot be used with this model.
         """
         sampler_chain.check(params, self.vocab)
+
+    def state_identity(self) -> tuple[str, tuple[str, ...]]:
+        """Identify what a state depends on; see `trioserve.llama.identity`."""
+        projector = "" if self.projector is None else self.projector.fingerprint
+        shape = (self.unified, self.n_seqs if not self.unified else 1, projector)
+        return identity.of_states(self._config, Path(self.info.path), shape), tuple(
+            identity.of_file(Path(one.path)) for one in self.adapters
+        )
 
     def write_state(self, path: Path, saved: SlotState) -> int:
         """Write a file that llama-server can read too, whole or not at all; returns its size.

@@ -151,6 +151,11 @@ class Memory:
         self._check(seq)
         return int(short.llama_memory_seq_pos_max(self._handle, seq))
 
+    def first(self, seq: int) -> int:
+        """Return the first position from which on all is there, -1 when it is empty."""
+        self._check(seq)
+        return int(short.llama_memory_seq_pos_min(self._handle, seq))
+
     def size(self, seq: int, *, partial: bool = False) -> int:
         """How many bytes `save` would return."""
         self._check(seq)

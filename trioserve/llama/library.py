@@ -35,7 +35,8 @@ FUNCTIONS = (
     "llama_decode", "llama_encode", "llama_free", "llama_ftype_name", "llama_get_causal_attn",
     "llama_get_embeddings", "llama_get_embeddings_seq", "llama_get_logits_ith", "llama_get_memory",
     "llama_init_from_model", "llama_log_set", "llama_max_devices", "llama_max_parallel_sequences",
-    "llama_memory_seq_cp", "llama_memory_seq_pos_max", "llama_memory_seq_rm",
+    "llama_memory_seq_cp", "llama_memory_seq_pos_max", "llama_memory_seq_pos_min",
+    "llama_memory_seq_rm",
     "llama_model_chat_template", "llama_model_default_params", "llama_model_desc",
     "llama_model_free", "llama_model_ftype", "llama_model_get_vocab", "llama_model_has_decoder",
     "llama_model_has_encoder", "llama_model_is_diffusion", "llama_model_is_hybrid",
@@ -73,6 +74,7 @@ FUNCTIONS = (
 SHORT = (
     "llama_get_logits_ith",
     "llama_memory_seq_pos_max",
+    "llama_memory_seq_pos_min",
     "llama_sampler_accept",
     "llama_sampler_sample",  # for tokens sampled in the decode
     "llama_token_to_piece",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import operator
@@ -108,8 +109,8 @@ class ScriptedBackend:
     mistake in an engine's bookkeeping.
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
-    `is_elastic`, `n_ctx_copies`, `can_cut`, `cuttable`, `window`, `chat_template`, `adapters`,
-    `drafters` and `projector`.
+    `is_elastic`, `n_ctx_copies`, `can_cut`, `cuttable`, `window`, `sliding_window`,
+    `chat_template`, `adapters`, `drafters` and `projector`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
     has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
@@ -148,6 +149,7 @@ class ScriptedBackend:
     can_cut: bool = True
     cuttable: int = 0
     window: int = 0
+    sliding_window: int = 0
     chat_template: str | None = None
     adapters: Sequence[AdapterInfo] = ()
     drafters: Sequence[Drafter] = ()
@@ -340,7 +342,10 @@ class ScriptedBackend:
 
     def remove(self, seq: int, start: int) -> bool:
         """Cut a sequence; in the middle only if `can_cut`, or if it has few cells."""
-        if 0 < start <= self.last(seq) and len(self.sequences[seq]) > self.cuttable:
+        can_cut = len(self.sequences[seq]) <= self.cuttable or (
+            self.sliding_window > 0 and self.first(seq) <= max(0, start - self.sliding_window)
+        )
+        if 0 < start <= self.last(seq) and not can_cut:
             return False
         length = bisect_left(self._positions(seq)[:-1], start)  # in cells
         assert self.chunks.is_border(self.sequences[seq][:length]), "a chunk is cut"
@@ -419,6 +424,12 @@ class ScriptedBackend:
         del self._seen[seq][len(self.sequences[seq]) :]
         return bool(self.sequences[seq])
 
+    def state_identity(self) -> tuple[str, tuple[str, ...]]:
+        """Name the shape of the cache, and the files of the adapters."""
+        shape = f"{self.can_cut} {self.unified} {self.n_seqs if not self.unified else 1}"
+        digest = hashlib.blake2b(shape.encode(), digest_size=16).hexdigest()
+        return digest, tuple(one.path for one in self.adapters)
+
     def write_state(self, path: Path, saved: SlotState) -> int:
         """Write a saved state as JSON."""
         content = {"keys": saved.keys, "root": saved.root, "state": saved.state.hex()}
@@ -438,6 +449,13 @@ class ScriptedBackend:
             state=bytes.fromhex(content["state"]),
         )
         return state, len(text)
+
+    def first(self, seq: int) -> int:
+        """Where the window begins, which forgets what is more than twice its size back."""
+        n_positions = len(self.sequences[seq])
+        if not self.sliding_window:
+            return n_positions - 1
+        return max(0, n_positions - 2 * self.sliding_window)
 
     def last(self, seq: int) -> int:
         """The last position of a sequence."""

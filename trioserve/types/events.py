@@ -348,6 +348,9 @@ _NOW = frozenset(
         "n_cells_used",
         "n_cells_copied",
         "n_cells_running",
+        "kv_bytes",
+        "ram_bytes",
+        "disk_bytes",
         "threads",
         "threads_batch",
     }
@@ -368,7 +371,14 @@ class EngineCounters:
     prompt_tokens: int = 0  # prefilled
     prompt_s: float = 0.0  # in steps that prefilled
     prompt_queries: int = 0  # tokens of prompts that were admitted
-    cached_tokens: int = 0  # of these, found in the KV cache or in RAM
+    cached_tokens: int = 0  # of these, found in the KV cache, in RAM or on disk
+    ram_tokens: int = 0  # of the ones that were found, in RAM
+    disk_tokens: int = 0  # of the ones that were found, on disk
+    disk_read_bytes: int = 0
+    disk_written_bytes: int = 0
+    kv_bytes: int = 0  # now, of what the sequences hold
+    ram_bytes: int = 0  # now, of states in RAM
+    disk_bytes: int = 0  # of all files in the folder, when they were last counted
     predicted_tokens: int = 0
     n_tokens_max: int = 0  # the longest sequence so far
     drafts: int = 0  # that were checked

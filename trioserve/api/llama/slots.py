@@ -67,6 +67,15 @@ async def slots() -> Response:
                 "used": counters.n_cells_used,
                 "copied": counters.n_cells_copied,
             },
+            "cache": {
+                "kv_bytes": counters.kv_bytes,
+                "ram_bytes": counters.ram_bytes,
+                "disk_bytes": counters.disk_bytes,
+                "ram_tokens": counters.ram_tokens,
+                "disk_tokens": counters.disk_tokens,
+                "disk_read_bytes": counters.disk_read_bytes,
+                "disk_written_bytes": counters.disk_written_bytes,
+            },
             "totals": {
                 "prompt_tokens": counters.prompt_queries,
                 "cached_tokens": counters.cached_tokens,

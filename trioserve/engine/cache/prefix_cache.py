@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Iterable
+from itertools import pairwise
 
 import attrs
+import structlog
 
 from trioserve.engine.backend import Backend
+from trioserve.engine.cache.disk_cache import DiskCache, Done
 from trioserve.engine.cache.ram_cache import CachedState, RamCache
 from trioserve.engine.cache.sequences import KVSequence, Sequences
 from trioserve.errors import InvalidRequestError, KVCacheFullError, UnavailableError
@@ -106,6 +110,11 @@ SHORT = 8
 #: meantime waits for about 20 ms.
 MAX_AHEAD = 32 * 2**20
 
+#: The same for one that is written to disk: it would be lost if the process died.
+MAX_WRITE_AHEAD = 256 * 2**20
+
+_log = structlog.get_logger("trioserve")
+
 
 class PrefixCache:
     """All sequences of a backend: running, kept for later prompts, and free ones.
@@ -119,6 +128,7 @@ class PrefixCache:
         ram_limit: bytes of RAM for sequences that leave the KV cache, and for checkpoints.
         max_idle: cells that kept sequences may hold while others run; None: any number.
         checkpoints: how many to keep, where sequences cannot be cut.
+        disk: gets what leaves RAM.
     """
 
     def __init__(
@@ -128,6 +138,7 @@ class PrefixCache:
         *,
         max_idle: int | None = None,
         checkpoints: CheckpointRules = DEFAULT_RULES,
+        disk: DiskCache | None = None,
     ) -> None:
         #: Sharing fewer tokens than this is not worth a copy or a wait, unless it is most of a
         #: prompt: many begin with the same few.
@@ -141,12 +152,19 @@ class PrefixCache:
             cuttable=backend.cuttable,
             max_checkpoints=checkpoints.per_slot * backend.n_slots,
             is_useful=self._is_useful,
+            on_evict=disk.put if disk is not None else lambda _entry: None,
         )
+        self.disk = disk
         self.rules = checkpoints
         self.keeps_checkpoints = (
             not backend.can_cut and ram_limit > 0 and self.ram.max_checkpoints > 0
         )
         self._clock = 0
+        #: Where the prompt of the request that started last diverges from all that was cached.
+        self._diverges_at = 0
+        #: Of sequences: the size of the state, and the 256th of the cells that it was measured at.
+        self._sizes: dict[int, tuple[int, int]] = {}
+        self._loaded: CachedState | None = None  # that the request which starts now has got
         #: In a cache that is split by sequence, a copy moves data and a kept sequence takes the
         #: place of a running one; in a unified one both are nearly free.
         self.unified = backend.unified
@@ -162,7 +180,7 @@ class PrefixCache:
     def find(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
         """Find the longest beginning of `keys` to start from in the KV cache, and who holds it."""
         length, holders = self.held.match(keys, root)
-        if able := [seq for seq in holders if self.held.can_cut(seq)]:
+        if able := [seq for seq in holders if self.held.can_share(seq, length)]:
             return length, able
         checkpoint = self.ram.find_checkpoint(keys[:length], root)[0]
         length, whole = self.held.match_whole(keys, root)
@@ -177,8 +195,16 @@ class PrefixCache:
         does not run.
         """
         self._clock += 1
+        self._diverges_at = 0
+        if reuse and self.keeps_checkpoints:
+            shared = self.held.match(keys, root)[0], self.ram.find_shared(keys, root)
+            self._diverges_at = max(shared)
         seq = self._start(keys[:-1], root) if reuse else self._empty()
         seq.running, seq.root = True, root
+        seq.from_ram = self._loaded is not None
+        seq.from_disk = self._loaded is not None and self._loaded.from_disk
+        if self._loaded is not None:
+            self._loaded.from_disk, self._loaded = False, None
         self._swap_out_idle()
         return seq
 
@@ -247,6 +273,70 @@ class PrefixCache:
                     return True
         return False
 
+    # -- on disk
+
+    def fetch(self, keys: list[CellKey], root: CacheRoot, token_s: float, done: Done) -> bool:
+        """Begin to read what a prompt can start from, if this is faster than prefill.
+
+        If it returns True, `done` gets the states, in another thread. They are for `take_in`.
+
+        Args:
+            keys: of the prompt.
+            root: its root.
+            token_s: the seconds that the prefill of a token takes; 0: not known.
+            done: gets the result.
+        """
+        if self.disk is None or len(keys) <= SHORT:
+            return False
+        keys = keys[:-1]
+        held, in_ram = self.held.match(keys, root)[0], self.ram.find_shared(keys, root)
+        known = max(self.find(keys, root)[0], self.ram.find(keys, root)[0])
+
+        def pays(n_keys: int, seconds: float) -> bool:
+            is_faster = not token_s or seconds < (n_keys - known) * token_s
+            return self._pays(n_keys - known, keys) and is_faster
+
+        return self.disk.fetch(keys, root, n_held=max(held, in_ram), pays=pays, done=done)
+
+    def take_in(self, states: Iterable[CachedState]) -> None:
+        """Put what was read from disk into RAM, as far as it fits."""
+        for state in states:
+            self.ram.add(state)
+
+    def write_ahead(self) -> bool:
+        """Write a state to disk that would be lost if the process died.
+
+        Returns whether there was one.
+        """
+        if self.disk is None or self.disk.is_paused:
+            return False
+        if self.disk.is_busy:
+            return True
+        for entry in self.ram.entries():
+            if not self.disk.has(entry):
+                self.disk.put(entry)
+                return True
+        for seq in sorted(self.held.idle(), key=lambda seq: -seq.last_used):
+            keys, root = seq.held, seq.root
+            is_new = self.held.can_read(seq) and self.disk.lacks(keys, root)
+            if is_new and self._memory.size(seq.id) <= MAX_WRITE_AHEAD:
+                self.disk.put(CachedState(list(keys), root, self._memory.save(seq.id)))
+                return True
+        return False
+
+    def write_all(self) -> None:
+        """Write all there is to disk, the latest first, until there is no more time for it."""
+        if self.disk is None:
+            return
+        self.disk.begin_exit()
+        for seq in sorted(self.held.all, key=lambda seq: -seq.last_used):
+            whole = whole_chunks(seq.held, len(seq.held)) == len(seq.held)
+            if seq.held and whole and self._is_missing(seq) and not self.disk.is_over:
+                state = CachedState(list(seq.held), seq.root, self._memory.save(seq.id))
+                self.disk.put(state, wait=True)
+        for entry in self.ram.entries():
+            self.disk.put(entry, wait=True)
+
     def _is_missing(self, seq: KVSequence) -> bool:
         """Whether RAM lacks a sequence that is worth a place there, and can be read."""
         is_worth = len(seq.held) >= SHORT and self.held.can_read(seq)
@@ -291,10 +381,11 @@ class PrefixCache:
     def _copy(self, source: KVSequence, length: int, among: list[KVSequence]) -> KVSequence:
         """Give one of some sequences the beginning of another, which may be running."""
         # Before anything is dropped to make room.
-        state = None if self.held.can_cut(source) else self._state_at(source, length)
+        can_cut = self.held.can_cut(source, length)
+        state = None if can_cut else self._state_at(source, length)
         target = self._empty(among)
         self.held.copy(source, target, length)
-        if self.held.can_cut(target):
+        if self.held.can_cut(target, length):
             self.held.cut(target, length)
         else:
             self._go_back(target, length, state)
@@ -304,8 +395,14 @@ class PrefixCache:
         """Bring a sequence back from RAM; None when those that run leave no room for it."""
         entry = self.ram.get(key)
         state = self._checkpoint_at(entry.keys[:length], root)
-        seq = self._load(entry.keys, root, entry.state)
+        try:
+            seq = self._load(entry.keys, root, entry.state)
+        except InvalidRequestError as error:
+            _log.warning("a state from the cache on disk cannot be used", reason=error.message)
+            self.ram.drop(key)
+            return None
         if seq is not None:
+            self._loaded = entry
             self._shorten(seq, length, state)
         return seq
 
@@ -325,18 +422,33 @@ class PrefixCache:
         """Choose where the prefill of a prompt stops for a checkpoint; `seq` holds its beginning.
 
         A checkpoint comes before a chunk of media rather than within it. A prefill that starts at
-        a checkpoint makes no other one soon after.
+        a checkpoint makes no other one soon after. Where the prompt diverges from a cached one,
+        others may diverge, too. To be called after `start`.
         """
         if not self.keeps_checkpoints or len(prompt) <= min(self._backend.cuttable, FEW):
             return []
-        found, start = (
-            checkpoint_positions(len(prompt), prompt.divergence_points, self.rules),
-            len(seq.held),
-        )
+        points, start = prompt.divergence_points or self._turns(prompt), len(seq.held)
+        if self._diverges_at >= max(start, self.min_shared):
+            points = (*points, self._diverges_at)
+        found = checkpoint_positions(len(prompt), points, self.rules)
         positions = sorted({whole_chunks(prompt.keys, position) for position in found} - {0})
         if self.ram.find_checkpoint(seq.held, seq.root)[0] < start:
             return positions
         return [one for one in positions if not start < one <= start + self.rules.min_gap]
+
+    def _turns(self, prompt: Prompt) -> tuple[int, ...]:
+        """Find where the first turns and the last ones of a raw prompt begin: at control tokens."""
+        vocab = self._backend.vocab
+        pieces, others = vocab.pieces, vocab.end_of_generation | {vocab.bos}
+        marks = [
+            cell
+            for cell, key in enumerate(prompt.keys)
+            if cell > self.rules.min_gap and key >= 0 and not pieces[key] and key not in others
+        ]
+        turns = marks[:1] + [
+            mark for before, mark in pairwise(marks) if mark > before + self.rules.min_gap
+        ]
+        return (*turns[:2], *turns[2:][-3:])
 
     def keep_checkpoint(self, seq: KVSequence) -> None:
         """Keep the state that a sequence has now, so that others can start from here later.
@@ -369,7 +481,7 @@ class PrefixCache:
 
     def _shorten(self, seq: KVSequence, length: int, state: bytes | None) -> None:
         """Shorten a sequence, with a checkpoint where it cannot be cut."""
-        if self.held.can_cut(seq):
+        if self.held.can_cut(seq, length):
             self.held.cut(seq, length)
         elif length < len(seq.held):
             self._go_back(seq, length, state)
@@ -427,6 +539,8 @@ class PrefixCache:
     def erase(self, keys: list[CellKey], root: CacheRoot) -> int:
         """Drop what `save` would read, unless a request uses it; returns the number of keys."""
         seq, key = self._best(keys, root)
+        if self.disk is not None:
+            self.disk.erase(keys, root)
         n_held = 0
         if key is not None:
             n_held = len(self.ram.get(key).keys)
@@ -448,6 +562,20 @@ class PrefixCache:
         if in_ram > length:
             seq = None
         return seq, key if key >= 0 else None
+
+    def counters(self) -> dict[str, int]:
+        """Return the fields of `EngineCounters` for the bytes of each tier."""
+        n_bytes = sum(self._size(seq) for seq in self.held.all if seq.held)
+        on_disk = self.disk.counters() if self.disk is not None else {}
+        return {"kv_bytes": n_bytes, "ram_bytes": self.ram.size, **on_disk}
+
+    def _size(self, seq: KVSequence) -> int:
+        """Measure the state of a sequence, at every 256th cell: llama.cpp goes through all."""
+        step = len(seq.held) // 256
+        known = self._sizes.get(seq.id)
+        if known is None or known[0] != step:
+            known = self._sizes[seq.id] = step, self._memory.size(seq.id)
+        return known[1]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the caches agree with llama.cpp."""

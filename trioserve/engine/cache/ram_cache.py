@@ -12,7 +12,7 @@ from trioserve.types import CacheRoot, CellKey
 from trioserve.types.media import whole_chunks
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class CachedState:
     """A state, and the keys that it was computed for."""
 
@@ -21,6 +21,8 @@ class CachedState:
     state: bytes
     #: The state is from a partial `KVMemory.save`, not of a whole sequence.
     is_checkpoint: bool = False
+    #: It was read from a file, and not used yet.
+    from_disk: bool = False
 
 
 class RamCache:
@@ -34,6 +36,7 @@ class RamCache:
         cuttable: the most keys of a state that can be restored in part.
         max_checkpoints: the most checkpoints to hold.
         is_useful: whether a sequence can go back to a checkpoint.
+        on_evict: gets what has to go for lack of room.
     """
 
     def __init__(
@@ -43,12 +46,13 @@ class RamCache:
         cuttable: int,
         max_checkpoints: int = 0,
         is_useful: Callable[[CachedState], bool] = lambda _entry: True,
+        on_evict: Callable[[CachedState], object] = lambda _entry: None,
     ) -> None:
         self.limit = limit
         self.size = 0
         self.max_checkpoints = max_checkpoints
         self._cuttable = cuttable
-        self._is_useful = is_useful
+        self._is_useful, self._on_evict = is_useful, on_evict
         self._entries: OrderedDict[int, CachedState] = OrderedDict()
         self._tree = PrefixTree()  # of whole sequences
         self._checkpoints = PrefixTree()
@@ -63,9 +67,9 @@ class RamCache:
         if size > self.limit:
             return False
         if self.size + size > self.limit:
-            self.drop_useless()
+            self._evict_useless()
         while self.size + size > self.limit:
-            self.drop(next(iter(self._entries)))
+            self._evict(next(iter(self._entries)))
         return True
 
     def put(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
@@ -78,9 +82,9 @@ class RamCache:
     def put_checkpoint(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
         """Keep a checkpoint. There must be none of the same keys."""
         if self.n_checkpoints >= self.max_checkpoints:
-            self.drop_useless()
+            self._evict_useless()
         if self.n_checkpoints >= self.max_checkpoints:
-            self.drop(self._all_checkpoints()[0])
+            self._evict(self._all_checkpoints()[0])
         if self.make_room(len(state)):
             self._add(CachedState(list(keys), root, state, is_checkpoint=True))
 
@@ -122,6 +126,10 @@ class RamCache:
             length, entry_ids = self._tree.match_whole(keys, root)
         return length, min(entry_ids, default=-1)
 
+    def find_shared(self, keys: list[CellKey], root: CacheRoot) -> int:
+        """Count the leading keys that any whole sequence has."""
+        return self._tree.match(keys, root)[0]
+
     def find_checkpoint(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, int]:
         """Find the last checkpoint on the way along `keys`: its length, and the id for `get`."""
         length, entry_ids = self._checkpoints.match_whole(keys, root)
@@ -139,11 +147,38 @@ class RamCache:
         self.n_checkpoints -= entry.is_checkpoint
         self._tree_of(entry).cut(entry_id, 0)
 
+    def _evict(self, entry_id: int) -> None:
+        self._on_evict(self._entries[entry_id])
+        self.drop(entry_id)
+
     def drop_useless(self) -> None:
         """Forget the checkpoints that no sequence can go back to."""
-        for entry_id in self._all_checkpoints():
-            if not self._is_useful(self._entries[entry_id]):
-                self.drop(entry_id)
+        for entry_id in self._useless():
+            self.drop(entry_id)
+
+    def _evict_useless(self) -> None:
+        for entry_id in self._useless():
+            self._evict(entry_id)
+
+    def _useless(self) -> list[int]:
+        checkpoints = self._all_checkpoints()
+        return [one for one in checkpoints if not self._is_useful(self._entries[one])]
+
+    def add(self, entry: CachedState) -> None:
+        """Keep a state from elsewhere, unless it is here or there is no room."""
+        keys, root, state = entry.keys, entry.root, entry.state
+        if entry.is_checkpoint:
+            if self.find_checkpoint(keys, root)[0] < len(keys):
+                self.put_checkpoint(keys, root, state)
+        elif not self.holds(keys, root):
+            self.put(keys, root, state)
+            length, entry_id = self.find_whole(keys, root)
+            if length == len(keys):
+                self._entries[entry_id].from_disk = entry.from_disk
+
+    def entries(self) -> list[CachedState]:
+        """List what is here, the most recently used first."""
+        return list(reversed(self._entries.values()))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the sizes add up."""

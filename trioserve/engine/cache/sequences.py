@@ -134,6 +134,9 @@ class KVSequence:
     root: CacheRoot = attrs.field(default=CacheRoot())
     running: bool = False
     last_used: int = 0
+    #: Where its beginning was when its request started: in RAM, and before that on disk.
+    from_ram: bool = False
+    from_disk: bool = False
     #: Where chunks of media end that have fewer positions than cells: the number of cells up to
     #: that end, and how many of them add no position.
     folds: list[tuple[int, int]] = attrs.field(factory=list)
@@ -246,9 +249,22 @@ class Sequences:
         """Those that no request has."""
         return [seq for seq in self.all if not seq.running]
 
-    def can_cut(self, seq: KVSequence) -> bool:
-        """Whether a sequence can be cut at any position."""
-        return self._backend.can_cut or len(seq.held) <= self._backend.cuttable
+    def can_cut(self, seq: KVSequence, length: int) -> bool:
+        """Whether a sequence can be cut there: at any place, or its window still reaches back."""
+        backend = self._backend
+        if backend.can_cut or len(seq.held) <= backend.cuttable:
+            return True
+        window = backend.sliding_window
+        return window > 0 and self._memory.first(seq.id) <= max(0, seq.position(length) - window)
+
+    def can_share(self, seq: KVSequence, length: int) -> bool:
+        """Whether a request can have that much of a sequence, cut or copied, without a checkpoint.
+
+        A copy of a state lacks what is behind the window.
+        """
+        if seq.running and not self._backend.unified and len(seq.held) > self._backend.cuttable:
+            return False
+        return self.can_cut(seq, length)
 
     def running_beside(self, seq: KVSequence) -> int:
         """Count the running ones among the two sequences before and after one."""

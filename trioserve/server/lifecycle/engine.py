@@ -10,6 +10,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import attrs
@@ -21,8 +22,10 @@ from trioserve.engine import (
     MAX_IDLE,
     AnswersFirst,
     AnyBackend,
+    Backend,
     BatchStrategy,
     CheckpointRules,
+    DiskCache,
     Drafter,
     EmbeddingBackend,
     EmbeddingEngine,
@@ -131,6 +134,7 @@ def _make_loop(
         checkpoints=CheckpointRules(
             per_slot=config.ctx_checkpoints, step=config.checkpoint_min_step
         ),
+        disk=_disk_cache(config, backend),
         context_shift=config.context_shift,
         flush_interval=config.stream_interval_ms / 1e3,
     )
@@ -138,6 +142,15 @@ def _make_loop(
         engine.encoder.limit = config.media_cache * 2**20
     engine.drafts.use([*ngram_drafters(config), *backend.drafters])
     return engine
+
+
+def _disk_cache(config: Config, backend: Backend) -> DiskCache | None:
+    if config.cache_disk is None:
+        return None
+    base = Path(config.cache_disk).expanduser()
+    return DiskCache(
+        base, config.cache_disk_size, backend.state_identity, cuttable=backend.cuttable
+    )
 
 
 @asynccontextmanager
