@@ -1,7 +1,7 @@
 """Times the first token of a chat's next turn: nothing cached, from RAM, from disk, after a kill.
 
-Run as ``python -m benchmarks.disk_cache MODEL [--tokens 4000] [--rounds 3]``. Each round prefills a
-text of its own in a process that is killed at its end, and goes on in another one.
+Run as ``python -m benchmarks.disk_cache MODEL [--tokens 4000] [--rounds 3]``. Each round prefills
+another text in a process that is killed at the end, and continues in a new process.
 """
 
 from __future__ import annotations
