@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import attrs
-import structlog
 
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
@@ -18,10 +17,11 @@ from trioserve.llama.library import lib
 from trioserve.llama.machine import anonymous_memory, free_memory, total_memory
 from trioserve.llama.model import load_mode
 from trioserve.llama.shape import Shape
+from trioserve.log import get_logger
 from trioserve.models import resolve, resolve_projector
 from trioserve.models.gguf import total_size
 
-_log = structlog.get_logger("llama")
+_log = get_logger("llama")
 
 _DROPPED = ("auto", "mmap")
 

@@ -14,7 +14,6 @@ from time import monotonic, time_ns
 from typing import TypeAlias
 
 import attrs
-import structlog
 
 from trioserve.engine.cache.ram_cache import CachedState
 from trioserve.engine.cache.state_files import (
@@ -25,9 +24,10 @@ from trioserve.engine.cache.state_files import (
     pack_keys,
 )
 from trioserve.engine.helpers import start_all
+from trioserve.log import get_logger
 from trioserve.types import CacheRoot, CellKey
 
-_log = structlog.get_logger("trioserve")
+_log = get_logger("trioserve")
 
 #: Keys that are hashed together. What two texts share is known to be this much, or more.
 BLOCK = 64

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import attrs
-import structlog
 
 from trioserve.engine.backend import Backend
 from trioserve.engine.cache.disk_cache import DiskCache, Done
 from trioserve.engine.cache.ram_cache import CachedState, RamCache
 from trioserve.engine.cache.sequences import KVSequence, Sequences
 from trioserve.errors import InvalidRequestError, KVCacheFullError, UnavailableError
+from trioserve.log import get_logger
 from trioserve.types import CacheRoot, CellKey, Prompt, SlotState
 from trioserve.types.media import whole_chunks
 
@@ -113,7 +113,7 @@ MAX_AHEAD = 32 * 2**20
 #: The same for one that is written to disk: it would be lost if the process died.
 MAX_WRITE_AHEAD = 256 * 2**20
 
-_log = structlog.get_logger("trioserve")
+_log = get_logger("trioserve")
 
 
 class PrefixCache:
