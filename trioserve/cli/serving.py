@@ -20,6 +20,7 @@ import trio
 
 from trioserve.cli.memory import keep_collecting
 from trioserve.cli.progress import StatusPipe, fetch, load
+from trioserve.cli.slices import shorten_slices
 from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
 from trioserve.errors import ConfigError, TrioServeError
@@ -81,6 +82,7 @@ def serve(
         from trioserve.llama import last_word
 
         raise_limit()
+        shorten_slices()
         if catalog is None:
             last_word.install(2, _last_word)
         try:

@@ -12,7 +12,13 @@ from time import monotonic
 import attrs
 
 from trioserve.engine.backend import Backend
-from trioserve.engine.cache.prefix_cache import DEFAULT_RULES, CheckpointRules, PrefixCache
+from trioserve.engine.cache.prefix_cache import (
+    DEFAULT_RULES,
+    MAX_AHEAD,
+    MAX_SOON,
+    CheckpointRules,
+    PrefixCache,
+)
 from trioserve.engine.decoder import BatchDecoder
 from trioserve.engine.drafts.drafts import Drafts
 from trioserve.engine.encoder import Encoded
@@ -480,8 +486,8 @@ class Engine(EngineLoop):
     def _rest(self) -> None:
         self._decoder.threads.rest()
 
-    def _tidy(self) -> bool:
-        return self._cache.swap_out_ahead()
+    def _tidy(self, *, is_soon: bool) -> bool:
+        return self._cache.swap_out_ahead(MAX_SOON if is_soon else MAX_AHEAD)
 
     def _fail_all(self, error: EngineError) -> None:
         for request in list(self._scheduler.requests()):
