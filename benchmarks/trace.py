@@ -42,7 +42,7 @@ _HEADER = "X-Trace"
 PARTS = {
     "read": "connect and read",
     "opened": "parse, check, render, tokenize",
-    "taken": "wait for the end of the running step",
+    "taken": "wait for the running step, or for others",
     "turn": "wait for a slot",
     "placed": "get a KV sequence, evict another",
     "begun": "schedule the step",
@@ -98,7 +98,7 @@ class Recorder:
         after(Outputs, "accept", lambda _, request, *__: self.note(request.task.id, "sampled"))
         before(Engine, "_flush", self._on_flush)
         before(Mailbox, "put", self._on_event)
-        self._after_sending(TCPConnection)
+        self._before_sending(TCPConnection)
 
     def _on_read(self, _: object) -> None:
         self._read = perf_counter()
@@ -143,14 +143,14 @@ class Recorder:
         if getattr(event, "tokens", ()):
             self.note(mailbox.task_id, "delivered")
 
-    def _after_sending(self, owner: Any) -> None:
+    def _before_sending(self, owner: Any) -> None:
         inner = owner.protocol_send
 
         async def with_note(connection: object, event: Any) -> None:
-            await inner(connection, event)
             marks, data = self._current.get(None), getattr(event, "data", b"")
-            if marks is not None and "delivered" in marks and data[:5] != b"HTTP/":
+            if marks is not None and "delivered" in marks and data and data[:5] != b"HTTP/":
                 marks.setdefault("written", perf_counter())
+            await inner(connection, event)
 
         owner.protocol_send = with_note
 
