@@ -18,6 +18,7 @@ import timeit
 from collections.abc import Sequence
 from functools import partial
 from threading import Thread
+from typing import Any
 
 import attrs
 import trio
@@ -103,7 +104,8 @@ class Metronome(ScriptedBackend):
         room = N_BATCH + WARM_UP + n_steps
         super().__init__(n_slots=n_slots, n_ctx=n_slots * room, n_ctx_seq=room, n_batch=N_BATCH)
         self.vocab = Words()
-        self.batch = LlamaBatch(N_BATCH, n_vocab=self.vocab.n_tokens, n_seqs=n_slots)
+        self._rows = LlamaBatch(N_BATCH, n_vocab=self.vocab.n_tokens, n_seqs=n_slots)
+        self.batch: Any = self._rows
         self.unified = True
         self._device = device
         #: Of each decode: how many tokens it had, when it began, and the CPU time that this thread
@@ -113,9 +115,9 @@ class Metronome(ScriptedBackend):
     def decode(self) -> None:
         began, before = time.perf_counter(), time.thread_time()
         self._device.decode()
-        self.seen.append((len(self.batch), began, before, time.thread_time()))
+        self.seen.append((len(self._rows), began, before, time.thread_time()))
 
-    def sampler(self, params: object, prompt: Sequence[int], constraint: object = None) -> object:
+    def sampler(self, params: object, prompt: Sequence[int], constraint: object = None) -> Any:
         return QuickSampler(prompt[0])
 
     def remove(self, seq: int, start: int) -> bool:

@@ -50,7 +50,7 @@ class Call:
             return 1
         prompt = self.body.get("prompt")
         texts = isinstance(prompt, list) and all(isinstance(each, str) for each in prompt)
-        copies = self.body.get("n", self.body.get("n_cmpl", 1))
+        copies = self.body["n"] if "n" in self.body else self.body.get("n_cmpl", 1)
         return (len(prompt) if isinstance(prompt, list) and texts else 1) * int(copies)
 
     def __str__(self) -> str:

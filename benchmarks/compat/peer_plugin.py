@@ -32,7 +32,7 @@ _strict = [False]
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Replace what downloads."""
-    utils = sys.modules["utils"]
+    utils: Any = sys.modules["utils"]
     start, match = utils.ServerProcess.start, utils.match_regex
     request = utils.ServerProcess.make_request
 

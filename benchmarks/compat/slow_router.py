@@ -32,5 +32,5 @@ async def _use_slowly(fleet: Fleet, *args: Any, **named: Any) -> AsyncIterator[C
 
 if __name__ == "__main__":
     if os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING"):
-        Fleet.use = _use_slowly  # type: ignore[method-assign]
+        Fleet.use = _use_slowly  # type: ignore[method-assign, assignment]
     sys.exit(main())

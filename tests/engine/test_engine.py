@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 
 import pytest
+import trio
 
 from tests.support.engine_events import take_events
 from tests.support.engine_harness import Harness
-from trioserve.engine import AnswersFirst, DecodeMaximal, Engine, loop
+from tests.support.waiting import until
+from trioserve.engine import AnswersFirst, DecodeMaximal, Engine, engine as engine_module, loop
 from trioserve.errors import (
     ContextLengthExceededError,
     DecodeError,
@@ -697,3 +700,36 @@ def test_an_idle_engine_copies_kept_sequences_to_ram(monkeypatch: pytest.MonkeyP
     harness.submit(4, "1" * 41, max_tokens=1)
     harness.run()
     harness.engine.check_integrity()
+
+
+def test_what_takes_longer_is_copied_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "IDLE_S", 0.0)
+    monkeypatch.setattr(engine_module, "MAX_SOON", 10)
+    harness = Harness(ScriptedBackend(n_slots=4), cache_ram=2**20)
+    harness.submit(1, "1" * 40, max_tokens=4)
+    harness.run()
+    ram = harness.engine._cache.ram
+    for n_in_ram in (0, 1):
+        harness.engine.step(wait=True)
+        assert len(ram) == n_in_ram
+
+
+async def test_an_idle_engine_waits_for_tasks_that_arrive_together() -> None:
+    """Meanwhile, it copies what they will evict."""
+    harness = Harness(ScriptedBackend(n_slots=2), cache_ram=2**20)
+    engine = harness.engine
+    for task_id in (1, 2):
+        harness.submit(task_id, f"{task_id}" * 40, max_tokens=1)
+    harness.run()
+    before = engine.status().counters.decodes
+    engine.inbox.gather_s = 60.0
+    harness.submit(3, "3" * 40, max_tokens=1)
+    thread = threading.Thread(target=engine.step, kwargs={"wait": True})
+    thread.start()
+    await until(lambda: len(engine._cache.ram) == 2)
+    harness.submit(4, "4" * 40, max_tokens=1)
+    engine.inbox.settle()
+    await trio.to_thread.run_sync(thread.join)
+    assert engine.status().counters.decodes == before + 1
+    harness.run()
+    assert harness.text(3) == "3" and harness.text(4) == "4"

@@ -14,7 +14,13 @@ import attrs
 
 from trioserve.engine.backend import Backend
 from trioserve.engine.cache.disk_cache import DiskCache
-from trioserve.engine.cache.prefix_cache import DEFAULT_RULES, CheckpointRules, PrefixCache
+from trioserve.engine.cache.prefix_cache import (
+    DEFAULT_RULES,
+    MAX_AHEAD,
+    MAX_SOON,
+    CheckpointRules,
+    PrefixCache,
+)
 from trioserve.engine.cache.ram_cache import CachedState
 from trioserve.engine.decoder import BatchDecoder
 from trioserve.engine.drafts.drafts import Drafts
@@ -506,8 +512,10 @@ class Engine(EngineLoop):
     def _rest(self) -> None:
         self._decoder.threads.rest()
 
-    def _tidy(self) -> bool:
-        return self._cache.swap_out_ahead() or self._cache.write_ahead()
+    def _tidy(self, *, is_soon: bool) -> bool:
+        if is_soon:
+            return self._cache.swap_out_ahead(MAX_SOON)
+        return self._cache.swap_out_ahead(MAX_AHEAD) or self._cache.write_ahead()
 
     def _fail_all(self, error: EngineError) -> None:
         for request in list(self._scheduler.requests()):

@@ -77,6 +77,10 @@ class Inbox:
     def __init__(self) -> None:
         self._commands: list[Command] = []
         self._arrived = threading.Condition()
+        #: Seconds that an idle engine lets pass after a task, at most, until `settle`: prompts that
+        #: arrive together are computed together. 0: `settle` is never called.
+        self.gather_s = 0.0
+        self.is_settled = True
         #: Called after each `put`, for a driver that calls `EngineLoop.step` itself.
         self.listener: Callable[[], None] | None = None
 
@@ -84,9 +88,18 @@ class Inbox:
         """Append a command. Holds the lock for no longer than that."""
         with self._arrived:
             self._commands.append(command)
+            if self.gather_s and isinstance(command, Submit):
+                self.is_settled = False
             self._arrived.notify()
         if self.listener is not None:
             self.listener()
+
+    def settle(self) -> None:
+        """Note that the event loop has nothing else to do, so that no task comes at once."""
+        if not self.is_settled:  # no lock on the way of every turn of the loop
+            with self._arrived:
+                self.is_settled = True
+                self._arrived.notify()
 
     def take(self, *, wait: bool, seconds: float | None = None) -> list[Command]:
         """Take all commands; with `wait`, sleep until there is one, at most for some seconds."""
@@ -95,6 +108,13 @@ class Inbox:
         with self._arrived:
             if wait:
                 self._arrived.wait_for(lambda: bool(self._commands), seconds)
+            commands, self._commands = self._commands, []
+        return commands
+
+    def gather(self, seconds: float) -> list[Command]:
+        """Sleep until `settle`, at most for some seconds, and take all commands."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self.is_settled, seconds)
             commands, self._commands = self._commands, []
         return commands
 
@@ -109,6 +129,9 @@ class Inbox:
 REST = 1e-4
 #: After this many idle seconds, the inference thread does what can wait; see `EngineLoop._tidy`.
 IDLE_S = 0.25
+#: The same for what takes a few milliseconds. A client that has its answer needs as long to send
+#: the next request.
+SOON_S = 5e-4
 
 #: Seconds that tokens wait for each running stream. So all streams together have at most 200 events
 #: a second, beyond those of steps that take longer.
@@ -167,7 +190,8 @@ class EngineLoop(abc.ABC):
         self._fresh: list[EngineEvent | Chunks] = []  # of this step, not in the outbox yet
         self._stopping = False
         self._is_busy = False  # there is something to do in the next step
-        self._is_untidy = False  # there is something to do once no command has come for a while
+        #: Seconds without a command after which there is something to do; None: there is nothing.
+        self._tidy_after: float | None = None
 
     # -- from the event loop's thread
 
@@ -243,9 +267,13 @@ class EngineLoop(abc.ABC):
         With `wait`, sleep first while there is neither. Returns whether there is work left.
         """
         is_idle = wait and not self._is_busy
-        commands = self.inbox.take(wait=is_idle, seconds=IDLE_S if self._is_untidy else None)
+        commands = self.inbox.take(wait=is_idle, seconds=self._tidy_after)
         if is_idle and not commands:
-            self._is_untidy = self._tidy()
+            is_soon = self._tidy_after == SOON_S
+            if not self._tidy(is_soon=is_soon):
+                self._tidy_after = IDLE_S if is_soon else None
+        elif is_idle and not self.inbox.is_settled:
+            commands += self._gather()
         for command in commands:
             try:
                 self._take(command)
@@ -264,11 +292,18 @@ class EngineLoop(abc.ABC):
                 self._record_step(began)
             self._is_busy = self.has_work and self.failure is None
             if not self._is_busy:
-                self._is_untidy = True
+                self._tidy_after = SOON_S
                 self._rest()
         if self._is_due(began):
             self._flush()
         return self._is_busy
+
+    def _gather(self) -> list[Command]:
+        """Wait for the tasks that arrive together with the first one, and tidy meanwhile."""
+        until = self.clock() + self.inbox.gather_s
+        while not self.inbox.is_settled and self._tidy(is_soon=True):
+            pass
+        return self.inbox.gather(max(0.0, until - self.clock()))
 
     def _is_due(self, began: float) -> bool:
         """Whether the events must not wait for those of the next step."""
@@ -378,8 +413,11 @@ class EngineLoop(abc.ABC):
     def _rest(self) -> None:
         """Note that there is nothing to do in the next step."""
 
-    def _tidy(self) -> bool:
-        """Do a little of what can wait until no task runs; returns whether there may be more."""
+    def _tidy(self, *, is_soon: bool) -> bool:
+        """Do a little of what can wait until no task runs; returns whether there may be more.
+
+        With `is_soon`, only what takes a few milliseconds: the next task may be on its way.
+        """
         return False
 
     @abc.abstractmethod

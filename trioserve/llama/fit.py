@@ -419,7 +419,7 @@ def _placements(models: Models, config: Config, room: Room) -> Iterator[Config]:
             yield attrs.evolve(one, tensor_split=split)
         yield one
 
-    def spills(**fields: int) -> bool:
+    def spills(**fields: Any) -> bool:
         """Whether there is no way that the devices hold what they are to hold."""
         one = attrs.evolve(least, **fields)
         return not any(_fits_gpus(need(models, each, room), config, room) for each in both(one))

@@ -15,9 +15,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.scripted_server import read, serve
 from tests.support.taken_threads import all_taken
+from tests.support.waiting import patiently
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
-from trioserve.engine.loop import EngineLoop
+from trioserve.engine.loop import EngineLoop, Inbox
 from trioserve.errors import (
     ConfigError,
     ModelLoadError,
@@ -27,6 +28,25 @@ from trioserve.server import Server
 from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.engine import in_thread
 from trioserve.testing import ScriptedBackend, scripted
+
+# -- requests that arrive together
+
+
+async def test_they_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine has nothing to do, and waits until the event loop has nothing to do either."""
+    monkeypatch.setattr("trioserve.server.lifecycle.engine._GATHER_SECONDS", 3600.0)
+    backend, sizes = ScriptedBackend(n_slots=4), list[int]()
+    backend.on_decode = lambda backend: sizes.append(backend.n_new)
+    config = Config(parallel=4)
+    with patiently():
+        async with (
+            Server(config, load=scripted(backend)) as server,
+            trio.open_nursery() as nursery,
+        ):
+            for prompt in ("aaaa", "bbbb", "cccc", "dddd"):
+                nursery.start_soon(server.complete, prompt)
+    assert sizes[0] == 16
+
 
 # -- the end of a server
 
@@ -65,6 +85,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.ended = threading.Event()
+        self.inbox = Inbox()
 
     def run(self) -> None:
         self.ended.wait()

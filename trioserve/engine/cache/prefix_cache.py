@@ -107,8 +107,8 @@ OWN_SHARE = 16
 SHORT = 8
 
 #: Bytes of a state that is copied to RAM ahead of its eviction: a request that comes in the
-#: meantime waits for about 20 ms.
-MAX_AHEAD = 32 * 2**20
+#: meantime waits for about 20 ms; or for 2 ms.
+MAX_AHEAD, MAX_SOON = 32 * 2**20, 4 * 2**20
 
 #: The same for one that is written to disk: it would be lost if the process died.
 MAX_WRITE_AHEAD = 256 * 2**20
@@ -260,15 +260,15 @@ class PrefixCache:
         if self._is_missing(seq) and self.ram.make_room(self._memory.size(seq.id)):
             self.ram.put(seq.held, seq.root, self._memory.save(seq.id))
 
-    def swap_out_ahead(self) -> bool:
+    def swap_out_ahead(self, most: int = MAX_AHEAD) -> bool:
         """Copy the kept sequence to RAM that is evicted next: that of a request will be quicker.
 
-        Nothing has to go for that. Returns whether there was one.
+        Nothing has to go for that. Returns whether there was one with a state of `most` bytes.
         """
         for seq in sorted(self.held.idle(), key=lambda seq: seq.last_used):
             if self._is_missing(seq) and self.held.own(seq) * OWN_SHARE >= len(seq.held):
                 size = self._memory.size(seq.id)
-                if size <= min(MAX_AHEAD, self.ram.limit - self.ram.size):
+                if size <= min(most, self.ram.limit - self.ram.size):
                     self.ram.put(seq.held, seq.root, self._memory.save(seq.id))
                     return True
         return False

@@ -153,6 +153,21 @@ def _disk_cache(config: Config, backend: Backend) -> DiskCache | None:
     )
 
 
+#: See `Inbox.gather_s`. Eight requests that arrive together are parsed in this time.
+_GATHER_SECONDS = 0.02
+
+
+class _WhenIdle(trio.abc.Instrument):
+    """Calls a function whenever the event loop goes to sleep."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def before_io_wait(self, timeout: float) -> None:
+        if timeout > 0:
+            self._function()
+
+
 @asynccontextmanager
 async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
     """Run an engine on a new thread; stop and join it at the end, even when cancelled.
@@ -164,15 +179,19 @@ async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
         ModelLoadError: the system refuses a thread.
     """
     thread = threading.Thread(target=engine.run, name="trioserve-engine", daemon=True)
+    engine.inbox.gather_s = _GATHER_SECONDS
+    idle = _WhenIdle(engine.inbox.settle)
     try:
         engine.start_helpers()
         start(thread)
     except ModelLoadError:
         engine.end_helpers()
         raise
+    trio.lowlevel.add_instrument(idle)
     try:
         yield
     finally:
+        trio.lowlevel.remove_instrument(idle)
         engine.stop()
         with trio.CancelScope(shield=True):
             # Not Trio's default limiter, which may be full: this join cannot be skipped.
