@@ -1,7 +1,8 @@
 """Times the first token of a chat's next turn: nothing cached, from RAM, from disk, after a kill.
 
 Run as ``python -m benchmarks.disk_cache MODEL [--tokens 4000] [--rounds 3]``. Each round prefills
-another text in a process that is killed at the end, and continues in a new process.
+another text in a process that is killed at the end, and continues in a new process. With `--cpu`,
+the times are CPU times of one thread for the model, which a busy machine changes less.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 from pathlib import Path
 from random import Random
 from statistics import median
-from time import monotonic, sleep
+from time import monotonic, process_time, sleep
 
 from trioserve import llama
 from trioserve.config import Config
@@ -31,9 +32,10 @@ ANSWER, QUESTION = 8, 40
 class Chat:
     """An engine that is stepped in this thread."""
 
-    def __init__(self, model: str, folder: Path, n_tokens: int, seed: int) -> None:
-        n_ctx = 2 * n_tokens + 1024
-        self.backend = llama.load(Config(model=model, ctx_size=n_ctx, parallel=2))
+    def __init__(self, model: str, folder: Path, n_tokens: int, seed: int, *, cpu: bool) -> None:
+        n_ctx, threads = 2 * n_tokens + 1024, 1 if cpu else -1
+        self.clock = process_time if cpu else monotonic
+        self.backend = llama.load(Config(model=model, ctx_size=n_ctx, parallel=2, threads=threads))
         assert isinstance(self.backend, llama.LlamaBackend)
         disk = DiskCache(folder, 2**34, self.backend.state_identity, cuttable=self.backend.cuttable)
         self.engine = Engine(
@@ -54,21 +56,21 @@ class Chat:
             max_tokens=ANSWER,
             cache_prompt=cache_prompt,
         )
-        began, first, answer = monotonic(), 0.0, []
+        began, first, answer = self.clock(), 0.0, []
         self.engine.submit(Task(self.n_tasks, Prompt(tokens), params))
         while True:
             self.engine.step(wait=True)
             for event in self.engine.take():
                 for one in event if isinstance(event, Chunks) else [event]:
                     if isinstance(one, Chunk):
-                        first = first or monotonic() - began
+                        first = first or self.clock() - began
                         answer += one.tokens
                     elif hasattr(one, "timings"):
                         return first, answer, one.timings.cache_n
 
     def write(self) -> None:
         """Wait until all of it is on disk, as when the server is idle."""
-        while self.engine._tidy():
+        while self.engine._tidy(is_soon=False):
             sleep(0.01)
 
     def forget(self, *, ram: bool) -> None:
@@ -101,9 +103,8 @@ def before_kill(chat: Chat) -> dict[str, float | list[int]]:
     }
 
 
-def run_process(model: str, folder: Path, n_tokens: int, seed: int, answer: str) -> None:
+def run_process(chat: Chat, answer: str) -> None:
     """Be one of the processes; with an answer, the one after the kill."""
-    chat = Chat(model, folder, n_tokens, seed)
     if not answer:
         print(json.dumps(before_kill(chat)), flush=True)
         signal.pause()
@@ -113,11 +114,11 @@ def run_process(model: str, folder: Path, n_tokens: int, seed: int, answer: str)
     os._exit(0)
 
 
-def run_round(model: str, n_tokens: int, seed: int) -> dict[str, float]:
+def run_round(model: str, n_tokens: int, seed: int, *, cpu: bool) -> dict[str, float]:
     """Run one round in two processes."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", __spec__.name, model, "--tokens", str(n_tokens)]
-        command += ["--folder", folder, "--seed", str(seed)]
+        command += ["--folder", folder, "--seed", str(seed), *(["--cpu"] if cpu else [])]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             seen = json.loads(process.stdout.readline())
@@ -139,16 +140,18 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--answer", default="")
     args = parser.parse_args()
     if args.folder is not None:
-        run_process(args.model, args.folder, args.tokens, args.seed, args.answer)
+        chat = Chat(args.model, args.folder, args.tokens, args.seed, cpu=args.cpu)
+        run_process(chat, args.answer)
         return
     rounds = []
     for seed in range(args.rounds):
-        rounds.append(run_round(args.model, args.tokens, seed))
+        rounds.append(run_round(args.model, args.tokens, seed, cpu=args.cpu))
         print({name: f"{1e3 * one:.0f} ms" for name, one in rounds[-1].items()}, flush=True)
     middle = {name: median(one[name] for one in rounds) for name in rounds[0]}
     for name, seconds in middle.items():

@@ -6,8 +6,10 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import openai
 import pytest
 import trio
@@ -142,6 +144,58 @@ async def test_slots_tell_of_the_cache_and_of_totals_when_asked() -> None:
         assert totals["prompt_tokens"] == after.prompt_queries > 0
         assert totals["cached_tokens"] == after.cached_tokens
         assert before.predicted_tokens <= totals["generated_tokens"] <= after.predicted_tokens
+
+
+async def test_slots_and_metrics_tell_what_each_tier_of_the_cache_holds(tmp_path: Path) -> None:
+    """A server reads from RAM, the next one from disk, and the last one has no folder."""
+    fields = {"metrics_endpoint": True, "cache_disk": str(tmp_path)}
+    one_seq = partial(ScriptedBackend, n_slots=1, n_seqs=1)
+
+    async with client_of(one_seq(), **fields) as client:
+        await ask_for(client, "a", "b", "a")
+        ram = await tiers(client)
+    assert ram["kv_bytes"] > 0
+    assert ram["ram_bytes"] > 0
+    assert ram["ram_tokens"] >= len(LONG)
+    assert ram["disk_tokens"] == ram["disk_read_bytes"] == 0
+
+    async with client_of(one_seq(), **fields) as client:
+        await ask_for(client, "a")
+        disk = await tiers(client)
+    assert disk["disk_tokens"] >= len(LONG)
+    assert disk["ram_tokens"] == 0
+    files = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
+    assert 0 < disk["disk_read_bytes"] < disk["disk_bytes"] <= sum(files)
+
+    async with client_of(one_seq(), metrics_endpoint=True) as client:
+        await ask_for(client, "a", "b", "a")
+        none = await tiers(client)
+    assert none["ram_tokens"] == ram["ram_tokens"]
+    assert {value for name, value in none.items() if name.startswith("disk")} == {0}
+
+
+LONG = "x" * 200
+
+
+async def ask_for(client: httpx.AsyncClient, *beginnings: str) -> None:
+    for beginning in beginnings:
+        answer = await client.post("/completion", json={"prompt": beginning + LONG})
+        assert answer.status_code == 200
+
+
+async def tiers(client: httpx.AsyncClient) -> dict[str, int]:
+    """What `/slots` says of the cache; the metrics say the same of what no thread changes."""
+    seen: dict[str, int] = (await client.get("/slots?queue=1")).json()["cache"]
+    text = (await client.get("/metrics")).text
+    samples = {line.split("{")[0]: line.split()[-1] for line in text.splitlines()}
+    for field, name in (
+        ("kv_bytes", "kv_cache_bytes"),
+        ("ram_tokens", "prefix_cache_ram_hits_total"),
+        ("disk_tokens", "prefix_cache_disk_hits_total"),
+        ("disk_read_bytes", "disk_cache_read_bytes_total"),
+    ):
+        assert seen[field] == float(samples[f"trioserve:{name}"]), field
+    return seen
 
 
 async def test_the_wait_is_estimated_from_what_has_ended() -> None:

@@ -221,6 +221,21 @@ def slot(id_: int, task: Task | None) -> SlotStatus:
     )
 
 
+def test_each_tier_of_the_cache_has_its_own_numbers() -> None:
+    names = {
+        "kv_bytes": "kv_cache_bytes",
+        "ram_bytes": "ram_cache_bytes",
+        "disk_bytes": "disk_cache_bytes",
+        "ram_tokens": "prefix_cache_ram_hits_total",
+        "disk_tokens": "prefix_cache_disk_hits_total",
+        "disk_read_bytes": "disk_cache_read_bytes_total",
+        "disk_written_bytes": "disk_cache_written_bytes_total",
+    }
+    counters = {field: i for i, field in enumerate(names, 1)}
+    seen = read(Metrics().render(status(**counters)).decode())
+    assert {field: seen[f"trioserve:{name}"] for field, name in names.items()} == counters
+
+
 async def test_without_the_flag_it_is_not_there() -> None:
     async with client_of() as client:
         answer = await client.get("/metrics")
