@@ -7,6 +7,7 @@ import { chosenModel } from "../state/choice";
 import { models } from "../state/server";
 import { settings } from "../state/settings";
 import type { Model } from "../types";
+import { t } from "../words";
 import { bytes, contextSize, modelName, short } from "./format";
 import { Popover } from "./Popover";
 import { attempt } from "./toasts";
@@ -34,13 +35,13 @@ export function ModelMenu(): VNode | null {
   }
   const button = (
     <>
-      <span class="visually-hidden">Model: </span>
+      <span class="visually-hidden">{t("Model:")}{" "}</span>
       <span class="model-name">{name}</span>
       <Icon name="chevron-down" />
     </>
   );
   return (
-    <Popover button={button} buttonClass="row-button model-button" panelLabel="Choose a model" class="models">
+    <Popover button={button} buttonClass="row-button model-button" panelLabel={t("Choose a model")} class="models">
       {(close) => <ModelList current={current} close={close} />}
     </Popover>
   );
@@ -66,14 +67,14 @@ function ModelList({ current, close }: { current: Model; close: () => void }): V
           class="field"
           data-first
           type="search"
-          placeholder="Search"
-          aria-label="Search the models"
+          placeholder={t("Search")}
+          aria-label={t("Search the models")}
           value={text}
           onInput={(event) => setText(event.currentTarget.value)}
           onKeyDown={(event) => event.key === "Enter" && shown[0] && pick(shown[0])}
         />
       )}
-      <ul class="model-list" aria-label="Models">
+      <ul class="model-list" aria-label={t("Models")}>
         {shown.map((model) => (
           <li key={model.id}>
             <button
@@ -90,7 +91,7 @@ function ModelList({ current, close }: { current: Model; close: () => void }): V
           </li>
         ))}
       </ul>
-      {shown.length === 0 && <p class="hint">No model has this name.</p>}
+      {shown.length === 0 && <p class="hint">{t("No model has this name.")}</p>}
     </>
   );
 }
@@ -105,13 +106,13 @@ async function choose(model: Model): Promise<void> {
 /** What is known of a model, in a line. */
 export function describe(model: Model): string {
   const states: Record<string, string> = {
-    unloaded: "not loaded",
-    downloading: "is being downloaded",
-    loading: "is loading",
+    unloaded: t("not loaded"),
+    downloading: t("is being downloaded"),
+    loading: t("is loading"),
     sleeping: "sleeps",
   };
   return [
-    model.failed ? "has failed" : states[model.status],
+    model.failed ? t("has failed") : states[model.status],
     model.parameters > 0 && `${short(model.parameters)} parameters`,
     model.size > 0 && bytes(model.size),
     model.contextSize > 0 && `${contextSize(model.contextSize)} context`,

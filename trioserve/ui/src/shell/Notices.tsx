@@ -6,6 +6,7 @@ import { Icon, type IconName } from "../icon";
 import { retryNow, server } from "../state/server";
 import { storage } from "../state/storage";
 import type { ServerState } from "../types";
+import { t } from "../words";
 import { lastStats } from "./Composer";
 import { percent } from "./format";
 import { KeyField } from "./KeyField";
@@ -38,7 +39,7 @@ function ServerNotice(): VNode | null {
   if (state === "needs-key") {
     return (
       <Notice icon="key">
-        <p>This server wants an API key.</p>
+        <p>{t("This server wants an API key.")}</p>
         <KeyField />
       </Notice>
     );
@@ -54,7 +55,7 @@ function ServerNotice(): VNode | null {
       </p>
       {!isQuiet && (
         <button type="button" class="button" onClick={retryNow}>
-          Try now
+          {t("Try now")}
         </button>
       )}
     </Notice>
@@ -68,7 +69,7 @@ function Countdown({ until }: { until: number }): VNode {
     return () => clearInterval(timer);
   }, []);
   const left = Math.ceil((until - now.value) / 1000);
-  return <span aria-hidden="true">{left > 0 ? ` The page tries again in ${left} s.` : " Trying again…"}</span>;
+  return <span aria-hidden="true">{left > 0 ? t(" The page tries again in {left} s.", { left }) : t(" Trying again…")}</span>;
 }
 
 function ContextNotice(): VNode | null {
@@ -76,9 +77,9 @@ function ContextNotice(): VNode | null {
   if (!stats?.contextSize || stats.contextUsed / stats.contextSize < NEARLY_FULL) return null;
   return (
     <Notice icon="alert">
-      <p>This chat fills {percent(stats.contextUsed / stats.contextSize)} of the model’s context. Soon it will not fit.</p>
+      <p>{t("This chat fills {contextUsed} of the model’s context. Soon it will not fit.", { contextUsed: percent(stats.contextUsed / stats.contextSize) })}</p>
       <button type="button" class="button" onClick={startChat}>
-        New chat
+        {t("New chat")}
       </button>
     </Notice>
   );

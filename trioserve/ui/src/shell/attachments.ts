@@ -3,6 +3,7 @@
 import { kindOf } from "../state/media";
 import { takes } from "../state/server";
 import type { Attachment, MediaKind } from "../types";
+import { t } from "../words";
 import { bytes, quoted } from "./format";
 import { readPicture } from "./pictures";
 
@@ -28,12 +29,12 @@ export async function readAttachment(file: File, id: string): Promise<Attachment
   const kind = kindOf(type);
   if (kind) return readMedia(file, kind, id);
   if (size > MAX_TEXT) throw tooLarge(name, MAX_TEXT);
-  throw new Error(`${quoted(name)} is neither a text nor a picture, a recording or a video.`);
+  throw new Error(t("{name} is neither a text nor a picture, a recording or a video.", { name: quoted(name) }));
 }
 
 async function readMedia(file: File, kind: MediaKind, id: string): Promise<Attachment> {
   const { name } = file;
-  if (takes(kind) === false) throw new Error(`${quoted(name)} is not attached: this model takes no ${NAMES[kind]}.`);
+  if (takes(kind) === false) throw new Error(t("{name} is not attached: this model takes no {NAMES}.", { name: quoted(name), NAMES: NAMES[kind] }));
   const read = kind === "image" ? await readPicture(file) : file;
   if (read.size > MAX_MEDIA) throw tooLarge(name, MAX_MEDIA);
   const type = read.type.replace(/;.*/, ""); // a recording’s has its codec, too
@@ -43,7 +44,7 @@ async function readMedia(file: File, kind: MediaKind, id: string): Promise<Attac
 }
 
 function tooLarge(name: string, limit: number): Error {
-  return new Error(`${quoted(name)} is too large. The limit is ${bytes(limit)}.`);
+  return new Error(t("{name} is too large. The limit is {limit}.", { name: quoted(name), limit: bytes(limit) }));
 }
 
 /** The text of bytes in UTF-8, in UTF-16 with a mark, or in Windows' old encoding; null: not a text. */

@@ -1,6 +1,7 @@
 // Files that are no text: pictures, recordings and videos.
 
 import type { Attachment, MediaKind } from "../types";
+import { t } from "../words";
 
 /** The types that a file of an import may have. None of them can hold a script. */
 const KNOWN = /^(image\/(png|jpeg|webp|gif|bmp)|(audio|video)\/[\w.+-]{1,40})$/;
@@ -19,7 +20,7 @@ export function dataUrlOf(file: Attachment): Promise<string> {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result as string);
-    reader.onerror = () => reject(new UnreadableError(`The browser no longer has the file ${file.name}.`));
+    reader.onerror = () => reject(new UnreadableError(t("The browser no longer has the file {name}.", { name: file.name })));
     reader.readAsDataURL(file.data!);
   });
 }

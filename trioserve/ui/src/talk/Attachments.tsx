@@ -8,6 +8,7 @@ import { bytes } from "../shell/format";
 import { useObjectUrl } from "../shell/objectUrl";
 import { kindOf } from "../state/media";
 import type { Attachment } from "../types";
+import { t } from "../words";
 import { CodeBlock } from "./Code";
 import { withoutDirections } from "./links";
 
@@ -25,7 +26,7 @@ export function Attachments({ list, remove }: Props): VNode | null {
   if (list.length === 0) return null;
   return (
     <div class="attachments">
-      <ul aria-label="Attached files">
+      <ul aria-label={t("Attached files")}>
         {list.map((one) => (
           <li key={one.id}>
             {one.data ? (
@@ -41,8 +42,8 @@ export function Attachments({ list, remove }: Props): VNode | null {
               <button
                 type="button"
                 class="icon-button"
-                aria-label={`Remove ${one.name}`}
-                title="Remove"
+                aria-label={t("Remove {name}", { name: one.name })}
+                title={t("Remove")}
                 onClick={() => remove(one.id)}
               >
                 <Icon name="close" />

@@ -4,6 +4,7 @@ import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
+import { t } from "../words";
 import { CopyButton } from "./CopyButton";
 import { highlight } from "./highlight";
 import type { Line, Piece } from "./highlightCode";
@@ -31,13 +32,13 @@ function Code({ text, language, open }: Props): VNode {
           type="button"
           class="icon-button"
           aria-pressed={wrapped}
-          aria-label="Wrap long lines"
-          title="Wrap long lines"
+          aria-label={t("Wrap long lines")}
+          title={t("Wrap long lines")}
           onClick={() => setWrapped(!wrapped)}
         >
           <Icon name="wrap" />
         </button>
-        <CopyButton text={text} label="Copy code" />
+        <CopyButton text={text} label={t("Copy code")} />
       </figcaption>
       <pre tabIndex={0} dir="ltr">
         <code>{grouped(lines)}</code>
