@@ -58,7 +58,7 @@ def test_an_answer_is_made_again_and_both_are_kept(chat: ChatPage, script: Paced
     chat.ask("A question?")
     script.answer = "The second answer."
     chat.answers.first.hover()
-    chat.answers.first.get_by_role("button", name="Answer again").click()
+    chat.answers.first.get_by_role("button", name="Regenerate").click()
     expect(chat.answers).to_have_text([re.compile("The second answer")])
     chat.wait_until_done()
     chat.answers.first.get_by_role("button", name="Previous version").click()

@@ -179,7 +179,7 @@ def test_a_write_that_is_denied_changes_nothing(chat: ChatPage, worker: Worker) 
     calls(chat).get_by_role("button", name="Deny").click()
     expect(chat.answers).to_contain_text(["That was it."])
     chat.wait_until_done()
-    expect(calls(chat)).to_contain_text("not allowed")
+    expect(calls(chat)).to_contain_text("not applied")
     assert not (worker.folder / "never.txt").exists()
 
 

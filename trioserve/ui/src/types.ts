@@ -134,6 +134,7 @@ export interface Preset {
 export interface Settings {
   apiKey: string;
   theme: "auto" | "light" | "dark";
+  language: "auto" | "en" | "de" | "zh";
   sendKey: "enter" | "mod-enter";
   system: string;
   sampling: Sampling;

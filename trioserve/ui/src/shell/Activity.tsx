@@ -54,7 +54,7 @@ export function Activity(): VNode {
           <Icon name="close" />
         </button>
       </header>
-      {seen ? <Panels seen={seen} /> : <p class="hint">{t("Looking…")}</p>}
+      {seen ? <Panels seen={seen} /> : <p class="hint">{t("Loading…")}</p>}
     </aside>
   );
 }
@@ -88,7 +88,7 @@ function Speed({ now }: { now: number }): VNode {
         viewBox="0 0 288 48"
         preserveAspectRatio="none"
         role="img"
-        aria-label={t("Tokens a second in the last minute; the highest was {it}", { it: count(Math.max(...values, 0)) })}
+        aria-label={t("Tokens a second in the last minute; the highest was {speed}", { speed: count(Math.max(...values, 0)) })}
       >
         <path class="spark-area" d={area(values, LOOKS, 288, 46)} />
         <path class="spark-line" d={line(values, LOOKS, 288, 46)} />
@@ -124,7 +124,7 @@ function Slots({ slots }: { slots: SlotView[] }): VNode {
           />
         ))}
       </ul>
-      {busy.length > listed.length && <p class="hint">{t("and {busy} more", { busy: count(busy.length - listed.length) })}</p>}
+      {busy.length > listed.length && <p class="hint">{t("and {number} more", { number: count(busy.length - listed.length) })}</p>}
     </section>
   );
 }
@@ -144,7 +144,7 @@ function Slot({ slot, colour, named }: SlotProps): VNode {
   return (
     <li class={isIdle ? "slot idle" : "slot"} data-owner={colour} title={isIdle ? undefined : says}>
       <span class="slot-name">{named ? `${modelName(slot.model)} ${slot.id}` : t("Slot {id}", { id: slot.id })}</span>
-      <div class="bar" role="img" aria-label={isIdle ? "empty" : says}>
+      <div class="bar" role="img" aria-label={isIdle ? t("empty") : says}>
         {!isIdle && (
           <>
             <Part class="cached" tokens={cached} of={slot.contextSize} />
@@ -165,10 +165,10 @@ function Part(props: { class: string; tokens: number; of: number }): VNode | nul
 }
 
 function does(slot: SlotView): string {
-  if (slot.paused) return t("reader is slow");
-  if (slot.state === "idle") return "idle";
-  if (slot.state === "decode") return slot.tokensPerSecond > 0 ? speed(slot.tokensPerSecond) : "writes";
-  return slot.promptTokens > 0 ? t("reads, {promptDone}", { promptDone: percent(slot.promptDone / slot.promptTokens) }) : "reads";
+  if (slot.paused) return t("paused: slow client");
+  if (slot.state === "idle") return t("idle");
+  if (slot.state === "decode") return slot.tokensPerSecond > 0 ? speed(slot.tokensPerSecond) : t("decode");
+  return slot.promptTokens > 0 ? t("prefill {share}", { share: percent(slot.promptDone / slot.promptTokens) }) : t("prefill");
 }
 
 function Cache({ cache, slots }: { cache: { used: number; total: number }; slots: SlotView[] }): VNode {
@@ -178,7 +178,7 @@ function Cache({ cache, slots }: { cache: { used: number; total: number }; slots
   );
   const inUse = Math.min(shares.reduce((sum, share) => sum + share.tokens, 0), used);
   const blocks: Block[] = allot(BLOCKS, used, Math.max(total, 1), shares);
-  const says = t("{inUse} in use, {used} kept for later, {total} free", { inUse: count(inUse), used: count(used - inUse), total: count(total - used) });
+  const says = t("{inUse} in use, {used} cached, {total} free", { inUse: count(inUse), used: count(used - inUse), total: count(total - used) });
   return (
     <section class="panel">
       <h3>
@@ -191,13 +191,13 @@ function Cache({ cache, slots }: { cache: { used: number; total: number }; slots
       </div>
       <p class="hint legend" aria-hidden="true">
         <span>
-          <i class="block" data-owner="0" /> {short(inUse)}{" "}{t("in use")}
+          <i class="block" data-owner="0" /> {t("{number} in use", { number: short(inUse) })}
         </span>
         <span>
-          <i class="block" data-owner="kept" /> {short(used - inUse)}{" "}{t("kept for later")}
+          <i class="block" data-owner="kept" /> {t("{number} cached", { number: short(used - inUse) })}
         </span>
         <span>
-          <i class="block" data-owner="free" /> {short(total - used)}{" "}{t("free")}
+          <i class="block" data-owner="free" /> {t("{number} free", { number: short(total - used) })}
         </span>
       </p>
     </section>
@@ -208,7 +208,7 @@ function Queue({ queue }: { queue: QueuedView[] }): VNode {
   return (
     <section class="panel">
       <h3>
-        {t("Queue")}{" "}<span class="figure">{queue.length ? `${count(queue.length)} waiting` : "empty"}</span>
+        {t("Queue")}{" "}<span class="figure">{queue.length ? t("{number} waiting", { number: count(queue.length) }) : t("empty")}</span>
       </h3>
       {queue.length > 0 && (
         <ol class="queue">
@@ -217,17 +217,17 @@ function Queue({ queue }: { queue: QueuedView[] }): VNode {
               <span class="place">{one.position}</span>
               <span>
                 {tokens(one.promptTokens)}
-                {one.priority !== 0 && t(", priority {priority}", { priority: one.priority })}
+                {one.priority !== 0 && ` · ${t("priority {priority}", { priority: one.priority })}`}
               </span>
               <span class="hint">
                 {seconds(one.waitedS)}
-                {one.waitS !== null && (one.waitS < 0.1 ? " · soon" : t(" · about {waitS} left", { waitS: seconds(one.waitS) }))}
+                {one.waitS !== null && ` · ${one.waitS < 0.1 ? t("soon") : t("about {waitS} left", { waitS: seconds(one.waitS) })}`}
               </span>
             </li>
           ))}
         </ol>
       )}
-      {queue.length > MOST_ROWS && <p class="hint">{t("and {queue} more", { queue: count(queue.length - MOST_ROWS) })}</p>}
+      {queue.length > MOST_ROWS && <p class="hint">{t("and {number} more", { number: count(queue.length - MOST_ROWS) })}</p>}
     </section>
   );
 }
@@ -239,15 +239,15 @@ function Totals({ totals }: { totals: NonNullable<Seen["totals"]> }): VNode {
       <h3>{t("Since the server started")}</h3>
       <dl class="totals">
         <div>
-          <dt>{t("tokens written")}</dt>
+          <dt>{t("generated tokens")}</dt>
           <dd title={count(generated)}>{short(generated)}</dd>
         </div>
         <div>
-          <dt>{t("tokens read")}</dt>
+          <dt>{t("prompt tokens")}</dt>
           <dd title={count(promptTokens)}>{short(promptTokens)}</dd>
         </div>
         <div>
-          <dt>{t("found in cache")}</dt>
+          <dt>{t("cache hits")}</dt>
           <dd title={count(cachedTokens)}>{promptTokens > 0 ? percent(cachedTokens / promptTokens) : "–"}</dd>
         </div>
       </dl>

@@ -158,7 +158,7 @@ function onPaste(event: ClipboardEvent): void {
 /** Begin to edit the last message of the user; false: there is none. */
 function editLast(): boolean {
   const last = [...document.querySelectorAll(".message.user")].at(-1);
-  const button = last?.querySelector<HTMLElement>("[aria-label=Edit]");
+  const button = last?.querySelector<HTMLElement>(".edit-button");
   button?.click();
   return button !== undefined && button !== null;
 }

@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 
 import { Icon } from "../icon";
 import { chats, exportChats, importChats, remove } from "../state/chats";
-import { t } from "../words";
+import { several, t } from "../words";
 import { choose, fileName, save } from "./files";
 import { useFocus } from "./focus";
 import { count } from "./format";
@@ -12,10 +12,10 @@ import { attempt, say } from "./toasts";
 /** Chats to a file and back, and away with them. */
 export function Data(): VNode {
   const number = chats.value.length;
-  const known = `${count(number)} ${number === 1 ? "chat" : "chats"}`;
+  const known = several(number, "{number} chat", "{number} chats", { number: count(number) });
   return (
     <>
-      <p class="lead">{t("Your chats are kept in this browser. The server keeps none of them. You have {it}.", { it: number ? known : t("no chats yet") })}</p>
+      <p class="lead">{t("Your chats are kept in this browser. The server keeps none of them.")}</p>
       <div class="button-row">
         <button type="button" class="button" disabled={number === 0} onClick={() => void attempt(exportAll)}>
           <Icon name="download" />
@@ -40,7 +40,7 @@ async function importFile(): Promise<void> {
   const [file] = await choose({ accept: ".json,.jsonl,.zip,application/json" });
   if (!file) return;
   const added = await importChats(file);
-  say(added === 1 ? t("One chat was added.") : t("{it} chats were added.", { it: added ? count(added) : t("No") }));
+  say(several(added, "{number} chat was added.", "{number} chats were added.", { number: count(added) }));
 }
 
 function DeleteAll({ known }: { known: string }): VNode {
@@ -49,7 +49,7 @@ function DeleteAll({ known }: { known: string }): VNode {
     ask(false);
     const all = await exportChats();
     await Promise.all(chats.value.map((chat) => remove(chat.id)));
-    say(t("{known} were deleted.", { known }), {
+    say(t("Deleted: {known}.", { known }), {
       label: t("Undo"),
       run: async () => {
         await importChats(all);
@@ -75,7 +75,7 @@ function Confirm({ known, onDelete, onKeep }: ConfirmProps): VNode {
   const keep = useFocus<HTMLButtonElement>();
   return (
     <div class="confirm" role="group" aria-label={t("Delete all chats")}>
-      <p>{t("Delete {known}? Answers that are being written are stopped.", { known })}</p>
+      <p>{t("Delete {known}? Running answers are stopped.", { known })}</p>
       <div class="button-row">
         <button type="button" class="button danger" onClick={onDelete}>
           {t("Delete them")}

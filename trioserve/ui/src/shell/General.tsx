@@ -4,7 +4,7 @@ import { useId } from "preact/hooks";
 import { props } from "../state/server";
 import { settings } from "../state/settings";
 import type { Settings } from "../types";
-import { t } from "../words";
+import { LANGUAGES, t } from "../words";
 import { KeyField } from "./KeyField";
 import { keyNames } from "./keys";
 import { mac } from "./shortcuts";
@@ -12,7 +12,7 @@ import { Switch } from "./Switch";
 
 /** How the page looks and behaves, and the key that it shows to the server. */
 export function General(): VNode {
-  const { theme, sendKey, showReasoning, showStats } = settings.value;
+  const { theme, language, sendKey, showReasoning, showStats } = settings.value;
   const set = (change: Partial<Settings>) => (settings.value = { ...settings.value, ...change });
   const mod = keyNames({ key: "Enter", mod: true }, mac).join(mac ? "" : "+");
   return (
@@ -24,20 +24,26 @@ export function General(): VNode {
         onChange={(to) => set({ theme: to })}
       />
       <Choice
+        title={t("Language")}
+        value={language}
+        options={{ auto: t("System"), ...LANGUAGES }}
+        onChange={(to) => set({ language: to })}
+      />
+      <Choice
         title={t("Send messages with")}
         value={sendKey}
         options={{ enter: "Enter", "mod-enter": mod }}
         onChange={(to) => set({ sendKey: to })}
       />
       <Switch
-        label={t("Unfold reasoning")}
-        help={t("Shows what a model thinks before it answers, without a click.")}
+        label={t("Expand reasoning")}
+        help={t("Shows the reasoning of a model without a click.")}
         value={showReasoning}
         onChange={(to) => set({ showReasoning: to })}
       />
       <Switch
-        label={t("Figures under answers")}
-        help={t("Tokens a second, the time to the first token, and how much of the context is used.")}
+        label={t("Statistics under answers")}
+        help={t("Tokens per second, time to first token, and the used share of the context.")}
         value={showStats}
         onChange={(to) => set({ showStats: to })}
       />

@@ -6,7 +6,7 @@ import { Icon, type IconName } from "../icon";
 import { retryNow, server } from "../state/server";
 import { storage } from "../state/storage";
 import type { ServerState } from "../types";
-import { t } from "../words";
+import { t, type Text } from "../words";
 import { lastStats } from "./Composer";
 import { percent } from "./format";
 import { KeyField } from "./KeyField";
@@ -26,9 +26,9 @@ export function Notices(): VNode {
   );
 }
 
-const words: Partial<Record<ServerState, string>> = {
-  loading: "The model is loading. You can write already.",
-  sleeping: "The model sleeps. Your next message wakes it up.",
+const words: Partial<Record<ServerState, Text>> = {
+  loading: "The model is loading. You can already write.",
+  sleeping: "The model is asleep. Your next message wakes it.",
   draining: "The server is shutting down. It takes no new messages until it is back.",
   full: "The server is full.",
   unreachable: "The server cannot be reached.",
@@ -39,7 +39,7 @@ function ServerNotice(): VNode | null {
   if (state === "needs-key") {
     return (
       <Notice icon="key">
-        <p>{t("This server wants an API key.")}</p>
+        <p>{t("This server requires an API key.")}</p>
         <KeyField />
       </Notice>
     );
@@ -50,7 +50,7 @@ function ServerNotice(): VNode | null {
   return (
     <Notice icon={isQuiet ? "moon" : "alert"} quiet={isQuiet}>
       <p>
-        {message || says}
+        {message || t(says)}
         {retryAt !== undefined && <Countdown until={retryAt} />}
       </p>
       {!isQuiet && (
@@ -69,7 +69,7 @@ function Countdown({ until }: { until: number }): VNode {
     return () => clearInterval(timer);
   }, []);
   const left = Math.ceil((until - now.value) / 1000);
-  return <span aria-hidden="true">{left > 0 ? t(" The page tries again in {left} s.", { left }) : t(" Trying again…")}</span>;
+  return <span aria-hidden="true">{" "}{left > 0 ? t("The page tries again in {left} s.", { left }) : t("Trying again…")}</span>;
 }
 
 function ContextNotice(): VNode | null {

@@ -5,7 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { openChat } from "../state/chats";
 import { runs } from "../state/runs";
 import type { MessageState } from "../types";
-import { t } from "../words";
+import { t, type Text } from "../words";
 import { announce, describeRun } from "./runText";
 import { focusAsked } from "./view";
 
@@ -39,7 +39,7 @@ export function RunStatus(): VNode {
   );
 }
 
-const endings: Record<MessageState, string> = {
+const endings: Record<MessageState, Text | ""> = {
   done: "The answer is complete.",
   stopped: "The answer was stopped.",
   failed: "The answer failed.",
@@ -57,7 +57,7 @@ function Announcer(): VNode {
   const ended = message ? undefined : open?.path.find((one) => one.id === last.current);
   return (
     <p class="visually-hidden" role="status">
-      {ended ? endings[ended.state] : told.value}
+      {ended ? endings[ended.state] && t(endings[ended.state] as Text) : told.value}
     </p>
   );
 }

@@ -36,7 +36,7 @@ export function SamplingForm({ value, under, onChange }: SamplingProps): VNode {
       <StopWords value={value.stop} onChange={set} />
       {others.map((group) => (
         <details key={group.title} open={group.fields.some((field) => field.name in value)}>
-          <summary>{group.title}</summary>
+          <summary>{t(group.title)}</summary>
           {rows(group.fields)}
         </details>
       ))}
@@ -67,11 +67,11 @@ function NumberRow({ field, value, byDefault, onChange }: NumberRowProps): VNode
   const isSet = value !== undefined || draft;
   return (
     <div class={isSet ? "setting set" : "setting"}>
-      <label for={id}>{field.label}</label>
+      <label for={id}>{t(field.label)}</label>
       {field.slider && (
         <input
           type="range"
-          aria-label={t("{label}, as a slider", { label: field.label })}
+          aria-label={t("{label}, as a slider", { label: t(field.label) })}
           min={field.slider[0]}
           max={field.slider[1]}
           step={field.whole ? 1 : 0.01}
@@ -85,7 +85,7 @@ function NumberRow({ field, value, byDefault, onChange }: NumberRowProps): VNode
         class="field number"
         inputMode="decimal"
         autocomplete="off"
-        placeholder={byDefault || "default"}
+        placeholder={byDefault || t("default")}
         value={text}
         aria-invalid={problem !== ""}
         aria-describedby={`${id}-help`}
@@ -95,7 +95,7 @@ function NumberRow({ field, value, byDefault, onChange }: NumberRowProps): VNode
       <button
         type="button"
         class="icon-button"
-        aria-label={t("Use the default of {label}", { label: field.label })}
+        aria-label={t("Use the default of {label}", { label: t(field.label) })}
         title={t("Use the default")}
         disabled={!isSet}
         onClick={() => {
@@ -106,7 +106,7 @@ function NumberRow({ field, value, byDefault, onChange }: NumberRowProps): VNode
         <Icon name="refresh" />
       </button>
       <p id={`${id}-help`} class={problem ? "hint problem" : "hint"}>
-        {problem || field.help}
+        {problem || t(field.help)}
       </p>
     </div>
   );
@@ -129,7 +129,7 @@ function Reasoning({ value, under, onChange }: NamedProps): VNode {
         value={String(value ?? "")}
         onChange={(event) => onChange("reasoning_effort", event.currentTarget.value || undefined)}
       >
-        <option value="">{t("Default{it}", { it: under ? ` (${under})` : "" })}</option>
+        <option value="">{under ? t("Default ({value})", { value: String(under) }) : t("Default")}</option>
         <option value="none">{t("Off")}</option>
         <option value="low">{t("Low")}</option>
         <option value="medium">{t("Medium")}</option>

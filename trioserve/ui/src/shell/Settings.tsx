@@ -1,7 +1,7 @@
 import type { VNode } from "preact";
 
 import { openChat } from "../state/chats";
-import { t } from "../words";
+import { t, type Text } from "../words";
 import { AllChats, ThisChat } from "./ChatSettings";
 import { Data } from "./Data";
 import { Dialog } from "./Dialog";
@@ -9,7 +9,7 @@ import { General } from "./General";
 import { Presets } from "./Presets";
 import { type Section, overlay } from "./view";
 
-const sections: Record<Section, { title: string; body: () => VNode | null }> = {
+const sections: Record<Section, { title: Text; body: () => VNode | null }> = {
   general: { title: "General", body: General },
   chat: { title: "This chat", body: ThisChat },
   all: { title: "All chats", body: AllChats },
@@ -47,7 +47,7 @@ export function Settings({ section }: { section: Section }): VNode {
               autofocus={name === section}
               onClick={() => go(name)}
             >
-              {sections[name].title}
+              {t(sections[name].title)}
             </button>
           ))}
         </div>

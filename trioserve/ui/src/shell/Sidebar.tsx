@@ -5,7 +5,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { Icon } from "../icon";
 import { chats, openChat, search } from "../state/chats";
 import type { Chat } from "../types";
-import { t } from "../words";
+import { several, t } from "../words";
 import { ChatRow } from "./ChatRow";
 import { useFocus } from "./focus";
 import { count, era } from "./format";
@@ -143,7 +143,7 @@ function ChatList(): VNode {
   return (
     <div class="chat-list" onKeyDown={moveInList}>
       <p class="visually-hidden" role="status">
-        {found.value && `${count(list.length)} ${list.length === 1 ? "chat" : "chats"} found`}
+        {found.value && several(list.length, "{number} chat found", "{number} chats found", { number: count(list.length) })}
       </p>
       {list.length === 0 && <p class="hint">{found.value ? t("No chat has these words.") : t("Your chats will be here.")}</p>}
       {byEra(shown, Date.now()).map(([title, ofEra]) => (

@@ -40,7 +40,7 @@ export function stopRecording(): void {
 }
 
 async function microphone(): Promise<MediaStream> {
-  if (!navigator.mediaDevices || !globalThis.MediaRecorder) throw new Error(NOT_HERE);
+  if (!navigator.mediaDevices || !globalThis.MediaRecorder) throw new Error(t(NOT_HERE));
   try {
     return await navigator.mediaDevices.getUserMedia({ audio: true });
   } catch (error) {

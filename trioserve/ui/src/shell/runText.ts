@@ -2,7 +2,7 @@
 
 import type { Run } from "../types";
 import { t } from "../words";
-import { count, seconds, speed } from "./format";
+import { count, percent, seconds, speed } from "./format";
 
 export interface RunText {
   text: string;
@@ -21,18 +21,19 @@ export function describeRun(run: Run, now: number): RunText {
     case "queued":
       return { text: run.place || !note ? queued(run.place) : note };
     case "prompt": {
-      if (!progress || progress.total === 0) return { text: waited(t("Reading the prompt"), run, now) };
+      if (!progress || progress.total === 0) return { text: waited(t("Prefill"), run, now) };
       const { done, total, cached } = progress;
-      const known = cached > 0 ? t(", {cached} from the cache", { cached: count(cached) }) : "";
-      return {
-        text: t("Reading the prompt: {done} of {total} tokens{known}", { done: count(done), total: count(total), known }),
-        share: Math.min(done / total, 1),
-      };
+      const share = Math.min(done / total, 1);
+      const values = { share: percent(share), done: count(done), total: count(total), cached: count(cached) };
+      const text = cached > 0
+        ? t("Prefill {share} · {done} of {total} tokens, {cached} from the cache", values)
+        : t("Prefill {share} · {done} of {total} tokens", values);
+      return { text, share };
     }
     case "thinking":
       return { text: withSpeed(t("Thinking"), run) };
     case "writing":
-      return { text: withSpeed(t("Writing"), run) };
+      return { text: withSpeed(t("Generating"), run) };
     case "running-tools":
       return { text: t("Running {note}…", { note }) };
     case "asking":
@@ -74,11 +75,11 @@ export function announce(run: Run | undefined): string {
     case "queued":
       return run.place ? t("In the queue, at number {position}.", { position: run.place.position }) : t("In the queue.");
     case "prompt":
-      return t("The model reads the prompt.");
+      return t("Prefill.");
     case "thinking":
-      return t("The model thinks.");
+      return t("Thinking.");
     case "writing":
-      return t("The answer begins.");
+      return t("Generating.");
     case "running-tools":
       return t("The server runs a tool.");
     case "asking":

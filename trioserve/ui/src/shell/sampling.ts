@@ -1,13 +1,13 @@
 /** The settings of sampling: their names, descriptions and valid values. */
 
 import type { Sampling } from "../types";
-import { t } from "../words";
+import { t, type Text } from "../words";
 
 /** A number that a request may set. */
 export interface Field {
   name: string;
-  label: string;
-  help: string;
+  label: Text;
+  help: Text;
   min?: number;
   max?: number;
   /** Where numbers are whole. */
@@ -17,7 +17,7 @@ export interface Field {
 }
 
 export interface Group {
-  title: string;
+  title: Text;
   fields: readonly Field[];
 }
 
@@ -98,7 +98,7 @@ export function withValue(
 
 /** Settings in a line: "temperature 0.2, top p 0.9". */
 export function summary(sampling: Sampling): string {
-  const labels = new Map(groups.flatMap((group) => group.fields).map((one) => [one.name, one.label]));
+  const labels = new Map(groups.flatMap((group) => group.fields).map((one) => [one.name, t(one.label)]));
   return Object.entries(sampling)
     .map(([name, value]) => {
       const shown = Array.isArray(value) ? value.map((one) => JSON.stringify(one)).join(" ") : value;

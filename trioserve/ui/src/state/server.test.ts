@@ -69,7 +69,7 @@ test("its troubles have words", async () => {
   const cases: [Reply, string, RegExp][] = [
     [says(503, "Loading model"), "loading", /loading its model/],
     [says(503, "The server is shutting down"), "draining", /shutting down/],
-    [says(401, "Invalid API Key"), "needs-key", /asks for an API key/],
+    [says(401, "Invalid API Key"), "needs-key", /requires an API key/],
     [{ isAway: true }, "unreachable", /cannot be reached/],
     [says(503, "The inference engine failed."), "unreachable", /engine failed/],
     [{ status: 502 }, "unreachable", /status 502/],

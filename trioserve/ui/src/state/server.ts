@@ -130,7 +130,7 @@ export async function look(now = Date.now()): Promise<void> {
     }
     const { state, retryAt = 0 } = status.peek();
     if (state === "full" && retryAt > now) return;
-    if (properties.peek()?.is_sleeping) set("sleeping", SLEEPING);
+    if (properties.peek()?.is_sleeping) set("sleeping", t(SLEEPING));
     else set("ready", "");
   } catch (error) {
     if (outer.aborted) return;
@@ -141,7 +141,7 @@ export async function look(now = Date.now()): Promise<void> {
   }
 }
 
-const SLEEPING = "The model sleeps. The next message wakes it.";
+const SLEEPING = "The model is asleep. Your next message wakes it.";
 
 async function learn(signal: AbortSignal): Promise<void> {
   const own = await requestJson<Props>("props", { signal });
@@ -180,7 +180,7 @@ function setBy(error: unknown): void {
   if (!(error instanceof ServerError)) throw error;
   switch (error.reason) {
     case "key":
-      return set("needs-key", settings.peek().apiKey ? WRONG_KEY : NO_KEY);
+      return set("needs-key", t(settings.peek().apiKey ? WRONG_KEY : NO_KEY));
     case "loading":
       return set("loading", t("The server is loading its model."));
     case "closing":
@@ -192,7 +192,7 @@ function setBy(error: unknown): void {
   }
 }
 
-const NO_KEY = "The server asks for an API key.";
+const NO_KEY = "This server requires an API key.";
 const WRONG_KEY = "The server does not know this API key.";
 
 function set(state: ServerState, message: string, retryAt?: number): void {

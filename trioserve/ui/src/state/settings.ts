@@ -11,6 +11,7 @@ import { noteUnkept, place } from "./storage";
 export const defaults: Settings = {
   apiKey: "",
   theme: "auto",
+  language: "auto",
   sendKey: "enter",
   system: "",
   sampling: {},
@@ -70,6 +71,7 @@ function changesFrom(from: Settings, now: Settings): Partial<Settings> {
 function valid(given: Record<string, unknown>): Partial<Settings> {
   const fits = ([name, value]: [string, unknown]): boolean => {
     if (name === "theme") return ["auto", "light", "dark"].includes(value as string);
+    if (name === "language") return ["auto", "en", "de", "zh"].includes(value as string);
     if (name === "sendKey") return ["enter", "mod-enter"].includes(value as string);
     if (name === "sampling") return isSampling(value);
     if (name === "tools") return isToolChoice(value);

@@ -3,16 +3,14 @@
 import { listenToBrowser } from "../server/wake";
 import { checkOthers, isFollowing, look, runOf, showRun, startChecking } from "./runs";
 import { startServer } from "./server";
-import { startSettings } from "./settings";
 import { loadChats, refresh } from "./shown";
 import { startTabs } from "./tabs";
 
 /**
- * Read what is kept, take up the answers that are still being written, and connect. Called once;
+ * Read the chats, take up the answers that are still being written, and connect. Called once;
  * `newChat` or `open` follows, and again whenever another tab deletes the chat that is open.
  */
 export async function start(): Promise<void> {
-  startSettings();
   listenToBrowser();
   startServer();
   await loadChats();

@@ -217,9 +217,9 @@ function outcome(end: End, { offset, finish }: Answer): Partial<Message> {
     case "failed":
       return { state: "failed", error: end.error.message };
     case "lost":
-      return { state: "failed", error: offset > 0 ? LOST : NEVER_CAME };
+      return { state: "failed", error: t(offset > 0 ? LOST : NEVER_CAME) };
     case "gap":
-      return { state: "failed", error: GAP };
+      return { state: "failed", error: t(GAP) };
   }
 }
 

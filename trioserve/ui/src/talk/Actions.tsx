@@ -26,8 +26,8 @@ export function Actions({ message, index, branches, last, edit }: Props): VNode 
     <div class={last ? "actions shown" : "actions"}>
       {branches && index !== undefined && <BranchSwitch ids={branches} index={index} />}
       {message.content && <CopyButton text={message.content} label={t("Copy")} />}
-      <Action icon="edit" label={t("Edit")} act={edit} />
-      {answer && <Action icon="refresh" label={t("Answer again")} act={() => regenerate(message.id)} />}
+      <Action icon="edit" label={t("Edit")} class="edit-button" act={edit} />
+      {answer && <Action icon="refresh" label={t("Regenerate")} act={() => regenerate(message.id)} />}
       {!answer && last && <Action icon="refresh" label={t("Answer")} act={() => regenerate(message.id)} />}
       {answer && last && canContinue(message) && !problem(message) && (
         <Action icon="play" label={t("Continue")} act={() => continueAnswer(message.id)} />
@@ -42,9 +42,16 @@ async function remove(message: string): Promise<void> {
   say(t("Deleted."), { label: t("Undo"), run: undo });
 }
 
-function Action({ icon, label, act }: { icon: IconName; label: string; act: () => unknown }): VNode {
+interface ActionProps {
+  icon: IconName;
+  label: string;
+  class?: string;
+  act: () => unknown;
+}
+
+function Action({ icon, label, class: name = "", act }: ActionProps): VNode {
   return (
-    <button type="button" class="icon-button" aria-label={label} title={label} onClick={() => void attempt(act)}>
+    <button type="button" class={`icon-button ${name}`} aria-label={label} title={label} onClick={() => void attempt(act)}>
       <Icon name={icon} />
     </button>
   );

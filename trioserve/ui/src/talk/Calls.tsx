@@ -9,7 +9,7 @@ import { attempt } from "../shell/toasts";
 import { focusAgain, focusAsked } from "../shell/view";
 import { allowAll, decide, stopCall } from "../state/tools";
 import type { CallState, MadeCall, Message, Step } from "../types";
-import { t } from "../words";
+import { t, type Text } from "../words";
 import { Diff, DiffSize, FEW } from "./Diff";
 import { Fold } from "./Fold";
 import { Markdown } from "./Markdown";
@@ -63,14 +63,14 @@ const ICONS: Record<CallState, IconName> = {
   denied: "close",
 };
 
-const SAYS: Record<CallState, string> = {
+const SAYS: Record<CallState, Text | ""> = {
   called: "",
   asked: "waits for your approval",
   running: "runs",
   done: "",
   failed: "failed",
   stopped: "stopped",
-  denied: "not allowed",
+  denied: "not applied",
 };
 
 function Call(properties: CallProps): VNode {
@@ -112,7 +112,7 @@ function Title({ call, state }: { call: MadeCall; state: CallState }): VNode {
           <DiffSize added={size.added} removed={size.removed} />
         </span>
       )}
-      {SAYS[state] && <span class={state === "running" ? "says shimmer" : "says"}>{SAYS[state]}</span>}
+      {SAYS[state] && <span class={state === "running" ? "says shimmer" : "says"}>{t(SAYS[state])}</span>}
       {state === "done" && call.seconds !== undefined && call.seconds >= 0.1 && (
         <span class="says">{seconds(call.seconds)}</span>
       )}
@@ -128,7 +128,7 @@ function Unshown({ diff, written }: { diff: string; written: string }): VNode | 
   return (
     <>
       <p class="unshown" role="note">
-        {t("The preview does not show")}{" "}{left}.
+        {t("The preview does not show {left}.", { left })}
         {!isOpen && (
           <button type="button" class="button" onClick={() => setOpen(true)}>
             {t("Show the whole call")}

@@ -4,7 +4,7 @@ import type { VNode } from "preact";
 import { useMemo, useState } from "preact/hooks";
 
 import { count } from "../shell/format";
-import { t } from "../words";
+import { several, t } from "../words";
 import { CopyButton } from "./CopyButton";
 import { memo } from "./memo";
 import { readDiff, type DiffLine } from "./toolText";
@@ -37,7 +37,7 @@ function Change({ diff }: { diff: string }): VNode {
       </pre>
       {left > 0 && (
         <p class="more">
-          {count(left)}{" "}{t("more")}{" "}{left === 1 ? "line" : "lines"}
+          {several(left, "{number} more line", "{number} more lines", { number: count(left) })}
           {most < MOST && (
             <button type="button" class="button" onClick={() => setMost(MOST)}>
               {t("Show more")}

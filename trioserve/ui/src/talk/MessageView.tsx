@@ -80,7 +80,7 @@ function useEditing(): Editing {
   const [editing, setEditing] = useState(false);
   const before = useRef(false);
   useLayoutEffect(() => {
-    if (before.current && !editing) place.current?.querySelector<HTMLElement>("[aria-label=Edit]")?.focus();
+    if (before.current && !editing) place.current?.querySelector<HTMLElement>(".edit-button")?.focus();
     before.current = editing;
   }, [editing]);
   return { place, editing, edit: () => setEditing(true), close: () => setEditing(false) };

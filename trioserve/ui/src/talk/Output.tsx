@@ -4,7 +4,7 @@ import type { VNode } from "preact";
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { count } from "../shell/format";
-import { t } from "../words";
+import { several, t } from "../words";
 import { CodeBlock } from "./Code";
 import { CopyButton } from "./CopyButton";
 import { revealed } from "./links";
@@ -45,7 +45,7 @@ export function Result({ text, failed }: { text: string; failed: boolean }): VNo
       <CodeBlock text={part.text} language={json ? "json" : ""} open={false} />
       {!isWhole && (
         <p class="more">
-          {count(part.lines)}{" "}{t("of")}{" "}{count(part.all)} {part.all === 1 ? "line" : "lines"}
+          {several(part.all, "{shown} of {all} line", "{shown} of {all} lines", { shown: count(part.lines), all: count(part.all) })}
           {most === FEW && (
             <button type="button" class="button" onClick={() => setMost(MANY)}>
               {t("Show more")}

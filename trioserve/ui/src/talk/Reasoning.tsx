@@ -4,7 +4,7 @@ import type { VNode } from "preact";
 
 import { count } from "../shell/format";
 import { settings } from "../state/settings";
-import { t } from "../words";
+import { several, t } from "../words";
 import { Fold } from "./Fold";
 import { Markdown } from "./Markdown";
 import { memo } from "./memo";
@@ -29,5 +29,5 @@ export const Reasoning = memo(Thoughts);
 
 function words(text: string): string {
   const number = text.match(/\S+/g)?.length ?? 0;
-  return `${count(number)} ${number === 1 ? "word" : "words"}`;
+  return several(number, "{number} word", "{number} words", { number: count(number) });
 }

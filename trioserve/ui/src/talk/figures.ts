@@ -14,14 +14,14 @@ export interface Figure {
 export function figures(stats: Stats): Figure[] {
   const list: Figure[] = [];
   if (stats.tokensPerSecond > 0) {
-    list.push({ text: speed(stats.tokensPerSecond), title: t("How fast the answer was written") });
+    list.push({ text: speed(stats.tokensPerSecond), title: t("Generation speed") });
   }
   if (stats.ttft > 0) {
-    list.push({ text: t("{ttft} to first token", { ttft: first(stats.ttft) }), title: t("The time from sending to the first token") });
+    list.push({ text: t("{ttft} to first token", { ttft: first(stats.ttft) }), title: t("Time to first token") });
   }
-  if (stats.tokens > 0) list.push({ text: tokens(stats.tokens), title: t("The length of the answer.{stats}", { stats: prompt(stats) }) });
+  if (stats.tokens > 0) list.push({ text: tokens(stats.tokens), title: `${t("Length of the answer")}${prompt(stats)}` });
   if (stats.contextUsed > 0) {
-    list.push({ text: context(stats), title: t("How much of the model’s context this chat takes up") });
+    list.push({ text: context(stats), title: t("Used share of the model’s context") });
   }
   return list;
 }
@@ -32,8 +32,9 @@ function first(milliseconds: number): string {
 
 function prompt({ promptTokens, cachedTokens }: Stats): string {
   if (promptTokens <= 0) return "";
-  const cached = cachedTokens > 0 ? t(", {cachedTokens} of them from the cache", { cachedTokens: count(cachedTokens) }) : "";
-  return t(" The prompt had {promptTokens}{cached}.", { promptTokens: tokens(promptTokens), cached });
+  const values = { tokens: tokens(promptTokens), cached: count(cachedTokens) };
+  const says = cachedTokens > 0 ? t("prompt: {tokens}, {cached} of them cached", values) : t("prompt: {tokens}", values);
+  return ` · ${says}`;
 }
 
 function context({ contextUsed, contextSize }: Stats): string {

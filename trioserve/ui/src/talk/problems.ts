@@ -15,11 +15,11 @@ export function problem(message: Message): ProblemText | null {
   if (state === "failed") return { text: error || t("The answer could not be completed."), failed: true };
   if (state === "stopped") return { text: t("Stopped."), failed: false };
   if (state !== "done") return null;
-  if (finish === "max_steps") return { text: t("The model has taken as many steps as it may."), failed: false };
-  if (finish === "length") return { text: t("The answer reached its greatest length."), failed: false };
+  if (finish === "max_steps") return { text: t("The model reached the maximum number of steps."), failed: false };
+  if (finish === "length") return { text: t("The answer reached the maximum length."), failed: false };
   if (!content && toolCalls.length === 0) {
-    const after = steps ? t(" after its calls of tools") : reasoning ? t(" after thinking") : "";
-    return { text: t("The model gave no answer{after}.", { after }), failed: true };
+    if (steps) return { text: t("The model gave no answer after its tool calls."), failed: true };
+    return { text: t(reasoning ? "The model gave no answer after thinking." : "The model gave no answer."), failed: true };
   }
   return null;
 }

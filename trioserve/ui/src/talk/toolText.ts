@@ -2,7 +2,7 @@
 
 import { count } from "../shell/format";
 import { isRecord } from "../state/json";
-import { t } from "../words";
+import { several, t } from "../words";
 import { revealed } from "./links";
 
 const CODES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[PX^_][^\u001b]*(?:\u001b\\)?|[ -/]*[0-~])/g;
@@ -112,7 +112,7 @@ export function unshown(diff: FileDiff, most: number): string {
   const parts = [
     diff.isPart && (diff.lines.length ? t("the rest of the change") : t("the change")),
     left > 0 && t("{left} of its lines", { left: count(left) }),
-    diff.cut > 0 && t("the ends of {cut} long {it}", { cut: count(diff.cut), it: diff.cut === 1 ? "line" : "lines" }),
+    diff.cut > 0 && several(diff.cut, "the end of {number} long line", "the ends of {number} long lines", { number: count(diff.cut) }),
   ].filter(Boolean);
   return parts.join(", ");
 }
