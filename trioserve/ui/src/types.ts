@@ -93,6 +93,8 @@ export interface Message {
   finish?: string;
   /** What went wrong, in words for people. */
   error?: string;
+  /** It failed because the chat does not fit into the context. */
+  full?: boolean;
   stats?: Stats;
   stream?: StreamPlace;
 }
@@ -110,6 +112,19 @@ export interface Chat {
   model: string;
   /** Not there: what the settings say. */
   tools?: ToolChoice;
+  /** It stays at the top of the list. */
+  pinned?: boolean;
+  /** Its title is the beginning of its first message, until the model has written one. */
+  untitled?: boolean;
+  /** Where what the model gets begins, once the context was full, and what it is told of the rest. */
+  start?: ChatStart;
+}
+
+export interface ChatStart {
+  message: string;
+  summary: string;
+  /** When that was: what was counted before no longer holds. */
+  since: number;
 }
 
 /** Which tools the model may call. */
@@ -142,6 +157,8 @@ export interface Settings {
   tools: ToolChoice;
   showReasoning: boolean;
   showStats: boolean;
+  /** Whether the model writes the titles of chats. */
+  titles: boolean;
 }
 
 export type Phase =

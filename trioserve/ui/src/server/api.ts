@@ -9,6 +9,7 @@ export type Reason =
   | "loading"
   | "closing"
   | "full"
+  | "context" // the chat does not fit into it
   | "away" // as a proxy reports
   | "unknown" // 404
   | "other";
@@ -31,6 +32,7 @@ export class ServerError extends Error {
     if (this.status === 0) return "network";
     if (this.status === 401) return "key";
     if (this.status === 404) return "unknown";
+    if (["context_length_exceeded", "exceed_context_size_error"].includes(this.code)) return "context";
     if (this.status === 429 || this.code === "memory_full") return "full";
     if (this.status === 502 || this.code === NO_JSON) return "away";
     if (this.status === 503 && /^loading model/i.test(this.message)) return "loading";
@@ -94,11 +96,12 @@ function latin1(text: string): string {
 /** Read an error as the server writes it, in an answer or as the last event of a stream. */
 export function errorFrom(body: unknown, status: number, retryAfter?: number): ServerError | null {
   const error = (body as { error?: unknown } | null)?.error as
-    | { message?: unknown; code?: unknown }
+    | { message?: unknown; code?: unknown; type?: unknown }
     | undefined;
   if (typeof error?.message !== "string") return null;
   const own = typeof error.code === "number" ? error.code : status;
-  return new ServerError(error.message, own, String(error.code ?? ""), retryAfter);
+  const code = typeof error.code === "string" ? error.code : error.type; // as llama-server has it
+  return new ServerError(error.message, own, String(code ?? ""), retryAfter);
 }
 
 async function errorOf(response: Response): Promise<ServerError> {

@@ -13,6 +13,7 @@ import { attach } from "./draft";
 import { Header } from "./Header";
 import { later } from "./later";
 import { Notices } from "./Notices";
+import { Outbox } from "./Outbox";
 import { RunStatus } from "./RunStatus";
 import { Sidebar } from "./Sidebar";
 import { listenToKeys } from "./shortcuts";
@@ -63,6 +64,7 @@ function Column({ covered }: { covered: boolean }): VNode {
       <div class="dock">
         <Notices />
         <RunStatus />
+        <Outbox />
         <Composer />
       </div>
     </main>

@@ -5,6 +5,7 @@ import { useLayoutEffect, useRef } from "preact/hooks";
 import { Icon } from "../icon";
 import { openChat } from "../state/chats";
 import { kindOf } from "../state/media";
+import { enqueue, outbox, sendNext } from "../state/outbox";
 import { runs } from "../state/runs";
 import { settings } from "../state/settings";
 import { send, stop } from "../state/talk";
@@ -14,6 +15,7 @@ import { AttachTools } from "./AttachTools";
 import { attach, attachText, detach, draft, isAttaching, setDraft } from "./draft";
 import { bytes, count, percent } from "./format";
 import { useObjectUrl } from "./objectUrl";
+import { editQueued } from "./Outbox";
 import { listening } from "./recording";
 import { attempt, say } from "./toasts";
 import { focusComposer, touch } from "./view";
@@ -32,10 +34,14 @@ export function Composer(): VNode {
   // What is being read or recorded is to go along.
   const isComplete = !isAttaching.value && listening.value === "off";
   const canSend = isComplete && (text.trim() !== "" || attachments.length > 0);
+  const label = running.value ? t("Queue") : t("Send");
+  const waiting = outbox.value.get(chat ?? "");
   const submit = () => {
-    if (!canSend || running.value || !chat) return;
+    if (!canSend || !chat) return;
     stay();
-    void attempt(() => sendDraft());
+    if (running.value || waiting) queueDraft(chat);
+    else void attempt(() => sendDraft());
+    if (!running.value && waiting) void attempt(() => sendNext(chat));
   };
   return (
     <form
@@ -58,7 +64,7 @@ export function Composer(): VNode {
         <AttachTools />
         <span class="space" />
         <ContextRing />
-        {running.value && chat ? (
+        {running.value && chat && (
           <button
             type="button"
             class="icon-button send stop"
@@ -71,8 +77,9 @@ export function Composer(): VNode {
           >
             <Icon name="stop" />
           </button>
-        ) : (
-          <button type="submit" class="icon-button send" aria-label={t("Send")} title={t("Send")} disabled={!canSend || !chat}>
+        )}
+        {(!running.value || canSend) && (
+          <button type="submit" class="icon-button send" aria-label={label} title={label} disabled={!canSend || !chat}>
             <Icon name="send" />
           </button>
         )}
@@ -84,6 +91,14 @@ export function Composer(): VNode {
 /** The button that was pressed goes, and the focus with it. On a phone, the keyboard would come up. */
 function stay(): void {
   if (!touch.value) focusComposer();
+}
+
+/** Have the draft sent after the answer that is being written. */
+function queueDraft(chat: string): void {
+  const { text, attachments } = draft.value;
+  setDraft({ text: "", attachments: [] });
+  takeBackOffer();
+  enqueue(chat, text.trim(), attachments);
 }
 
 /** Send the draft; it is back if that fails. */
@@ -155,8 +170,14 @@ function onPaste(event: ClipboardEvent): void {
   takeBackOffer = say(t("The text is attached as a file."), { label: t("Paste as text"), run: write });
 }
 
-/** Begin to edit the last message of the user; false: there is none. */
+/** Begin to edit the last message of the user, be it queued or sent; false: there is none. */
 function editLast(): boolean {
+  const chat = openChat.value?.chat.id ?? "";
+  const queued = outbox.value.get(chat)?.messages.at(-1);
+  if (queued) {
+    editQueued(chat, queued);
+    return true;
+  }
   const last = [...document.querySelectorAll(".message.user")].at(-1);
   const button = last?.querySelector<HTMLElement>(".edit-button");
   button?.click();
@@ -208,5 +229,7 @@ function ContextRing(): VNode | null {
 
 /** The figures of the last answer that has some. */
 export function lastStats(): Stats | undefined {
-  return openChat.value?.path.findLast((message) => message.stats)?.stats;
+  const open = openChat.value;
+  const last = open?.path.findLast((message) => message.stats);
+  return last && last.createdAt > (open?.chat.start?.since ?? 0) ? last.stats : undefined;
 }

@@ -12,7 +12,7 @@ import { Switch } from "./Switch";
 
 /** How the page looks and behaves, and the key that it shows to the server. */
 export function General(): VNode {
-  const { theme, language, sendKey, showReasoning, showStats } = settings.value;
+  const { theme, language, sendKey, showReasoning, showStats, titles } = settings.value;
   const set = (change: Partial<Settings>) => (settings.value = { ...settings.value, ...change });
   const mod = keyNames({ key: "Enter", mod: true }, mac).join(mac ? "" : "+");
   return (
@@ -46,6 +46,12 @@ export function General(): VNode {
         help={t("Tokens per second, time to first token, and the used share of the context.")}
         value={showStats}
         onChange={(to) => set({ showStats: to })}
+      />
+      <Switch
+        label={t("Titles by the model")}
+        help={t("The model writes a title for each new chat while the server is idle.")}
+        value={titles}
+        onChange={(to) => set({ titles: to })}
       />
       <KeyField />
       {props.value?.build_info && <p class="hint">{t("Server: {build_info}", { build_info: props.value.build_info })}</p>}

@@ -1,19 +1,14 @@
 import { useSignal } from "@preact/signals";
-import type { ComponentChildren, VNode } from "preact";
+import type { VNode } from "preact";
 import { useEffect } from "preact/hooks";
 
-import { Icon, type IconName } from "../icon";
 import { retryNow, server } from "../state/server";
 import { storage } from "../state/storage";
 import type { ServerState } from "../types";
 import { t, type Text } from "../words";
-import { lastStats } from "./Composer";
-import { percent } from "./format";
+import { ContextNotice } from "./ContextNotice";
 import { KeyField } from "./KeyField";
-import { startChat } from "./shortcuts";
-
-/** The share of the context above which a conversation will soon be full. */
-const NEARLY_FULL = 0.9;
+import { Notice } from "./Notice";
 
 /** What people have to know of the server, and of this chat. */
 export function Notices(): VNode {
@@ -70,32 +65,4 @@ function Countdown({ until }: { until: number }): VNode {
   }, []);
   const left = Math.ceil((until - now.value) / 1000);
   return <span aria-hidden="true">{" "}{left > 0 ? t("The page tries again in {left} s.", { left }) : t("Trying again…")}</span>;
-}
-
-function ContextNotice(): VNode | null {
-  const stats = lastStats();
-  if (!stats?.contextSize || stats.contextUsed / stats.contextSize < NEARLY_FULL) return null;
-  return (
-    <Notice icon="alert">
-      <p>{t("This chat fills {contextUsed} of the model’s context. Soon it will not fit.", { contextUsed: percent(stats.contextUsed / stats.contextSize) })}</p>
-      <button type="button" class="button" onClick={startChat}>
-        {t("New chat")}
-      </button>
-    </Notice>
-  );
-}
-
-interface NoticeProps {
-  icon: IconName;
-  quiet?: boolean;
-  children: ComponentChildren;
-}
-
-function Notice({ icon, quiet = false, children }: NoticeProps): VNode {
-  return (
-    <div class={quiet ? "notice quiet" : "notice"}>
-      <Icon name={icon} />
-      <div class="notice-body">{children}</div>
-    </div>
-  );
 }

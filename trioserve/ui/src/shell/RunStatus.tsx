@@ -4,6 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 
 import { openChat } from "../state/chats";
 import { runs } from "../state/runs";
+import { server } from "../state/server";
 import type { MessageState } from "../types";
 import { t, type Text } from "../words";
 import { announce, describeRun } from "./runText";
@@ -19,7 +20,8 @@ export function RunStatus(): VNode {
     const timer = setInterval(() => (now.value = Date.now()), 1000);
     return () => clearInterval(timer);
   }, [isRunning]);
-  const told = run.value && describeRun(run.value, now.value);
+  const isLost = server.value.state === "unreachable"; // a notice says so
+  const told = run.value && describeRun(run.value, now.value, isLost);
   return (
     <>
       {told && (

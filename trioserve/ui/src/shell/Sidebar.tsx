@@ -3,14 +3,16 @@ import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
-import { chats, openChat, search } from "../state/chats";
+import { chats, openChat, search, type Found } from "../state/chats";
 import type { Chat } from "../types";
 import { several, t } from "../words";
 import { ChatRow } from "./ChatRow";
 import { useFocus } from "./focus";
 import { count, era } from "./format";
+import { goToMessage } from "./jump";
 import { keyNames } from "./keys";
 import { goTo } from "./route";
+import { SelectionBar } from "./selection";
 import { mac, startChat } from "./shortcuts";
 import { attempt } from "./toasts";
 import { focusAgain, focusComposer, overlay, showSidebar, uncover, wide } from "./view";
@@ -18,7 +20,7 @@ import { focusAgain, focusComposer, overlay, showSidebar, uncover, wide } from "
 /** Chats that are drawn at first, and added each time the list is scrolled to its end. */
 const PAGE = 60;
 
-const found = signal<Chat[] | null>(null);
+const found = signal<Found[] | null>(null);
 
 /** The chats, and the ways to everything else. */
 export function Sidebar(): VNode {
@@ -47,6 +49,7 @@ export function Sidebar(): VNode {
       </button>
       <SearchField />
       <ChatList />
+      <SelectionBar />
       <div class="sidebar-foot">
         <button type="button" class="row-button" onClick={() => (overlay.value = { settings: "general" })}>
           <Icon name="settings" />
@@ -91,7 +94,9 @@ function SearchField(): VNode {
   const openFirst = async () => {
     const [first] = text.trim() ? await search(text.trim()) : [];
     if (!first) return;
-    goTo(first.id);
+    const [hit] = first.hits;
+    if (hit) goToMessage(first.chat.id, hit.message);
+    else goTo(first.chat.id);
     uncover();
   };
   const onKey = (event: KeyboardEvent) => {
@@ -127,7 +132,8 @@ function SearchField(): VNode {
 function ChatList(): VNode {
   const [limit, setLimit] = useState(PAGE);
   const end = useRef<HTMLDivElement>(null);
-  const list = found.value ?? chats.value;
+  const hits = new Map(found.value?.map((one) => [one.chat.id, one]));
+  const list = found.value?.map(({ chat }) => chat) ?? chats.value;
   const shown = list.slice(0, limit);
   const open = useComputed(() => openChat.value?.chat.id);
 
@@ -151,7 +157,7 @@ function ChatList(): VNode {
           <h2>{title}</h2>
           <ul>
             {ofEra.map((chat) => (
-              <ChatRow key={chat.id} chat={chat} current={chat.id === open.value} />
+              <ChatRow key={chat.id} chat={chat} current={chat.id === open.value} found={hits.get(chat.id)} />
             ))}
           </ul>
         </section>
@@ -165,7 +171,7 @@ function ChatList(): VNode {
 function byEra(list: Chat[], now: number): [string, Chat[]][] {
   const groups = new Map<string, Chat[]>();
   for (const chat of list) {
-    const title = era(chat.updatedAt, now);
+    const title = chat.pinned ? t("Pinned") : era(chat.updatedAt, now);
     const group = groups.get(title);
     if (group) group.push(chat);
     else groups.set(title, [chat]);

@@ -10,8 +10,8 @@ export interface RunText {
   share?: number;
 }
 
-/** Describe a run at a time, which is Date.now(). */
-export function describeRun(run: Run, now: number): RunText {
+/** Describe a run at a time, which is Date.now(). That the server `isLost` is said elsewhere. */
+export function describeRun(run: Run, now: number, isLost = false): RunText {
   const { phase, note, progress } = run;
   switch (phase) {
     case "sending":
@@ -39,7 +39,7 @@ export function describeRun(run: Run, now: number): RunText {
     case "asking":
       return { text: t("{note} waits for your approval", { note }) };
     case "reconnecting":
-      return { text: note || t("The connection was lost. Connecting again…") };
+      return { text: isLost ? t("Waiting for the server…") : note || t("The connection was lost. Connecting again…") };
   }
 }
 

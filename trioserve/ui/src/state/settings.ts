@@ -19,6 +19,7 @@ export const defaults: Settings = {
   tools: { on: [], allowed: [], cwd: "" },
   showReasoning: false,
   showStats: true,
+  titles: true,
 };
 
 /** Set it to a new object: it is kept, and other tabs get it. */
@@ -104,6 +105,7 @@ const THEIR_WORDS: Record<string, (value: unknown) => Partial<Settings>> = {
   systemMessage: (value) => ({ system: value as string }),
   showThoughtInProgress: (value) => ({ showReasoning: value as boolean }),
   showMessageStats: (value) => ({ showStats: value as boolean }),
+  titleGenerationUseLLM: (value) => ({ titles: value as boolean }),
   sendOnEnter: (value) => ({ sendKey: value === false ? "mod-enter" : "enter" }),
   theme: (value) => ({ theme: (value === "system" ? "auto" : value) as Settings["theme"] }),
 };

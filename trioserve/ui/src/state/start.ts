@@ -1,10 +1,12 @@
 // Starts what the state is made of.
 
 import { listenToBrowser } from "../server/wake";
+import { startOutbox } from "./outbox";
 import { checkOthers, isFollowing, look, runOf, showRun, startChecking } from "./runs";
 import { startServer } from "./server";
 import { loadChats, refresh } from "./shown";
 import { startTabs } from "./tabs";
+import { startTitles } from "./titles";
 
 /**
  * Read the chats, take up the answers that are still being written, and connect. Called once;
@@ -23,5 +25,7 @@ export async function start(): Promise<void> {
     runOf,
   });
   startChecking();
+  startOutbox();
+  startTitles();
   void look();
 }

@@ -2,28 +2,30 @@
 
 import type { Attachment, Chat, Message } from "../types";
 import { t } from "../words";
-import { chosenModel } from "./choice";
+import { modelOf } from "./choice";
+import { sentOf, systemWith } from "./context";
+import { reading } from "./db";
 import { newId } from "./ids";
 import { bodyFor } from "./prompt";
 import { stopRuns, write } from "./runs";
 import { settings } from "./settings";
-import { change, openChat, openTree } from "./shown";
+import { change, chatOf, openChat, openTree } from "./shown";
 import { toolsFor } from "./tools";
-import { childrenOf, leafOf, pathTo, subtreeOf, timeFor } from "./tree";
+import { childrenOf, leafOf, pathTo, subtreeOf, timeFor, treeOf, type Tree } from "./tree";
 import type { Body, Unwritten } from "./writer";
 
 /** Characters of a title that is taken from the first message. */
 const TITLE_LENGTH = 60;
 
 /**
- * Send a message in the open chat, and have it answered. Returns once the message is kept, not
+ * Send a message in the open chat, or in another one, and have it answered. Returns once the message is kept, not
  * when the answer is complete. Throws an Error for people if it cannot be sent.
  */
-export async function send(text: string, attachments: Attachment[]): Promise<void> {
-  const { chat } = opened();
+export async function send(text: string, attachments: Attachment[], id = opened().chat.id): Promise<void> {
   if (!text.trim() && attachments.length === 0) throw new Error(t("There is nothing to send."));
-  await stopRuns(chat.id);
-  await ask(question(chat.id, chat.leaf, text, attachments));
+  await stopRuns(id);
+  const place = isOpen(id) ? opened() : await keptPlace(id);
+  await ask(place, question(place, place.chat.leaf, text, attachments));
 }
 
 /** End the answer that a chat is being given. Its received part stays. */
@@ -35,7 +37,7 @@ export async function stop(chat: string): Promise<void> {
 export async function regenerate(message: string): Promise<void> {
   const { id, role, parent } = found(message);
   await stopRuns(opened().chat.id);
-  await answer(role === "assistant" ? parent : id, []);
+  await answer(opened(), role === "assistant" ? parent : id, []);
 }
 
 /** Put a changed message beside the one that there is; a changed question is answered. */
@@ -48,7 +50,8 @@ export async function edit(
   const { chat } = opened();
   await stopRuns(chat.id);
   if (before.role === "user") {
-    await ask(question(chat.id, before.parent, text, attachments));
+    const place = opened();
+    await ask(place, question(place, before.parent, text, attachments));
     return;
   }
   const { stats: _, finish: __, error: ___, stream: ____, ...rest } = before;
@@ -100,10 +103,27 @@ export async function removeMessage(message: string): Promise<() => Promise<void
 
 // -- the parts
 
-function opened(): { chat: Chat } {
+/** A chat, and its messages on all branches. */
+interface Place {
+  chat: Chat;
+  tree: Tree;
+}
+
+function opened(): Place {
   const shown = openChat.peek();
   if (!shown) throw new Error(t("No chat is open."));
-  return shown;
+  return { chat: shown.chat, tree: openTree() };
+}
+
+function isOpen(id: string): boolean {
+  return openChat.peek()?.chat.id === id;
+}
+
+/** The same of a chat that is not open. */
+async function keptPlace(id: string): Promise<Place> {
+  const chat = chatOf(id);
+  if (!chat) throw new Error(t("This chat is no longer there."));
+  return { chat, tree: treeOf(await reading((tx) => tx.messagesOf(id))) };
 }
 
 function found(id: string): Message {
@@ -112,15 +132,10 @@ function found(id: string): Message {
   return message;
 }
 
-function question(
-  chat: string,
-  parent: string | null,
-  content: string,
-  attachments: Attachment[],
-): Message {
+function question({ chat, tree }: Place, parent: string | null, content: string, attachments: Attachment[]): Message {
   return {
     id: newId(),
-    chat,
+    chat: chat.id,
     parent,
     role: "user",
     content,
@@ -128,20 +143,19 @@ function question(
     toolCalls: [],
     attachments,
     model: "",
-    createdAt: timeFor(openTree(), parent),
+    createdAt: timeFor(tree, parent),
     state: "done",
   };
 }
 
-async function ask(asked: Message): Promise<void> {
-  await answer(asked.id, [asked]);
+async function ask(place: Place, asked: Message): Promise<void> {
+  await answer(place, asked.id, [asked]);
 }
 
-/** Add messages to the open chat, and have the last of them answered. */
-async function answer(parent: string | null, added: Message[]): Promise<void> {
-  const { chat } = opened();
+/** Add messages to a chat, and have the last of them answered. */
+async function answer({ chat, tree }: Place, parent: string | null, added: Message[]): Promise<void> {
   const now = Date.now();
-  const model = chosenModel.peek();
+  const model = modelOf(chat);
   const unwritten: Unwritten = {
     id: newId(),
     chat: chat.id,
@@ -152,26 +166,29 @@ async function answer(parent: string | null, added: Message[]): Promise<void> {
     toolCalls: [],
     attachments: [],
     model,
-    createdAt: timeFor(openTree(), parent),
+    createdAt: timeFor(tree, parent),
     state: "writing",
     stream: streamFor(chat.id, now),
   };
-  const title = chat.title || titleFrom(added[0]);
-  const how = { title, leaf: unwritten.id, updatedAt: now };
+  const isFirst = chat.title === "";
+  const titled = isFirst ? { title: titleFrom(added[0]), untitled: true } : {};
+  const how = { ...titled, leaf: unwritten.id, updatedAt: now };
+  const path = [...pathTo(tree, added[0] ? added[0].parent : parent), ...added];
   // What is written of the answer gets to the database after this, and so finds the message there.
   const isKept = change(chat.id, how, [...added, unwritten]);
-  void write(unwritten, bodyOf(chat, pathTo(openTree(), parent), false));
+  void write(unwritten, bodyOf(chat, path, false));
   await isKept;
 }
 
 function bodyOf(chat: Chat, path: Message[], continues: boolean): Body {
   const { system, sampling } = settings.peek();
+  const sent = sentOf(chat, path);
   const asked = {
-    system: chat.system || system,
+    system: systemWith(chat.system || system, sent.summary),
     sampling: { ...sampling, ...chat.sampling },
-    model: chosenModel.peek(),
+    model: modelOf(chat),
     tools: continues ? {} : toolsFor(chat), // the server runs none for an answer that has begun
-    path,
+    path: sent.path,
     continues,
   };
   return () => bodyFor(asked);

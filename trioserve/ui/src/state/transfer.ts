@@ -100,8 +100,17 @@ function wholeOf(given: Fields, at: string): Whole {
     system: string(given.system ?? "", `${at}.system`),
     sampling,
     model: string(given.model ?? "", `${at}.model`),
+    ...(given.pinned === true ? { pinned: true } : {}),
+    ...startOf(given.start, ids),
   };
   return { chat, messages };
+}
+
+/** Where what the model gets begins, if the file says so of one of its messages. */
+function startOf(given: unknown, ids: ReadonlyMap<string, string>): Pick<Chat, "start"> {
+  if (!isRecord(given) || typeof given.summary !== "string" || typeof given.since !== "number") return {};
+  const message = ids.get(String(given.message));
+  return message ? { start: { message, summary: given.summary, since: given.since } } : {};
 }
 
 interface Where {
@@ -135,6 +144,7 @@ function messageOf(given: Fields, { chat, ids, at }: Where): Message {
     state,
     ...(given.finish === undefined ? {} : { finish: string(given.finish, `${at}.finish`) }),
     ...(given.error === undefined ? {} : { error: string(given.error, `${at}.error`) }),
+    ...(given.full === true ? { full: true } : {}),
     ...(isStats(given.stats) ? { stats: given.stats } : {}),
   };
 }

@@ -215,7 +215,7 @@ function outcome(end: End, { offset, finish }: Answer): Partial<Message> {
     case "complete":
       return { state: "done" };
     case "failed":
-      return { state: "failed", error: end.error.message };
+      return { state: "failed", error: end.error.message, ...(end.error.reason === "context" ? { full: true } : {}) };
     case "lost":
       return { state: "failed", error: t(offset > 0 ? LOST : NEVER_CAME) };
     case "gap":

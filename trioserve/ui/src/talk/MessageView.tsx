@@ -53,7 +53,7 @@ function UserMessage(properties: MessageProps): VNode {
   const { message } = properties;
   const { place, editing, edit, close } = useEditing();
   return (
-    <article class="message user" aria-label={t("You")} ref={place}>
+    <article class="message user" aria-label={t("You")} data-message={message.id} ref={place}>
       {editing ? (
         <EditForm message={message} close={close} />
       ) : (
@@ -131,7 +131,7 @@ function Answer(properties: MessageProps): VNode {
   const passing = !properties.last && !properties.branches && message.toolCalls.length > 0 && !message.content;
   const speaking = message.content !== "" || message.toolCalls.length > 0;
   return (
-    <article class="message answer" aria-label={t("Answer")} aria-busy={writing} ref={place}>
+    <article class="message answer" aria-label={t("Answer")} data-message={message.id} aria-busy={writing} ref={place}>
       {message.steps && <Steps message={message} />}
       {message.reasoning && <Reasoning text={message.reasoning} writing={writing && !speaking} />}
       {editing ? (
