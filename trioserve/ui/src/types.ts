@@ -157,8 +157,19 @@ export interface Settings {
   tools: ToolChoice;
   showReasoning: boolean;
   showStats: boolean;
+  /** The page’s own MCP servers. */
+  mcp: McpEntry[];
   /** Whether the model writes the titles of chats. */
   titles: boolean;
+}
+
+/** An MCP server that a person has added to the page. */
+export interface McpEntry {
+  id: string;
+  name: string;
+  url: string;
+  /** For the header Authorization; empty: it needs none. */
+  token: string;
 }
 
 export type Phase =
@@ -219,6 +230,7 @@ export interface Props {
   endpoint_slots?: boolean;
   endpoint_metrics?: boolean;
   endpoint_tools?: boolean;
+  cors_proxy_enabled?: boolean;
   ui_settings?: Record<string, unknown>;
   build_info?: string;
   is_sleeping?: boolean;

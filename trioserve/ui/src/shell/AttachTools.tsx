@@ -8,6 +8,7 @@ import { t } from "../words";
 import { mediaTaken } from "./attachments";
 import { attach } from "./draft";
 import { choose } from "./files";
+import { McpMenu } from "./McpMenu";
 import { ToolMenu } from "./ToolMenu";
 import { listening, record, stopRecording } from "./recording";
 import { overlay } from "./view";
@@ -34,6 +35,7 @@ export function AttachTools(): VNode {
       )}
       {takes("audio") && <RecordButton />}
       <ToolMenu />
+      <McpMenu />
     </>
   );
 }

@@ -6,6 +6,7 @@ import { AllChats, ThisChat } from "./ChatSettings";
 import { Data } from "./Data";
 import { Dialog } from "./Dialog";
 import { General } from "./General";
+import { Mcp } from "./Mcp";
 import { Presets } from "./Presets";
 import { type Section, overlay } from "./view";
 
@@ -14,6 +15,7 @@ const sections: Record<Section, { title: Text; body: () => VNode | null }> = {
   chat: { title: "This chat", body: ThisChat },
   all: { title: "All chats", body: AllChats },
   presets: { title: "Presets", body: Presets },
+  mcp: { title: "MCP servers", body: Mcp },
   data: { title: "Your data", body: Data },
 };
 

@@ -2,6 +2,7 @@ import type { VNode } from "preact";
 import { useEffect, useId } from "preact/hooks";
 
 import { Icon } from "../icon";
+import { props } from "../state/server";
 import { settings } from "../state/settings";
 import { choice, choose, readTools, tools } from "../state/tools";
 import { exposed } from "../talk/toolText";
@@ -36,7 +37,7 @@ export function ToolMenu(): VNode | null {
 }
 
 function Panel({ all }: { all: ServerTool[] }): VNode {
-  useEffect(() => void attempt(() => readTools(true)), []); // MCP servers may have come
+  useEffect(() => void attempt(() => readTools(props.value?.endpoint_tools === true)), []); // MCP servers may have come
   const { on } = choice.value;
   const areAllOn = all.every(({ name }) => on.includes(name));
   const origins = [...new Set(all.map(({ origin }) => origin))];
@@ -53,7 +54,7 @@ function Panel({ all }: { all: ServerTool[] }): VNode {
           {areAllOn ? t("None") : t("All")}
         </button>
       </header>
-      <p class="hint">{t("The server runs those that are on when the model calls them in this chat.")}</p>
+      <p class="hint">{t("Those that are on run when the model calls them in this chat.")}</p>
       {origins.map((origin) => (
         <section key={origin} aria-label={origin || t("Built in")}>
           <h3>{exposed(origin) || t("Built in")}</h3>

@@ -3,6 +3,7 @@
 import { effect, signal, type ReadonlySignal } from "@preact/signals";
 
 import type { Attachment } from "../types";
+import { toolsOf } from "./calls";
 import { reading } from "./db";
 import { newId } from "./ids";
 import { isRecord } from "./json";
@@ -74,6 +75,7 @@ export function startOutbox(): void {
 async function goOn(chat: string, message: string): Promise<void> {
   const ended = await reading((tx) => tx.message(message));
   if (runs.peek().has(chat)) return; // it goes on with another answer
+  if (ended && toolsOf(ended)) return; // its calls come first
   if (ended?.state === "done") await sendNext(chat);
   else put(chat, { isHeld: true });
 }

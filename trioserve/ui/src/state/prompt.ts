@@ -126,8 +126,11 @@ function isObject(text: string): boolean {
   }
 }
 
+/** What the model is told of a call that a person has denied. */
+export const DENIED = "The user did not allow this call.";
+
 function resultOf({ result, state }: MadeCall): string {
-  return result ?? (state === "denied" ? "The user did not allow this call." : "The call was stopped before it had a result.");
+  return result ?? (state === "denied" ? DENIED : "The call was stopped before it had a result.");
 }
 
 /** A file that is no text, as OpenAI's API takes it; videos as llama-server does. */

@@ -1,6 +1,6 @@
 // What the server is, and whether it works.
 
-import { effect, signal, type ReadonlySignal } from "@preact/signals";
+import { computed, effect, signal, type ReadonlySignal } from "@preact/signals";
 
 import { request, requestJson, ServerError } from "../server/api";
 import { pauseFor, wake } from "../server/wake";
@@ -11,7 +11,7 @@ import { chosenModel } from "./choice";
 import { isRecord } from "./json";
 import { models as allModels, readModels } from "./models";
 import { settings, useServerDefaults } from "./settings";
-import { readTools, tools } from "./tools";
+import { readTools, serverTools } from "./tools";
 
 export { activity, watchActivity } from "./activity";
 
@@ -27,6 +27,9 @@ export const server: ReadonlySignal<ServerStatus> = status;
 export const props: ReadonlySignal<Props | null> = properties;
 
 export const models: ReadonlySignal<Model[]> = allModels;
+
+/** Whether the server passes on requests of the page to MCP servers. */
+export const hasProxy: ReadonlySignal<boolean> = computed(() => properties.value?.cors_proxy_enabled === true);
 
 /** Whether the model takes such files; undefined: the server has not said, or the model is not loaded. */
 export function takes(kind: MediaKind): boolean | undefined {
@@ -126,7 +129,7 @@ export async function look(now = Date.now()): Promise<void> {
     } else {
       if (properties.peek()?.role === "router") await readModels();
       // MCP servers take a while to say what they have.
-      if (properties.peek()?.endpoint_tools && !tools.peek()?.length) await learnTools(true, signal);
+      if (properties.peek()?.endpoint_tools && !serverTools.peek()?.length) await learnTools(true, signal);
     }
     const { state, retryAt = 0 } = status.peek();
     if (state === "full" && retryAt > now) return;

@@ -20,6 +20,7 @@ export const defaults: Settings = {
   showReasoning: false,
   showStats: true,
   titles: true,
+  mcp: [],
 };
 
 /** Set it to a new object: it is kept, and other tabs get it. */
@@ -76,6 +77,7 @@ function valid(given: Record<string, unknown>): Partial<Settings> {
     if (name === "sendKey") return ["enter", "mod-enter"].includes(value as string);
     if (name === "sampling") return isSampling(value);
     if (name === "tools") return isToolChoice(value);
+    if (name === "mcp") return Array.isArray(value) && value.every(isMcpEntry);
     return Object.hasOwn(defaults, name) && typeof value === typeof defaults[name as keyof Settings];
   };
   return Object.fromEntries(Object.entries(given).filter(fits));
@@ -92,6 +94,10 @@ function isToolChoice(value: unknown): value is ToolChoice {
   if (!isRecord(value)) return false;
   const areNames = (one: unknown) => Array.isArray(one) && one.every((name) => typeof name === "string");
   return areNames(value.on) && areNames(value.allowed) && typeof value.cwd === "string";
+}
+
+function isMcpEntry(value: unknown): boolean {
+  return isRecord(value) && ["id", "name", "url", "token"].every((name) => typeof value[name] === "string");
 }
 
 function isPreset(value: unknown): value is Preset {

@@ -1,9 +1,11 @@
 // Starts what the state is made of.
 
 import { listenToBrowser } from "../server/wake";
+import { startCalls } from "./calls";
+import { startMcp } from "./mcp";
 import { startOutbox } from "./outbox";
 import { checkOthers, isFollowing, look, runOf, showRun, startChecking } from "./runs";
-import { startServer } from "./server";
+import { hasProxy, startServer } from "./server";
 import { loadChats, refresh } from "./shown";
 import { startTabs } from "./tabs";
 import { startTitles } from "./titles";
@@ -25,6 +27,8 @@ export async function start(): Promise<void> {
     runOf,
   });
   startChecking();
+  startMcp(hasProxy);
+  startCalls();
   startOutbox();
   startTitles();
   void look();

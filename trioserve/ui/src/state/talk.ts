@@ -6,7 +6,7 @@ import { modelOf } from "./choice";
 import { sentOf, systemWith } from "./context";
 import { reading } from "./db";
 import { newId } from "./ids";
-import { bodyFor } from "./prompt";
+import { bodyFor, DENIED } from "./prompt";
 import { stopRuns, write } from "./runs";
 import { settings } from "./settings";
 import { change, chatOf, openChat, openTree } from "./shown";
@@ -99,6 +99,19 @@ export async function removeMessage(message: string): Promise<() => Promise<void
   return async () => {
     await change(chat.id, { leaf: chat.leaf }, gone);
   };
+}
+
+/** Give the results of an answer's calls to the model, in their order; null: the call was not allowed. */
+export async function giveResults(message: Message, results: (string | null)[]): Promise<void> {
+  const place = isOpen(message.chat) ? opened() : await keptPlace(message.chat);
+  let parent = message.id;
+  const added = results.map((result, index): Message => {
+    const one = { ...question(place, parent, result ?? DENIED, []), role: "tool" as const, ...(result === null ? { state: "stopped" as const } : {}) };
+    one.createdAt += index;
+    parent = one.id;
+    return one;
+  });
+  await answer(place, parent, added);
 }
 
 // -- the parts

@@ -13,6 +13,7 @@ import { Steps } from "./Calls";
 import { EditForm } from "./EditForm";
 import { Markdown } from "./Markdown";
 import { memo } from "./memo";
+import { PageCalls } from "./PageCalls";
 import { Problem } from "./Problem";
 import { Reasoning } from "./Reasoning";
 import { StatsLine } from "./StatsLine";
@@ -40,7 +41,7 @@ function View(properties: MessageProps): VNode {
     case "assistant":
       return <Answer {...properties} message={message} />;
     case "tool":
-      return <ToolResult text={message.content} name={properties.tool} />;
+      return <ToolResult text={message.content} name={properties.tool} denied={message.state === "stopped"} />;
     case "system":
       return <System text={message.content} />;
   }
@@ -140,6 +141,7 @@ function Answer(properties: MessageProps): VNode {
         message.content && <Markdown text={message.content} writing={writing} />
       )}
       {message.toolCalls.length > 0 && <ToolCalls calls={message.toolCalls} writing={writing} />}
+      {properties.last && !writing && message.toolCalls.length > 0 && <PageCalls message={message} />}
       {writing && !speaking && !message.reasoning && !message.stream?.isCalling && <Waiting />}
       {!writing && <Problem message={message} last={properties.last} />}
       {!writing && !editing && !passing && (
