@@ -99,7 +99,7 @@ def test_a_hostile_file_is_imported_as_text(chat: ChatPage, tmp_path: Path) -> N
         panel.get_by_role("button", name="Delete all chats").click()
         panel.get_by_role("button", name="Delete them").click()
     file.write_text(json.dumps(spoil(json.loads(file.read_text()))))
-    chat.import_from(file, "One chat was added.")
+    chat.import_from(file, "1 chat was added.")
     chat.chats.first.get_by_role("link").click()
     expect(chat.answers.first).to_contain_text("onerror")
     for part in (chat.page.get_by_role("navigation"), chat.questions.first, chat.answers.first):

@@ -116,7 +116,7 @@ def test_a_picture_is_sent_and_kept(
     chat.export_to(tmp_path / "chats.json")
     assert picture in (tmp_path / "chats.json").read_text(encoding="utf-8")
     other = ChatPage(visitor.visit(page.url.partition("#")[0]))
-    other.import_from(tmp_path / "chats.json", "One chat was added.")
+    other.import_from(tmp_path / "chats.json", "1 chat was added.")
     other.open("What is it?")
     shown = other.questions.first.get_by_role("img", name=NAME)
     assert shown.evaluate("image => image.decode().then(() => image.naturalWidth)") == 8

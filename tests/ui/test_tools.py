@@ -302,7 +302,7 @@ def test_an_answer_with_calls_looks_good(
     url, worker = tools_server
     page = visitor.visit(url, device_scale_factor=2, **LOOKS[look])
     chat = ChatPage(page)
-    chat.import_from(showcase.write_work(tmp_path / "chats.json"), "One chat was added.")
+    chat.import_from(showcase.write_work(tmp_path / "chats.json"), "1 chat was added.")
     page.reload()
     if look == "phone":
         chat.button("Show the chats").click()

@@ -74,26 +74,28 @@ function AddForm(): VNode {
     settings.value = { ...settings.value, mcp: [...settings.value.mcp, entry] };
     setDraft(EMPTY);
   };
-  const field = (name: keyof typeof EMPTY, label: string, type: "text" | "url" | "password", placeholder = "") => (
-    <label class="stacked">
-      {label}
-      <input
-        class="field"
-        autocomplete="off"
-        spellcheck={false}
-        value={draft[name]}
-        onInput={(event) => setDraft({ ...draft, [name]: event.currentTarget.value })}
-        type={type}
-        placeholder={placeholder}
-      />
-    </label>
-  );
+  const field = (name: keyof typeof EMPTY) => ({
+    class: "field",
+    autocomplete: "off",
+    spellcheck: false,
+    value: draft[name],
+    onInput: (event: { currentTarget: HTMLInputElement }) => setDraft({ ...draft, [name]: event.currentTarget.value }),
+  });
   return (
     <form class="mcp-form" onSubmit={add}>
       <h3>{t("Add an MCP server")}</h3>
-      {field("url", t("Address"), "url", "https://example.com/mcp")}
-      {field("name", t("Name"), "text")}
-      {field("token", t("Access token, if it needs one"), "password")}
+      <label class="stacked">
+        {t("Address")}
+        <input type="url" placeholder="https://example.com/mcp" {...field("url")} />
+      </label>
+      <label class="stacked">
+        {t("Name")}
+        <input type="text" {...field("name")} />
+      </label>
+      <label class="stacked">
+        {t("Access token, if it needs one")}
+        <input type="password" {...field("token")} />
+      </label>
       <button type="submit" class="button primary" disabled={!isUrl}>
         {t("Add")}
       </button>

@@ -78,7 +78,7 @@ function wholeOf(given: Fields, at: string): Whole {
   const inside = `${at}.messages`;
   const olds = each(given.messages, inside, (one, where) => string(one.id, `${where}.id`));
   const ids = new Map(olds.map((old) => [old, newId()]));
-  if (ids.size !== olds.length) throw wrong(inside, t("has an id twice"));
+  if (ids.size !== olds.length) throw wrong(inside, "has an id twice");
   const asked = string(given.id, `${at}.id`);
   const id = GOOD_ID.test(asked) ? asked : newId();
   const messages = each(given.messages, inside, (one, where) =>
@@ -87,9 +87,9 @@ function wholeOf(given: Fields, at: string): Whole {
   checkTree(messages, at);
   const createdAt = time(given.createdAt, `${at}.createdAt`);
   const leaf = given.leaf === null ? null : ids.get(string(given.leaf, `${at}.leaf`));
-  if (leaf === undefined) throw wrong(`${at}.leaf`, t("is no message"));
+  if (leaf === undefined) throw wrong(`${at}.leaf`, "is no message");
   const sampling = given.sampling ?? {};
-  if (!isSampling(sampling)) throw wrong(`${at}.sampling`, t("has a value of a wrong type"));
+  if (!isSampling(sampling)) throw wrong(`${at}.sampling`, "has a value of a wrong type");
   // Not `tools`: what a model may do here is not up to a file.
   const chat: Chat = {
     id,
@@ -124,9 +124,9 @@ const STATES: readonly unknown[] = ["done", "stopped", "failed"] satisfies Messa
 
 function messageOf(given: Fields, { chat, ids, at }: Where): Message {
   const role = string(given.role, `${at}.role`);
-  if (!ROLES.includes(role)) throw wrong(`${at}.role`, t("is none that there is"));
+  if (!ROLES.includes(role)) throw wrong(`${at}.role`, "is none that there is");
   const parent = given.parent === null ? null : ids.get(string(given.parent, `${at}.parent`));
-  if (parent === undefined) throw wrong(`${at}.parent`, t("is no message of this chat"));
+  if (parent === undefined) throw wrong(`${at}.parent`, "is no message of this chat");
   // An answer that was still written when the file was made is one that was stopped.
   const state = STATES.includes(given.state) ? (given.state as Message["state"]) : "stopped";
   return {
@@ -183,7 +183,7 @@ function fileOf(given: Fields, at: string): Attachment {
   const name = string(given.name, `${at}.name`);
   if (given.data !== undefined) {
     const data = blobIn(string(given.data, `${at}.data`));
-    if (!data) throw wrong(`${at}.data`, t("is no picture, recording or video"));
+    if (!data) throw wrong(`${at}.data`, "is no picture, recording or video");
     return { id: newId(), name, type: data.type, size: data.size, text: "", data };
   }
   const text = string(given.text, `${at}.text`);
@@ -212,7 +212,7 @@ function checkTree(messages: readonly Message[], at: string): void {
     const way: string[] = [];
     const seen = new Set<string>();
     for (let one: string | null = id; !good.has(one); one = parents.get(one!) ?? null) {
-      if (seen.has(one!)) throw wrong(`${at}.messages`, t("lead back to themselves"));
+      if (seen.has(one!)) throw wrong(`${at}.messages`, "lead back to themselves");
       seen.add(one!);
       way.push(one!);
     }
@@ -228,21 +228,21 @@ function wrong(at: string, what: string): Error {
 
 /** A list of objects, each with its place in the file. */
 function each<T>(value: unknown, at: string, make: (one: Fields, at: string) => T): T[] {
-  if (!Array.isArray(value)) throw wrong(at, t("is no list"));
+  if (!Array.isArray(value)) throw wrong(at, "is no list");
   return value.map((one: unknown, index) => {
     const where = `${at}[${index}]`;
-    if (!isRecord(one)) throw wrong(where, t("is no object"));
+    if (!isRecord(one)) throw wrong(where, "is no object");
     return make(one, where);
   });
 }
 
 function string(value: unknown, at: string): string {
-  if (typeof value !== "string") throw wrong(at, t("is no text"));
+  if (typeof value !== "string") throw wrong(at, "is no text");
   return value;
 }
 
 /** Milliseconds since 1970, up to the last date that there is. */
 function time(value: unknown, at: string): number {
-  if (typeof value !== "number" || !(Math.abs(value) <= 8.64e15)) throw wrong(at, t("is no time"));
+  if (typeof value !== "number" || !(Math.abs(value) <= 8.64e15)) throw wrong(at, "is no time");
   return value;
 }

@@ -76,8 +76,10 @@ function Messages({ open, column, follower }: MessagesProps): VNode {
       return;
     }
     setFirst((before) => Math.min(before, at));
-    follower.leave();
-    requestAnimationFrame(() => reveal(column.current, wanted));
+    requestAnimationFrame(() => {
+      follower.leave(); // a chat opens at its end
+      reveal(column.current, wanted);
+    });
   }, [wanted, path]);
   const names = toolNames(path);
   const system = chat.system || settings.value.system;
