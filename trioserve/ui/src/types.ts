@@ -201,6 +201,7 @@ export interface Props {
   endpoint_slots?: boolean;
   endpoint_metrics?: boolean;
   endpoint_tools?: boolean;
+  takes_pdf?: boolean;
   ui_settings?: Record<string, unknown>;
   build_info?: string;
   is_sleeping?: boolean;

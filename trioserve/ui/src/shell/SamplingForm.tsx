@@ -102,7 +102,7 @@ function NumberRow({ field, value, byDefault, onChange }: NumberRowProps): VNode
           onChange(undefined);
         }}
       >
-        <Icon name="refresh" />
+        <Icon name="reset" />
       </button>
       <p id={`${id}-help`} class={problem ? "hint problem" : "hint"}>
         {problem || field.help}

@@ -48,7 +48,7 @@ export function Sidebar(): VNode {
       <ChatList />
       <div class="sidebar-foot">
         <button type="button" class="row-button" onClick={() => (overlay.value = { settings: "general" })}>
-          <Icon name="settings" />
+          <Icon name="gear" />
           Settings
         </button>
         <button

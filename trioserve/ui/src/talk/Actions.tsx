@@ -29,7 +29,7 @@ export function Actions({ message, index, branches, last, edit }: Props): VNode 
       {answer && <Action icon="refresh" label="Answer again" act={() => regenerate(message.id)} />}
       {!answer && last && <Action icon="refresh" label="Answer" act={() => regenerate(message.id)} />}
       {answer && last && canContinue(message) && !problem(message) && (
-        <Action icon="play" label="Continue" act={() => continueAnswer(message.id)} />
+        <Action icon="continue" label="Continue" act={() => continueAnswer(message.id)} />
       )}
       <Action icon="trash" label={last ? "Delete" : "Delete this and what follows"} act={() => remove(message.id)} />
     </div>
