@@ -4,10 +4,11 @@ import { useState } from "preact/hooks";
 import { Icon } from "../icon";
 import { openChat, setChat } from "../state/chats";
 import { chosenModel } from "../state/choice";
-import { models } from "../state/server";
+import { models, props } from "../state/server";
 import { settings } from "../state/settings";
 import type { Model } from "../types";
-import { bytes, contextSize, modelName, short } from "./format";
+import { bytes, contextSize, modelName, percent, short } from "./format";
+import { DownloadForm, ModelActions, Senses } from "./ModelActions";
 import { Popover } from "./Popover";
 import { attempt } from "./toasts";
 
@@ -25,7 +26,8 @@ export function ModelMenu(): VNode | null {
   const current = currentModel();
   if (!current) return null;
   const name = modelName(current.id);
-  if (models.value.length === 1) {
+  const isRouter = props.value?.role === "router";
+  if (models.value.length === 1 && !isRouter) {
     return (
       <span class="model-name" title={describe(current)}>
         {name}
@@ -41,12 +43,18 @@ export function ModelMenu(): VNode | null {
   );
   return (
     <Popover button={button} buttonClass="row-button model-button" panelLabel="Choose a model" class="models">
-      {(close) => <ModelList current={current} close={close} />}
+      {(close) => <ModelList current={current} isRouter={isRouter} close={close} />}
     </Popover>
   );
 }
 
-function ModelList({ current, close }: { current: Model; close: () => void }): VNode {
+interface ListProps {
+  current: Model;
+  isRouter: boolean;
+  close: () => void;
+}
+
+function ModelList({ current, isRouter, close }: ListProps): VNode {
   const [text, setText] = useState("");
   const all = models.value;
   const words = text.toLowerCase().split(/\s+/);
@@ -75,7 +83,7 @@ function ModelList({ current, close }: { current: Model; close: () => void }): V
       )}
       <ul class="model-list" aria-label="Models">
         {shown.map((model) => (
-          <li key={model.id}>
+          <li key={model.id} class="model-row">
             <button
               type="button"
               class="menu-entry model-entry"
@@ -83,14 +91,19 @@ function ModelList({ current, close }: { current: Model; close: () => void }): V
               aria-current={model.id === current.id}
               onClick={() => pick(model)}
             >
-              <span class="model-entry-name">{modelName(model.id)}</span>
+              <span class="model-entry-name">
+                {modelName(model.id)} <Senses model={model} />
+              </span>
               <span class="hint">{describe(model)}</span>
               {model.id === current.id && <Icon name="check" />}
             </button>
+            {isRouter && <ModelActions model={model} />}
+            {model.progress !== undefined && <progress value={model.progress} aria-label={describe(model)} />}
           </li>
         ))}
       </ul>
       {shown.length === 0 && <p class="hint">No model has this name.</p>}
+      {isRouter && <DownloadForm />}
     </>
   );
 }
@@ -110,8 +123,11 @@ export function describe(model: Model): string {
     loading: "is loading",
     sleeping: "sleeps",
   };
+  const share = model.progress === undefined ? "" : `, ${percent(model.progress)}`;
+  const state = states[model.status];
   return [
-    model.failed ? "has failed" : states[model.status],
+    model.toy && "toy model",
+    model.failed ? "has failed" : state && state + share,
     model.parameters > 0 && `${short(model.parameters)} parameters`,
     model.size > 0 && bytes(model.size),
     model.contextSize > 0 && `${contextSize(model.contextSize)} context`,

@@ -1,14 +1,15 @@
 import { useSignal } from "@preact/signals";
-import type { ComponentChildren, VNode } from "preact";
+import type { VNode } from "preact";
 import { useEffect } from "preact/hooks";
 
-import { Icon, type IconName } from "../icon";
 import { retryNow, server } from "../state/server";
 import { storage } from "../state/storage";
 import type { ServerState } from "../types";
 import { lastStats } from "./Composer";
 import { percent } from "./format";
 import { KeyField } from "./KeyField";
+import { ModelNotice } from "./ModelNotice";
+import { Notice } from "./Notice";
 import { startChat } from "./shortcuts";
 
 /** The share of the context above which a conversation will soon be full. */
@@ -19,6 +20,7 @@ export function Notices(): VNode {
   return (
     <div class="notices" role="status">
       <ServerNotice />
+      <ModelNotice />
       {storage.value.state !== "kept" && <Notice icon="alert">{storage.value.message}</Notice>}
       <ContextNotice />
     </div>
@@ -81,20 +83,5 @@ function ContextNotice(): VNode | null {
         New chat
       </button>
     </Notice>
-  );
-}
-
-interface NoticeProps {
-  icon: IconName;
-  quiet?: boolean;
-  children: ComponentChildren;
-}
-
-function Notice({ icon, quiet = false, children }: NoticeProps): VNode {
-  return (
-    <div class={quiet ? "notice quiet" : "notice"}>
-      <Icon name={icon} />
-      <div class="notice-body">{children}</div>
-    </div>
   );
 }

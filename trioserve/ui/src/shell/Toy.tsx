@@ -1,0 +1,32 @@
+import type { VNode } from "preact";
+
+import { props } from "../state/server";
+import { send } from "../state/talk";
+import type { Model } from "../types";
+import { attempt } from "./toasts";
+
+/** What a toy can do, and the way to a real model. */
+export function Toy({ model }: { model: Model }): VNode {
+  const isRouter = props.value?.role === "router";
+  return (
+    <>
+      <p class="hint welcome-advice">
+        This model is a toy to try the server with: its sentences are simple, and it knows next to nothing.{" "}
+        {isRouter ? (
+          "Download a real one in the menu of models, at the top."
+        ) : (
+          <>
+            For a real one, start <code>trioserve</code> without <code>-m</code>, and download it on this page.
+          </>
+        )}
+      </p>
+      <div class="preset-chips" role="group" aria-label="Examples">
+        {model.examples.map((text) => (
+          <button key={text} type="button" class="button" onClick={() => void attempt(() => send(text, []))}>
+            {text}
+          </button>
+        ))}
+      </div>
+    </>
+  );
+}
