@@ -1,7 +1,9 @@
-"""What the documentation does not type but generates: it is read from the code at each build.
+"""Write the parts of the documentation that come from the code.
 
-A page holds a marker such as ``<!-- generate: configuration -->``; mkdocs calls `on_page_markdown`,
-which puts the text there.
+    python docs/tables.py [--check]
+
+A page holds such a part between ``<!-- generated: NAME -->`` and ``<!-- end -->``. With `--check`,
+nothing is written, and the exit code is 1 if a page is out of date.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import ast
 import configparser
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -29,9 +32,25 @@ from trioserve.config.flags import FLAGS, GROUPS, Flag
 PACKAGE = Path(trioserve.__file__).parent
 
 
-def on_page_markdown(markdown: str, **_kwargs: Any) -> str:
-    """Replace the markers of a page. mkdocs calls this."""
-    return re.sub(r"<!-- generate: (\w+) -->", lambda match: GENERATORS[match[1]](), markdown)
+_PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def written(page: str) -> str:
+    """Return the text of a page with its generated parts as the code has them now."""
+    return _PART.sub(lambda part: f"{part[1]}\n{GENERATORS[part[2]]().strip()}\n\n{part[3]}", page)
+
+
+def main() -> None:
+    """Write, or check, all pages."""
+    outdated = []
+    for path in sorted(Path(__file__).parent.glob("*.md")):
+        old = path.read_text(encoding="utf-8")
+        if (new := written(old)) != old:
+            outdated.append(path.name)
+            if "--check" not in sys.argv:
+                path.write_text(new, encoding="utf-8")
+    if outdated and "--check" in sys.argv:
+        sys.exit(f"run `python docs/tables.py`; out of date: {', '.join(outdated)}")
 
 
 # -- configuration
@@ -91,6 +110,54 @@ def _tree(
     for child in kind.__subclasses__():
         if child.__module__.startswith(errors.__name__):
             yield from _tree(child, depth + 1)
+
+
+# -- the Python interface
+
+#: The sections of the page, and the modules whose public names each has.
+PYTHON = {
+    "Servers": ("server", "server.protocol", "router.remote", "config"),
+    "Parameters": (
+        "types",
+        "chat.params",
+        "server.keywords",
+        "server.prompts.media",
+        "chat.messages",
+    ),
+    "Answers": ("server.stream", "chat.deltas", "server.generation.embeddings"),
+    "Transcripts": ("server.transcription.transcript",),
+    "Tools and agents": (
+        "server.runs.run",
+        "server.runs.params",
+        "server.runs.events",
+        "tools.functions",
+        "tools.tool",
+    ),
+    "Telemetry": ("server.observers.telemetry", "server.observers.observer"),
+}
+
+
+def public_names() -> dict[str, list[str]]:
+    """The public names of each module, as `__init__.pyi` imports them; errors have another page."""
+    tree = ast.parse((PACKAGE / "__init__.pyi").read_bytes())
+    return {
+        node.module: [name.name for name in node.names]
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module not in (None, "_version", "errors")
+    }
+
+
+def python() -> str:
+    """A directive for mkdocstrings for each public name."""
+    names = public_names()
+    return "\n\n".join(
+        line
+        for title, modules in PYTHON.items()
+        for line in (
+            f"## {title}",
+            *(f"::: trioserve.{module}.{name}" for module in modules for name in names[module]),
+        )
+    )
 
 
 # -- modules
@@ -244,4 +311,8 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "errors": error_tree,
     "folders": folders,
     "left-out": left_out,
+    "python": python,
 }
+
+if __name__ == "__main__":
+    main()
