@@ -27,7 +27,7 @@ export CXXFLAGS += -U__AMX_INT8__
 endif
 
 # Not --quiet: with it, mkdocs does not count its warnings.
-MKDOCS := $(PY) -m mkdocs build --strict --site-dir site
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --site-dir site
 
 # $(call silent,name,command): run a command, and show its output only when it fails.
 silent = @echo "$1"; $2 > $(VENV)/check.log 2>&1 || { cat $(VENV)/check.log; exit 1; }
@@ -119,12 +119,15 @@ check: $(VENV)/.installed-dev
 	$(call silent,ruff check,$(PY) -m ruff check .)
 	$(call silent,mypy,$(PY) -m mypy)
 	$(call silent,import-linter,$(VENV)/bin/lint-imports --no-logo)
+	$(call silent,prose,$(PY) -m tests.prose)
+	$(call silent,generated tables,$(PY) docs/tables.py --check)
 	$(call silent,mkdocs,$(MKDOCS))
 
 format: $(VENV)/.installed-dev
 	@$(PY) -m ruff check --quiet --fix . ; $(PY) -m ruff format .
 
 docs: $(VENV)/.installed-dev
+	@$(PY) docs/tables.py
 	$(call silent,mkdocs,$(MKDOCS))
 	@echo "open site/index.html"
 

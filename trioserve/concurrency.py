@@ -206,7 +206,7 @@ class Feed(Generic[_T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether `room` would wait."""
+        """Whether `room` would block."""
         return not self.is_over and self._weight >= self._size
 
     def check(self) -> None:
@@ -339,7 +339,7 @@ class Gate:
             _inside.reset(token)
 
     def refuse(self) -> None:
-        """Admit no new work."""
+        """Refuse new work from now on; running work continues."""
         if self.phase.value is Phase.OPEN:
             self.phase.value = Phase.DRAINING
 

@@ -48,7 +48,7 @@ class RequestEndedError(TrioServeError):
 
 
 class DeadlineExceededError(RequestEndedError):
-    """The request's deadline passed."""
+    """The deadline of the request has passed."""
 
     status = 504
     type = "timeout_error"
@@ -401,7 +401,7 @@ class ProxyError(TrioServeError):
 
 
 class ProxyTimeoutError(ProxyError):
-    """It took too long."""
+    """The target of `/cors-proxy` has not answered in time."""
 
     status = 504
     type = "timeout_error"
@@ -480,5 +480,5 @@ def errors_in(error: BaseException) -> Iterator[BaseException]:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first of `errors_in`."""
+    """Return the first error of `errors_in`."""
     return next(errors_in(error))

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 import trioserve
-from tests.support.docs_pages import ROOT, built, hooks
+from tests.support.docs_pages import ROOT, read_page, tables
 from trioserve.config import Config
 from trioserve.config.flags import FLAGS
 
@@ -29,9 +29,9 @@ PAGES = [
 
 def test_the_map_has_every_folder() -> None:
     rows = re.findall(
-        r"^\| `(trioserve/[\w./]*)` \| (.+) \|$", built("architecture.md"), re.MULTILINE
+        r"^\| `(trioserve/[\w./]*)` \| (.+) \|$", read_page("architecture.md"), re.MULTILINE
     )
-    folders = {str(path.parent.relative_to(ROOT)) for path in hooks.PACKAGE.rglob("*/__init__.py")}
+    folders = {str(path.parent.relative_to(ROOT)) for path in tables.PACKAGE.rglob("*/__init__.py")}
     assert folders <= {name for name, _ in rows}
     assert all(about.strip() for _, about in rows)
 
@@ -65,12 +65,11 @@ def test_what_the_recipes_name_is_there() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_module_that_a_page_names_exists(page: Path) -> None:
     names = set(re.findall(r"`(trioserve(?:\.[a-z_]+)+)`", page.read_text(encoding="utf-8")))
-    assert names <= set(hooks.module_names())
+    assert names <= set(tables.module_names())
 
 
 def test_the_configuration_reference_has_every_flag_and_variable() -> None:
-    page = built("configuration.md")
-    assert "<!-- generate" not in page
+    page = read_page("configuration.md")
     for one in FLAGS:
         for flag in one.names:
             assert f"`{flag}`" in page
@@ -81,10 +80,42 @@ def test_the_configuration_reference_has_every_flag_and_variable() -> None:
 
 
 def test_the_page_of_errors_has_every_error() -> None:
-    page = built("errors.md")
+    page = read_page("errors.md")
     for name in trioserve.__all__:
         if name.endswith("Error"):
             assert f"`{name}`" in page
+
+
+def _texts() -> set[str]:
+    """The fixed parts of all texts in the package, of at least 12 characters."""
+    nodes = (
+        node
+        for path in tables.PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    )
+    texts = (
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    return {text.strip(" .:`").replace("`", "") for text in texts if len(text) >= 12} | {
+        kind.code for kind in vars(trioserve.errors).values() if getattr(kind, "code", None)
+    }
+
+
+def test_the_errors_to_search_for_are_what_the_server_says() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^### (.*`.*)$", page, re.MULTILINE)
+    assert len(headings) >= 15
+    texts = _texts()
+    for heading in headings:
+        if "CMAKE" not in heading:  # that is CMake's
+            assert any(text in heading.replace("`", "") for text in texts), heading
+
+
+def test_the_python_page_has_every_public_name() -> None:
+    listed = [module for modules in tables.PYTHON.values() for module in modules]
+    assert sorted(listed) == sorted(tables.public_names())
 
 
 def _python_blocks() -> list[tuple[str, str]]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.docs_pages import built, hooks
+from tests.support.docs_pages import read_page, tables
 
-REFERENCE = hooks.reference()
-DESCRIBED = hooks.described()
+REFERENCE = tables.reference()
+DESCRIBED = tables.described()
 ROUTES = [(path, route) for route in REFERENCE["routes"] for path in route["paths"]]
 HAVE = {f"{m.upper()} {path}" for path, methods in DESCRIBED["paths"].items() for m in methods}
 
@@ -49,7 +49,7 @@ WITH_FIELDS = [(path, route) for path, route in ROUTES if "fields" in route]
 
 @pytest.mark.parametrize(("path", "route"), WITH_FIELDS, ids=[path for path, _ in WITH_FIELDS])
 def test_a_field_that_is_the_same_is_there(path: str, route: Any) -> None:
-    own = hooks.own_fields(path, DESCRIBED)
+    own = tables.own_fields(path, DESCRIBED)
     assert own, "the handler has no @takes"
     known = {
         name: text for group in route["fields"] for name, text in REFERENCE["fields"][group].items()
@@ -61,11 +61,11 @@ def test_a_field_that_is_the_same_is_there(path: str, route: Any) -> None:
 
 
 def test_the_page_has_every_route_and_every_field() -> None:
-    page = built("api.md")
+    page = read_page("api.md")
     for path in HAVE:
         assert f"`{path}`" in page
     for path in HAVE:
-        for name in hooks.own_fields(path, DESCRIBED):
+        for name in tables.own_fields(path, DESCRIBED):
             assert f"`{name}`" in page, (path, name)
     for group in REFERENCE["fields"].values():
         for name in group:

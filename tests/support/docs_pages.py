@@ -9,8 +9,8 @@ from types import ModuleType
 ROOT = Path(__file__).parents[2]
 
 
-def _load_hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+def _load_tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -18,9 +18,8 @@ def _load_hooks() -> ModuleType:
     return module
 
 
-hooks = _load_hooks()
+tables = _load_tables()
 
 
-def built(page: str) -> str:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    return str(hooks.on_page_markdown(text))
+def read_page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")

@@ -91,7 +91,7 @@ def takes(
 
 @blueprint.get("/openapi.json")
 async def serve() -> Response:
-    """Describe the API."""
+    """Describe the routes of this server."""
     described = current_app.extensions.get(_NAME)
     if described is None:
         described = describe(current_app, with_keys=bool(current_app_state().config.api_keys))

@@ -84,7 +84,7 @@ class Table:
     is_compared: bool
 
     def head(self) -> str:
-        """The first two lines."""
+        """The header and the rule below it, in Markdown."""
         rule = ["-" * width for _, width in _COLUMNS]
         rule[_N_LEFT:] = [f"{line[:-1]}:" for line in rule[_N_LEFT:]]
         return self._line([name for name, _ in _COLUMNS]) + self._line(rule)

@@ -7,14 +7,14 @@ import attrs
 
 @attrs.frozen
 class ContentDelta:
-    """More of the answer."""
+    """New text of the answer."""
 
     text: str
 
 
 @attrs.frozen
 class ReasoningDelta:
-    """More of the reasoning."""
+    """New text of the reasoning."""
 
     text: str
 
@@ -50,7 +50,7 @@ class ToolCall:
 
 @attrs.frozen
 class Message:
-    """What the assistant said."""
+    """The assistant's message."""
 
     content: str = ""
     reasoning_content: str = ""
@@ -58,7 +58,7 @@ class Message:
 
 
 class MessageBuilder:
-    """Adds deltas up."""
+    """Builds a message from deltas."""
 
     def __init__(self) -> None:
         self._content: list[str] = []

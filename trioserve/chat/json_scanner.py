@@ -24,7 +24,7 @@ MAX_DEPTH = 200
 
 
 class State(enum.Enum):
-    """Where a scanner is."""
+    """The state of a scanner."""
 
     OPEN = enum.auto()  # the value is not complete
     DONE = enum.auto()

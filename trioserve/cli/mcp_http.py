@@ -67,7 +67,7 @@ class McpApp:
         self._config = config
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
-        """See ASGI."""
+        """Handle a scope of ASGI."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
@@ -173,7 +173,7 @@ def _with_headers(send: _Send, headers: Mapping[str, str]) -> _Send:
 
 
 async def _live(receive: _Receive, send: _Send) -> None:
-    """Answer that the app has begun, and that it has ended: `mcp_app` does both."""
+    """Answer the startup and shutdown events of ASGI; `mcp_app` runs the server."""
     for phase in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{phase}.complete"})

@@ -167,7 +167,7 @@ class DownloadReport(ProgressReport):
         self._first: tuple[float, int] | None = None  # the time and bytes of the first report
 
     def __call__(self, progress: DownloadProgress) -> None:
-        """Report the progress."""
+        """Print the progress of a download."""
         now, done, total = monotonic(), progress.all_done, progress.all_total
         if self._first is None:
             self._first = now, done

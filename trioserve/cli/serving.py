@@ -362,7 +362,7 @@ def _close(opened: socket.socket) -> None:
 
 
 def url_of(listening: socket.socket, *, secure: bool = False) -> str:
-    """The URL for clients."""
+    """Return the URL that clients use for a listening socket."""
     scheme = "https" if secure else "http"
     name = listening.getsockname()
     if isinstance(name, str):

@@ -525,6 +525,9 @@ class Config:
     api_key_priority: tuple[int, ...] = _server((),
         help="highest priority that each API key may ask for, in the same order; by default 0; "
         "without API keys, any client may ask for any priority")
+    priority_order: str = _server("higher-first", choices=("higher-first", "lower-first"),
+        help="which requests a priority moves ahead; lower-first = as in vLLM: the sign of the "
+        "field priority is changed in every request")
     cache_sharing: str = _server("key", choices=("key", "all"),
         help="who shares what the cache holds of prompts: key = requests with the same API key; "
         "all = all requests, so that a client can find out what others have sent. Without API keys "

@@ -108,7 +108,7 @@ class UnsupportedFlag:
 
 @cache
 def table() -> tuple[UnsupportedFlag, ...]:
-    """All of them."""
+    """Return all flags of llama-server that trioserve refuses."""
     found = []
     why = ""
     for line in _FLAGS.strip().splitlines():

@@ -272,7 +272,7 @@ class Batch(Protocol):
     """The tokens of the next `Backend.decode`. At most `Backend.n_batch` of them."""
 
     def clear(self) -> None:
-        """Forget all tokens."""
+        """Remove all tokens."""
 
     def add(self, token: TokenId, pos: int, seq: int, *, logits: bool) -> int:
         """Append one token; returns its row. `logits` asks for the row's logits."""
@@ -371,7 +371,7 @@ class Backend(ModelBackend, Protocol):
 
     @property
     def memory(self) -> KVMemory:
-        """What the sequences hold."""
+        """The KV cache."""
 
     #: The most rows of a batch that may have logits; from `n_slots` to `n_batch`.
     n_outputs: int
@@ -561,7 +561,7 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
 
     @abc.abstractmethod
     def forget(self, seq: int) -> None:
-        """Empty a sequence."""
+        """Remove all tokens of a sequence."""
 
 
 #: What a loader may return. The kind decides which requests a server accepts.

@@ -35,7 +35,7 @@ class Encoded:
 
 @attrs.frozen
 class _Job:
-    """What is being encoded."""
+    """A chunk of media that is being encoded."""
 
     chunk: MediaChunk
     threads: int

@@ -30,7 +30,7 @@ from trioserve.types import (
 
 @attrs.frozen
 class Submit:
-    """Run a task."""
+    """Command: run a task."""
 
     task: Task | EmbeddingTask
 
@@ -65,7 +65,7 @@ class Call:
 
 @attrs.frozen
 class Stop:
-    """End the loop."""
+    """Command: end the loop."""
 
 
 Command = Submit | Cancel | Pause | Call | Encoded | Stop

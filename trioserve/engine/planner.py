@@ -189,7 +189,7 @@ class StepPlan:
         return [work.piece() for work in self.others if isinstance(work, MediaWork)]
 
     def note(self, cache: PrefixCache) -> None:
-        """Record that all of it was decoded."""
+        """Record the decoded pieces in the prefix cache."""
         cache.held.append_each(self.seqs, self.keys)
         for piece in self.others:
             piece.note(cache)

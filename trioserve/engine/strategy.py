@@ -344,7 +344,7 @@ class AnswersFirst(BatchStrategy):
         return self._strategy.share(pending, n_decode, budget)
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
-        """Let the other strategy learn."""
+        """Pass the measurement on to the wrapped strategy."""
         self._strategy.observe(n_prefill, n_decode, seconds)
 
 

@@ -85,7 +85,7 @@ class _Window:
 
     @property
     def cost(self) -> float:
-        """What one of them costs."""
+        """Mean cost of a step in the window, in seconds per token."""
         return sum(self.costs) / len(self.costs)
 
 
@@ -218,7 +218,7 @@ class _Governed:
         self._trial = _Trial(threads, step.size, step.cost, _Window(step.end), _Window(step.end))
 
     def observe(self, step: Step) -> None:
-        """Learn from a step."""
+        """Record the cost of a step, and end a trial that has enough steps."""
         self._in_steps += step.seconds
         self._last[step.size] = step.cost
         trial = self._trial

@@ -147,7 +147,7 @@ _WEIGHT, _MOST = 0.25, 2.0
 
 @attrs.frozen(kw_only=True)
 class DraftRules:
-    """How drafts are made.
+    """Settings of drafts by a draft model.
 
     They have at most `n_max` tokens, and end before one that is less probable than `p_min`. Those
     with fewer than `n_min` are not used. A text has at most `n_ctx_seq` tokens. With

@@ -46,7 +46,7 @@ class Estimate:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all parts, in bytes."""
         return self.weights + self.cache + self.compute
 
 

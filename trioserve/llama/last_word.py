@@ -40,7 +40,7 @@ class _LastWord:
         ).ljust(_PAGE, b"\0")
 
     def write(self, files: str) -> None:
-        """Change the text."""
+        """Replace the line that a fatal signal prints."""
         line = self._form(files).encode(errors="backslashreplace")[: _PAGE - _LENGTH.size - 1]
         line = line.replace(b"\n", b" ") + b"\n"
         # A signal between the two would see a part of the new text.

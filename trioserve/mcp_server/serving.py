@@ -62,7 +62,7 @@ class Report:
         self._state = state
 
     def comes(self, text: str) -> None:
-        """Report new text."""
+        """Add text to the message of the progress report."""
         self._text = (self._text + text)[-_MAX_MESSAGE:]
 
     async def run(self) -> None:
@@ -248,7 +248,7 @@ class TokenizeTool(ModelTool):
 
 
 class DetokenizeResult(msgspec.Struct):
-    """A text."""
+    """The text of some tokens."""
 
     text: str
 

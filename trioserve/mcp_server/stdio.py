@@ -84,7 +84,7 @@ async def connected(stdin: int, stdout: int) -> AsyncIterator[tuple[Heard, Said]
 
 
 class _Input(trio.abc.ReceiveStream):
-    """Reads a descriptor."""
+    """A receive stream over a file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

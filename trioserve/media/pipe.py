@@ -72,7 +72,7 @@ NAMES = "PNG, JPEG, WebP, GIF, BMP, WAV, MP3, FLAC, Ogg, AAC, MP4, M4A and WebM"
 
 
 def sniff(data: bytes) -> Format:
-    """Recognize a file.
+    """Return the format of a file, found by its first bytes.
 
     Raises:
         InvalidMediaError: it is none that is taken. The message is a part of a sentence.

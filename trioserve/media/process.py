@@ -61,7 +61,7 @@ class AnswerReader:
             self._room = 4 * math.ceil((limits.max_seconds + 1) * order.rate)
 
     def read(self, stream: IO[bytes]) -> DecodedMedia | DecodedDocument:
-        """Read all of it.
+        """Read a whole answer of the decoder.
 
         Raises:
             InvalidMediaError: the file cannot be used. The message is a part of a sentence.

@@ -136,7 +136,7 @@ class IngressReply:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the reply has its whole body."""
         length = self.header(b"content-length")
         return self.parts is None or (length.isdigit() and int(length) <= len(self.body))
 

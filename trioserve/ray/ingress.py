@@ -31,7 +31,7 @@ _LOOKED_AT_AGAIN = ("/assets/", "/licenses.txt", "/sw.js", "/v1/stream/")
 
 
 class Ingress:
-    """The ASGI app.
+    """The ASGI application of a replica's ingress.
 
     Args:
         config: the settings for clients that do not depend on the model.

@@ -47,7 +47,7 @@ class Anchor:
             self.address = (self._host, self._server.sockets[0].getsockname()[1])
 
     def end(self) -> None:
-        """Listen no longer."""
+        """Close the listening socket."""
         if self._server is not None:
             self._server.close()
 

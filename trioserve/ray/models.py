@@ -73,7 +73,7 @@ class Served:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Its other names."""
+        """The aliases beside the first one."""
         return self.config.aliases[1:]
 
     @property

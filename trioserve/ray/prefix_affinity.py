@@ -84,7 +84,7 @@ class _Beginning:
 
     @property
     def full(self) -> bool:
-        """Whether the rest of the text is ignored."""
+        """Whether further text has no effect."""
         return self._length >= LONGEST or len(self.blocks) >= MOST
 
     def add(self, text: str) -> None:

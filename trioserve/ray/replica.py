@@ -175,7 +175,7 @@ class ServerProcess:
         return "" if status == 200 else f"The model is stuck: its server answers {status}."
 
     def last_words(self) -> str:
-        """Why it has ended."""
+        """The reason why the process ended, for the log."""
         code = None if self._process is None else self._process.returncode
         if self._message:
             return self._message
@@ -183,7 +183,7 @@ class ServerProcess:
         return f"The process of the model {how}; what it said is in the log of its replica."
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process, if it runs."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 

@@ -46,7 +46,7 @@ _AT = "at"
 
 
 class Routes:
-    """Has requests answered.
+    """Routes requests to replicas.
 
     Args:
         config: the settings for clients that do not depend on the model.

@@ -151,7 +151,7 @@ class Child(Instance):
         self._stop.set()
 
     def kill(self, reason: str) -> None:
-        """End it, because something is wrong with it."""
+        """Kill the process and log the reason."""
         _log.error("the process of a model is killed", model=self.name, reason=reason)
         self.message = reason
         if self._process is not None:

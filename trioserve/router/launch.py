@@ -39,7 +39,7 @@ COMMAND = (sys.executable, "-P", "-m", "trioserve")
 
 
 class Launcher(Protocol):
-    """Starts processes."""
+    """Starts the processes of models."""
 
     async def launch(self, argv: Sequence[str]) -> LaunchedProcess:
         """Start ``trioserve`` with these arguments.
@@ -424,7 +424,7 @@ class _Fork:
                 signal.pidfd_send_signal(self._descriptor, number)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.send_signal(signal.SIGKILL)
 
 

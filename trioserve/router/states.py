@@ -94,7 +94,7 @@ class Events:
             self._feeds.remove(feed)
 
     def tell(self, event: FleetEvent) -> None:
-        """Hand an event on."""
+        """Send an event to all readers; one that is too slow gets none."""
         for feed in self._feeds:
             if len(feed) < MAX_UNREAD:
                 feed.put(event)

@@ -48,7 +48,7 @@ class VocabFacts:
 
     @classmethod
     def of(cls, vocab: Vocab) -> Self:
-        """Copy the small properties."""
+        """Copy the properties of a vocabulary that outlive the model."""
         return cls(
             n_tokens=vocab.n_tokens,
             max_token_bytes=vocab.max_token_bytes,

@@ -38,7 +38,7 @@ class AnyStream(Protocol[_Whole]):
         """Iterate over the text alone."""
 
     async def read(self) -> _Whole:
-        """Read to the end."""
+        """Read the rest, and return the whole output."""
 
 
 class AnyServer(Protocol):

@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 @attrs.frozen(kw_only=True)
 class Completion:
-    """A whole output."""
+    """The whole output of a completion."""
 
     text: str
     tokens: tuple[TokenId, ...]
@@ -45,7 +45,7 @@ class Completion:
 
 @attrs.frozen(kw_only=True)
 class ChatCompletion:
-    """A whole message."""
+    """The whole output of a chat."""
 
     message: Message
     tokens: tuple[TokenId, ...]

@@ -374,7 +374,7 @@ class ScriptedBackend:
             self._targets.add(target)
 
     def size(self, seq: int, *, partial: bool = False) -> int:
-        """Four bytes a token."""
+        """Size of a saved state: four bytes per token."""
         return 4 * len((self._seen if partial else self.sequences)[seq])
 
     def save(self, seq: int, *, partial: bool = False) -> bytes:
@@ -419,12 +419,12 @@ class ScriptedBackend:
         return bool(self.sequences[seq])
 
     def write_state(self, path: Path, saved: SlotState) -> int:
-        """Write JSON."""
+        """Write a saved state as JSON."""
         content = {"keys": saved.keys, "root": saved.root, "state": saved.state.hex()}
         return path.write_text(json.dumps(content))
 
     def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
-        """Read it back."""
+        """Read a state that `write_state` wrote."""
         text = path.read_text()
         try:
             content = json.loads(text)
@@ -483,7 +483,7 @@ class ScriptedSampler:
         self._seq = seq
 
     def detach(self) -> None:
-        """Give it back."""
+        """Detach the sampler from its sequence."""
         if self._seq is not None:
             del self._backend.samplers[self._seq]
             self._seq = None
@@ -511,7 +511,7 @@ class ScriptedSampler:
         return token
 
     def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
-        """Be sure of everything."""
+        """Sample a token with probability 1."""
         token = self.sample(row)
         chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
         return token, TokenProbs(chosen, Candidates.of(*[chosen] * min(n, 1)))
@@ -531,7 +531,7 @@ class ScriptedSampler:
         return tokens
 
     def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
-        """Be sure of it."""
+        """Give the token probability 1."""
         chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
         return TokenProbs(chosen, Candidates.of(*[chosen] * min(n, 1)))
 

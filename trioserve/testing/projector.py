@@ -170,7 +170,7 @@ class ChunkLog:
         self._numbers: dict[CellKey, int] = {}
 
     def add(self, chunk: MediaChunk) -> None:
-        """Meet a chunk."""
+        """Assign cell numbers to a chunk that is new."""
         if chunk.keys[0] not in self._cells:
             self._cells.update((key, (chunk, i)) for i, key in enumerate(chunk.keys))
             self._numbers.update(
@@ -209,7 +209,7 @@ class ChunkLog:
         return key if key >= 0 else self._numbers[key]
 
     def key(self, number: int) -> CellKey:
-        """Undo `number`."""
+        """Return the cell key of a number, the inverse of `number`."""
         return number if number < self.FIRST else self._keys[number - self.FIRST]
 
     def text(self, cells: Sequence[CellKey]) -> str:

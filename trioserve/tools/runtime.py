@@ -188,7 +188,7 @@ class Isolate(Runtime):
         self._reach = reach
 
     def files(self, cwd: str | None) -> FileStore:
-        """The files there."""
+        """Return the files of the runtime, relative to a folder."""
         return IsolateFiles(self.ask, cwd)
 
     async def command(

@@ -34,7 +34,7 @@ class PathSandbox:
 
     @property
     def is_open(self) -> bool:
-        """Whether everything is inside."""
+        """Whether the sandbox allows every path."""
         return os.sep in self.folders
 
     @property

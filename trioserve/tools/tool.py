@@ -157,7 +157,7 @@ class ToolResult:
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """A result that is text."""
+        """Return a result that has only text."""
         return cls({"plain_text_response": text})
 
     @classmethod
@@ -215,7 +215,7 @@ class ToolSource:
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """The tools, by name."""
+        """The tools by name."""
         raise NotImplementedError
 
     def abilities(self) -> Sequence[str]:

@@ -77,7 +77,7 @@ class Candidates(Sequence[TokenProb]):
 
     @classmethod
     def of(cls, *candidates: TokenProb) -> Self:
-        """Hold these."""
+        """Make candidates from tokens with their probabilities."""
         pieces = {each.id: each.piece for each in candidates}
         ids = [each.id for each in candidates]
         return cls(ids, [each.logprob for each in candidates], pieces.__getitem__)
@@ -171,7 +171,7 @@ class Progress:
 
 @attrs.frozen
 class Chunk:
-    """Newly generated output.
+    """New output of a request.
 
     `text` is always whole characters; it may be empty while a character, or what may become a
     stop string, is held back. `tokens` are those generated since the last chunk. `pace` is

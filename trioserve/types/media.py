@@ -66,7 +66,7 @@ class Modalities:
 
     @property
     def video(self) -> bool:
-        """Whether it takes videos."""
+        """Whether the model takes videos, which are frames for it."""
         return self.vision
 
     @property
@@ -111,7 +111,7 @@ class DecodedAudio:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Duration in seconds."""
         return len(self.samples) / 4 / self.rate
 
 

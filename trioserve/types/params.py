@@ -45,7 +45,7 @@ def in_range(low: float, high: float = math.inf) -> Validator:
 
 
 def is_bool(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validate true or false."""
+    """Validate that an attribute is a bool."""
     if not isinstance(value, bool):
         raise _wrong(attribute, "true or false")
 

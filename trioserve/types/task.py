@@ -213,7 +213,7 @@ class Task:
 
     @property
     def priority(self) -> int:
-        """Higher ones go first."""
+        """The priority; the queue starts higher ones first."""
         return self.params.priority
 
 

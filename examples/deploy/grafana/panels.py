@@ -246,7 +246,7 @@ ROWS = [
             Panel(
                 "KV cache",
                 "In use: by running requests, which is what limits how many fit. Filled: also "
-                "with what is kept for later prompts, which makes way when room is needed.",
+                "with what is kept for later prompts, which is evicted when cells are needed.",
                 "percentunit",
                 [
                     Query(
@@ -389,7 +389,7 @@ ROWS = [
             ),
             Panel(
                 "Requests that wait for a model",
-                "Because it is being loaded, or others must make way first.",
+                "The model is loading, or another must be unloaded first.",
                 "none",
                 [Query(now("trioserve:router_requests_waiting", "model"), "{{model}}")],
                 stacked=True,

@@ -260,7 +260,7 @@ async def a_wrong_key() -> httpx.Response:
 @answers(
     errors.PermissionDeniedError,
     403,
-    "Pages of http://evil.com may not use this server. --cors-origins lets them.",
+    "Pages of http://evil.com may not use this server; allow them with --cors-origins.",
 )
 async def a_page_of_another_site() -> httpx.Response:
     async with client_of() as client:

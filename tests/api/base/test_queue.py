@@ -258,6 +258,18 @@ async def test_priorities(path: str, body: dict[str, Any]) -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+async def test_priorities_of_vllm(path: str, body: dict[str, Any]) -> None:
+    async with (
+        busy(priority_order="lower-first") as (client, service),
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(partial(client.post, path, json={**body, "priority": 7}))
+        n = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
+        assert [one.priority for one in await until_queued(service.server, n)] == [-7] * n
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("priority", [101, -101, "high", 1.5, True])
 async def test_bad_priorities(priority: Any) -> None:
     async with client_of() as client:

@@ -98,7 +98,7 @@ class Blocks:
         self._hidden: list[str] = []
 
     def feed(self, delta: Delta) -> list[Event]:
-        """Write the next delta."""
+        """Return the events that a delta adds to the stream."""
         match delta:
             case ContentDelta(text):
                 begun = self._begin_unless_open({"type": "text", "text": "", "citations": None})
@@ -196,7 +196,7 @@ class MessageHead:
     def message(
         self, usage: dict[str, Any], content: list[dict[str, Any]], **end: Any
     ) -> dict[str, Any]:
-        """Write the message."""
+        """Return the message object of `message_start`."""
         return {
             "id": self.id,
             "type": "message",
@@ -264,7 +264,7 @@ class MessageEvents(sse.EventWriter[sse.Event]):
         self._called = False
 
     def encode(self, index: int, event: sse.Event) -> bytes:
-        """Write an event."""
+        """Encode an event of an output as server-sent events."""
         if isinstance(event, Progress):
             return b"" if self._begun else self._begin(event.cached)
         begin = b"" if self._begun else self._begin(0)

@@ -206,12 +206,12 @@ def check(path: str, headers: Headers, server: str, config: Config) -> None:
             )
     if origin and not is_own(origin, authority) and allowed(origin, config) is None:
         raise PermissionDeniedError(
-            f"Pages of {origin} may not use this server. --cors-origins lets them."
+            f"Pages of {origin} may not use this server; allow them with --cors-origins."
         )
     is_embedded = headers.get("Sec-Fetch-Site") == "cross-site" and not origin
     if is_embedded and headers.get("Sec-Fetch-Mode") != "navigate" and not allowed("", config):
         raise PermissionDeniedError(
-            "Pages of other sites may not use this server. --cors-origins lets them."
+            "Pages of other sites may not use this server; allow them with --cors-origins."
         )
 
 

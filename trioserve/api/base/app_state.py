@@ -264,7 +264,7 @@ class AppState(Connections, ABC):
 
     @property
     def memory(self) -> MemoryBudget:
-        """What requests may hold."""
+        """The budget of the memory that requests hold."""
         return self._own_memory
 
     @property

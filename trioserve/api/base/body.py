@@ -360,7 +360,7 @@ async def read_body() -> dict[str, Any]:
         RequestEntityTooLarge: it is larger than the app allows.
         MemoryFullError: requests hold too much memory as it is.
     """
-    return await _read(parse_object)
+    return await read_body_as(lambda body: body)
 
 
 async def read_body_as(parse: Callable[[dict[str, Any]], _T]) -> _T:
@@ -371,7 +371,8 @@ async def read_body_as(parse: Callable[[dict[str, Any]], _T]) -> _T:
         RequestEntityTooLarge: it is larger than the app allows.
         MemoryFullError: requests hold too much memory as it is.
     """
-    return await _read(lambda data: parse(parse_object(data)))
+    read = _with_vllm_priority if _is_lower_first() else parse_object
+    return await _read(lambda data: parse(read(data)))
 
 
 async def read_json() -> Any:
@@ -448,6 +449,18 @@ async def _received(current: Request) -> bytes:
         return await Patience(current_app_state().config.timeout).wait(receive)
     except trio.TooSlowError:
         raise RequestTimeout from None
+
+
+def _is_lower_first() -> bool:
+    return current_app_state().config.priority_order == "lower-first"
+
+
+def _with_vllm_priority(data: bytes) -> dict[str, Any]:
+    """Parse a JSON object, and turn its priority as vLLM orders them into ours."""
+    body = parse_object(data)
+    if type(priority := body.get("priority")) is int:
+        body["priority"] = -priority
+    return body
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

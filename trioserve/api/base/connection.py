@@ -60,7 +60,7 @@ PING = b":\n\n"
 
 
 async def ping() -> bytes:
-    """Make an empty comment."""
+    """Return an empty SSE comment."""
     return PING
 
 

@@ -346,7 +346,7 @@ def number(value: Any) -> float:
 
 @json_type({"type": "boolean"})
 def boolean(value: Any) -> bool:
-    """Take true or false."""
+    """Return the value if it is a bool. Raises MismatchError otherwise."""
     if not isinstance(value, bool):
         raise MismatchError("true or false")
     return value
@@ -354,7 +354,7 @@ def boolean(value: Any) -> bool:
 
 @json_type(STRING)
 def text(value: Any) -> str:
-    """Take a string."""
+    """Return the value if it is a string. Raises MismatchError otherwise."""
     if not isinstance(value, str):
         raise MismatchError("a string")
     return value
@@ -384,7 +384,7 @@ def one_of(*choices: str) -> Callable[[Any], str]:
 
 @json_type(ARGUMENTS)
 def mapping(value: Any) -> dict[str, Any]:
-    """Take an object."""
+    """Return the value if it is an object. Raises MismatchError otherwise."""
     if not isinstance(value, dict):
         raise MismatchError("an object")
     return value

@@ -54,7 +54,7 @@ class Service(AppState):
 
     @property
     def server(self) -> ServerCore:
-        """The server, for requests.
+        """The server that answers requests. Raises the error that ended it, if one has.
 
         Raises:
             ModelLoadingError: the model is still loading.

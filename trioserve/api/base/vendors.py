@@ -109,7 +109,7 @@ def _loads_always(path: str, fields: Fields) -> None:
 
 @attrs.frozen(kw_only=True)
 class Vendor:
-    """An API.
+    """An API whose errors and headers have a form that clients expect.
 
     Attributes:
         paths: what has the vendor's forms: these paths, and all below them.

@@ -14,6 +14,7 @@ from trioserve.api.base.http import json_response
 from trioserve.api.base.service import current_server, current_service
 from trioserve.api.openapi import takes
 from trioserve.chat.markers import media_marker
+from trioserve.config.extras import has_extra
 from trioserve.errors import NotFoundError, NotSupportedError
 from trioserve.server.core import ServerCore
 from trioserve.server.observers.metrics import Metrics
@@ -143,6 +144,7 @@ async def props() -> Response:
                 "audio": modalities.audio,
             },
             "media_marker": media_marker(),
+            "takes_pdf": has_extra("pdf"),
             "endpoint_slots": server.config.slots_endpoint,
             "endpoint_props": server.config.props_endpoint,
             "endpoint_metrics": server.config.metrics_endpoint,

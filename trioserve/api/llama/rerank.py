@@ -72,7 +72,7 @@ class RerankRequest(RequestBody):
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read a request.
+        """Read the body of a request, and refuse fields that have no effect here.
 
         Raises:
             InvalidRequestError: a field is wrong, or belongs to the other form.

@@ -261,7 +261,7 @@ async def version() -> Response:
 
 @blueprint.get("/api/tags")
 async def tags() -> Response:
-    """List the one model."""
+    """List the model of this server."""
     return json_response(describe_tags([described(current_server())]))
 
 

@@ -185,7 +185,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True, slots=False)
 class _EmbeddingRequest(RequestBody):
-    """What both routes take."""
+    """Fields of both embedding routes."""
 
     model: str | None = field(read=readers.model_name, default=None)
     options: ContextOptions = attrs.field(factory=ContextOptions)

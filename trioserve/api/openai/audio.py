@@ -300,7 +300,7 @@ def logprobs(probs: Sequence[TokenProbs]) -> list[dict[str, Any]]:
 
 
 def as_text(transcript: Transcript) -> str:
-    """Write the text alone."""
+    """Return the text without times."""
     return f"{transcript.text}\n"
 
 

@@ -227,7 +227,7 @@ class ChoiceEvents:
         return self._frame.chunk(self._choice(_ROLE), **extra)
 
     def chunk(self, event: ChatChunk) -> str:
-        """Write what is new."""
+        """Encode the part of a chunk that is new for the client; "" if nothing is."""
         self._live.on_output(len(event.tokens), event.drafts)
         deltas = [*self._begin(), *self._choices_of(event)]
         if not deltas:

@@ -34,7 +34,7 @@ class RouterMetrics:
             self._tool_calls[event.tool, event.outcome] += 1
 
     def render(self, fleet: Fleet) -> bytes:
-        """Write all metrics."""
+        """Return all metrics in Prometheus' text format."""
         return prometheus_text(self._families(fleet))
 
     def _families(self, fleet: Fleet) -> Iterator[Metric]:

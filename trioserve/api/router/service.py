@@ -55,7 +55,7 @@ class RouterService(AppState):
 
     @property
     def fleet(self) -> Fleet:
-        """The models, for requests.
+        """The fleet that answers requests. Raises the error that ended it, if one has.
 
         Raises:
             ServerClosingError: the service is stopping.

@@ -15,7 +15,7 @@ import attrs
 
 @attrs.frozen
 class Marker:
-    """This text must come."""
+    """A text that must follow."""
 
     text: str
 
@@ -228,7 +228,7 @@ class ChatFormat:
 
     @property
     def thinking(self) -> Reasoning | None:
-        """The texts around reasoning."""
+        """The markers around reasoning, or None."""
         return self.reasoning if self.channels is None else self.channels.thinking
 
     @property

@@ -264,7 +264,7 @@ def _grammar(
     before: Sequence[str],
     **fields: Any,
 ) -> Grammar:
-    """Make the grammar: all of it matches `start`.
+    """Make a grammar whose first rule is `start`.
 
     Args:
         rules: of everything but the calls of single functions, which the compiler writes.

@@ -72,7 +72,7 @@ class Rules:
 
     @property
     def space(self) -> str:
-        """Whitespace, or none."""
+        """A rule for optional whitespace."""
         return self.rule(SPACE)
 
     def marker(self, text: str) -> str:
@@ -495,7 +495,7 @@ def _without_anchors(pattern: str) -> tuple[str, bool, bool]:
 
 
 def _pattern(pattern: Any, part: Part) -> str:
-    """Write a pattern, which may be found anywhere in a text, for a whole text.
+    """Translate a pattern that may match anywhere into one that matches a whole text.
 
     Raises:
         InvalidRequestError: it cannot be enforced.

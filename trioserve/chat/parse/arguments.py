@@ -37,7 +37,7 @@ class LiteralReader:
         self._syntax = syntax
 
     def read(self) -> Iterator[None]:
-        """Read all arguments."""
+        """Read the arguments of one call."""
         yield from self._cursor.one_of((self._syntax.open,))
         yield from self._members(self._syntax.close, self._syntax.equals, 0)
 
@@ -328,7 +328,7 @@ class ElementReader:
         self._texts = texts
 
     def read(self) -> Iterator[None]:
-        """Read the arguments."""
+        """Read the arguments of one call."""
         self._cursor.give("{")
         first = yield from self._tag(self._syntax.parent)
         yield from self._children("{}", self._syntax.parent, first, self._texts, 0)

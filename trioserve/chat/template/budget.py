@@ -198,7 +198,7 @@ class Meter:
         return value
 
     def join(self, *values: Any) -> Any:
-        """Implement ``~``."""
+        """Evaluate ``~``, within the limits."""
         self.check_size(sum(self.measure(value)[0] for value in values))
         return self.admit("".join(map(str, values)))
 
@@ -226,7 +226,7 @@ class Output(list[str]):
         self._size = 0
 
     def append(self, piece: str) -> None:
-        """Add a piece."""
+        """Append a piece. Raises if the output exceeds its limit."""
         self._size += len(piece)
         if self._size > self._meter.max_value:
             self._meter.check_size(self._size)
@@ -234,7 +234,7 @@ class Output(list[str]):
         super().append(piece)
 
     def extend(self, pieces: Iterable[str]) -> None:
-        """Add pieces."""
+        """Append several pieces."""
         for piece in pieces:
             self.append(piece)
 

@@ -84,7 +84,7 @@ class LegacyTemplate(ChatTemplate):
 
     @functools.cached_property
     def capabilities(self) -> Capabilities:
-        """The same for all of them."""
+        """The capabilities, which all built-in templates share."""
         return Capabilities(
             supports_string_content=True,
             supports_system_role=True,
@@ -93,7 +93,7 @@ class LegacyTemplate(ChatTemplate):
 
     @functools.cached_property
     def format(self) -> ChatFormat:
-        """All output is content."""
+        """The format `plain`: all output is content."""
         return PLAIN
 
     def render(

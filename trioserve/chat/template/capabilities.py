@@ -57,7 +57,7 @@ class Capabilities:
 
 
 def find(probe: Probe) -> Capabilities:
-    """Try a template out."""
+    """Render a template with probes to find out what it supports."""
     typed = frozenset(role for role in _CONTENT_ROLES if _takes(probe, role, typed=True))
     strings = frozenset(role for role in _CONTENT_ROLES if _takes(probe, role, typed=False))
     thinking = _thinking_variable(probe)

@@ -425,7 +425,7 @@ class PrefixCache:
             raise InvalidRequestError("The state is not that of the tokens.")
 
     def erase(self, keys: list[CellKey], root: CacheRoot) -> int:
-        """Drop what `save` would read, unless it runs; returns how many of `keys` it held."""
+        """Drop what `save` would read, unless a request uses it; returns the number of keys."""
         seq, key = self._best(keys, root)
         n_held = 0
         if key is not None:

@@ -133,7 +133,7 @@ class RamCache:
         return self._entries[entry_id]
 
     def drop(self, entry_id: int) -> None:
-        """Forget an entry."""
+        """Remove an entry."""
         entry = self._entries.pop(entry_id)
         self.size -= len(entry.state)
         self.n_checkpoints -= entry.is_checkpoint

@@ -118,7 +118,7 @@ class CellLedger:
 
 @attrs.define(eq=False)
 class KVSequence:
-    """One KV sequence.
+    """A sequence of the KV cache: the tokens it holds, and its checkpoints.
 
     ::
 
@@ -154,7 +154,7 @@ class KVSequence:
             self.folds.append((len(self.held), n_before + folded))
 
     def fill(self, keys: list[CellKey]) -> None:
-        """Hold these, after nothing."""
+        """Set the cell keys of an empty sequence."""
         self.held, self.folds = keys, []
         if min(keys, default=0) < 0:
             ends = ((end, n_folded(key)) for end, key in enumerate(keys, start=1) if key < 0)

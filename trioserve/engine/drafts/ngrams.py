@@ -94,7 +94,7 @@ MAX_SHARED = 2**18
 
 @attrs.frozen(kw_only=True)
 class NgramRules:
-    """How n-grams are used."""
+    """Settings of n-gram drafts."""
 
     name: str  # the type of speculative decoding
     n: int  # the last tokens that must be the same
@@ -161,6 +161,6 @@ class NgramDrafter:
         return sum(map(len, self._shared.values()))
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all n-grams."""
         self._own.clear()
         self._shared.clear()

@@ -69,7 +69,7 @@ class _Repeat:
 
 @attrs.frozen
 class _Group:
-    """Alternatives, each a sequence."""
+    """Alternatives, each of them a sequence."""
 
     alternatives: tuple[tuple[_Item, ...], ...]
 
@@ -81,7 +81,7 @@ TokenNames = Callable[[str | int, bool], str | None]
 
 
 def to_lark(text: str, tokens: TokenNames) -> str:
-    """Translate a grammar.
+    """Translate a grammar from GBNF to Lark.
 
     Args:
         text: GBNF; its rule ``root`` is what the output must match.

@@ -502,5 +502,5 @@ class LazyMatcher:
         return self._matcher.begin(text) or self._matcher.begin(text.lstrip(_BLANKS))
 
     def close(self) -> None:
-        """Drop it."""
+        """Free the matcher."""
         self._matcher.close()

@@ -52,7 +52,7 @@ class Mask:
 
     @property
     def forbidden(self) -> NDArray[np.int32]:
-        """All others, in order."""
+        """The ids of the tokens that the mask forbids, in order."""
         return np.flatnonzero(~self._bits).astype(np.int32)
 
     @property
@@ -151,7 +151,7 @@ class GrammarVocab:
 
     @cached_property
     def names(self) -> NameIndex:
-        """GrammarVocab by their names."""
+        """An index of the tokens by their names."""
         return NameIndex(self._vocab.names)
 
     @cached_property

@@ -78,7 +78,7 @@ class Built:
         return self.path.with_suffix(".json")
 
     def write(self) -> None:
-        """Write the note."""
+        """Write the note beside the library."""
         text = json.dumps({"protocol": self.protocol, "ggml": self.ggml, "sha256": self.sha256})
         self.note.write_text(text + "\n", encoding="utf-8")
 
@@ -141,7 +141,7 @@ class RpcBackend:
     protocol: tuple[int, int, int] | None
 
     def function(self, named: tuple[str, Any]) -> Any:
-        """A function of it: `ADD` or `SERVE`."""
+        """Look up a function of the backend: `ADD` or `SERVE`."""
         name, kind = named
         return kind(ggml("ggml_backend_reg_get_proc_address")(self.pointer, name.encode()))
 

@@ -52,7 +52,7 @@ _VERTEX = "AIP_MODE"
 
 
 def without(options: Options, fields: Collection[str]) -> Options:
-    """Leave out these fields."""
+    """Return the options without some fields."""
     return {field: words for field, words in options.items() if field not in fields}
 
 
@@ -179,7 +179,7 @@ class Preset:
     dedup: bool | None = None
 
     def over(self, other: Preset) -> Preset:
-        """Merge the two; this one's settings win."""
+        """Merge two presets. The settings of this one win."""
         own = attrs.asdict(self, recurse=False, filter=lambda _, value: value is not None)
         return attrs.evolve(other, **own | {"options": {**other.options, **self.options}})
 

@@ -103,7 +103,7 @@ class HubResponse:
                     break
 
     async def abandon(self) -> None:
-        """Read no further.
+        """Close the response without reading the rest of its body.
 
         The body is a generator in generators. Being cancelled ends them all, which closing the
         outermost does not.
@@ -278,7 +278,7 @@ def _proxy(endpoint: str) -> httpcore.Proxy | None:
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
-    """Scheme, host and port.
+    """Return scheme, host and port of a URL.
 
     Raises:
         HubError: it is no address of a web server.

@@ -76,7 +76,7 @@ class PartialFile:
         return bool(data)
 
     def reserve(self) -> None:
-        """Reserve room for the rest.
+        """Reserve disk space for the bytes that are missing.
 
         Raises:
             DiskFullError: there is none.
@@ -96,7 +96,7 @@ class PartialFile:
             _allocate(descriptor, self.size)
 
     def write(self, chunks: Sequence[bytes]) -> None:
-        """Write received bytes.
+        """Append received bytes. Raises HashMismatchError if the file gets too long.
 
         Raises:
             DiskFullError: there is no room left.

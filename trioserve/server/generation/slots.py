@@ -59,7 +59,7 @@ class SlotFiles:
         self._one = trio.Lock()  # a state can be as large as the KV cache: one at a time
 
     def check(self) -> Path:
-        """The directory. Raises NotSupportedError if there is none."""
+        """Return the folder of slot files. Raises NotSupportedError without `--slot-save-path`."""
         if self._directory is None:
             raise NotSupportedError(
                 "This server does not support slots action. Start it with `--slot-save-path`"

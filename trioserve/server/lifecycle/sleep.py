@@ -68,7 +68,7 @@ class Loading:
 
 @attrs.frozen(eq=False)
 class Ready:
-    """The engine runs."""
+    """The model is in memory, and the engine runs."""
 
     state: ClassVar = ServerState.READY
     services: EngineServices

@@ -221,7 +221,7 @@ class RateLimits:
         return len(self._clients)
 
     def admit(self, client: str) -> None:
-        """Take one request.
+        """Count a request of a client. Raises RateLimitError beyond the limit.
 
         Raises:
             RateLimitError: the limit is reached; has a time to retry after.

@@ -123,7 +123,7 @@ class MemoryBudget:
         self._count(n_more, owner)
 
     def give_back(self, n_bytes: int, owner: str) -> None:
-        """Undo `take`."""
+        """Return bytes that `take` has taken."""
         self._count(-n_bytes, owner)
         self._released.ring()
 

@@ -196,7 +196,7 @@ Wrap: TypeAlias = Callable[[httpcore.AsyncNetworkStream], httpcore.AsyncNetworkS
 
 
 class Dialer:
-    """Connects to servers.
+    """Connects to hosts by their checked addresses.
 
     Args:
         rules: the allowed hosts.
@@ -286,7 +286,7 @@ _HEADERS = {
 
 
 class Fetcher:
-    """Downloads files.
+    """Downloads media that requests name by URL.
 
     Args:
         rules: the allowed hosts.
@@ -309,7 +309,7 @@ class Fetcher:
         self._places = FairLimiter(_N_FETCHES, _N_FETCHES_EACH)
 
     async def fetch(self, url: str, count: Callable[[int], None]) -> bytes:
-        """Fetch a file.
+        """Download a file, with a limit on its time.
 
         Args:
             url: the file's URL.

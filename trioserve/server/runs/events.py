@@ -82,7 +82,7 @@ class ApprovalGiven:
 
 @attrs.frozen
 class ToolStarted:
-    """The tool runs."""
+    """A tool has started."""
 
     id: int
     call: RunCall
@@ -99,7 +99,7 @@ class ToolOutput:
 
 @attrs.frozen
 class ToolReturned:
-    """The call has ended."""
+    """A call of a tool has ended."""
 
     id: int
     call: RunCall
@@ -139,7 +139,7 @@ class RunAnswer:
 
 @attrs.frozen
 class RunEnded:
-    """The last event."""
+    """The run has ended. No event follows."""
 
     id: int
     answer: RunAnswer

@@ -64,7 +64,7 @@ class Question:
 
 
 class AgentLoop:
-    """One run.
+    """The loop of one run: generate, call tools, repeat.
 
     Args:
         server: generates the answers.

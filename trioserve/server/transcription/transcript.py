@@ -101,7 +101,7 @@ Send: TypeAlias = Callable[[TranscriptEvent], Awaitable[None]]
 
 
 class Transcriber(Protocol):
-    """Transcribes sound."""
+    """Transcribes samples of sound."""
 
     @property
     def rate(self) -> int:
@@ -125,7 +125,7 @@ class Transcriber(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Transcript:
-    """A whole transcript."""
+    """The whole transcript of a recording."""
 
     text: str
     segments: tuple[Segment, ...]
@@ -158,7 +158,7 @@ class TranscriptStream:
         return await anext(self._events)
 
     async def read(self) -> Transcript:
-        """Read to the end."""
+        """Read the rest, and return the whole transcript."""
         texts: list[str] = []
         probs: list[TokenProbs] = []
         segments: list[Segment] = []

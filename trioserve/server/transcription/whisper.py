@@ -39,7 +39,7 @@ _MAX_THREADS = 4
 
 @attrs.frozen(kw_only=True)
 class WhisperSettings:
-    """How to run Whisper."""
+    """Settings of the Whisper process."""
 
     model: str  # a directory, or a name
     offline: bool = False

@@ -39,7 +39,7 @@ _UNKNOWN = "unknown"
 
 
 class ShellArguments(msgspec.Struct):
-    """What `exec_shell_command` runs."""
+    """The arguments of `exec_shell_command`."""
 
     command: Annotated[str, about("Command line for sh")]
     timeout: Annotated[
@@ -70,7 +70,7 @@ class ExecShellCommand(Tool):
 
     @property
     def info(self) -> ToolInfo:
-        """What it is."""
+        """The tool's name, description and schema."""
         return self._info
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
@@ -129,11 +129,11 @@ class GetInfo(Tool):
 
     @property
     def info(self) -> ToolInfo:
-        """What it is."""
+        """The tool's name, description and schema."""
         return self._info
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
-        """Ask the system."""
+        """Return the system and the current folder."""
         output = await self._runtime_of(context).run(
             ["sh", "-c", "uname -a && pwd"],
             cwd=context.cwd,

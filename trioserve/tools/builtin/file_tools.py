@@ -108,7 +108,7 @@ class FileTool(Tool):
 
     @property
     def info(self) -> ToolInfo:
-        """What it is."""
+        """The tool's name, description and schema."""
         return self._info
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
@@ -138,7 +138,7 @@ class FileTool(Tool):
 
 
 class ReadFile(FileCall):
-    """Reads a file."""
+    """The arguments of `read_file`."""
 
     NAME = "read_file"
     DISPLAY_NAME = "Read file"
@@ -153,7 +153,7 @@ class ReadFile(FileCall):
     append_loc: Annotated[bool, about("Begin each line with its number")] = False
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
-        """Read it."""
+        """Return lines of the file."""
         path = self.path
         status = files.status(path)
         if status is None:
@@ -224,7 +224,7 @@ def _lines_from(file: BufferedReader, first: int) -> Iterator[tuple[int, bytes]]
 
 
 class WriteFile(FileCall):
-    """Writes a file."""
+    """The arguments of `write_file`."""
 
     NAME = "write_file"
     DISPLAY_NAME = "Write file"
@@ -238,7 +238,7 @@ class WriteFile(FileCall):
     content: Annotated[str, about("What to write")]
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
-        """Write it."""
+        """Write the file, and return the diff."""
         data = encoded(self.content, "content")
         try:
             diff = self.diff(files)
@@ -277,7 +277,7 @@ def encoded(text: str, name: str) -> bytes:
 
 
 class Edit(msgspec.Struct):
-    """One replacement."""
+    """One replacement of text in a file."""
 
     old_text: Annotated[
         str,
@@ -290,7 +290,7 @@ class Edit(msgspec.Struct):
 
 
 class EditFile(FileCall):
-    """Edits a file."""
+    """The arguments of `edit_file`."""
 
     NAME = "edit_file"
     DISPLAY_NAME = "Edit file"
@@ -305,7 +305,7 @@ class EditFile(FileCall):
     edits: Annotated[list[Edit], about(f"Replacements, 1 to {_MAX_EDITS}", max_length=_MAX_EDITS)]
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
-        """Edit it."""
+        """Apply the edits, and return the diff."""
         old, new = _edited(self, files)
         files.write(self.path, new.encode("utf-8", "surrogateescape"))
         answer = {

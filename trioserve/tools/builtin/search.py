@@ -54,7 +54,7 @@ class FindFiles(FileCall):
     ] = _MAX_RESULTS
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
-        """Search."""
+        """Return the paths that match."""
         if self.limit < 1:
             raise ToolFileError(f"invalid limit: {self.limit} (expected 1 or more)")
         wanted = Filter(self.include, self.exclude)
@@ -103,7 +103,7 @@ def _first_entries(
 
 
 class GrepFiles(FileCall):
-    """Finds lines in files."""
+    """The arguments of `grep_search`."""
 
     NAME = "grep_search"
     DISPLAY_NAME = "Grep search"
@@ -127,7 +127,7 @@ class GrepFiles(FileCall):
     ] = 0
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
-        """Search."""
+        """Return the lines that match."""
         pattern = LinePattern(self.pattern, literal=self.literal, ignore_case=self.ignore_case)
         search = _Search(self, pattern, files)
         status = files.status(self.path)

@@ -272,7 +272,7 @@ class _Messages:
             raise _RefusedError(f"its answers together have more than {_MAX_INCOMPLETE:,} bytes")
 
     async def aclose(self) -> None:
-        """Close the answer."""
+        """Close the HTTP response."""
         self._take(len(self._buffer))
         await self._response.aclose()
 

@@ -187,7 +187,7 @@ class _Connection:
         return self.ended.is_set() or self.scope.cancel_called
 
     def start(self, session: McpSession) -> None:
-        """The server answers."""
+        """Store the session of a server that has answered."""
         self.session = session
         self._set_deadline()
         self.started.set()
@@ -207,7 +207,7 @@ class _Connection:
 
     @contextmanager
     def call(self) -> Iterator[McpSession]:
-        """Count a call."""
+        """Yield the session, and count the call while it runs."""
         assert self.session is not None
         self._n_calls += 1
         self._set_deadline()

@@ -135,7 +135,7 @@ class _Server:
         self._intake = Intake()
 
     async def read(self, says: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        """Pass on its messages.
+        """Pass on the messages that the server writes.
 
         Raises:
             ToolServerError: it has ended, or wrote too much.

@@ -70,7 +70,7 @@ class McpTool(Tool):
 
     @property
     def info(self) -> ToolInfo:
-        """What it is."""
+        """The tool's name, description and schema."""
         return self._info
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:

@@ -231,6 +231,7 @@ export interface Props {
   endpoint_metrics?: boolean;
   endpoint_tools?: boolean;
   cors_proxy_enabled?: boolean;
+  takes_pdf?: boolean;
   ui_settings?: Record<string, unknown>;
   build_info?: string;
   is_sleeping?: boolean;
@@ -253,10 +254,24 @@ export interface Model {
   /** Of a router's models: unloaded, downloading, loading, loaded, sleeping. Else: loaded. */
   status: string;
   failed: boolean;
+  /** The share that is loaded or downloaded, while that lasts. */
+  progress?: number;
   /** 0: not known. */
   contextSize: number;
   parameters: number;
   size: number;
+  /** What it takes beside text. */
+  takes: string[];
+  /** It was downloaded, and can be deleted. */
+  removable: boolean;
+  /** It is there to try the server with. */
+  toy: boolean;
+  /** Questions that a toy can answer. */
+  examples: string[];
+  /** Its file says how a chat is written for it; undefined: not known yet. */
+  hasTemplate?: boolean;
+  /** How long a request may be, and why not longer; empty: nothing to say. */
+  advice: string;
 }
 
 export interface SlotView {

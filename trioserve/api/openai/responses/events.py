@@ -169,7 +169,7 @@ class ResponseBuilder:
         return events
 
     def finish(self, last: Finished) -> list[Event]:
-        """Take the end."""
+        """Return the events that end the response."""
         cut = "max_output_tokens" if last.reason is FinishReason.LIMIT else None
         return self._end(cut, last.timings, self._n_prompt)
 
@@ -329,7 +329,7 @@ class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
         self._live = outputs.LiveTimings(n_prompt, monotonic)
 
     def encode(self, index: int, event: sse.Event | RunEvent) -> bytes:
-        """Write an event."""
+        """Encode an event of an output as server-sent events."""
         if isinstance(event, StepChunk):
             event = event.chunk
         events = [*self._builder.begin(), *self._builder.take(event)]

@@ -169,7 +169,7 @@ class Conversation:
     _step: tuple[str, dict[str, Any]] | None = None
 
     def add(self, place: str, role: str, content: Any, **fields: Any) -> None:
-        """Add a message."""
+        """Append a message, and its place in the request."""
         if role not in ("assistant", "tool"):
             self._step = None
         self.messages.append({"role": role, "content": content, **fields})

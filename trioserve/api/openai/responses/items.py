@@ -53,7 +53,7 @@ class Item(ABC):
         """Write the item as it is: "in_progress", "completed" or "incomplete"."""
 
     def opened(self) -> list[Event]:
-        """Tell that it begins."""
+        """Return the event that opens the item."""
         return [self._item_event("added", "in_progress")]
 
     def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
@@ -110,7 +110,7 @@ class _TextItem(Item):
 
 
 class ReasoningItem(_TextItem):
-    """What the model thought."""
+    """The reasoning of a response."""
 
     event = "reasoning_text"
 
@@ -132,7 +132,7 @@ class ReasoningItem(_TextItem):
 
 
 class MessageItem(_TextItem):
-    """What the model said."""
+    """The answer of a response."""
 
     event = "output_text"
 
@@ -333,7 +333,7 @@ class MadeCallItem(Item):
         return [self._event("mcp_call_arguments.done", arguments=self.text)]
 
     def take(self, result: str, *, is_error: bool) -> None:
-        """Take the result."""
+        """Store the result of the call."""
         if is_error:
             self._error = {"type": "mcp_tool_execution_error", "content": result}
         else:

@@ -67,7 +67,7 @@ _HAS_NO_SUMMARY = "there is the reasoning itself"
 
 @attrs.frozen(kw_only=True)
 class ReasoningOptions(RequestBody):
-    """How the model reasons."""
+    """The field `reasoning`."""
 
     unsupported: ClassVar[Mapping[str, Only]] = {
         "context": Only("auto", harmless="the chat template decides what the model sees"),

@@ -190,7 +190,7 @@ function Chip({ attachment }: { attachment: Attachment }): VNode {
   const isPicture = kindOf(type) === "image" && data;
   return (
     <li class="chip">
-      {isPicture ? <img class="thumbnail" src={url} alt="" /> : <Icon name={data ? "media" : "file"} />}
+      {isPicture ? <img class="thumbnail" src={url} alt="" /> : <Icon name={kindOf(type) && data ? "media" : "file"} />}
       <span class="chip-name" dir="auto" title={name}>
         {name}
       </span>

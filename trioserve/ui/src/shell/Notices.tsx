@@ -8,6 +8,7 @@ import type { ServerState } from "../types";
 import { t, type Text } from "../words";
 import { ContextNotice } from "./ContextNotice";
 import { KeyField } from "./KeyField";
+import { ModelNotice } from "./ModelNotice";
 import { Notice } from "./Notice";
 
 /** What people have to know of the server, and of this chat. */
@@ -15,6 +16,7 @@ export function Notices(): VNode {
   return (
     <div class="notices" role="status">
       <ServerNotice />
+      <ModelNotice />
       {storage.value.state !== "kept" && <Notice icon="alert">{storage.value.message}</Notice>}
       <ContextNotice />
     </div>

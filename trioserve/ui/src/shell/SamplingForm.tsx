@@ -103,7 +103,7 @@ function NumberRow({ field, value, byDefault, onChange }: NumberRowProps): VNode
           onChange(undefined);
         }}
       >
-        <Icon name="refresh" />
+        <Icon name="reset" />
       </button>
       <p id={`${id}-help`} class={problem ? "hint problem" : "hint"}>
         {problem || t(field.help)}

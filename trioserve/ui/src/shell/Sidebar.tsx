@@ -52,7 +52,7 @@ export function Sidebar(): VNode {
       <SelectionBar />
       <div class="sidebar-foot">
         <button type="button" class="row-button" onClick={() => (overlay.value = { settings: "general" })}>
-          <Icon name="settings" />
+          <Icon name="gear" />
           {t("Settings")}
         </button>
         <button

@@ -7,6 +7,7 @@ import { t } from "../words";
 import { modelName } from "./format";
 import { currentModel, describe } from "./ModelMenu";
 import { attempt } from "./toasts";
+import { Toy } from "./Toy";
 
 /** What an empty chat shows: who will answer. */
 export function Welcome(): VNode {
@@ -16,6 +17,8 @@ export function Welcome(): VNode {
     <div class="welcome">
       <h1>{model ? modelName(model.id) : isConnecting ? "" : "trioserve"}</h1>
       <p class="welcome-facts">{model && describe(model)}</p>
+      {model?.advice && <p class="hint welcome-advice">{model.advice}</p>}
+      {model?.toy && <Toy model={model} />}
       <PresetChips />
     </div>
   );

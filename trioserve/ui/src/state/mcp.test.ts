@@ -67,7 +67,7 @@ test("a server is asked through the proxy for what it has", () => {
   const header = (name: string) => asked.at(-1)!.headers.get(`x-trioserve-proxy-header-${name}`);
   assert.deepEqual([header("mcp-session-id"), header("mcp-protocol-version")], ["s1", "2025-06-18"]);
   assert.deepEqual(pageTools.peek().map(({ name, writes }) => [name, writes]), [
-    ["Wetter__b__read_abcd", false], ["Wetter__b__write_it__abcd", true],
+    ["read_abcd", false], ["write_it__abcd", true],
   ]);
   const [{ prompts, resources }] = mcpServers.peek() as [(typeof mcpServers.value)[number]];
   assert.deepEqual([prompts[0]!.title, prompts[0]!.arguments[0]!.isRequired, resources[0]!.uri], ["greet", true, "file:///a"]);

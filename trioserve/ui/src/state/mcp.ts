@@ -23,12 +23,13 @@ export interface McpResource {
   description: string;
 }
 
-/** A tool of the page, and what the model is told of it. */
+/** A tool of one of these servers. */
 export interface PageTool extends ServerTool {
   server: string;
   /** What the server calls it. */
   own: string;
-  definition: Fields;
+  /** Of its arguments, in JSON Schema. */
+  schema: Fields;
 }
 
 export interface McpState {
@@ -86,7 +87,7 @@ export async function connect(entry: McpEntry): Promise<void> {
     const [tools, prompts, resources] = await Promise.all([client.list("tools"), client.list("prompts"), client.list("resources")]);
     set({
       state: "connected",
-      tools: tools.map((tool) => toolIn(tool, entry)),
+      tools: withNames(tools.map((tool) => toolIn(tool, entry))),
       prompts: prompts.map(promptIn),
       resources: resources.map(resourceIn),
     });
@@ -103,7 +104,7 @@ function toolIn(given: Fields, entry: McpEntry): PageTool {
   const own = text(given.name);
   const hints = isRecord(given.annotations) ? given.annotations : {};
   // APIs take such names only; the id keeps those of two servers apart.
-  const name = `${entry.name}_${own}`.replace(/[^\w-]/g, "_").slice(0, 56) + `_${entry.id.slice(0, 4)}`;
+  const name = `${own.replace(/[^\w-]/g, "_").slice(0, 48)}_${entry.id.slice(0, 4)}`;
   const description = text(given.description);
   return {
     name,
@@ -113,11 +114,24 @@ function toolIn(given: Fields, entry: McpEntry): PageTool {
     writes: hints.readOnlyHint !== true,
     server: entry.id,
     own,
-    definition: {
-      type: "function",
-      function: { name, description, parameters: isRecord(given.inputSchema) ? given.inputSchema : { type: "object" } },
-    },
+    schema: isRecord(given.inputSchema) ? given.inputSchema : { type: "object" },
   };
+}
+
+/** Tools with names that are different. */
+function withNames(tools: PageTool[]): PageTool[] {
+  const taken = new Set<string>();
+  return tools.map((tool) => {
+    let { name } = tool;
+    for (let number = 2; taken.has(name); number++) name = `${tool.name}${number}`;
+    taken.add(name);
+    return { ...tool, name };
+  });
+}
+
+/** What the model is told of a tool. */
+export function definitionOf({ name, description, schema }: PageTool): Fields {
+  return { type: "function", function: { name, description, parameters: schema } };
 }
 
 function promptIn(given: Fields): McpPrompt {

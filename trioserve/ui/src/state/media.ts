@@ -1,10 +1,12 @@
-// Files that are no text: pictures, recordings and videos.
+// Files that are no text: pictures, recordings, videos and PDFs.
 
 import type { Attachment, MediaKind } from "../types";
 import { t } from "../words";
 
-/** The types that a file of an import may have. None of them can hold a script. */
-const KNOWN = /^(image\/(png|jpeg|webp|gif|bmp)|(audio|video)\/[\w.+-]{1,40})$/;
+export const PDF = "application/pdf";
+
+/** The types that a file of an import may have. The page shows none that can hold a script. */
+const KNOWN = /^(image\/(png|jpeg|webp|gif|bmp)|(audio|video)\/[\w.+-]{1,40}|application\/pdf)$/;
 
 /** A file is gone from where the browser had it. The message is for people. */
 export class UnreadableError extends Error {}

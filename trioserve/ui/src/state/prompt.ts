@@ -3,7 +3,7 @@
 import type { Attachment, MadeCall, Message, Sampling, Step, ToolCall } from "../types";
 import { PING_S } from "../server/follow";
 import { isRecord } from "./json";
-import { dataUrlOf, kindOf } from "./media";
+import { dataUrlOf, kindOf, PDF } from "./media";
 
 export interface Asked {
   system: string;
@@ -136,6 +136,7 @@ function resultOf({ result, state }: MadeCall): string {
 /** A file that is no text, as OpenAI's API takes it; videos as llama-server does. */
 async function mediaPart(file: Attachment): Promise<Part> {
   const url = await dataUrlOf(file);
+  if (file.type === PDF) return { type: "file", file: { filename: file.name, file_data: url } };
   const data = url.slice(url.indexOf(",") + 1);
   switch (kindOf(file.type)) {
     case "audio":

@@ -87,9 +87,9 @@ export async function look(): Promise<void> {
   for (const [id, { message }] of others) {
     if (!ids.has(id)) await end(message);
   }
-  const theirs = found.filter(({ id }) => !writers.has(id));
-  for (const message of theirs) if (others.has(message.id)) follow(message);
-  await Promise.all(theirs.filter(({ id }) => !others.has(id)).map(claim));
+  const foreign = found.filter(({ id }) => !writers.has(id));
+  for (const message of foreign) if (others.has(message.id)) follow(message);
+  await Promise.all(foreign.filter(({ id }) => !others.has(id)).map(claim));
 }
 
 /** Look whether the tabs that follow the other answers are still there. */

@@ -9,7 +9,7 @@ import type { MediaKind, Model, Props, ServerState, ServerStatus } from "../type
 import { t } from "../words";
 import { chosenModel } from "./choice";
 import { isRecord } from "./json";
-import { models as allModels, readModels } from "./models";
+import { isBusy, models as allModels, readModels } from "./models";
 import { settings, useServerDefaults } from "./settings";
 import { readTools, serverTools } from "./tools";
 
@@ -48,6 +48,8 @@ const PAUSES: Record<ServerState, number> = {
   unreachable: 3_000,
 };
 const UNSEEN_PAUSE = 60_000;
+/** While the progress of a model is to be seen. */
+const BUSY_PAUSE = 1_000;
 
 /** Milliseconds that a look may take. */
 const PATIENCE = 15_000;
@@ -109,7 +111,7 @@ async function keepLooking(): Promise<never> {
   for (;;) {
     await look();
     const { state } = status.peek();
-    const pause = document.hidden ? UNSEEN_PAUSE : PAUSES[state];
+    const pause = document.hidden ? UNSEEN_PAUSE : isBusy() ? BUSY_PAUSE : PAUSES[state];
     await pauseFor(pause, hurry.signal).catch(() => undefined); // a caller of `refresh` does not want to wait
   }
 }

@@ -27,9 +27,6 @@ const PRIORITY = -100;
 const EXCERPT = 1_000;
 const LONGEST = 80;
 
-/** Models with fewer parameters write no titles worth reading. */
-const SMALLEST = 300_000_000;
-
 const TASK = "Write a title of at most six words for this conversation, in its language. Answer with the title only.";
 
 /** Chats that have been tried since the page was loaded. */
@@ -44,7 +41,7 @@ const next = computed<Chat | null>(() => {
 function canAsk(chat: Chat): boolean {
   const name = modelOf(chat);
   const model = models.value.find(({ id, aliases }) => id === name || aliases.includes(name));
-  return model?.status === "loaded" && (model.parameters === 0 || model.parameters >= SMALLEST);
+  return model?.status === "loaded" && !model.toy; // whose titles are not worth reading
 }
 
 /** Write titles from now on. An answer that begins ends it, in this tab or in another one. */

@@ -6,7 +6,7 @@ import { posting, request, requestJson, ServerError } from "../server/api";
 import type { Chat, ServerTool, Step, ToolChoice } from "../types";
 import { t } from "../words";
 import { isRecord } from "./json";
-import { pageTools } from "./mcp";
+import { definitionOf, pageTools } from "./mcp";
 import { settings } from "./settings";
 import { change, chatOf, openChat } from "./shown";
 
@@ -57,7 +57,7 @@ export function toolsFor(chat: Chat): Record<string, unknown> {
   const { on, cwd } = chat.tools ?? settings.peek().tools;
   const there = known.peek();
   const names = on.filter((name) => (there ? there.some((tool) => tool.name === name) : !isOfPage(name)));
-  const own = pageTools.peek().filter(({ name }) => on.includes(name)).map(({ definition }) => definition);
+  const own = pageTools.peek().filter(({ name }) => on.includes(name)).map(definitionOf);
   const given = own.length > 0 ? { tools: own } : {};
   if (names.length === 0) return given;
   return { ...given, trioserve_run_tools: { tools: names, approval: "ask", ...(cwd.trim() ? { cwd: cwd.trim() } : {}) } };

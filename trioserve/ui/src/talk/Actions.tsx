@@ -30,7 +30,7 @@ export function Actions({ message, index, branches, last, edit }: Props): VNode 
       {answer && <Action icon="refresh" label={t("Regenerate")} act={() => regenerate(message.id)} />}
       {!answer && last && <Action icon="refresh" label={t("Answer")} act={() => regenerate(message.id)} />}
       {answer && last && canContinue(message) && !problem(message) && (
-        <Action icon="play" label={t("Continue")} act={() => continueAnswer(message.id)} />
+        <Action icon="continue" label={t("Continue")} act={() => continueAnswer(message.id)} />
       )}
       <Action icon="trash" label={last ? t("Delete") : t("Delete this and what follows")} act={() => remove(message.id)} />
     </div>

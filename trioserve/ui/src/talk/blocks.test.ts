@@ -7,7 +7,7 @@ import { lex, type Token, type Tokens } from "./lexer";
 const answer = `# A title
 
 A paragraph with **bold**, \`code\`, $a_1 + b_1$ and a [link](https://example.org).
-It goes on.
+It continues.
 
 1. One
    - nested
@@ -69,7 +69,7 @@ const links = `${answer}
 [1]: https://example.org/there "title"
 `;
 
-/** What is shown of tokens. A paragraph of an item is drawn as its text is, whether or not the list has blank lines. */
+/** What is shown of tokens. A paragraph of an item is drawn as its text is with and without blank lines in the list. */
 function outline(tokens: readonly Token[]): unknown[] {
   return tokens
     .filter((token) => token.type !== "space")
