@@ -1,0 +1,1 @@
+import"./chunk-IB3OMPMT.js";var n=import.meta.url;async function i(){let{highlightCode:e}=await import("./highlightCode-BJ3JHNA4.js");self.addEventListener("message",t=>{o(e(t.data.code,t.data.language))}),o("ready")}function o(e){self.postMessage(e)}typeof document>"u"&&"WorkerGlobalScope"in globalThis&&i();export{n as url};
