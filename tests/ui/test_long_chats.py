@@ -1,4 +1,4 @@
-"""Chats that go on: messages that wait for their turn, and a context that is full."""
+"""Long chats: messages that wait for their turn, and a context that is full."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def mcp_server() -> MCPServer:
 
 
 def say(prompt: str) -> str:
-    """Call the tool that a question names, and say so once there is a result."""
+    """Call the tool that a question names; answer once there is a result."""
     last = prompt.rsplit("user\n", 1)[-1]
     if "tool_response" in last:
         return "The model has the result."
@@ -140,7 +140,9 @@ def test_prompts_and_resources_go_into_a_message(chat: ChatPage) -> None:
     expect(chat.questions.last).to_contain_text("Say hello to Ada.")
 
 
-def test_without_the_proxy_the_page_says_what_it_needs(visitor: Visitor, server: tuple[str, object]) -> None:
+def test_without_the_proxy_the_page_says_what_it_needs(
+    visitor: Visitor, server: tuple[str, object]
+) -> None:
     chat = ChatPage(visitor.visit(server[0]))
     with chat.settings("MCP servers") as panel:
         expect(panel).to_contain_text("--ui-mcp-proxy")

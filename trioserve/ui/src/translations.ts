@@ -492,6 +492,7 @@ export const translations = {
   "The answer could not be completed.": ["Die Antwort konnte nicht beendet werden.", "回答未能完成。"],
   "Stopped.": ["Gestoppt.", "已停止。"],
   "The model reached the maximum number of steps.": ["Das Modell hat die Höchstzahl an Schritten erreicht.", "模型已达到最大步数。"],
+  "The answer filled the context.": ["Die Antwort hat den Kontext gefüllt.", "回答已占满上下文。"],
   "The answer reached the maximum length.": ["Die Antwort hat die Höchstlänge erreicht.", "回答已达到最大长度。"],
   "The model gave no answer after its tool calls.": ["Das Modell gab nach seinen Tool-Aufrufen keine Antwort.", "模型在调用工具后没有回答。"],
   "The model gave no answer after thinking.": ["Das Modell gab nach dem Denken keine Antwort.", "模型思考后没有回答。"],

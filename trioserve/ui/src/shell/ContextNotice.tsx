@@ -40,19 +40,21 @@ export function ContextNotice(): VNode | null {
           ? t(canGo ? "This chat no longer fits into the model’s context." : "This message does not fit into the model’s context.")
           : t("This chat fills {share} of the model’s context.", { share: percent(share) })}
       </p>
-      {canGo && (
-        <>
-          <button type="button" class="button" onClick={() => void attempt(() => shorten(dropOldest))}>
-            {t("Drop the oldest turns")}
-          </button>
-          <button type="button" class="button" onClick={() => void attempt(() => shorten(summarize))}>
-            {t("Continue with a summary")}
-          </button>
-        </>
-      )}
-      <button type="button" class="button" onClick={startChat}>
-        {t("New chat")}
-      </button>
+      <span class="buttons">
+        {canGo && (
+          <>
+            <button type="button" class="button" onClick={() => void attempt(() => shorten(dropOldest))}>
+              {t("Drop the oldest turns")}
+            </button>
+            <button type="button" class="button" onClick={() => void attempt(() => shorten(summarize))}>
+              {t("Continue with a summary")}
+            </button>
+          </>
+        )}
+        <button type="button" class="button" onClick={startChat}>
+          {t("New chat")}
+        </button>
+      </span>
     </Notice>
   );
 }

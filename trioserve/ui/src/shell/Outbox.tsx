@@ -45,7 +45,7 @@ function removeQueued(chat: string, { id }: Queued): void {
   focusComposer();
 }
 
-/** Put a message back where it was written, before what is there now. */
+/** Put a message back where it was written, before the current draft. */
 export function editQueued(chat: string, { id }: Queued): void {
   const message = take(chat, id);
   focusComposer();

@@ -28,7 +28,7 @@ export function sentOf(chat: Chat, path: readonly Message[]): { path: readonly M
   return at < 0 ? { path, summary: "" } : { path: path.slice(at), summary: chat.start!.summary };
 }
 
-/** The system prompt with what the model is told of turns that it no longer gets. */
+/** The system prompt, followed by the summary of turns that the model no longer gets. */
 export function systemWith(system: string, summary: string): string {
   return [system, summary && `Summary of the conversation before this:\n${summary}`].filter(Boolean).join("\n\n");
 }

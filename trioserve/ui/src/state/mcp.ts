@@ -129,7 +129,7 @@ function withNames(tools: PageTool[]): PageTool[] {
   });
 }
 
-/** What the model is told of a tool. */
+/** A tool as a request declares it. */
 export function definitionOf({ name, description, schema }: PageTool): Fields {
   return { type: "function", function: { name, description, parameters: schema } };
 }

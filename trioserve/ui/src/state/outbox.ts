@@ -74,7 +74,7 @@ export function startOutbox(): void {
 /** An answer has ended: what waits for it is sent, unless something went wrong. */
 async function goOn(chat: string, message: string): Promise<void> {
   const ended = await reading((tx) => tx.message(message));
-  if (runs.peek().has(chat)) return; // it goes on with another answer
+  if (runs.peek().has(chat)) return; // another answer has begun
   if (ended && toolsOf(ended)) return; // its calls come first
   if (ended?.state === "done") await sendNext(chat);
   else put(chat, { isHeld: true });

@@ -40,7 +40,8 @@ export async function search(text: string): Promise<Found[]> {
       const of = found.get(message.chat) ?? { count: 0, hits: [] };
       of.count += places.length;
       const hit = hitAt(one, places[0]!, wanted.length, message.id);
-      of.hits = [...of.hits, { at: message.createdAt, hit }].sort((a, b) => a.at - b.at).slice(0, SHOWN);
+      const at = message.createdAt + (message.role === "user" ? 0 : 0.5); // an answer may come within the same millisecond
+      of.hits = [...of.hits, { at, hit }].sort((a, b) => a.at - b.at).slice(0, SHOWN);
       found.set(message.chat, of);
     }
   };

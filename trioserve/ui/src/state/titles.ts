@@ -16,7 +16,7 @@ import { settings } from "./settings";
 import { change, chatOf, chats } from "./shown";
 import { treeOf, pathTo } from "./tree";
 
-/** Milliseconds for which the page is quiet before it asks, and between two looks for other requests. */
+/** Milliseconds of quiet before a title is asked for, and between two looks for other requests. */
 const QUIET = 2_000;
 const LOOK = 400;
 

@@ -11,11 +11,13 @@ export interface ProblemText {
 
 /** What to say of an answer; null: it is complete. */
 export function problem(message: Message): ProblemText | null {
-  const { state, error, finish, content, reasoning, toolCalls, steps } = message;
+  const { state, error, finish, content, reasoning, toolCalls, steps, stats } = message;
   if (state === "failed") return { text: error || t("The answer could not be completed."), failed: true };
   if (state === "stopped") return { text: t("Stopped."), failed: false };
   if (state !== "done") return null;
   if (finish === "max_steps") return { text: t("The model reached the maximum number of steps."), failed: false };
+  const isFull = stats !== undefined && stats.contextSize > 0 && stats.contextUsed >= stats.contextSize;
+  if (finish === "length" && isFull) return { text: t("The answer filled the context."), failed: false };
   if (finish === "length") return { text: t("The answer reached the maximum length."), failed: false };
   if (!content && toolCalls.length === 0) {
     if (steps) return { text: t("The model gave no answer after its tool calls."), failed: true };
