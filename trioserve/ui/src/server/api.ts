@@ -1,6 +1,7 @@
 // Requests to the server that the page came from.
 
 import { settings } from "../state/settings";
+import { t } from "../words";
 
 export type Reason =
   | "network" // no answer at all
@@ -61,7 +62,7 @@ export async function request(path: string, options: RequestInit = {}): Promise<
     response = await fetch(address(path), { ...options, headers, cache: "no-store" });
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw new ServerError("The server cannot be reached.");
+    throw new ServerError(t("The server cannot be reached."));
   }
   if (!response.ok) throw await errorOf(response);
   return response;
@@ -74,7 +75,7 @@ export async function requestJson<T>(path: string, options: RequestInit = {}): P
     return (await response.json()) as T;
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw new ServerError("The answer of the server broke off, or is no JSON.");
+    throw new ServerError(t("The answer of the server broke off, or is no JSON."));
   }
 }
 
@@ -112,7 +113,7 @@ async function errorOf(response: Response): Promise<ServerError> {
   }
   const { status } = response;
   const code = status === 503 || status === 504 ? NO_JSON : "";
-  const words = `The server answered with status ${status}.`;
+  const words = t("The server answered with status {status}.", { status });
   return new ServerError(words, status, code, retryAfter);
 }
 

@@ -4,6 +4,7 @@ import type { VNode } from "preact";
 import { exportChats, remove, rename } from "../state/chats";
 import { runs } from "../state/runs";
 import type { Chat } from "../types";
+import { t } from "../words";
 import { linkTo } from "./address";
 import { fileName, save } from "./files";
 import { useFocus } from "./focus";
@@ -33,7 +34,7 @@ export function ChatRow({ chat, current }: { chat: Chat; current: boolean }): VN
     else return;
     event.preventDefault();
   };
-  const title = chat.title || "Untitled";
+  const title = chat.title || t("Untitled");
   return (
     <li class={current ? "chat-row current" : "chat-row"}>
       <a
@@ -49,7 +50,7 @@ export function ChatRow({ chat, current }: { chat: Chat; current: boolean }): VN
           <span
             class={phase.value === "asking" ? "pulse asking" : "pulse"}
             role="img"
-            aria-label={phase.value === "asking" ? "Waits for your approval" : "Being answered"}
+            aria-label={phase.value === "asking" ? t("Waits for your approval") : t("Being answered")}
           />
         )}
         <span class="chat-title" dir="auto">
@@ -57,11 +58,11 @@ export function ChatRow({ chat, current }: { chat: Chat; current: boolean }): VN
         </span>
       </a>
       <Menu
-        label={`More about ${title}`}
+        label={t("More about {title}", { title })}
         entries={[
-          { label: "Rename", icon: "edit", run: begin },
-          { label: "Export", icon: "download", run: () => void attempt(() => download(chat)) },
-          { label: "Delete", icon: "trash", danger: true, run: () => void attempt(() => drop(chat)) },
+          { label: t("Rename"), icon: "edit", run: begin },
+          { label: t("Export"), icon: "download", run: () => void attempt(() => download(chat)) },
+          { label: t("Delete"), icon: "trash", danger: true, run: () => void attempt(() => drop(chat)) },
         ]}
       />
     </li>
@@ -86,7 +87,7 @@ function NameField({ chat }: { chat: Chat }): VNode {
     <input
       ref={input}
       class="field chat-name"
-      aria-label="Name of the chat"
+      aria-label={t("Name of the chat")}
       maxLength={200}
       value={chat.title}
       onFocus={(event) => event.currentTarget.select()}
@@ -109,5 +110,5 @@ async function download(chat: Chat): Promise<void> {
 async function drop(chat: Chat): Promise<void> {
   focusLink(chat.id, 1);
   const undo = await remove(chat.id);
-  say(`${quoted(chat.title || "Untitled")} was deleted.`, { label: "Undo", run: undo });
+  say(t("{title} was deleted.", { title: quoted(chat.title || t("Untitled")) }), { label: t("Undo"), run: undo });
 }

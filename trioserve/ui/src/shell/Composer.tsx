@@ -9,6 +9,7 @@ import { runs } from "../state/runs";
 import { settings } from "../state/settings";
 import { send, stop } from "../state/talk";
 import type { Attachment, Stats } from "../types";
+import { t } from "../words";
 import { AttachTools } from "./AttachTools";
 import { attach, attachText, detach, draft, isAttaching, setDraft } from "./draft";
 import { bytes, count, percent } from "./format";
@@ -39,14 +40,14 @@ export function Composer(): VNode {
   return (
     <form
       class="composer"
-      aria-label="Message"
+      aria-label={t("Message")}
       onSubmit={(event) => {
         event.preventDefault();
         submit();
       }}
     >
       {attachments.length > 0 && (
-        <ul class="chips" aria-label="Attached files">
+        <ul class="chips" aria-label={t("Attached files")}>
           {attachments.map((one) => (
             <Chip key={one.id} attachment={one} />
           ))}
@@ -61,8 +62,8 @@ export function Composer(): VNode {
           <button
             type="button"
             class="icon-button send stop"
-            aria-label="Stop"
-            title="Stop (Esc)"
+            aria-label={t("Stop")}
+            title={t("Stop (Esc)")}
             onClick={() => {
               stay();
               void attempt(() => stop(chat));
@@ -71,7 +72,7 @@ export function Composer(): VNode {
             <Icon name="stop" />
           </button>
         ) : (
-          <button type="submit" class="icon-button send" aria-label="Send" title="Send" disabled={!canSend || !chat}>
+          <button type="submit" class="icon-button send" aria-label={t("Send")} title={t("Send")} disabled={!canSend || !chat}>
             <Icon name="send" />
           </button>
         )}
@@ -124,8 +125,8 @@ function TextField({ onSubmit }: { onSubmit: () => void }): VNode {
       id="message"
       rows={1}
       dir="auto"
-      aria-label="Message"
-      placeholder="Write a message"
+      aria-label={t("Message")}
+      placeholder={t("Write a message")}
       value={text}
       onInput={(event) => setDraft({ text: event.currentTarget.value })}
       onKeyDown={onKey}
@@ -151,7 +152,7 @@ function onPaste(event: ClipboardEvent): void {
     setDraft({ text: draft.value.text + pasted });
   };
   takeBackOffer();
-  takeBackOffer = say("The text is attached as a file.", { label: "Paste as text", run: write });
+  takeBackOffer = say(t("The text is attached as a file."), { label: t("Paste as text"), run: write });
 }
 
 /** Begin to edit the last message of the user; false: there is none. */
@@ -176,8 +177,8 @@ function Chip({ attachment }: { attachment: Attachment }): VNode {
       <button
         type="button"
         class="icon-button"
-        aria-label={`Remove ${name}`}
-        title="Remove"
+        aria-label={t("Remove {name}", { name })}
+        title={t("Remove")}
         onClick={() => {
           detach(id);
           document.getElementById("message")?.focus();
@@ -194,7 +195,7 @@ function ContextRing(): VNode | null {
   const stats = lastStats();
   if (!stats?.contextSize) return null;
   const share = Math.min(stats.contextUsed / stats.contextSize, 1);
-  const says = `${percent(share)} of the context is used: ${count(stats.contextUsed)} of ${count(stats.contextSize)} tokens`;
+  const says = t("{share} of the context is used: {contextUsed} of {contextSize} tokens", { share: percent(share), contextUsed: count(stats.contextUsed), contextSize: count(stats.contextSize) });
   return (
     <span class={share > 0.85 ? "ring nearly-full" : "ring"} role="img" aria-label={says} title={says}>
       <svg viewBox="0 0 20 20" aria-hidden="true">

@@ -4,6 +4,7 @@ import { useId } from "preact/hooks";
 import { props } from "../state/server";
 import { settings } from "../state/settings";
 import type { Settings } from "../types";
+import { t } from "../words";
 import { KeyField } from "./KeyField";
 import { keyNames } from "./keys";
 import { mac } from "./shortcuts";
@@ -17,31 +18,31 @@ export function General(): VNode {
   return (
     <>
       <Choice
-        title="Theme"
+        title={t("Theme")}
         value={theme}
-        options={{ auto: "System", light: "Light", dark: "Dark" }}
+        options={{ auto: t("System"), light: t("Light"), dark: t("Dark") }}
         onChange={(to) => set({ theme: to })}
       />
       <Choice
-        title="Send messages with"
+        title={t("Send messages with")}
         value={sendKey}
         options={{ enter: "Enter", "mod-enter": mod }}
         onChange={(to) => set({ sendKey: to })}
       />
       <Switch
-        label="Unfold reasoning"
-        help="Shows what a model thinks before it answers, without a click."
+        label={t("Unfold reasoning")}
+        help={t("Shows what a model thinks before it answers, without a click.")}
         value={showReasoning}
         onChange={(to) => set({ showReasoning: to })}
       />
       <Switch
-        label="Figures under answers"
-        help="Tokens a second, the time to the first token, and how much of the context is used."
+        label={t("Figures under answers")}
+        help={t("Tokens a second, the time to the first token, and how much of the context is used.")}
         value={showStats}
         onChange={(to) => set({ showStats: to })}
       />
       <KeyField />
-      {props.value?.build_info && <p class="hint">Server: {props.value.build_info}</p>}
+      {props.value?.build_info && <p class="hint">{t("Server: {build_info}", { build_info: props.value.build_info })}</p>}
     </>
   );
 }

@@ -1,6 +1,7 @@
 import type { VNode } from "preact";
 
 import { settings } from "../state/settings";
+import { t } from "../words";
 import { Dialog } from "./Dialog";
 import { type Shortcut, keyNames, shortcuts } from "./keys";
 import { mac } from "./shortcuts";
@@ -10,16 +11,16 @@ import { overlay } from "./view";
 export function Help(): VNode {
   const enter = settings.value.sendKey === "enter";
   const sending: Pick<Shortcut, "key" | "mod" | "shift" | "says">[] = [
-    { key: "Enter", mod: !enter, says: "Send the message" },
-    { key: "Enter", shift: enter, says: "New line" },
-    { key: "ArrowUp", says: "Edit your last message, while the field is empty" },
+    { key: "Enter", mod: !enter, says: t("Send the message") },
+    { key: "Enter", shift: enter, says: t("New line") },
+    { key: "ArrowUp", says: t("Edit your last message, while the field is empty") },
   ];
   const inTheList: typeof sending = [
-    { key: "F2", says: "Rename the chat, in the list" },
-    { key: "Delete", says: "Delete the chat, in the list" },
+    { key: "F2", says: t("Rename the chat, in the list") },
+    { key: "Delete", says: t("Delete the chat, in the list") },
   ];
   return (
-    <Dialog title="Keyboard shortcuts" class="help" onClose={() => (overlay.value = null)}>
+    <Dialog title={t("Keyboard shortcuts")} class="help" onClose={() => (overlay.value = null)}>
       <dl class="keys">
         {[...sending, ...shortcuts, ...inTheList].map((one) => (
           <div key={one.says}>

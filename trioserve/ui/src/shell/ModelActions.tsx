@@ -4,6 +4,7 @@ import { useState } from "preact/hooks";
 import { Icon, type IconName } from "../icon";
 import { download, load, removeModel, unload } from "../state/models";
 import type { Model } from "../types";
+import { t } from "../words";
 import { modelName } from "./format";
 import { attempt } from "./toasts";
 
@@ -37,16 +38,16 @@ export function ModelActions({ model }: { model: Model }): VNode {
   );
   return (
     <span class="model-actions">
-      {deleting && action("Delete", () => removeModel(id))}
-      {!deleting && status === "unloaded" && action("Load", () => load(id))}
-      {!deleting && (status === "loaded" || status === "sleeping") && action("Unload", () => unload(id))}
-      {!deleting && (status === "loading" || status === "downloading") && action("Cancel", () => unload(id))}
+      {deleting && action(t("Delete"), () => removeModel(id))}
+      {!deleting && status === "unloaded" && action(t("Load"), () => load(id))}
+      {!deleting && (status === "loaded" || status === "sleeping") && action(t("Unload"), () => unload(id))}
+      {!deleting && (status === "loading" || status === "downloading") && action(t("Cancel"), () => unload(id))}
       {removable && status !== "downloading" && (
         <button
           type="button"
           class="icon-button"
-          aria-label={deleting ? "Keep it" : `Delete ${modelName(id)}…`}
-          title={deleting ? "Keep it" : "Delete the files of this model…"}
+          aria-label={deleting ? t("Keep it") : t("Delete {id}…", { id: modelName(id) })}
+          title={deleting ? t("Keep it") : t("Delete the files of this model…")}
           onClick={() => setDeleting(!deleting)}
         >
           <Icon name={deleting ? "close" : "trash"} />
@@ -75,8 +76,8 @@ export function DownloadForm(): VNode {
     >
       <input
         class="field"
-        aria-label="A model of Hugging Face"
-        placeholder="user/model or user/model:Q4_K_M"
+        aria-label={t("A model of Hugging Face")}
+        placeholder={t("user/model or user/model:Q4_K_M")}
         list="suggested-models"
         autocomplete="off"
         value={name}
@@ -89,7 +90,7 @@ export function DownloadForm(): VNode {
       </datalist>
       <button type="submit" class="button" disabled={name.trim() === ""}>
         <Icon name="download" />
-        Download
+        {t("Download")}
       </button>
     </form>
   );

@@ -7,6 +7,7 @@ import { chosenModel } from "../state/choice";
 import { models, props } from "../state/server";
 import { settings } from "../state/settings";
 import type { Model } from "../types";
+import { t } from "../words";
 import { bytes, contextSize, modelName, percent, short } from "./format";
 import { DownloadForm, ModelActions, Senses } from "./ModelActions";
 import { Popover } from "./Popover";
@@ -36,13 +37,13 @@ export function ModelMenu(): VNode | null {
   }
   const button = (
     <>
-      <span class="visually-hidden">Model: </span>
+      <span class="visually-hidden">{t("Model:")}{" "}</span>
       <span class="model-name">{name}</span>
       <Icon name="chevron-down" />
     </>
   );
   return (
-    <Popover button={button} buttonClass="row-button model-button" panelLabel="Choose a model" class="models">
+    <Popover button={button} buttonClass="row-button model-button" panelLabel={t("Choose a model")} class="models">
       {(close) => <ModelList current={current} isRouter={isRouter} close={close} />}
     </Popover>
   );
@@ -74,14 +75,14 @@ function ModelList({ current, isRouter, close }: ListProps): VNode {
           class="field"
           data-first
           type="search"
-          placeholder="Search"
-          aria-label="Search the models"
+          placeholder={t("Search")}
+          aria-label={t("Search the models")}
           value={text}
           onInput={(event) => setText(event.currentTarget.value)}
           onKeyDown={(event) => event.key === "Enter" && shown[0] && pick(shown[0])}
         />
       )}
-      <ul class="model-list" aria-label="Models">
+      <ul class="model-list" aria-label={t("Models")}>
         {shown.map((model) => (
           <li key={model.id} class="model-row">
             <button
@@ -102,7 +103,7 @@ function ModelList({ current, isRouter, close }: ListProps): VNode {
           </li>
         ))}
       </ul>
-      {shown.length === 0 && <p class="hint">No model has this name.</p>}
+      {shown.length === 0 && <p class="hint">{t("No model has this name.")}</p>}
       {isRouter && <DownloadForm />}
     </>
   );
@@ -118,16 +119,16 @@ async function choose(model: Model): Promise<void> {
 /** What is known of a model, in a line. */
 export function describe(model: Model): string {
   const states: Record<string, string> = {
-    unloaded: "not loaded",
-    downloading: "is being downloaded",
-    loading: "is loading",
+    unloaded: t("not loaded"),
+    downloading: t("is being downloaded"),
+    loading: t("is loading"),
     sleeping: "sleeps",
   };
   const share = model.progress === undefined ? "" : `, ${percent(model.progress)}`;
   const state = states[model.status];
   return [
-    model.toy && "toy model",
-    model.failed ? "has failed" : state && state + share,
+    model.toy && t("toy model"),
+    model.failed ? t("has failed") : state && state + share,
     model.parameters > 0 && `${short(model.parameters)} parameters`,
     model.size > 0 && bytes(model.size),
     model.contextSize > 0 && `${contextSize(model.contextSize)} context`,

@@ -1,4 +1,5 @@
 import type { VNode } from "preact";
+import { t } from "../words";
 
 import { currentModel } from "./ModelMenu";
 import { Notice } from "./Notice";
@@ -9,8 +10,7 @@ export function ModelNotice(): VNode | null {
   return (
     <Notice icon="alert">
       <p>
-        This model has no chat template. It is probably a base model, which continues texts and does not answer
-        questions.
+        {t("This model has no chat template. It is probably a base model, which continues texts and does not answer questions.")}
       </p>
     </Notice>
   );

@@ -5,6 +5,7 @@ import { useEffect } from "preact/hooks";
 import { retryNow, server } from "../state/server";
 import { storage } from "../state/storage";
 import type { ServerState } from "../types";
+import { t } from "../words";
 import { lastStats } from "./Composer";
 import { percent } from "./format";
 import { KeyField } from "./KeyField";
@@ -40,7 +41,7 @@ function ServerNotice(): VNode | null {
   if (state === "needs-key") {
     return (
       <Notice icon="key">
-        <p>This server wants an API key.</p>
+        <p>{t("This server wants an API key.")}</p>
         <KeyField />
       </Notice>
     );
@@ -56,7 +57,7 @@ function ServerNotice(): VNode | null {
       </p>
       {!isQuiet && (
         <button type="button" class="button" onClick={retryNow}>
-          Try now
+          {t("Try now")}
         </button>
       )}
     </Notice>
@@ -70,7 +71,7 @@ function Countdown({ until }: { until: number }): VNode {
     return () => clearInterval(timer);
   }, []);
   const left = Math.ceil((until - now.value) / 1000);
-  return <span aria-hidden="true">{left > 0 ? ` The page tries again in ${left} s.` : " Trying again…"}</span>;
+  return <span aria-hidden="true">{left > 0 ? t(" The page tries again in {left} s.", { left }) : t(" Trying again…")}</span>;
 }
 
 function ContextNotice(): VNode | null {
@@ -78,9 +79,9 @@ function ContextNotice(): VNode | null {
   if (!stats?.contextSize || stats.contextUsed / stats.contextSize < NEARLY_FULL) return null;
   return (
     <Notice icon="alert">
-      <p>This chat fills {percent(stats.contextUsed / stats.contextSize)} of the model’s context. Soon it will not fit.</p>
+      <p>{t("This chat fills {contextUsed} of the model’s context. Soon it will not fit.", { contextUsed: percent(stats.contextUsed / stats.contextSize) })}</p>
       <button type="button" class="button" onClick={startChat}>
-        New chat
+        {t("New chat")}
       </button>
     </Notice>
   );

@@ -5,6 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { openChat } from "../state/chats";
 import { runs } from "../state/runs";
 import type { MessageState } from "../types";
+import { t } from "../words";
 import { announce, describeRun } from "./runText";
 import { focusAsked } from "./view";
 
@@ -27,10 +28,10 @@ export function RunStatus(): VNode {
           <span class="run-text">{told.text}</span>
           {run.value?.phase === "asking" && (
             <button type="button" class="button" onClick={focusAsked}>
-              Show
+              {t("Show")}
             </button>
           )}
-          {told.share !== undefined && <progress max={1} value={told.share} aria-label="Progress" />}
+          {told.share !== undefined && <progress max={1} value={told.share} aria-label={t("Progress")} />}
         </div>
       )}
       <Announcer />

@@ -1,6 +1,7 @@
 import type { VNode } from "preact";
 
 import { openChat } from "../state/chats";
+import { t } from "../words";
 import { AllChats, ThisChat } from "./ChatSettings";
 import { Data } from "./Data";
 import { Dialog } from "./Dialog";
@@ -31,9 +32,9 @@ export function Settings({ section }: { section: Section }): VNode {
   };
   const Body = sections[section].body;
   return (
-    <Dialog title="Settings" class="settings" onClose={() => (overlay.value = null)}>
+    <Dialog title={t("Settings")} class="settings" onClose={() => (overlay.value = null)}>
       <div class="settings-body">
-        <div class="tabs" role="tablist" aria-orientation="vertical" aria-label="Parts of the settings" onKeyDown={step}>
+        <div class="tabs" role="tablist" aria-orientation="vertical" aria-label={t("Parts of the settings")} onKeyDown={step}>
           {names.map((name) => (
             <button
               key={name}

@@ -5,6 +5,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { Icon } from "../icon";
 import { chats, openChat, search } from "../state/chats";
 import type { Chat } from "../types";
+import { t } from "../words";
 import { ChatRow } from "./ChatRow";
 import { useFocus } from "./focus";
 import { count, era } from "./format";
@@ -33,29 +34,29 @@ export function Sidebar(): VNode {
   };
   const newKeys = keyNames({ key: "o", mod: true, shift: true }, mac).join(mac ? "" : "+");
   return (
-    <nav class="sidebar" aria-label="Chats">
+    <nav class="sidebar" aria-label={t("Chats")}>
       <div class="sidebar-head">
         <span class="brand">trioserve</span>
-        <button ref={first} type="button" class="icon-button" aria-label="Hide the chats" onClick={hide}>
+        <button ref={first} type="button" class="icon-button" aria-label={t("Hide the chats")} onClick={hide}>
           <Icon name="sidebar" />
         </button>
       </div>
       <button type="button" class="button new-chat" title={newKeys} onClick={begin}>
         <Icon name="plus" />
-        New chat
+        {t("New chat")}
       </button>
       <SearchField />
       <ChatList />
       <div class="sidebar-foot">
         <button type="button" class="row-button" onClick={() => (overlay.value = { settings: "general" })}>
           <Icon name="gear" />
-          Settings
+          {t("Settings")}
         </button>
         <button
           type="button"
           class="icon-button"
-          aria-label="Keyboard shortcuts"
-          title="Keyboard shortcuts (?)"
+          aria-label={t("Keyboard shortcuts")}
+          title={t("Keyboard shortcuts (?)")}
           onClick={() => (overlay.value = "help")}
         >
           <kbd>?</kbd>
@@ -112,8 +113,8 @@ function SearchField(): VNode {
         id="search"
         type="search"
         class="field"
-        placeholder="Search"
-        aria-label="Search the chats"
+        placeholder={t("Search")}
+        aria-label={t("Search the chats")}
         autocomplete="off"
         value={text}
         onInput={(event) => setText(event.currentTarget.value)}
@@ -144,7 +145,7 @@ function ChatList(): VNode {
       <p class="visually-hidden" role="status">
         {found.value && `${count(list.length)} ${list.length === 1 ? "chat" : "chats"} found`}
       </p>
-      {list.length === 0 && <p class="hint">{found.value ? "No chat has these words." : "Your chats will be here."}</p>}
+      {list.length === 0 && <p class="hint">{found.value ? t("No chat has these words.") : t("Your chats will be here.")}</p>}
       {byEra(shown, Date.now()).map(([title, ofEra]) => (
         <section key={title} aria-label={title}>
           <h2>{title}</h2>

@@ -3,6 +3,7 @@ import type { VNode } from "preact";
 import { props } from "../state/server";
 import { send } from "../state/talk";
 import type { Model } from "../types";
+import { t } from "../words";
 import { attempt } from "./toasts";
 
 /** What a toy can do, and the way to a real model. */
@@ -11,16 +12,16 @@ export function Toy({ model }: { model: Model }): VNode {
   return (
     <>
       <p class="hint welcome-advice">
-        This model is a toy to try the server with: its sentences are simple, and it knows next to nothing.{" "}
+        {t("This model is a toy to try the server with: its sentences are simple, and it knows next to nothing.")}{" "}
         {isRouter ? (
-          "Download a real one in the menu of models, at the top."
+          t("Download a real one in the menu of models, at the top.")
         ) : (
           <>
-            For a real one, start <code>trioserve</code> without <code>-m</code>, and download it on this page.
+            {t("For a real one, start")}{" "}<code>trioserve</code>{" "}{t("without")}{" "}<code>-m</code>{t(", and download it on this page.")}
           </>
         )}
       </p>
-      <div class="preset-chips" role="group" aria-label="Examples">
+      <div class="preset-chips" role="group" aria-label={t("Examples")}>
         {model.examples.map((text) => (
           <button key={text} type="button" class="button" onClick={() => void attempt(() => send(text, []))}>
             {text}

@@ -3,6 +3,7 @@ import type { VNode } from "preact";
 import { openChat, setChat } from "../state/chats";
 import { server } from "../state/server";
 import { presets } from "../state/settings";
+import { t } from "../words";
 import { modelName } from "./format";
 import { currentModel, describe } from "./ModelMenu";
 import { attempt } from "./toasts";
@@ -30,7 +31,7 @@ function PresetChips(): VNode | null {
   const { id, system, sampling } = open.chat;
   const now = JSON.stringify([system, sampling]);
   return (
-    <div class="preset-chips" role="group" aria-label="Presets">
+    <div class="preset-chips" role="group" aria-label={t("Presets")}>
       {presets.value.map((preset) => {
         const used = JSON.stringify([preset.system, preset.sampling]) === now;
         const change = used ? { system: "", sampling: {} } : { system: preset.system, sampling: preset.sampling };

@@ -1,5 +1,7 @@
 /** Numbers, sizes, times and dates as the page writes them. */
 
+import { t } from "../words";
+
 const whole = new Intl.NumberFormat("en");
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const month = new Intl.DateTimeFormat("en", { month: "long", year: "numeric" });
@@ -47,7 +49,7 @@ export function seconds(value: number): string {
 
 /** A speed: "45 tokens/s", with a decimal where it is slow. */
 export function speed(value: number): string {
-  if (value === 0) return "0 tokens/s";
+  if (value === 0) return t("0 tokens/s");
   return `${value < 9.95 ? value.toFixed(1) : count(value)} tokens/s`;
 }
 
@@ -63,10 +65,10 @@ export function percent(share: number): string {
 export function era(time: number, now: number): string {
   const midnight = new Date(now).setHours(0, 0, 0, 0);
   const days = Math.ceil((midnight - time) / 86_400_000);
-  if (days <= 0) return "Today";
-  if (days === 1) return "Yesterday";
-  if (days <= 7) return "Previous 7 days";
-  if (days <= 30) return "Previous 30 days";
+  if (days <= 0) return t("Today");
+  if (days === 1) return t("Yesterday");
+  if (days <= 7) return t("Previous 7 days");
+  if (days <= 30) return t("Previous 30 days");
   return month.format(time);
 }
 

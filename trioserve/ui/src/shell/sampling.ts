@@ -1,6 +1,7 @@
 /** The settings of sampling: their names, descriptions and valid values. */
 
 import type { Sampling } from "../types";
+import { t } from "../words";
 
 /** A number that a request may set. */
 export interface Field {
@@ -71,10 +72,10 @@ export type Reading = { value: number } | { problem: string } | "default";
 export function read(field: Field, text: string): Reading {
   if (text.trim() === "") return "default";
   const value = Number(text.trim().replace(",", "."));
-  if (!Number.isFinite(value)) return { problem: "This is not a number." };
-  if (field.whole && !Number.isInteger(value)) return { problem: "This has to be a whole number." };
-  if (field.min !== undefined && value < field.min) return { problem: `The least is ${field.min}.` };
-  if (field.max !== undefined && value > field.max) return { problem: `The most is ${field.max}.` };
+  if (!Number.isFinite(value)) return { problem: t("This is not a number.") };
+  if (field.whole && !Number.isInteger(value)) return { problem: t("This has to be a whole number.") };
+  if (field.min !== undefined && value < field.min) return { problem: t("The least is {min}.", { min: field.min }) };
+  if (field.max !== undefined && value > field.max) return { problem: t("The most is {max}.", { max: field.max }) };
   return { value };
 }
 

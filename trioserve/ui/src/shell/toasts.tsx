@@ -5,6 +5,7 @@ import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
+import { t } from "../words";
 import { focusAgain } from "./view";
 
 /** How long one is shown, in milliseconds. One that offers something, or tells of a failure, stays longer. */
@@ -83,7 +84,7 @@ function Shown({ toast }: { toast: Toast }): VNode {
           {action.label}
         </button>
       )}
-      <button type="button" class="icon-button" aria-label="Dismiss" onClick={() => drop(id)}>
+      <button type="button" class="icon-button" aria-label={t("Dismiss")} onClick={() => drop(id)}>
         <Icon name="close" />
       </button>
     </div>

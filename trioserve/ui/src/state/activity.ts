@@ -4,6 +4,7 @@ import { signal, type ReadonlySignal } from "@preact/signals";
 
 import { requestJson, ServerError } from "../server/api";
 import type { Activity, QueuedView, SlotView } from "../types";
+import { t } from "../words";
 import { models } from "./models";
 
 const seen = signal<Activity | null>(null);
@@ -79,7 +80,7 @@ export async function lookAround(now = Date.now()): Promise<void> {
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
     const isOff = error.status === 501;
-    const why = isOff ? "The server does not tell: it runs with --no-slots." : error.message;
+    const why = isOff ? t("The server does not tell: it runs with --no-slots.") : error.message;
     seen.value = { ...NOTHING, at: now, missing: [why] };
   }
 }
@@ -117,7 +118,7 @@ function summed(told: (readonly [string, Told])[], now: number): Activity {
           }
         : null,
     tokensPerSecond: slots.reduce((all, slot) => all + slot.tokensPerSecond, 0),
-    missing: told.length === 0 ? ["No model is loaded."] : [],
+    missing: told.length === 0 ? [t("No model is loaded.")] : [],
   };
 }
 

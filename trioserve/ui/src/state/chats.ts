@@ -3,6 +3,7 @@
 import type { ReadonlySignal } from "@preact/signals";
 
 import type { Chat, Message } from "../types";
+import { t } from "../words";
 import { reading, writing } from "./db";
 import { newId } from "./ids";
 import { stopRuns } from "./runs";
@@ -117,7 +118,7 @@ export async function importChats(file: Blob): Promise<number> {
   const known = new Set(chats.peek().map(({ id }) => id));
   const added = wholes.filter(({ chat }) => !known.has(chat.id) && known.add(chat.id));
   if (added.length > 0 && !(await keep(added, true))) {
-    throw new Error("The chats could not be added: the browser’s storage is full or blocked.");
+    throw new Error(t("The chats could not be added: the browser’s storage is full or blocked."));
   }
   return added.length;
 }

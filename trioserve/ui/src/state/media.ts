@@ -1,6 +1,7 @@
 // Files that are no text: pictures, recordings, videos and PDFs.
 
 import type { Attachment, MediaKind } from "../types";
+import { t } from "../words";
 
 export const PDF = "application/pdf";
 
@@ -21,7 +22,7 @@ export function dataUrlOf(file: Attachment): Promise<string> {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result as string);
-    reader.onerror = () => reject(new UnreadableError(`The browser no longer has the file ${file.name}.`));
+    reader.onerror = () => reject(new UnreadableError(t("The browser no longer has the file {name}.", { name: file.name })));
     reader.readAsDataURL(file.data!);
   });
 }

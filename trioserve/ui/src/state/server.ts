@@ -6,6 +6,7 @@ import { request, requestJson, ServerError } from "../server/api";
 import { pauseFor, wake } from "../server/wake";
 import { Watch } from "../server/watch";
 import type { MediaKind, Model, Props, ServerState, ServerStatus } from "../types";
+import { t } from "../words";
 import { chosenModel } from "./choice";
 import { isRecord } from "./json";
 import { isBusy, models as allModels, readModels } from "./models";
@@ -79,7 +80,7 @@ export function retryNow(): void {
  * full, only this does.
  */
 export function noteTrouble(error: ServerError, retryAt: number): void {
-  if (error.reason === "full") set("full", "The server is full.", retryAt);
+  if (error.reason === "full") set("full", t("The server is full."), retryAt);
   else if (error.reason === "key") setBy(error);
   else retryNow();
 }
@@ -136,7 +137,7 @@ export async function look(now = Date.now()): Promise<void> {
   } catch (error) {
     if (outer.aborted) return;
     learntAt = -Infinity;
-    setBy(signal.aborted ? new ServerError("The server does not answer.") : error);
+    setBy(signal.aborted ? new ServerError(t("The server does not answer.")) : error);
   } finally {
     watch.end();
   }
@@ -183,11 +184,11 @@ function setBy(error: unknown): void {
     case "key":
       return set("needs-key", settings.peek().apiKey ? WRONG_KEY : NO_KEY);
     case "loading":
-      return set("loading", "The server is loading its model.");
+      return set("loading", t("The server is loading its model."));
     case "closing":
-      return set("draining", "The server is shutting down. It takes no new messages.");
+      return set("draining", t("The server is shutting down. It takes no new messages."));
     case "full":
-      return set("full", "The server is full.", Date.now() + (error.retryAfter ?? PAUSES.full));
+      return set("full", t("The server is full."), Date.now() + (error.retryAfter ?? PAUSES.full));
     default:
       return set("unreachable", error.message);
   }

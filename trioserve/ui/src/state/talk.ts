@@ -1,6 +1,7 @@
 // What a person does in the open chat.
 
 import type { Attachment, Chat, Message } from "../types";
+import { t } from "../words";
 import { chosenModel } from "./choice";
 import { newId } from "./ids";
 import { bodyFor } from "./prompt";
@@ -20,7 +21,7 @@ const TITLE_LENGTH = 60;
  */
 export async function send(text: string, attachments: Attachment[]): Promise<void> {
   const { chat } = opened();
-  if (!text.trim() && attachments.length === 0) throw new Error("There is nothing to send.");
+  if (!text.trim() && attachments.length === 0) throw new Error(t("There is nothing to send."));
   await stopRuns(chat.id);
   await ask(question(chat.id, chat.leaf, text, attachments));
 }
@@ -66,8 +67,8 @@ export async function showBranch(message: string): Promise<void> {
 export async function continueAnswer(message: string): Promise<void> {
   const before = found(message);
   const { chat } = opened();
-  if (before.role !== "assistant") throw new Error("Only an answer can be continued.");
-  if (before.toolCalls.length > 0) throw new Error("An answer that calls tools cannot be continued.");
+  if (before.role !== "assistant") throw new Error(t("Only an answer can be continued."));
+  if (before.toolCalls.length > 0) throw new Error(t("An answer that calls tools cannot be continued."));
   await stopRuns(chat.id);
   const { stats: _, finish: __, error: ___, ...rest } = before;
   const now = Date.now();
@@ -101,13 +102,13 @@ export async function removeMessage(message: string): Promise<() => Promise<void
 
 function opened(): { chat: Chat } {
   const shown = openChat.peek();
-  if (!shown) throw new Error("No chat is open.");
+  if (!shown) throw new Error(t("No chat is open."));
   return shown;
 }
 
 function found(id: string): Message {
   const message = openTree().get(id);
-  if (!message) throw new Error("This message is no longer there.");
+  if (!message) throw new Error(t("This message is no longer there."));
   return message;
 }
 

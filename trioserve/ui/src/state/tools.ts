@@ -4,6 +4,7 @@ import { computed, signal, type ReadonlySignal } from "@preact/signals";
 
 import { posting, request, requestJson, ServerError } from "../server/api";
 import type { Chat, ServerTool, Step, ToolChoice } from "../types";
+import { t } from "../words";
 import { isRecord } from "./json";
 import { settings } from "./settings";
 import { change, chatOf, openChat } from "./shown";
@@ -79,7 +80,7 @@ export async function stopCall(answer: string | undefined, call: string): Promis
 const DECIDED = 409;
 
 async function tell(answer: string | undefined, what: string, body: Record<string, unknown>): Promise<void> {
-  if (!answer) throw new Error("The answer has ended.");
+  if (!answer) throw new Error(t("The answer has ended."));
   try {
     await request(`v1/chat/completions/${encodeURIComponent(answer)}/${what}`, posting(body));
   } catch (error) {

@@ -1,6 +1,7 @@
 // Chats as a JSON file, and back.
 
 import type { Attachment, CallState, Chat, MadeCall, Message, Role, Step, ToolCall } from "../types";
+import { t } from "../words";
 import { newId } from "./ids";
 import { isRecord } from "./json";
 import { blobIn, dataUrlOf } from "./media";
@@ -50,12 +51,12 @@ export function read(text: string): Whole[] {
   const file = parsed(text);
   if (isRecord(file) && file.format === FORMAT) {
     if (file.version !== VERSION) {
-      throw new Error("This file comes from a newer version of the page.");
+      throw new Error(t("This file comes from a newer version of the page."));
     }
     return each(file.chats, "chats", wholeOf);
   }
   const theirs = fromLlamaServer(file);
-  if (theirs === null) throw new Error("This file has no chats of this page or of llama-server’s.");
+  if (theirs === null) throw new Error(t("This file has no chats of this page or of llama-server’s."));
   return each(theirs, "", wholeOf);
 }
 
@@ -69,7 +70,7 @@ function parsed(text: string): unknown {
   try {
     return text.split("\n").filter((line) => line.trim()).map((line) => JSON.parse(line) as unknown);
   } catch {
-    throw new Error("This file is not JSON.");
+    throw new Error(t("This file is not JSON."));
   }
 }
 
@@ -77,7 +78,7 @@ function wholeOf(given: Fields, at: string): Whole {
   const inside = `${at}.messages`;
   const olds = each(given.messages, inside, (one, where) => string(one.id, `${where}.id`));
   const ids = new Map(olds.map((old) => [old, newId()]));
-  if (ids.size !== olds.length) throw wrong(inside, "has an id twice");
+  if (ids.size !== olds.length) throw wrong(inside, t("has an id twice"));
   const asked = string(given.id, `${at}.id`);
   const id = GOOD_ID.test(asked) ? asked : newId();
   const messages = each(given.messages, inside, (one, where) =>
@@ -86,9 +87,9 @@ function wholeOf(given: Fields, at: string): Whole {
   checkTree(messages, at);
   const createdAt = time(given.createdAt, `${at}.createdAt`);
   const leaf = given.leaf === null ? null : ids.get(string(given.leaf, `${at}.leaf`));
-  if (leaf === undefined) throw wrong(`${at}.leaf`, "is no message");
+  if (leaf === undefined) throw wrong(`${at}.leaf`, t("is no message"));
   const sampling = given.sampling ?? {};
-  if (!isSampling(sampling)) throw wrong(`${at}.sampling`, "has a value of a wrong type");
+  if (!isSampling(sampling)) throw wrong(`${at}.sampling`, t("has a value of a wrong type"));
   // Not `tools`: what a model may do here is not up to a file.
   const chat: Chat = {
     id,
@@ -114,9 +115,9 @@ const STATES: readonly unknown[] = ["done", "stopped", "failed"] satisfies Messa
 
 function messageOf(given: Fields, { chat, ids, at }: Where): Message {
   const role = string(given.role, `${at}.role`);
-  if (!ROLES.includes(role)) throw wrong(`${at}.role`, "is none that there is");
+  if (!ROLES.includes(role)) throw wrong(`${at}.role`, t("is none that there is"));
   const parent = given.parent === null ? null : ids.get(string(given.parent, `${at}.parent`));
-  if (parent === undefined) throw wrong(`${at}.parent`, "is no message of this chat");
+  if (parent === undefined) throw wrong(`${at}.parent`, t("is no message of this chat"));
   // An answer that was still written when the file was made is one that was stopped.
   const state = STATES.includes(given.state) ? (given.state as Message["state"]) : "stopped";
   return {
@@ -172,7 +173,7 @@ function fileOf(given: Fields, at: string): Attachment {
   const name = string(given.name, `${at}.name`);
   if (given.data !== undefined) {
     const data = blobIn(string(given.data, `${at}.data`));
-    if (!data) throw wrong(`${at}.data`, "is no picture, recording or video");
+    if (!data) throw wrong(`${at}.data`, t("is no picture, recording or video"));
     return { id: newId(), name, type: data.type, size: data.size, text: "", data };
   }
   const text = string(given.text, `${at}.text`);
@@ -201,7 +202,7 @@ function checkTree(messages: readonly Message[], at: string): void {
     const way: string[] = [];
     const seen = new Set<string>();
     for (let one: string | null = id; !good.has(one); one = parents.get(one!) ?? null) {
-      if (seen.has(one!)) throw wrong(`${at}.messages`, "lead back to themselves");
+      if (seen.has(one!)) throw wrong(`${at}.messages`, t("lead back to themselves"));
       seen.add(one!);
       way.push(one!);
     }
@@ -212,26 +213,26 @@ function checkTree(messages: readonly Message[], at: string): void {
 // -- values of a file
 
 function wrong(at: string, what: string): Error {
-  return new Error(`The file cannot be read: ${at} ${what}.`);
+  return new Error(t("The file cannot be read: {at} {what}.", { at, what }));
 }
 
 /** A list of objects, each with its place in the file. */
 function each<T>(value: unknown, at: string, make: (one: Fields, at: string) => T): T[] {
-  if (!Array.isArray(value)) throw wrong(at, "is no list");
+  if (!Array.isArray(value)) throw wrong(at, t("is no list"));
   return value.map((one: unknown, index) => {
     const where = `${at}[${index}]`;
-    if (!isRecord(one)) throw wrong(where, "is no object");
+    if (!isRecord(one)) throw wrong(where, t("is no object"));
     return make(one, where);
   });
 }
 
 function string(value: unknown, at: string): string {
-  if (typeof value !== "string") throw wrong(at, "is no text");
+  if (typeof value !== "string") throw wrong(at, t("is no text"));
   return value;
 }
 
 /** Milliseconds since 1970, up to the last date that there is. */
 function time(value: unknown, at: string): number {
-  if (typeof value !== "number" || !(Math.abs(value) <= 8.64e15)) throw wrong(at, "is no time");
+  if (typeof value !== "number" || !(Math.abs(value) <= 8.64e15)) throw wrong(at, t("is no time"));
   return value;
 }

@@ -9,6 +9,7 @@ import { useObjectUrl } from "../shell/objectUrl";
 import { save } from "../shell/files";
 import { kindOf } from "../state/media";
 import type { Attachment } from "../types";
+import { t } from "../words";
 import { CodeBlock } from "./Code";
 import { withoutDirections } from "./links";
 
@@ -26,7 +27,7 @@ export function Attachments({ list, remove }: Props): VNode | null {
   if (list.length === 0) return null;
   return (
     <div class="attachments">
-      <ul aria-label="Attached files">
+      <ul aria-label={t("Attached files")}>
         {list.map((one) => (
           <li key={one.id}>
             {one.data ? (
@@ -38,8 +39,8 @@ export function Attachments({ list, remove }: Props): VNode | null {
               <button
                 type="button"
                 class="icon-button"
-                aria-label={`Remove ${one.name}`}
-                title="Remove"
+                aria-label={t("Remove {name}", { name: one.name })}
+                title={t("Remove")}
                 onClick={() => remove(one.id)}
               >
                 <Icon name="close" />
@@ -86,7 +87,7 @@ function Media({ file, large, toggle }: MediaProps): VNode {
     case "video":
       return <video class="media" controls src={url} aria-label={name} title={name} />;
     case null:
-      return <FileButton file={file} title="Save" onClick={() => save(file.data!, file.name)} />;
+      return <FileButton file={file} title={t("Save")} onClick={() => save(file.data!, file.name)} />;
     case "image":
       return (
         <button type="button" class="picture" aria-expanded={large} title={name} onClick={toggle}>

@@ -3,6 +3,7 @@
 import { h, type ComponentChildren, type VNode } from "preact";
 
 import { Icon } from "../icon";
+import { t } from "../words";
 import { alertIn } from "./alerts";
 import { CodeBlock } from "./Code";
 import { same } from "./blocks";
@@ -104,7 +105,7 @@ const Item = memo<{ item: Tokens.ListItem; open: boolean }>(
 
 function Table({ token }: { token: Tokens.Table }): VNode {
   return (
-    <div class="table" role="region" aria-label="Table" tabIndex={0}>
+    <div class="table" role="region" aria-label={t("Table")} tabIndex={0}>
       <table>
         <thead>
           <Row cells={token.header} header />
@@ -205,7 +206,7 @@ function span(token: Token): ComponentChildren {
 }
 
 function Checkbox({ checked }: { checked: boolean }): VNode {
-  return <input type="checkbox" checked={checked} disabled aria-label={checked ? "Done" : "Not done"} />;
+  return <input type="checkbox" checked={checked} disabled aria-label={checked ? t("Done") : t("Not done")} />;
 }
 
 function text(token: Tokens.Text | Tokens.Escape): string {
@@ -235,7 +236,7 @@ function hasImage(token: Token): boolean {
 /** A picture from elsewhere would tell that place who reads: it is a link, and its address is shown. */
 function image(token: Tokens.Image): ComponentChildren {
   const to = address(token.href);
-  const name = token.text || "Image";
+  const name = token.text || t("Image");
   if (!to || to.href.startsWith("mailto:")) return `${name} (${token.href})`;
   return (
     <a class="image" href={to.href} title={to.href} target="_blank" rel="noopener noreferrer nofollow">

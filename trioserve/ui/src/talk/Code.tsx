@@ -4,6 +4,7 @@ import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { Icon, type IconName } from "../icon";
+import { t } from "../words";
 import { CopyButton } from "./CopyButton";
 import { highlight } from "./highlight";
 import type { Line, Piece } from "./highlightCode";
@@ -35,12 +36,12 @@ function Code({ text, language, open }: Props): VNode {
       <figcaption>
         <span class="language">{language || "text"}</span>
         {kind && (
-          <Toggle icon={pictured ? "code" : "eye"} label={pictured ? "Show code" : "Preview"} onClick={() => choose(!pictured)} />
+          <Toggle icon={pictured ? "code" : "eye"} label={pictured ? t("Show code") : t("Preview")} onClick={() => choose(!pictured)} />
         )}
         {!pictured && (
-          <Toggle icon="wrap" label="Wrap long lines" pressed={wrapped} onClick={() => setWrapped(!wrapped)} />
+          <Toggle icon="wrap" label={t("Wrap long lines")} pressed={wrapped} onClick={() => setWrapped(!wrapped)} />
         )}
-        <CopyButton text={text} label="Copy code" />
+        <CopyButton text={text} label={t("Copy code")} />
       </figcaption>
       {kind && problem && <p class="hint problem">{problem}</p>}
       {pictured ? (

@@ -7,6 +7,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Icon } from "../icon";
 import { live, openChat, type OpenChat } from "../state/chats";
 import { settings } from "../state/settings";
+import { t } from "../words";
 import { MessageView } from "./MessageView";
 import { useFollower } from "./scroll";
 import { System } from "./System";
@@ -44,7 +45,7 @@ export function Conversation(): VNode {
 function ToEnd({ atEnd, go }: { atEnd: ReadonlySignal<boolean>; go: () => void }): VNode | null {
   if (atEnd.value) return null;
   return (
-    <button type="button" class="icon-button to-end" aria-label="Go to the end" title="Go to the end" onClick={go}>
+    <button type="button" class="icon-button to-end" aria-label={t("Go to the end")} title={t("Go to the end")} onClick={go}>
       <Icon name="arrow-down" />
     </button>
   );
@@ -102,7 +103,7 @@ function Earlier({ column, show }: { column: RefObject<HTMLElement | null>; show
   });
   return (
     <button type="button" class="button earlier" ref={button} onClick={() => showing.current()}>
-      Show earlier messages
+      {t("Show earlier messages")}
     </button>
   );
 }

@@ -6,6 +6,7 @@ import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { settings } from "../state/settings";
 import type { Message } from "../types";
+import { t } from "../words";
 import { Actions } from "./Actions";
 import { Attachments } from "./Attachments";
 import { Steps } from "./Calls";
@@ -52,7 +53,7 @@ function UserMessage(properties: MessageProps): VNode {
   const { message } = properties;
   const { place, editing, edit, close } = useEditing();
   return (
-    <article class="message user" aria-label="You" ref={place}>
+    <article class="message user" aria-label={t("You")} ref={place}>
       {editing ? (
         <EditForm message={message} close={close} />
       ) : (
@@ -111,7 +112,7 @@ function Bubble({ text }: { text: string }): VNode {
       </div>
       {long && (
         <button type="button" class="fold" aria-expanded={whole} onClick={() => setWhole(!whole)}>
-          {whole ? "Show less" : "Show all"}
+          {whole ? t("Show less") : t("Show all")}
         </button>
       )}
     </div>
@@ -130,7 +131,7 @@ function Answer(properties: MessageProps): VNode {
   const passing = !properties.last && !properties.branches && message.toolCalls.length > 0 && !message.content;
   const speaking = message.content !== "" || message.toolCalls.length > 0;
   return (
-    <article class="message answer" aria-label="Answer" aria-busy={writing} ref={place}>
+    <article class="message answer" aria-label={t("Answer")} aria-busy={writing} ref={place}>
       {message.steps && <Steps message={message} />}
       {message.reasoning && <Reasoning text={message.reasoning} writing={writing && !speaking} />}
       {editing ? (

@@ -4,6 +4,7 @@ import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { useObjectUrl } from "../shell/objectUrl";
+import { t } from "../words";
 import { svgFile, type PictureKind } from "./pictures";
 import { drawDiagram, fill } from "./sandbox";
 
@@ -28,7 +29,7 @@ export function Picture({ kind, ...props }: Props & { kind: PictureKind }): VNod
 function Drawing({ text, name, fail }: Props & { name: string }): VNode {
   const file = useMemo(() => svgFile(text), [text]);
   const url = useObjectUrl(file);
-  const failed = () => fail("This is not a drawing that the browser can show.");
+  const failed = () => fail(t("This is not a drawing that the browser can show."));
   return <div class="sheet">{url && <img src={url} alt={name} onError={failed} />}</div>;
 }
 
@@ -38,16 +39,16 @@ function Diagram({ text, fail }: Props): VNode {
     let wanted = true;
     drawDiagram(text).then(
       (drawn) => wanted && setSvg(drawn),
-      (error: Error) => wanted && fail(`The diagram cannot be drawn. ${error.message}`),
+      (error: Error) => wanted && fail(t("The diagram cannot be drawn. {message}", { message: error.message })),
     );
     return () => void (wanted = false);
   }, [text]);
-  return svg === null ? <p class="sheet hint">Drawing the diagram…</p> : <Drawing text={svg} name="Diagram" fail={fail} />;
+  return svg === null ? <p class="sheet hint">{t("Drawing the diagram…")}</p> : <Drawing text={svg} name="Diagram" fail={fail} />;
 }
 
 /** A page that runs in a frame of its own. */
 function Page({ text }: { text: string }): VNode {
   const frame = useRef<HTMLIFrameElement>(null);
   useLayoutEffect(() => fill(frame.current!, text), [text]);
-  return <iframe ref={frame} class="page-preview" title="Preview of the page" />;
+  return <iframe ref={frame} class="page-preview" title={t("Preview of the page")} />;
 }

@@ -3,6 +3,7 @@
 import type { VNode } from "preact";
 
 import type { ToolCall } from "../types";
+import { t } from "../words";
 import { CodeBlock } from "./Code";
 import { Fold } from "./Fold";
 import { pretty, readArguments } from "./toolCalls";
@@ -13,7 +14,7 @@ export function ToolCalls({ calls, writing }: { calls: ToolCall[]; writing: bool
   return (
     <>
       {calls.map((call, index) => (
-        <Fold key={index} class="card" icon="tool" title={title("Calls", call.name)} open={writing}>
+        <Fold key={index} class="card" icon="tool" title={title(t("Calls"), call.name)} open={writing}>
           <div class="card-body">
             <CallArguments written={call.arguments} />
           </div>
@@ -26,7 +27,7 @@ export function ToolCalls({ calls, writing }: { calls: ToolCall[]; writing: bool
 function title(what: string, tool: string | undefined): VNode {
   return (
     <>
-      {what} <bdi class="name">{tool || "a tool"}</bdi>
+      {what} <bdi class="name">{tool || t("a tool")}</bdi>
     </>
   );
 }
@@ -35,7 +36,7 @@ function title(what: string, tool: string | undefined): VNode {
 export function CallArguments({ written }: { written: string }): VNode {
   const read = readArguments(written);
   if ("raw" in read) return <CodeBlock text={read.raw} language="json" open={false} />;
-  if (read.named.length === 0) return <p class="soft">Without arguments</p>;
+  if (read.named.length === 0) return <p class="soft">{t("Without arguments")}</p>;
   return (
     <dl class="arguments">
       {read.named.map(([name, value]) => (
@@ -52,8 +53,8 @@ export function CallArguments({ written }: { written: string }): VNode {
 export function ToolResult({ text, name }: { text: string; name: string | undefined }): VNode {
   const { text: shown, json } = pretty(text);
   return (
-    <article class="message result" aria-label="Result of a tool">
-      <Fold class="card" icon="check" title={title("Result of", name)}>
+    <article class="message result" aria-label={t("Result of a tool")}>
+      <Fold class="card" icon="check" title={title(t("Result of"), name)}>
         <div class="card-body">
           <CodeBlock text={shown} language={json ? "json" : ""} open={false} />
         </div>

@@ -2,6 +2,7 @@
 // The server allows scripts and styles in them, and nothing else (`trioserve/api/pages.py`).
 
 import type { Drawn } from "../sandbox/mermaid";
+import { t } from "../words";
 
 declare const SANDBOX: string;
 declare const MERMAID: string;
@@ -37,7 +38,7 @@ async function drawNow(text: string): Promise<string> {
     frame.contentWindow?.postMessage({ id, text }, "*");
     const { svg, error } = (await answerOf(frame, (data) => (data as Drawn).id === id)) as Drawn;
     if (svg) return svg;
-    throw new DiagramError(error || "It is empty.");
+    throw new DiagramError(error || t("It is empty."));
   } catch (error) {
     if (!(error instanceof DiagramError)) {
       frame?.remove(); // it hangs: the next diagram gets another one
@@ -52,7 +53,7 @@ class DiagramError extends Error {}
 
 async function beginDrawing(): Promise<HTMLIFrameElement> {
   const response = await fetch(new URL(MERMAID, document.baseURI));
-  if (!response.ok) throw new Error("A part of the page could not be loaded. Try again, or reload the page.");
+  if (!response.ok) throw new Error(t("A part of the page could not be loaded. Try again, or reload the page."));
   const code = (await response.text()).replaceAll("</script", "<\\/script");
   const frame = document.createElement("iframe");
   frame.className = "off-screen";
@@ -70,7 +71,7 @@ function answerOf(frame: HTMLIFrameElement, fits: (data: unknown) => boolean): P
     const end = new AbortController();
     const timer = setTimeout(() => {
       end.abort();
-      reject(new Error("It takes too long."));
+      reject(new Error(t("It takes too long.")));
     }, PATIENCE);
     const listen = ({ data, source }: MessageEvent): void => {
       if (source !== frame.contentWindow || !fits(data)) return;
