@@ -93,7 +93,7 @@ def another_server() -> Iterator[tuple[str, list[str]]]:
             asked.append(self.path)
             self.send_error(404)
 
-        do_POST = do_GET
+        do_POST = do_GET  # noqa: N815 (the name is that of the base class)
 
         def log_message(self, *_: object) -> None:
             """Write nothing."""

@@ -158,6 +158,7 @@ async def props() -> Response:
             "build_info": outputs.FINGERPRINT,
             "is_sleeping": server.sleeping,
             "cors_proxy_enabled": server.config.has_mcp_proxy,
+            "priority_order": server.config.priority_order,
         }
     )
 

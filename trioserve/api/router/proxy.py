@@ -161,4 +161,5 @@ def properties(config: Config, *, max_models: int, autoload: bool) -> dict[str, 
         "takes_pdf": has_extra("pdf"),
         "endpoint_tools": config.has_tools,
         "cors_proxy_enabled": config.has_mcp_proxy,
+        "priority_order": config.priority_order,
     }

@@ -231,6 +231,7 @@ export interface Props {
   endpoint_metrics?: boolean;
   endpoint_tools?: boolean;
   cors_proxy_enabled?: boolean;
+  priority_order?: "higher-first" | "lower-first";
   takes_pdf?: boolean;
   ui_settings?: Record<string, unknown>;
   build_info?: string;

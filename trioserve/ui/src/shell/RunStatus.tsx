@@ -52,7 +52,7 @@ const endings: Record<MessageState, Text | ""> = {
 function Announcer(): VNode {
   const open = openChat.value;
   const run = useComputed(() => runs.value.get(openChat.value?.chat.id ?? ""));
-  const told = useComputed(() => announce(run.value));
+  const told = useComputed(() => (server.value.state === "unreachable" ? "" : announce(run.value)));
   const last = useRef<string | undefined>(undefined);
   const message = useComputed(() => run.value?.message).value;
   if (message) last.current = message;

@@ -7,7 +7,7 @@ import { ServerError } from "../server/api";
 import { pauseFor } from "../server/wake";
 import { activity, lookAround } from "./activity";
 import { chosenModel } from "./choice";
-import { models } from "./models";
+import { isBusy, load, models } from "./models";
 import { contextSizeOf, look, noteTrouble, noteWorks, props, retryNow, server } from "./server";
 import { settings } from "./settings";
 import { tools } from "./tools";
@@ -43,6 +43,26 @@ test("a server is asked what it is, and then only whether it is well", async () 
   assert.deepEqual([contextSizeOf("small"), contextSizeOf("unknown")], [2048, 4096]);
   await look();
   assert.deepEqual([fake.count("GET /props"), fake.count("GET /health")], [1, 2]);
+});
+
+test("a router says what its models take, and how far they are", async () => {
+  const listed = [
+    { id: "a", architecture: { input_modalities: ["text", "image"] }, is_toy: true, example_prompts: ["Hi"], can_remove: true },
+    { id: "b", status: { value: "loading", progress: 0.25 }, has_chat_template: false, context_advice: "Short." },
+    { id: "c", status: { value: "downloading", progress: { x: { done: 1, total: 4 }, y: { done: 2, total: 8 } } } },
+  ];
+  fake.routes.set("GET /v1/models", () => ({ body: { data: listed } }));
+  await stateAfterLook();
+  const [a, b, c] = models.peek();
+  assert.deepEqual([a!.takes, a!.toy, a!.examples, a!.removable, a!.hasTemplate, a!.advice], [["image"], true, ["Hi"], true, undefined, ""]);
+  assert.deepEqual([b!.takes, b!.toy, b!.progress, b!.hasTemplate, b!.advice], [[], false, 0.25, false, "Short."]);
+  assert.equal(c!.progress, 0.25);
+  assert.ok(isBusy());
+  fake.routes.set("POST /models/load", () => ({ body: { success: true } }));
+  fake.routes.set("GET /v1/models", () => ({ body: { data: [{ id: "a" }] } }));
+  await load("a");
+  assert.deepEqual(fake.asked.find(({ path }) => path === "/models/load")?.body, { model: "a" });
+  assert.deepEqual([models.peek().length, isBusy()], [1, false]);
 });
 
 test("tools are asked for where there are some, again while none has come, and never elsewhere", async () => {

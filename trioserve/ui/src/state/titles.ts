@@ -11,7 +11,7 @@ import { ask } from "./context";
 import { reading } from "./db";
 import { models } from "./models";
 import { runs } from "./runs";
-import { server } from "./server";
+import { props, server } from "./server";
 import { settings } from "./settings";
 import { change, chatOf, chats } from "./shown";
 import { treeOf, pathTo } from "./tree";
@@ -20,7 +20,7 @@ import { treeOf, pathTo } from "./tree";
 const QUIET = 2_000;
 const LOOK = 400;
 
-/** The lowest that a request can have. */
+/** The lowest that a request can have, where higher goes first. */
 const PRIORITY = -100;
 
 /** Characters of a message that the model is given, and of a title. */
@@ -44,43 +44,52 @@ function canAsk(chat: Chat): boolean {
   return model?.status === "loaded" && !model.toy; // whose titles are not worth reading
 }
 
-/** Write titles from now on. An answer that begins ends it, in this tab or in another one. */
+/** Write titles from now on. Another request ends it, of this page or of another client; then it waits again. */
 export function startTitles(): void {
   effect(() => {
     const chat = next.value;
     if (!chat) return undefined;
     const abort = new AbortController();
-    void write(chat, abort);
+    void write(chat, abort.signal);
     return () => abort.abort();
   });
 }
 
-async function write(chat: Chat, abort: AbortController): Promise<void> {
-  const { signal } = abort;
+async function write(chat: Chat, signal: AbortSignal): Promise<void> {
   try {
-    do await pauseFor(QUIET, signal);
-    while (document.hidden || (await isBusy(modelOf(chat), 0)));
-    const timer = setInterval(() => void giveWay(chat, abort), LOOK);
-    try {
-      const title = titleIn(await ask(await bodyOf(chat), signal));
-      signal.throwIfAborted();
-      tried.add(chat.id);
-      // A person may have written one meanwhile, in another tab.
-      if (chatOf(chat.id)?.untitled) await change(chat.id, { ...(title ? { title } : {}), untitled: undefined });
-    } finally {
-      clearInterval(timer);
-    }
+    while (!(await attempt(chat, signal)));
   } catch (error) {
-    if (signal.aborted || (error instanceof ServerError && error.passes)) return; // the next quiet time is another try
+    if (signal.aborted) return; // the next quiet time is another try
     tried.add(chat.id);
     if (!(error instanceof ServerError)) throw error;
     console.info("The model writes no title:", error.message);
   }
 }
 
+/** Wait until the server is idle, and ask for a title; false: another request has ended that. */
+async function attempt(chat: Chat, signal: AbortSignal): Promise<boolean> {
+  do await pauseFor(QUIET, signal);
+  while (document.hidden || (await isBusy(modelOf(chat), 0)));
+  const yielding = new AbortController();
+  const timer = setInterval(() => void giveWay(chat, yielding), LOOK);
+  try {
+    const title = titleIn(await ask(await bodyOf(chat), AbortSignal.any([signal, yielding.signal])));
+    signal.throwIfAborted();
+    tried.add(chat.id);
+    // A person may have written one meanwhile, in another tab.
+    if (chatOf(chat.id)?.untitled) await change(chat.id, { ...(title ? { title } : {}), untitled: undefined });
+    return true;
+  } catch (error) {
+    if (yielding.signal.aborted && !signal.aborted) return false;
+    throw error;
+  } finally {
+    clearInterval(timer);
+  }
+}
+
 /** End the request when another one is there. */
-async function giveWay(chat: Chat, abort: AbortController): Promise<void> {
-  if (await isBusy(modelOf(chat), 1).catch(() => false)) abort.abort();
+async function giveWay(chat: Chat, yielding: AbortController): Promise<void> {
+  if (await isBusy(modelOf(chat), 1).catch(() => false)) yielding.abort();
 }
 
 async function bodyOf(chat: Chat): Promise<Record<string, unknown>> {
@@ -93,7 +102,7 @@ async function bodyOf(chat: Chat): Promise<Record<string, unknown>> {
     max_tokens: 32,
     temperature: 0.2,
     reasoning_effort: "none",
-    priority: PRIORITY,
+    priority: props.peek()?.priority_order === "lower-first" ? -PRIORITY : PRIORITY,
   };
 }
 
