@@ -153,7 +153,9 @@ async function learn(signal: AbortSignal): Promise<void> {
   await readModels();
   await learnTools(own.endpoint_tools === true, signal);
   const of = own.role === "router" ? await modelProps(signal) : null;
-  const next = of ? { ...of, role: own.role! } : own;
+  // These are up to the router, not to its model.
+  const { role, cors_proxy_enabled, priority_order } = own;
+  const next = of ? { ...of, role, cors_proxy_enabled, priority_order } : own;
   if (JSON.stringify(next) !== JSON.stringify(properties.peek())) properties.value = next;
   if (isRecord(own.ui_settings)) useServerDefaults(own.ui_settings);
 }
