@@ -59,7 +59,7 @@ _POLICY = "; ".join(
     )
 )
 
-#: What a page that a model wrote may do in its sandbox: run, in an origin of its own, and nothing
+#: What a page that a model wrote may do in its sandbox: run, in a separate origin, and nothing
 #: that needs the network. The page's own policy keeps the frame from going elsewhere.
 _SANDBOX_POLICY = "; ".join(
     (

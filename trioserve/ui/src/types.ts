@@ -116,7 +116,7 @@ export interface Chat {
   pinned?: boolean;
   /** Its title is the beginning of its first message, until the model has written one. */
   untitled?: boolean;
-  /** Where what the model gets begins, once the context was full, and what it is told of the rest. */
+  /** Once the context was full: the first message that the model gets, and the summary of those before. */
   start?: ChatStart;
 }
 

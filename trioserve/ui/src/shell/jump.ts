@@ -1,4 +1,4 @@
-/** The way to a message of a chat, wherever it is. */
+/** Opens the chat and the branch of a message, and scrolls to it. */
 
 import { signal } from "@preact/signals";
 

@@ -95,7 +95,7 @@ test("what goes wrong is said of the server", async () => {
   assert.deepEqual(pageTools.peek(), []);
 });
 
-/** Ask something for which the model calls these tools, and then says that it is done. */
+/** Ask something; the model calls these tools and then answers. */
 async function ask(...names: string[]): Promise<void> {
   fake.onSession = (session, { body }) => {
     if (body.messages.at(-1).role === "tool") return answered(session, ["done"]);

@@ -126,7 +126,7 @@ function isObject(text: string): boolean {
   }
 }
 
-/** What the model is told of a call that a person has denied. */
+/** The result that the model gets for a denied call. */
 export const DENIED = "The user did not allow this call.";
 
 function resultOf({ result, state }: MadeCall): string {

@@ -46,7 +46,7 @@ function Diagram({ text, fail }: Props): VNode {
   return svg === null ? <p class="sheet hint">{t("Drawing the diagram…")}</p> : <Drawing text={svg} name={t("Diagram")} fail={fail} />;
 }
 
-/** A page that runs in a frame of its own. */
+/** A page in a sandboxed frame. */
 function Page({ text }: { text: string }): VNode {
   const frame = useRef<HTMLIFrameElement>(null);
   useLayoutEffect(() => fill(frame.current!, text), [text]);

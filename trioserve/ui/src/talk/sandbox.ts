@@ -1,4 +1,4 @@
-// Frames in which things run apart from the page: in an origin of their own, without the network and without storage.
+// Frames in which things run apart from the page: in a separate origin, without the network and without storage.
 // The server allows scripts and styles in them, and nothing else (`trioserve/api/pages.py`).
 
 import type { Drawn } from "../sandbox/mermaid";
