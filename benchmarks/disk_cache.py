@@ -56,7 +56,8 @@ class Chat:
             max_tokens=ANSWER,
             cache_prompt=cache_prompt,
         )
-        began, first, answer = self.clock(), 0.0, []
+        began, first = self.clock(), 0.0
+        answer: list[int] = []
         self.engine.submit(Task(self.n_tasks, Prompt(tokens), params))
         while True:
             self.engine.step(wait=True)
