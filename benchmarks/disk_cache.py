@@ -54,7 +54,8 @@ class Chat:
             max_tokens=ANSWER,
             cache_prompt=cache_prompt,
         )
-        began, first, answer = monotonic(), 0.0, []
+        began, first = monotonic(), 0.0
+        answer: list[int] = []
         self.engine.submit(Task(self.n_tasks, Prompt(tokens), params))
         while True:
             self.engine.step(wait=True)
@@ -68,7 +69,7 @@ class Chat:
 
     def write(self) -> None:
         """Wait until all of it is on disk, as when the server is idle."""
-        while self.engine._tidy():
+        while self.engine._tidy(is_soon=False):
             sleep(0.01)
 
     def forget(self, *, ram: bool) -> None:

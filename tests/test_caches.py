@@ -34,6 +34,7 @@ OF_THE_SERVER = {
     "chat/markers.py:cache",
     "chat/parse/cursor.py:lru_cache",  # markers of chat formats
     "llama/devices.py:cache",
+    "llama/header.py:lru_cache",  # headers of model files
     "llama/media/library.py:cache",
     "llama/no_logits.py:cache",
     "llama/rpc/library.py:cache",

@@ -101,10 +101,36 @@ async def test_the_policy_lets_nothing_in_from_elsewhere() -> None:
                 own = rf"'self'( 'sha256-[\w+/]{{43}}='){{{count}}}"
                 assert re.fullmatch(own, policy[f"{kind}-src"])
             assert policy["connect-src"] == "'self'"
+            assert policy["frame-src"] == "'self'"
             assert policy["require-trusted-types-for"] == "'script'"
             assert "unsafe" not in str(policy)
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert headers["Referrer-Policy"] == "no-referrer"
+
+
+async def test_a_sandbox_may_run_what_it_is_given_and_reach_nothing() -> None:
+    (sandbox,) = (BUILT / "assets").glob("*.html")
+    async with client_of(api_keys=("secret",)) as client:
+        answer = await client.get(f"/assets/{sandbox.name}")
+        policy = answer.headers["Content-Security-Policy"].split("; ")
+        assert {"sandbox allow-scripts", "default-src 'none'", "frame-ancestors 'self'"} < {*policy}
+        sources = {part.partition(" ")[0]: part.partition(" ")[2].split() for part in policy}
+        named = {one for name, values in sources.items() if name.endswith("-src") for one in values}
+        assert named == {"'none'", "'unsafe-inline'", "data:", "blob:"}
+
+
+async def test_a_browser_can_install_the_page() -> None:
+    (named,) = [name for name in NAMED if name.endswith(".webmanifest")]
+    async with client_of(api_prefix="/llm", api_keys=("secret",)) as client:
+        answer = await client.get(f"/llm/{named}")
+        assert answer.headers["Content-Type"] == "application/manifest+json"
+        manifest = answer.json()
+        place = answer.url
+        assert (await client.get(place.join(manifest["start_url"]))).text == INDEX
+        assert place.join(manifest["scope"]).path == "/llm/"
+        for icon in manifest["icons"]:
+            found = await client.get(place.join(icon["src"]))
+            assert (found.status_code, found.headers["Content-Type"]) == (200, icon["type"])
 
 
 async def test_what_was_not_built_is_not_there() -> None:

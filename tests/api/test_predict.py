@@ -82,7 +82,7 @@ def test_vertex_ai_says_so_with_variables() -> None:
 
 @pytest.mark.parametrize("path", ["predict", "/<x>", "/a b", "//", "/predict/"])
 def test_a_route_is_a_plain_path(path: str) -> None:
-    assert "predict_route must be a path such as /predict" in refused("--predict-route", path)
+    assert "--predict-route must be a path such as /predict" in refused("--predict-route", path)
 
 
 async def test_a_route_that_is_taken_is_an_error_at_the_start() -> None:

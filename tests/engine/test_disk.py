@@ -44,7 +44,7 @@ async def finished(harness: Harness, task_id: int, prompt: str, **options: objec
 
 async def settle(harness: Harness) -> None:
     """Do all that waits until no task runs."""
-    await until(lambda: not harness.engine._tidy())
+    await until(lambda: not harness.engine._tidy(is_soon=False))
 
 
 SHAPES = pytest.mark.parametrize(

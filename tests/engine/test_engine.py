@@ -117,7 +117,8 @@ def test_a_split_cache_gets_the_sequences_of_a_batch_in_order() -> None:
 def test_tokens_leave_together_where_there_are_many_streams(
     n_streams: int, step_ms: int, sizes: list[int]
 ) -> None:
-    harness = Harness(ScriptedBackend(n_slots=8), flush_interval=0.033)
+    harness = Harness(ScriptedBackend(n_slots=8))
+    harness.engine.flush_interval = 0.033
     harness.engine.clock = lambda: harness.backend.n_decodes * step_ms / 1e3
     for number in range(n_streams):
         harness.submit(number, "twelve bytes", max_tokens=12)
@@ -131,7 +132,8 @@ def test_tokens_leave_together_where_there_are_many_streams(
 
 
 def test_tokens_wait_for_an_event_loop_that_is_busy() -> None:
-    harness = Harness(flush_interval=0.033)
+    harness = Harness()
+    harness.engine.flush_interval = 0.033
     engine, rings = harness.engine, list[int]()
     engine.clock = lambda: harness.backend.n_decodes * 10 / 1e3
     harness.submit(1, "twelve bytes", max_tokens=12)

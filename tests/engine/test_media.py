@@ -375,7 +375,8 @@ def test_an_engine_sleeps_while_the_encoder_works_in_its_thread() -> None:
         pass
     assert one.engine.status().slots[0].encoding
     projector.gate.set()
-    one.engine.step(wait=True)  # the encoder wakes it up
+    while one.engine.status().slots[0].encoding:
+        one.engine.step(wait=True)  # the encoder wakes it up
     while one.step():
         pass
     assert one.text(1) == "SEE [IMAGE:X]"

@@ -41,3 +41,52 @@ SLOW = {
     "maths": "\\(" * 5_000,
     "fences": "```\n" * 3_001,
 }
+
+_SVG = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 9 9" '
+_REUSED = "".join(f'<g id="a{n + 1}">' + f'<use href="#a{n}"/>' * 12 + "</g>" for n in range(9))
+
+#: Drawings and diagrams that a model could write to harm who looks at them.
+PICTURES = {
+    "script": f'```svg\n{_SVG}onload="parent.{RUN}"><script>parent.{RUN}</script><rect width="9" height="9"/></svg>\n```',
+    "images": f'```svg\n{_SVG}><image href="http://evil.invalid/i.png" width="9" height="9"/><use xlink:href="http://evil.invalid/u.svg#a"/></svg>\n```',
+    "style": f'```svg\n{_SVG}><style>@import url(http://evil.invalid/s.css); rect {{ fill: url(http://evil.invalid/f.svg#a) }}</style><rect width="9" height="9"/></svg>\n```',
+    "html": f'```svg\n{_SVG}><foreignObject width="9" height="9"><body xmlns="http://www.w3.org/1999/xhtml"><img src="http://evil.invalid/h.png" onerror="parent.{RUN}"/><iframe src="http://evil.invalid/"/></body></foreignObject></svg>\n```',
+    "stylesheet": f'```xml\n<?xml version="1.0" encoding="utf-7"?>\n{_SVG}><a href="javascript:{RUN}"><rect width="9" height="9"/></a></svg>\n```',
+    "diagram": f'```mermaid\nflowchart LR\n  A["<img src=x onerror=\'parent.{RUN}\'>"] --> B["<script>parent.{RUN}</script>"]\n  click A "javascript:{RUN}"\n  click B call alert({RUN})\n```',
+    "diagram's settings": f'```mermaid\n%%{{init: {{"securityLevel": "loose", "htmlLabels": true, "themeCSS": "@import url(http://evil.invalid/m.css)"}}}}%%\nflowchart LR\n  A["<img src=http://evil.invalid/d.png onerror=\'parent.{RUN}\'>"]\n```',
+}
+
+#: Drawings that would keep a browser busy for minutes.
+HEAVY = {
+    "reused parts": f'{_SVG}><defs><rect id="a0" width="1" height="1"/>{_REUSED}</defs><use href="#a9"/></svg>',
+    "entities": '<!DOCTYPE svg [<!ENTITY a "<use/>">]>' + f"{_SVG}>&a;</svg>",
+    "another prefix": f'{_SVG} xmlns:s="http://www.w3.org/2000/svg"><defs><rect id="a0" width="1" height="1"/>{_REUSED.replace("<use", "<s:use")}</defs></svg>',
+    "a drawing within": f'{_SVG}><image href="data:image/svg+xml;base64,AAAA"/></svg>',
+}
+
+#: A page that tries all ways out of its sandbox, and logs what it got. ELSEWHERE is another server.
+ESCAPE = """<!doctype html><p>A page.</p>
+<img src="http://ELSEWHERE/i.png"><link rel="stylesheet" href="http://ELSEWHERE/s.css"><script src="http://ELSEWHERE/s.js"></script>
+<iframe src="http://ELSEWHERE/frame"></iframe><video src="http://ELSEWHERE/v.mp4" autoplay></video>
+<style>@import url(http://ELSEWHERE/i.css); p { background: url(http://ELSEWHERE/b.png) }</style>
+<script>
+const got = {};
+const attempt = async (name, what) => {
+  try { got[name] = String(await what()).slice(0, 60); } catch (error) { got[name] = "refused"; }
+};
+(async () => {
+  await attempt("parent", () => parent.document.title);
+  await attempt("top", () => { top.location = "http://ELSEWHERE/top"; });
+  await attempt("storage", () => localStorage.length);
+  await attempt("database", () => new Promise((yes, no) => { const to = indexedDB.open("x"); to.onsuccess = yes; to.onerror = no; }));
+  await attempt("cookie", () => document.cookie);
+  await attempt("server", () => fetch("/v1/models"));
+  await attempt("elsewhere", () => fetch("http://ELSEWHERE/f"));
+  await attempt("socket", () => new Promise((yes, no) => { const to = new WebSocket("ws://ELSEWHERE/"); to.onopen = yes; to.onerror = no; }));
+  navigator.sendBeacon("http://ELSEWHERE/b"); // says that it is sent
+  await attempt("popup", () => open("http://ELSEWHERE/p") ? "opened" : Promise.reject());
+  await attempt("worker", () => new Promise((yes, no) => { const one = new Worker("data:text/javascript,postMessage(1)"); one.onmessage = yes; one.onerror = no; }));
+  console.log(JSON.stringify(got));
+  location = "http://ELSEWHERE/self";
+})();
+</script>"""

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from playwright.sync_api import Locator, expect
 
+from tests.support.browsing import Visitor
 from tests.support.chat_files import chat_of, write_chats
 from tests.support.chat_page import ChatPage
 from tests.support.paced_script import PacedScript
-from tests.ui.hostile import HOSTILE, RUN, SLOW
+from tests.ui.hostile import ESCAPE, HEAVY, HOSTILE, PICTURES, RUN, SLOW
 
 pytestmark = pytest.mark.system
 
@@ -51,6 +58,73 @@ def test_hostile_markdown_is_text(chat: ChatPage, script: PacedScript, role: str
         assert_harmless(part)
     script.answer = "All is well."
     expect(chat.ask("Still there?")).to_contain_text("All is well.")
+
+
+def test_a_hostile_picture_runs_nothing_and_loads_nothing(
+    visitor: Visitor, chat: ChatPage, script: PacedScript
+) -> None:
+    visitor.expect("Content Security Policy|@import rules are not allowed here")
+    for name, text in PICTURES.items():
+        script.answer = f"{text}\n\nThe end of {name}."
+        answer = chat.ask("Draw.")
+        expect(answer.locator("figure :is(img, .problem)").first).to_be_visible()
+        assert chat.page.evaluate("window.broken") is None, name
+    assert not chat.page.locator(".prose iframe").count()
+
+
+def test_a_drawing_that_would_hold_up_the_page_stays_code(
+    chat: ChatPage, script: PacedScript
+) -> None:
+    for name, text in HEAVY.items():
+        script.answer = f"```svg\n{text}\n```\n\nThe end of {name}."
+        answer = chat.ask("Draw.")
+        expect(answer).to_contain_text(f"The end of {name}.")
+        expect(answer.locator("pre")).to_contain_text("<svg")
+        expect(answer.get_by_role("button", name="Preview")).to_have_count(0)
+
+
+@contextmanager
+def another_server() -> Iterator[tuple[str, list[str]]]:
+    """Its address, and what it was asked for."""
+    asked: list[str] = []
+
+    class Noting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_POST = do_GET  # noqa: N815 (the name is that of the base class)
+
+        def log_message(self, *_: object) -> None:
+            """Write nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Noting) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_page_does_not_get_out_of_its_sandbox(
+    visitor: Visitor, chat: ChatPage, script: PacedScript
+) -> None:
+    visitor.expect("console|foreign request")  # what is refused is named on the console
+    with another_server() as (address, asked):
+        script.answer = f"```html\n{ESCAPE.replace('ELSEWHERE', address)}\n```"
+        answer = chat.ask("A page?")
+        expect(answer.locator("iframe")).to_have_count(0)  # until a person wants it
+        with chat.page.expect_console_message(lambda one: one.type == "log") as logged:
+            answer.get_by_role("button", name="Preview").click()
+        assert set(json.loads(logged.value.text).values()) == {"refused"}, logged.value.text
+        frame = answer.locator("iframe").element_handle().content_frame()
+        assert frame is not None
+        frame.wait_for_url("chrome-error://**")  # in place of the other server
+        httpx.get(f"http://{address}/done")
+        assert asked == ["/done"]
+    assert urlsplit(chat.page.url).path == "/"
 
 
 def test_an_image_is_a_link_that_shows_where_it_leads(chat: ChatPage, script: PacedScript) -> None:
@@ -99,7 +173,7 @@ def test_a_hostile_file_is_imported_as_text(chat: ChatPage, tmp_path: Path) -> N
         panel.get_by_role("button", name="Delete all chats").click()
         panel.get_by_role("button", name="Delete them").click()
     file.write_text(json.dumps(spoil(json.loads(file.read_text()))))
-    chat.import_from(file, "One chat was added.")
+    chat.import_from(file, "1 chat was added.")
     chat.chats.first.get_by_role("link").click()
     expect(chat.answers.first).to_contain_text("onerror")
     for part in (chat.page.get_by_role("navigation"), chat.questions.first, chat.answers.first):

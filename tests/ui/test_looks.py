@@ -136,7 +136,7 @@ def test_the_activity_is_watched(
         _ask(url, 750, 20, 300)
         expect(panel).to_contain_text("2 waiting")
         page.wait_for_timeout(6_000 if FOLDER else 0)
-        expect(panel).to_contain_text("reads")
+        expect(panel).to_contain_text("prefill")
         assert not scrolls_sideways(page)
         assert violations(page) == []
         shoot(page, f"activity-{look}", tmp_path)

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.support.browsing import Visitor
 from tests.support.chat_page import ChatPage
 from tests.support.http_server import serving, serving_script
 from tests.support.paced_script import PacedScript
+from tests.support.pdf_files import pdf_file
 from tests.support.projectors import WordProjector
 from tests.support.trio_thread import TrioThread
 from tests.ui.hostile import RUN
@@ -116,7 +117,7 @@ def test_a_picture_is_sent_and_kept(
     chat.export_to(tmp_path / "chats.json")
     assert picture in (tmp_path / "chats.json").read_text(encoding="utf-8")
     other = ChatPage(visitor.visit(page.url.partition("#")[0]))
-    other.import_from(tmp_path / "chats.json", "One chat was added.")
+    other.import_from(tmp_path / "chats.json", "1 chat was added.")
     other.open("What is it?")
     shown = other.questions.first.get_by_role("img", name=NAME)
     assert shown.evaluate("image => image.decode().then(() => image.naturalWidth)") == 8
@@ -236,8 +237,50 @@ def test_what_cannot_be_attached_is_told_of(chat: ChatPage, tmp_path: Path) -> N
     chooser.value.set_files(large)
     expect(chat.page.get_by_text("long.mp3")).to_contain_text("too large. The limit is 50 MB")
     choose(chat, "some.zip", b"PK\3\4\0\0", "application/zip")
-    expect(chat.page.get_by_text("some.zip")).to_contain_text("is neither a text nor a picture")
+    expect(chat.page.get_by_text("some.zip")).to_contain_text(
+        "is neither a text nor a PDF, a picture"
+    )
     expect(attached(chat.page)).to_have_count(0)
+
+
+def test_a_pdf_is_sent_and_comes_back(chat: ChatPage, script: PacedScript, tmp_path: Path) -> None:
+    """The server reads it: the model gets its text and its pages."""
+    content = pdf_file("First page", "Second page")
+    choose(chat, "report.pdf", content, "")
+    expect(attached(chat.page)).to_contain_text("report.pdf")
+    chat.ask("What does it say?")
+    prompt = script.prompts[-1]
+    assert (
+        prompt.index("report.pdf, page 1")
+        < prompt.index("First page")
+        < prompt.index("Second page")
+    )
+    assert "(image " in prompt
+    chat.export_to(tmp_path / "chats.json")
+    with chat.settings("Your data") as panel:
+        panel.get_by_role("button", name="Delete all chats").click()
+        panel.get_by_role("button", name="Delete them").click()
+    chat.import_from(tmp_path / "chats.json", "One chat was added.")
+    chat.chats.first.get_by_role("link").click()
+    with chat.page.expect_download() as download:
+        chat.questions.first.get_by_role("button", name="report.pdf").click()
+    assert Path(download.value.path()).read_bytes() == content
+
+
+def test_a_server_that_reads_no_pdfs(visitor: Visitor, media_server: str) -> None:
+    page = visitor.visit("about:blank")
+
+    def without(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "takes_pdf": False})
+
+    page.route("**/props*", without)
+    page.goto(media_server)
+    chat = ChatPage(page)
+    expect(chat.button("Draw")).to_be_visible()
+    choose(chat, "report.pdf", pdf_file("A page"), "application/pdf")
+    expect(page.get_by_text("report.pdf")).to_contain_text("this server reads no PDFs")
+    expect(attached(page)).to_have_count(0)
 
 
 def test_a_model_without_eyes_and_ears(

@@ -179,7 +179,7 @@ def test_a_write_that_is_denied_changes_nothing(chat: ChatPage, worker: Worker) 
     calls(chat).get_by_role("button", name="Deny").click()
     expect(chat.answers).to_contain_text(["That was it."])
     chat.wait_until_done()
-    expect(calls(chat)).to_contain_text("not allowed")
+    expect(calls(chat)).to_contain_text("not applied")
     assert not (worker.folder / "never.txt").exists()
 
 
@@ -302,7 +302,7 @@ def test_an_answer_with_calls_looks_good(
     url, worker = tools_server
     page = visitor.visit(url, device_scale_factor=2, **LOOKS[look])
     chat = ChatPage(page)
-    chat.import_from(showcase.write_work(tmp_path / "chats.json"), "One chat was added.")
+    chat.import_from(showcase.write_work(tmp_path / "chats.json"), "1 chat was added.")
     page.reload()
     if look == "phone":
         chat.button("Show the chats").click()

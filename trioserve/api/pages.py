@@ -31,8 +31,10 @@ _KINDS = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".png": "image/png",
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
+    ".webmanifest": "application/manifest+json",
     ".woff2": "font/woff2",
 }
 
@@ -48,11 +50,29 @@ _POLICY = "; ".join(
         "font-src 'self'",
         "connect-src 'self'",
         "manifest-src 'self'",
+        "frame-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",
         "trusted-types worker",
+    )
+)
+
+#: What a page that a model wrote may do in its sandbox: run, in a separate origin, and nothing
+#: that needs the network. The page's own policy keeps the frame from going elsewhere.
+_SANDBOX_POLICY = "; ".join(
+    (
+        "sandbox allow-scripts",
+        "default-src 'none'",
+        "script-src 'unsafe-inline'",
+        "style-src 'unsafe-inline'",
+        "img-src data: blob:",
+        "media-src data: blob:",
+        "font-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'self'",
     )
 )
 
@@ -63,6 +83,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "Vary": "Accept-Encoding",
+    "X-DNS-Prefetch-Control": "off",
     "X-Content-Type-Options": "nosniff",
 }
 
@@ -136,7 +157,8 @@ def _read(name: str) -> _File:
     packed = gzip.compress(body, mtime=0)
     shorter = packed if len(packed) < 0.9 * len(body) else None
     digest = hashlib.sha256(body).hexdigest()[:16]
-    policy = _policy_of(body if name == "index.html" else b"")
+    is_sandbox = name.startswith("assets/") and name.endswith(".html")
+    policy = _SANDBOX_POLICY if is_sandbox else _policy_of(body if name == "index.html" else b"")
     return _File(body, shorter, _KINDS[Path(name).suffix], digest, policy)
 
 

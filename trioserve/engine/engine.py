@@ -70,7 +70,7 @@ class Engine(EngineLoop):
         disk: where what leaves RAM is kept. The engine owns it.
         context_shift: in a full context, drop the older half and continue, rather than end. A text
             with media ends.
-        notify, flush_interval: see `EngineLoop`. A task's first and last token are sent at once.
+        notify: see `EngineLoop`. A task's first and last token are sent at once.
     """
 
     def __init__(
@@ -84,9 +84,8 @@ class Engine(EngineLoop):
         checkpoints: CheckpointRules = DEFAULT_RULES,
         disk: DiskCache | None = None,
         context_shift: bool = False,
-        flush_interval: float = 0.0,
     ) -> None:
-        super().__init__(backend, notify, flush_interval=flush_interval)
+        super().__init__(backend, notify)
         self.adapters = backend.adapters
         #: As `Backend` has them. From any thread but the event loop's and the inference thread.
         self.compile = backend.compile

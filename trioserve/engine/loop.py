@@ -145,13 +145,9 @@ class EngineLoop(abc.ABC):
         backend: the model.
         notify: called, from the engine's thread, once after each step that left events in the
             outbox, and when the engine has failed. It must not block.
-        flush_interval: seconds that events which are not urgent wait at most, to leave together.
-            With few streams they wait for less: `PER_STREAM` for each.
     """
 
-    def __init__(
-        self, backend: AnyBackend, notify: Callable[[], None], *, flush_interval: float = 0.0
-    ) -> None:
+    def __init__(self, backend: AnyBackend, notify: Callable[[], None]) -> None:
         self.info = backend.info
         self.vocab = backend.vocab
         self.n_ctx_seq = backend.n_ctx_seq  # the most tokens of one text
@@ -185,7 +181,9 @@ class EngineLoop(abc.ABC):
         self._outbox_lock = threading.Lock()
         self._urgent = False  # an event must not wait for `flush_interval`
         self._is_first = False  # an event has the first token of a task
-        self._flush_interval = flush_interval
+        #: Seconds that events may wait to leave together, unless they are urgent. With few streams
+        #: they wait for less: `PER_STREAM` for each.
+        self.flush_interval = 0.0
         self._soon = self._next_flush = 0.0  # when to flush, at a loop that keeps up, and at others
         self._fresh: list[EngineEvent | Chunks] = []  # of this step, not in the outbox yet
         self._stopping = False
@@ -446,7 +444,7 @@ class EngineLoop(abc.ABC):
     def _flush(self) -> None:
         """Hand the events over: one append, one notification."""
         is_first, self._urgent, self._is_first = self._is_first, False, False
-        now, interval = self.clock(), self._flush_interval
+        now, interval = self.clock(), self.flush_interval
         self._next_flush = now + interval
         self._soon = now + min(interval, PER_STREAM * self._load()[0])
         if not self._fresh:

@@ -53,7 +53,6 @@ class LlamaBackend:
         thread_choices: tuple[range, range],
         n_spare_cores: int = 0,
         max_n_ctx_seq: int | None = None,  # None: as in training
-        backend_sampling: bool = False,
         adapters: LoadedAdapters | None = None,
         config: Config | None = None,
     ) -> None:
@@ -79,9 +78,9 @@ class LlamaBackend:
         self.projector: LlamaProjector | None = None
         self.n_slots: int = n_slots
         self.thread_choices = thread_choices
-        self._offload = Offload(context) if backend_sampling else None
+        self._offload = Offload(context) if self._config.backend_sampling else None
         # Chains are given to the context by one thread.
-        self.n_spare_cores = 0 if backend_sampling else n_spare_cores
+        self.n_spare_cores = 0 if self._config.backend_sampling else n_spare_cores
         self.n_seqs: int = context.n_seqs
         self.unified: bool = context.unified
         self.is_elastic: bool = context.is_elastic
@@ -131,7 +130,6 @@ class LlamaBackend:
                 n_spare_cores=n_spare,
                 thread_choices=thread_choices(config),
                 max_n_ctx_seq=max_n_ctx_seq,
-                backend_sampling=config.backend_sampling,
                 adapters=adapters,
                 config=config,
             )

@@ -28,6 +28,7 @@ from trioserve.errors import DecodeError, KVCacheFullError, ModelLoadError
 from trioserve.llama.batch import LlamaBatch
 from trioserve.llama.context import Context, Memory, open_context
 from trioserve.llama.header import check_file
+from trioserve.llama.layout import Layout
 from trioserve.llama.library import lib, short
 from trioserve.llama.model import LlamaModel, Progress
 from trioserve.log import get_logger
@@ -403,7 +404,7 @@ def load_drafter(
     return LlamaDrafter(model, drafts, target.vocab.n_tokens, rules)
 
 
-def draft_config(config: Config, context: Context) -> Config:
+def draft_config(config: Config, context: Context | Layout) -> Config:
     """Make the configuration of the draft model.
 
     It is that of the other model, but for what the flags of the draft say. The context is as large

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import attrs
@@ -337,7 +338,8 @@ def _places(shape: Shape, config: Config, room: Room) -> list[int | None]:
         return [None] * (n_all - n_on) + [min(config.main_gpu, len(room.gpus) - 1)] * n_on
     shares = [*config.tensor_split, *[0.0] * len(room.gpus)][: len(room.gpus)]
     shares = shares if any(shares) else [float(free) for free in room.gpus]
-    total, ends = sum(shares), []
+    total = sum(shares)
+    ends: list[float] = []
     for share in shares:
         ends.append((ends[-1] if ends else 0.0) + share / total)
     last = len(room.gpus) - 1
@@ -364,11 +366,11 @@ def _filled(models: Models, config: Config, room: Room) -> Config:
         shares[device + 1] = n_on - sum(shares[: device + 1])
         return attrs.evolve(config, tensor_split=tuple(map(float, shares)))
 
+    def fits(device: int, count: int) -> bool:
+        return need(models, split(device, count), room).gpus[device] <= limits[device]
+
     for device in range(len(counts) - 1):
-        counts[device] = _most(
-            n_on - sum(counts),
-            lambda count, at=device: need(models, split(at, count), room).gpus[at] <= limits[at],
-        )
+        counts[device] = _most(n_on - sum(counts), partial(fits, device))
     counts[-1] = n_on - sum(counts)
     return attrs.evolve(config, tensor_split=tuple(map(float, counts)))
 
@@ -399,8 +401,9 @@ def _precisions(models: Models, config: Config) -> list[Config]:
     is_free = types == (defaults["cache_type_k"], defaults["cache_type_v"])
     widths = {size for one in models.model.layers for size in (one.key, one.value)}
     if is_free and config.flash_attn != "off" and not any(size % 32 for size in widths):
-        changed = {"cache_type_k": _LAST_TYPE, "cache_type_v": _LAST_TYPE}
-        batches += [attrs.evolve(one, **changed) for one in batches]
+        batches += [
+            attrs.evolve(one, cache_type_k=_LAST_TYPE, cache_type_v=_LAST_TYPE) for one in batches
+        ]
     return batches
 
 

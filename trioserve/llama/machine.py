@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,12 +63,12 @@ def cpu_quota() -> float | None:
     That is what `docker run --cpus` and the CPU limit of a Kubernetes pod set.
     """
     quotas = []
-    for folder in _own_cgroups("cpu"):
-        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-            with suppress(OSError, ValueError):  # no such controller there, or "max": no limit
-                quota, period = " ".join((folder / name).read_text() for name in names).split()
-                if int(quota) > 0 and int(period) > 0:
-                    quotas.append(int(quota) / int(period))
+    files = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    for folder, names in product(_own_cgroups("cpu"), files):
+        with suppress(OSError, ValueError):  # no such controller there, or "max": no limit
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            if int(quota) > 0 and int(period) > 0:
+                quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 
@@ -128,18 +129,18 @@ def memory_limit() -> int | None:
 def _cgroup_memory() -> list[tuple[int, int]]:
     """Return the memory limits of the process's cgroups, and the bytes that each leaves."""
     found = []
-    for folder in _own_cgroups("memory"):
-        for limits, usage, cache in (
-            (("memory.max", "memory.high"), "memory.current", "inactive_file"),
-            (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            for name in limits:
-                with suppress(OSError, ValueError):  # no such controller there, or "max": no limit
-                    limit = int((folder / name).read_text())
-                    lines = (folder / "memory.stat").read_text().splitlines()
-                    kept = int(dict(line.split() for line in lines).get(cache, 0))
-                    left = limit - int((folder / usage).read_text()) + kept
-                    found.append((limit, max(0, left)))
+    files = (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.high", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    )
+    for folder, (name, usage, cache) in product(_own_cgroups("memory"), files):
+        with suppress(OSError, ValueError):  # no such controller there, or "max": no limit
+            limit = int((folder / name).read_text())
+            lines = (folder / "memory.stat").read_text().splitlines()
+            kept = int(dict(line.split() for line in lines).get(cache, 0))
+            left = limit - int((folder / usage).read_text()) + kept
+            found.append((limit, max(0, left)))
     return [one for one in found if one[0] < _NO_LIMIT]
 
 

@@ -24,7 +24,7 @@ def refused(config: Config) -> str:
 def test_a_file_that_is_no_projector(tmp_path: Path) -> None:
     missing, text = tmp_path / "missing.gguf", tmp_path / "text.gguf"
     text.write_text("Hello there, this is no model.")
-    assert "does not exist" in refused(Config(mmproj=str(missing)))
+    assert "No such file" in refused(Config(mmproj=str(missing)))
     assert "is not a GGUF file" in refused(Config(mmproj=str(text)))
     assert refused(Config(mmproj=str(BUNDLED))) == (
         f"The file {BUNDLED} is no projector: its architecture is llama."

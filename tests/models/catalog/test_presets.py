@@ -128,7 +128,7 @@ def test_a_flag_without_effect_is_noted(tmp_path: Path, caplog: pytest.LogCaptur
     [
         ("ctx-siz = 1", "ctx-siz is not a flag of trioserve; did you mean ctx-size?"),
         ("c = many", "c: 'many' is not an integer"),
-        ("c = -5", "c: ctx_size must be at least 0, not -5"),
+        ("c = -5", "c must be at least 0, not -5"),
         ("jinja = yes", "jinja must be true or false, not 'yes'"),
         ("load-on-startup = yes", "load-on-startup must be true or false, not 'yes'"),
         ("stop-timeout = soon", "stop-timeout: 'soon' is not a number"),

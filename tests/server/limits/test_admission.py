@@ -162,8 +162,8 @@ def test_flags() -> None:
     config = read("--api-key", "a,b", "--api-key-priority", "5,0", "--max-queue-per-key", "7")
     assert config.api_key_priority == (5, 0)
     assert config.max_queue_per_key == 7
-    assert "api_key_priority" in refused("--api-key", "a", "--api-key-priority", "5,0")
-    assert "api_key_priority" in refused("--api-key", "a", "--api-key-priority", "101")
+    assert "--api-key-priority" in refused("--api-key", "a", "--api-key-priority", "5,0")
+    assert "--api-key-priority" in refused("--api-key", "a", "--api-key-priority", "101")
     assert Config().api_key_priority == ()
 
 

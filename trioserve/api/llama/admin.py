@@ -15,6 +15,7 @@ from trioserve.api.base.http import json_response
 from trioserve.api.base.service import current_server, current_service
 from trioserve.api.openapi import takes
 from trioserve.chat.markers import media_marker
+from trioserve.config.extras import has_extra
 from trioserve.errors import NotFoundError, NotSupportedError
 from trioserve.models import introduction
 from trioserve.server.core import ServerCore
@@ -159,6 +160,7 @@ async def props() -> Response:
                 "audio": modalities.audio,
             },
             "media_marker": media_marker(),
+            "takes_pdf": has_extra("pdf"),
             "endpoint_slots": server.config.slots_endpoint,
             "endpoint_props": server.config.props_endpoint,
             "endpoint_metrics": server.config.metrics_endpoint,
@@ -173,6 +175,7 @@ async def props() -> Response:
             "is_sleeping": server.sleeping,
             "cors_proxy_enabled": server.config.has_mcp_proxy,
             **_guidance(server),
+            "priority_order": server.config.priority_order,
         }
     )
 

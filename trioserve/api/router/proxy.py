@@ -19,6 +19,7 @@ from trioserve.api.base.http import ID_HEADER
 from trioserve.api.base.outputs import FINGERPRINT
 from trioserve.api.base.vendors import Fields, vendor_of
 from trioserve.config import Config
+from trioserve.config.extras import has_extra
 from trioserve.errors import TrioServeError
 from trioserve.router.forward import Headers
 
@@ -157,6 +158,8 @@ def properties(config: Config, *, max_models: int, autoload: bool) -> dict[str, 
         "ui_settings": config.ui_settings,
         "build_info": FINGERPRINT,
         "is_sleeping": False,
+        "takes_pdf": has_extra("pdf"),
         "endpoint_tools": config.has_tools,
         "cors_proxy_enabled": config.has_mcp_proxy,
+        "priority_order": config.priority_order,
     }

@@ -143,10 +143,11 @@ class Index:
             ends: dict[int, bytes] = {}
             for entry in map(self.entries.__getitem__, self._ending.get(digest, ())):
                 n_keys = entry.n_keys
-                if n_keys <= len(keys):
-                    rest = keys[i * BLOCK : n_keys]
-                    if ends.setdefault(n_keys, _next(digest, rest)) == entry.end:
-                        found.append(entry)
+                if n_keys > len(keys):
+                    continue
+                rest = keys[i * BLOCK : n_keys]
+                if ends.setdefault(n_keys, _next(digest, rest)) == entry.end:
+                    found.append(entry)
         return sorted(found, key=lambda entry: entry.n_keys)
 
     def carriers(self, root: bytes, keys: Sequence[CellKey]) -> tuple[int, list[_Entry]]:

@@ -250,11 +250,15 @@ class Sequences:
         return [seq for seq in self.all if not seq.running]
 
     def can_cut(self, seq: KVSequence, length: int) -> bool:
-        """Whether a sequence can be cut there: at any place, or its window still reaches back."""
+        """Whether a sequence can be cut there: at any place, or its window still reaches back.
+
+        In a unified cache, copies share the cells of a window, and llama.cpp does not use a shared
+        cell again that has left the windows of all: the cells would run out.
+        """
         backend = self._backend
         if backend.can_cut or len(seq.held) <= backend.cuttable:
             return True
-        window = backend.sliding_window
+        window = 0 if backend.unified else backend.sliding_window
         return window > 0 and self._memory.first(seq.id) <= max(0, seq.position(length) - window)
 
     def can_share(self, seq: KVSequence, length: int) -> bool:

@@ -136,8 +136,8 @@ def _make_loop(
         ),
         disk=_disk_cache(config, backend),
         context_shift=config.context_shift,
-        flush_interval=config.stream_interval_ms / 1e3,
     )
+    engine.flush_interval = config.stream_interval_ms / 1e3
     if engine.encoder is not None:
         engine.encoder.limit = config.media_cache * 2**20
     engine.drafts.use([*ngram_drafters(config), *backend.drafters])

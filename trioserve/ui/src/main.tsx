@@ -5,14 +5,17 @@ import { startDrafts } from "./shell/draft";
 import { startRouting } from "./shell/route";
 import { attempt } from "./shell/toasts";
 import { focusAgain } from "./shell/view";
+import { startSettings } from "./state/settings";
 import { start } from "./state/start";
+import { startWords } from "./words";
 
 const app = document.getElementById("app");
 if (!app) throw new Error("The page has no place for the app.");
-app.replaceChildren();
-render(<App />, app);
-
 void attempt(async () => {
+  startSettings();
+  await startWords();
+  app.replaceChildren();
+  render(<App />, app);
   await start();
   await startRouting();
   startDrafts();

@@ -93,6 +93,8 @@ export interface Message {
   finish?: string;
   /** What went wrong, in words for people. */
   error?: string;
+  /** It failed because the chat does not fit into the context. */
+  full?: boolean;
   stats?: Stats;
   stream?: StreamPlace;
 }
@@ -110,6 +112,19 @@ export interface Chat {
   model: string;
   /** Not there: what the settings say. */
   tools?: ToolChoice;
+  /** It stays at the top of the list. */
+  pinned?: boolean;
+  /** Its title is the beginning of its first message, until the model has written one. */
+  untitled?: boolean;
+  /** Once the context was full: the first message that the model gets, and the summary of those before. */
+  start?: ChatStart;
+}
+
+export interface ChatStart {
+  message: string;
+  summary: string;
+  /** When that was: what was counted before no longer holds. */
+  since: number;
 }
 
 /** Which tools the model may call. */
@@ -134,6 +149,7 @@ export interface Preset {
 export interface Settings {
   apiKey: string;
   theme: "auto" | "light" | "dark";
+  language: "auto" | "en" | "de" | "zh";
   sendKey: "enter" | "mod-enter";
   system: string;
   sampling: Sampling;
@@ -141,6 +157,19 @@ export interface Settings {
   tools: ToolChoice;
   showReasoning: boolean;
   showStats: boolean;
+  /** The page’s own MCP servers. */
+  mcp: McpEntry[];
+  /** Whether the model writes the titles of chats. */
+  titles: boolean;
+}
+
+/** An MCP server that a person has added to the page. */
+export interface McpEntry {
+  id: string;
+  name: string;
+  url: string;
+  /** For the header Authorization; empty: it needs none. */
+  token: string;
 }
 
 export type Phase =
@@ -201,6 +230,9 @@ export interface Props {
   endpoint_slots?: boolean;
   endpoint_metrics?: boolean;
   endpoint_tools?: boolean;
+  cors_proxy_enabled?: boolean;
+  priority_order?: "higher-first" | "lower-first";
+  takes_pdf?: boolean;
   ui_settings?: Record<string, unknown>;
   build_info?: string;
   is_sleeping?: boolean;
@@ -223,10 +255,24 @@ export interface Model {
   /** Of a router's models: unloaded, downloading, loading, loaded, sleeping. Else: loaded. */
   status: string;
   failed: boolean;
+  /** The share that is loaded or downloaded, while that lasts. */
+  progress?: number;
   /** 0: not known. */
   contextSize: number;
   parameters: number;
   size: number;
+  /** What it takes beside text. */
+  takes: string[];
+  /** It was downloaded, and can be deleted. */
+  removable: boolean;
+  /** It is there to try the server with. */
+  toy: boolean;
+  /** Questions that a toy can answer. */
+  examples: string[];
+  /** Its file says how a chat is written for it; undefined: not known yet. */
+  hasTemplate?: boolean;
+  /** How long a request may be, and why not longer; empty: nothing to say. */
+  advice: string;
 }
 
 export interface SlotView {

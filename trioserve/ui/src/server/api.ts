@@ -1,6 +1,7 @@
 // Requests to the server that the page came from.
 
 import { settings } from "../state/settings";
+import { t } from "../words";
 
 export type Reason =
   | "network" // no answer at all
@@ -8,6 +9,7 @@ export type Reason =
   | "loading"
   | "closing"
   | "full"
+  | "context" // the chat does not fit into it
   | "away" // as a proxy reports
   | "unknown" // 404
   | "other";
@@ -30,6 +32,7 @@ export class ServerError extends Error {
     if (this.status === 0) return "network";
     if (this.status === 401) return "key";
     if (this.status === 404) return "unknown";
+    if (["context_length_exceeded", "exceed_context_size_error"].includes(this.code)) return "context";
     if (this.status === 429 || this.code === "memory_full") return "full";
     if (this.status === 502 || this.code === NO_JSON) return "away";
     if (this.status === 503 && /^loading model/i.test(this.message)) return "loading";
@@ -61,7 +64,7 @@ export async function request(path: string, options: RequestInit = {}): Promise<
     response = await fetch(address(path), { ...options, headers, cache: "no-store" });
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw new ServerError("The server cannot be reached.");
+    throw new ServerError(t("The server cannot be reached."));
   }
   if (!response.ok) throw await errorOf(response);
   return response;
@@ -74,7 +77,7 @@ export async function requestJson<T>(path: string, options: RequestInit = {}): P
     return (await response.json()) as T;
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw new ServerError("The answer of the server broke off, or is no JSON.");
+    throw new ServerError(t("The answer of the server broke off, or is no JSON."));
   }
 }
 
@@ -93,11 +96,12 @@ function latin1(text: string): string {
 /** Read an error as the server writes it, in an answer or as the last event of a stream. */
 export function errorFrom(body: unknown, status: number, retryAfter?: number): ServerError | null {
   const error = (body as { error?: unknown } | null)?.error as
-    | { message?: unknown; code?: unknown }
+    | { message?: unknown; code?: unknown; type?: unknown }
     | undefined;
   if (typeof error?.message !== "string") return null;
   const own = typeof error.code === "number" ? error.code : status;
-  return new ServerError(error.message, own, String(error.code ?? ""), retryAfter);
+  const code = typeof error.code === "string" ? error.code : error.type; // as llama-server has it
+  return new ServerError(error.message, own, String(code ?? ""), retryAfter);
 }
 
 async function errorOf(response: Response): Promise<ServerError> {
@@ -112,7 +116,7 @@ async function errorOf(response: Response): Promise<ServerError> {
   }
   const { status } = response;
   const code = status === 503 || status === 504 ? NO_JSON : "";
-  const words = `The server answered with status ${status}.`;
+  const words = t("The server answered with status {status}.", { status });
   return new ServerError(words, status, code, retryAfter);
 }
 

@@ -5,6 +5,7 @@ import { useEffect } from "preact/hooks";
 import { Icon } from "../icon";
 import { activity, watchActivity } from "../state/server";
 import type { Activity as Seen, QueuedView, SlotView } from "../types";
+import { t } from "../words";
 import { type Block, allot } from "./cells";
 import { useFocus } from "./focus";
 import { count, modelName, percent, seconds, short, speed, tokens } from "./format";
@@ -46,14 +47,14 @@ export function Activity(): VNode {
   };
   const seen = activity.value;
   return (
-    <aside class="activity" aria-label="Activity of the server">
+    <aside class="activity" aria-label={t("Activity of the server")}>
       <header class="activity-head">
-        <h2>Activity</h2>
-        <button ref={first} type="button" class="icon-button" aria-label="Hide the activity" onClick={hide}>
+        <h2>{t("Activity")}</h2>
+        <button ref={first} type="button" class="icon-button" aria-label={t("Hide the activity")} onClick={hide}>
           <Icon name="close" />
         </button>
       </header>
-      {seen ? <Panels seen={seen} /> : <p class="hint">Looking…</p>}
+      {seen ? <Panels seen={seen} /> : <p class="hint">{t("Loading…")}</p>}
     </aside>
   );
 }
@@ -80,14 +81,14 @@ function Speed({ now }: { now: number }): VNode {
   return (
     <section class="panel">
       <h3>
-        Speed <span class="figure">{speed(now)}</span>
+        {t("Speed")}{" "}<span class="figure">{speed(now)}</span>
       </h3>
       <svg
         class="spark"
         viewBox="0 0 288 48"
         preserveAspectRatio="none"
         role="img"
-        aria-label={`Tokens a second in the last minute; the highest was ${count(Math.max(...values, 0))}`}
+        aria-label={t("Tokens a second in the last minute; the highest was {speed}", { speed: count(Math.max(...values, 0)) })}
       >
         <path class="spark-area" d={area(values, LOOKS, 288, 46)} />
         <path class="spark-line" d={line(values, LOOKS, 288, 46)} />
@@ -103,10 +104,8 @@ function Slots({ slots }: { slots: SlotView[] }): VNode {
   return (
     <section class="panel">
       <h3>
-        Slots{" "}
-        <span class="figure">
-          {count(busy.length)} of {count(slots.length)} busy
-        </span>
+        {t("Slots")}{" "}
+        <span class="figure">{t("{busy} of {slots} busy", { busy: count(busy.length), slots: count(slots.length) })}</span>
       </h3>
       {slots.length > ALL_SLOTS && (
         <div class="lamps" aria-hidden="true">
@@ -125,7 +124,7 @@ function Slots({ slots }: { slots: SlotView[] }): VNode {
           />
         ))}
       </ul>
-      {busy.length > listed.length && <p class="hint">and {count(busy.length - listed.length)} more</p>}
+      {busy.length > listed.length && <p class="hint">{t("and {number} more", { number: count(busy.length - listed.length) })}</p>}
     </section>
   );
 }
@@ -141,11 +140,11 @@ function Slot({ slot, colour, named }: SlotProps): VNode {
   const isIdle = slot.state === "idle";
   const held = isIdle ? 0 : slot.promptDone + slot.decoded;
   const cached = Math.min(slot.cachedTokens, slot.promptDone);
-  const says = `${tokens(held)} of ${count(slot.contextSize)}, ${count(cached)} of them from the cache`;
+  const says = t("{held} of {contextSize}, {cached} of them from the cache", { held: tokens(held), contextSize: count(slot.contextSize), cached: count(cached) });
   return (
     <li class={isIdle ? "slot idle" : "slot"} data-owner={colour} title={isIdle ? undefined : says}>
-      <span class="slot-name">{named ? `${modelName(slot.model)} ${slot.id}` : `Slot ${slot.id}`}</span>
-      <div class="bar" role="img" aria-label={isIdle ? "empty" : says}>
+      <span class="slot-name">{named ? `${modelName(slot.model)} ${slot.id}` : t("Slot {id}", { id: slot.id })}</span>
+      <div class="bar" role="img" aria-label={isIdle ? t("empty") : says}>
         {!isIdle && (
           <>
             <Part class="cached" tokens={cached} of={slot.contextSize} />
@@ -166,10 +165,10 @@ function Part(props: { class: string; tokens: number; of: number }): VNode | nul
 }
 
 function does(slot: SlotView): string {
-  if (slot.paused) return "reader is slow";
-  if (slot.state === "idle") return "idle";
-  if (slot.state === "decode") return slot.tokensPerSecond > 0 ? speed(slot.tokensPerSecond) : "writes";
-  return slot.promptTokens > 0 ? `reads, ${percent(slot.promptDone / slot.promptTokens)}` : "reads";
+  if (slot.paused) return t("paused: slow client");
+  if (slot.state === "idle") return t("idle");
+  if (slot.state === "decode") return slot.tokensPerSecond > 0 ? speed(slot.tokensPerSecond) : t("decode");
+  return slot.promptTokens > 0 ? t("prefill {share}", { share: percent(slot.promptDone / slot.promptTokens) }) : t("prefill");
 }
 
 function Cache({ cache, slots }: { cache: { used: number; total: number }; slots: SlotView[] }): VNode {
@@ -179,26 +178,26 @@ function Cache({ cache, slots }: { cache: { used: number; total: number }; slots
   );
   const inUse = Math.min(shares.reduce((sum, share) => sum + share.tokens, 0), used);
   const blocks: Block[] = allot(BLOCKS, used, Math.max(total, 1), shares);
-  const says = `${count(inUse)} in use, ${count(used - inUse)} kept for later, ${count(total - used)} free`;
+  const says = t("{inUse} in use, {used} cached, {total} free", { inUse: count(inUse), used: count(used - inUse), total: count(total - used) });
   return (
     <section class="panel">
       <h3>
-        KV cache <span class="figure">{percent(used / Math.max(total, 1))}</span>
+        {t("KV cache")}{" "}<span class="figure">{percent(used / Math.max(total, 1))}</span>
       </h3>
-      <div class="cells" role="img" aria-label={`Cells of the KV cache: ${says}`}>
+      <div class="cells" role="img" aria-label={t("Cells of the KV cache: {says}", { says })}>
         {blocks.map((owner, index) => (
           <i key={index} class="block" data-owner={owner} />
         ))}
       </div>
       <p class="hint legend" aria-hidden="true">
         <span>
-          <i class="block" data-owner="0" /> {short(inUse)} in use
+          <i class="block" data-owner="0" /> {t("{number} in use", { number: short(inUse) })}
         </span>
         <span>
-          <i class="block" data-owner="kept" /> {short(used - inUse)} kept for later
+          <i class="block" data-owner="kept" /> {t("{number} cached", { number: short(used - inUse) })}
         </span>
         <span>
-          <i class="block" data-owner="free" /> {short(total - used)} free
+          <i class="block" data-owner="free" /> {t("{number} free", { number: short(total - used) })}
         </span>
       </p>
     </section>
@@ -209,7 +208,7 @@ function Queue({ queue }: { queue: QueuedView[] }): VNode {
   return (
     <section class="panel">
       <h3>
-        Queue <span class="figure">{queue.length ? `${count(queue.length)} waiting` : "empty"}</span>
+        {t("Queue")}{" "}<span class="figure">{queue.length ? t("{number} waiting", { number: count(queue.length) }) : t("empty")}</span>
       </h3>
       {queue.length > 0 && (
         <ol class="queue">
@@ -218,17 +217,17 @@ function Queue({ queue }: { queue: QueuedView[] }): VNode {
               <span class="place">{one.position}</span>
               <span>
                 {tokens(one.promptTokens)}
-                {one.priority !== 0 && `, priority ${one.priority}`}
+                {one.priority !== 0 && ` · ${t("priority {priority}", { priority: one.priority })}`}
               </span>
               <span class="hint">
                 {seconds(one.waitedS)}
-                {one.waitS !== null && (one.waitS < 0.1 ? " · soon" : ` · about ${seconds(one.waitS)} left`)}
+                {one.waitS !== null && ` · ${one.waitS < 0.1 ? t("soon") : t("about {waitS} left", { waitS: seconds(one.waitS) })}`}
               </span>
             </li>
           ))}
         </ol>
       )}
-      {queue.length > MOST_ROWS && <p class="hint">and {count(queue.length - MOST_ROWS)} more</p>}
+      {queue.length > MOST_ROWS && <p class="hint">{t("and {number} more", { number: count(queue.length - MOST_ROWS) })}</p>}
     </section>
   );
 }
@@ -237,18 +236,18 @@ function Totals({ totals }: { totals: NonNullable<Seen["totals"]> }): VNode {
   const { promptTokens, cachedTokens, tokens: generated } = totals;
   return (
     <section class="panel">
-      <h3>Since the server started</h3>
+      <h3>{t("Since the server started")}</h3>
       <dl class="totals">
         <div>
-          <dt>tokens written</dt>
+          <dt>{t("generated tokens")}</dt>
           <dd title={count(generated)}>{short(generated)}</dd>
         </div>
         <div>
-          <dt>tokens read</dt>
+          <dt>{t("prompt tokens")}</dt>
           <dd title={count(promptTokens)}>{short(promptTokens)}</dd>
         </div>
         <div>
-          <dt>found in cache</dt>
+          <dt>{t("cache hits")}</dt>
           <dd title={count(cachedTokens)}>{promptTokens > 0 ? percent(cachedTokens / promptTokens) : "–"}</dd>
         </div>
       </dl>

@@ -6,12 +6,14 @@ import { Icon } from "../icon";
 import { openChat } from "../state/chats";
 import { runs } from "../state/runs";
 import { settings } from "../state/settings";
+import { t } from "../words";
 import { mediaTaken } from "./attachments";
 import { Composer } from "./Composer";
 import { attach } from "./draft";
 import { Header } from "./Header";
 import { later } from "./later";
 import { Notices } from "./Notices";
+import { Outbox } from "./Outbox";
 import { RunStatus } from "./RunStatus";
 import { Sidebar } from "./Sidebar";
 import { listenToKeys } from "./shortcuts";
@@ -39,7 +41,7 @@ export function App(): VNode {
   return (
     <div class="frame">
       <button type="button" class="button skip" onClick={focusComposer}>
-        Skip to the message
+        {t("Skip to the message")}
       </button>
       {sidebarShown.value && <Sidebar />}
       {isCovered && <div class="scrim" onClick={uncover} />}
@@ -62,6 +64,7 @@ function Column({ covered }: { covered: boolean }): VNode {
       <div class="dock">
         <Notices />
         <RunStatus />
+        <Outbox />
         <Composer />
       </div>
     </main>
@@ -89,7 +92,7 @@ function DropZone(): VNode {
     >
       <p>
         <Icon name="file" />
-        {mediaTaken().length > 0 ? "Drop files to attach them" : "Drop text files to attach them"}
+        {mediaTaken().length > 0 ? t("Drop files to attach them") : t("Drop text files to attach them")}
       </p>
     </div>
   );

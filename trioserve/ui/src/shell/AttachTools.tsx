@@ -4,9 +4,11 @@ import { useEffect, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
 import { takes } from "../state/server";
+import { t } from "../words";
 import { mediaTaken } from "./attachments";
 import { attach } from "./draft";
 import { choose } from "./files";
+import { McpMenu } from "./McpMenu";
 import { ToolMenu } from "./ToolMenu";
 import { listening, record, stopRecording } from "./recording";
 import { overlay } from "./view";
@@ -14,32 +16,33 @@ import { overlay } from "./view";
 /** The buttons for what goes along with a message. Pictures and sound only where the model takes them. */
 export function AttachTools(): VNode {
   const taken = useComputed(() => mediaTaken().join(", ")).value;
-  const label = taken ? "Attach files" : "Attach text files";
+  const label = taken ? t("Attach files") : t("Attach text files");
   return (
     <>
       <button
         type="button"
         class="icon-button"
         aria-label={label}
-        title={taken ? `Attach texts, ${taken}` : label}
+        title={taken ? t("Attach texts, {taken}", { taken }) : label}
         onClick={() => void attach(choose({ multiple: true }))}
       >
         <Icon name="paperclip" />
       </button>
       {takes("image") && (
-        <button type="button" class="icon-button" aria-label="Draw" title="Draw" onClick={() => (overlay.value = "draw")}>
+        <button type="button" class="icon-button" aria-label={t("Draw")} title={t("Draw")} onClick={() => (overlay.value = "draw")}>
           <Icon name="draw" />
         </button>
       )}
       {takes("audio") && <RecordButton />}
       <ToolMenu />
+      <McpMenu />
     </>
   );
 }
 
 function RecordButton(): VNode {
   const isOn = listening.value === "on";
-  const label = isOn ? "Stop recording" : "Record";
+  const label = isOn ? t("Stop recording") : t("Record");
   const press = () => void (isOn ? stopRecording() : attach(record().then((file) => [file])));
   return (
     <button

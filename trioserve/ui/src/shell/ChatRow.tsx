@@ -1,22 +1,33 @@
 import { signal, useComputed } from "@preact/signals";
 import type { VNode } from "preact";
 
-import { exportChats, remove, rename } from "../state/chats";
+import { duplicate, exportChats, pin, remove, rename, type Found } from "../state/chats";
 import { runs } from "../state/runs";
 import type { Chat } from "../types";
+import { several, t } from "../words";
 import { linkTo } from "./address";
 import { fileName, save } from "./files";
 import { useFocus } from "./focus";
-import { quoted } from "./format";
+import { count, quoted } from "./format";
+import { goToMessage } from "./jump";
 import { Menu } from "./Popover";
+import { goTo } from "./route";
+import { chosen, toggle } from "./selection";
 import { attempt, say } from "./toasts";
 import { uncover } from "./view";
 
 /** The chat whose name is being written. */
 const renamed = signal<string | null>(null);
 
+interface RowProps {
+  chat: Chat;
+  current: boolean;
+  /** Where the words of a search occur in it. */
+  found?: Found;
+}
+
 /** A chat in the list: a link, and what can be done with it. */
-export function ChatRow({ chat, current }: { chat: Chat; current: boolean }): VNode {
+export function ChatRow({ chat, current, found }: RowProps): VNode {
   const renaming = useComputed(() => renamed.value === chat.id);
   const phase = useComputed(() => runs.value.get(chat.id)?.phase);
   if (renaming.value) {
@@ -33,7 +44,19 @@ export function ChatRow({ chat, current }: { chat: Chat; current: boolean }): VN
     else return;
     event.preventDefault();
   };
-  const title = chat.title || "Untitled";
+  const title = chat.title || t("Untitled");
+  if (chosen.value) {
+    return (
+      <li class="chat-row">
+        <label class="chat-choice">
+          <input type="checkbox" checked={chosen.value.has(chat.id)} onChange={() => toggle(chat.id)} />
+          <span class="chat-title" dir="auto">
+            {title}
+          </span>
+        </label>
+      </li>
+    );
+  }
   return (
     <li class={current ? "chat-row current" : "chat-row"}>
       <a
@@ -49,7 +72,7 @@ export function ChatRow({ chat, current }: { chat: Chat; current: boolean }): VN
           <span
             class={phase.value === "asking" ? "pulse asking" : "pulse"}
             role="img"
-            aria-label={phase.value === "asking" ? "Waits for your approval" : "Being answered"}
+            aria-label={phase.value === "asking" ? t("Waits for your approval") : t("Being answered")}
           />
         )}
         <span class="chat-title" dir="auto">
@@ -57,14 +80,35 @@ export function ChatRow({ chat, current }: { chat: Chat; current: boolean }): VN
         </span>
       </a>
       <Menu
-        label={`More about ${title}`}
+        label={t("More about {title}", { title })}
         entries={[
-          { label: "Rename", icon: "edit", run: begin },
-          { label: "Export", icon: "download", run: () => void attempt(() => download(chat)) },
-          { label: "Delete", icon: "trash", danger: true, run: () => void attempt(() => drop(chat)) },
+          { label: chat.pinned ? t("Unpin") : t("Pin"), icon: "pin", run: () => void attempt(() => pin(chat.id, !chat.pinned)) },
+          { label: t("Rename"), icon: "edit", run: begin },
+          { label: t("Duplicate"), icon: "copy", run: () => void attempt(async () => goTo(await duplicate(chat.id))) },
+          { label: t("Export"), icon: "download", run: () => void attempt(() => download(chat)) },
+          { label: t("Select"), icon: "check", run: () => toggle(chat.id) },
+          { label: t("Delete"), icon: "trash", danger: true, run: () => void attempt(() => drop(chat)) },
         ]}
       />
+      {found && <Hits found={found} />}
     </li>
+  );
+}
+
+/** The places where the words of a search occur, each with the way to it. */
+function Hits({ found: { chat, count: number, hits } }: { found: Found }): VNode | null {
+  if (number === 0) return null;
+  return (
+    <div class="hits">
+      {hits.map(({ message, before, found, after }) => (
+        <button key={message} type="button" class="hit" dir="auto" onClick={() => goToMessage(chat.id, message)}>
+          {before}
+          <mark>{found}</mark>
+          {after}
+        </button>
+      ))}
+      <span class="hint">{several(number, "{number} match", "{number} matches", { number: count(number) })}</span>
+    </div>
   );
 }
 
@@ -86,7 +130,7 @@ function NameField({ chat }: { chat: Chat }): VNode {
     <input
       ref={input}
       class="field chat-name"
-      aria-label="Name of the chat"
+      aria-label={t("Name of the chat")}
       maxLength={200}
       value={chat.title}
       onFocus={(event) => event.currentTarget.select()}
@@ -109,5 +153,5 @@ async function download(chat: Chat): Promise<void> {
 async function drop(chat: Chat): Promise<void> {
   focusLink(chat.id, 1);
   const undo = await remove(chat.id);
-  say(`${quoted(chat.title || "Untitled")} was deleted.`, { label: "Undo", run: undo });
+  say(t("{title} was deleted.", { title: quoted(chat.title || t("Untitled")) }), { label: t("Undo"), run: undo });
 }

@@ -5,6 +5,7 @@ import { openChat, setChat } from "../state/chats";
 import { newId } from "../state/ids";
 import { presets, settings } from "../state/settings";
 import type { Sampling } from "../types";
+import { t } from "../words";
 import { useFocus } from "./focus";
 import { quoted } from "./format";
 import { SamplingForm } from "./SamplingForm";
@@ -18,7 +19,7 @@ export function ThisChat(): VNode | null {
   const { system: systemOfAll, sampling: samplingOfAll } = settings.value;
   return (
     <>
-      <p class="lead">These hold for the open chat. What is empty is as in “All chats”.</p>
+      <p class="lead">{t("These hold for the open chat. What is empty is as in “All chats”.")}</p>
       <Form
         system={system}
         sampling={sampling}
@@ -35,7 +36,7 @@ export function AllChats(): VNode {
   const { system, sampling } = settings.value;
   return (
     <>
-      <p class="lead">These apply to every chat without settings. Empty fields take the defaults of the server.</p>
+      <p class="lead">{t("These apply to every chat without settings. Empty fields take the defaults of the server.")}</p>
       <Form
         system={system}
         sampling={sampling}
@@ -62,17 +63,17 @@ function Form({ system, sampling, systemByDefault, under, onChange }: FormProps)
     <>
       <PresetChoice onChange={onChange} />
       <div class="stacked">
-        <label for={id}>System prompt</label>
+        <label for={id}>{t("System prompt")}</label>
         <textarea
           id={id}
           class="field system"
           rows={5}
-          placeholder={systemByDefault || "How the model should behave, such as: Answer in one paragraph."}
+          placeholder={systemByDefault || t("How the model should behave, such as: Answer in one paragraph.")}
           value={system}
           onChange={(event) => onChange({ system: event.currentTarget.value })}
         />
       </div>
-      <h3>Sampling</h3>
+      <h3>{t("Sampling")}</h3>
       <SamplingForm value={sampling} under={under} onChange={(to) => onChange({ sampling: to })} />
       <footer class="form-foot">
         <SavePreset system={system} sampling={sampling} disabled={isEmpty} />
@@ -82,7 +83,7 @@ function Form({ system, sampling, systemByDefault, under, onChange }: FormProps)
           disabled={isEmpty}
           onClick={() => onChange({ system: "", sampling: {} })}
         >
-          Use all defaults
+          {t("Use all defaults")}
         </button>
       </footer>
     </>
@@ -94,7 +95,7 @@ function PresetChoice({ onChange }: Pick<FormProps, "onChange">): VNode | null {
   if (presets.value.length === 0) return null;
   return (
     <div class="stacked">
-      <label for={id}>Use a preset</label>
+      <label for={id}>{t("Use a preset")}</label>
       <select
         id={id}
         class="field"
@@ -104,10 +105,10 @@ function PresetChoice({ onChange }: Pick<FormProps, "onChange">): VNode | null {
           event.currentTarget.value = "";
           if (!chosen) return;
           onChange({ system: chosen.system, sampling: chosen.sampling });
-          say(`${quoted(chosen.name)} is in use.`);
+          say(t("{name} is in use.", { name: quoted(chosen.name) }));
         }}
       >
-        <option value="">Choose…</option>
+        <option value="">{t("Choose…")}</option>
         {presets.value.map((one) => (
           <option key={one.id} value={one.id}>
             {one.name}
@@ -124,7 +125,7 @@ function SavePreset(now: { system: string; sampling: Sampling; disabled: boolean
   if (asked) return <PresetName now={now} onEnd={() => ask(false)} />;
   return (
     <button type="button" class="button" disabled={now.disabled} onClick={() => ask(true)}>
-      Save as preset…
+      {t("Save as preset…")}
     </button>
   );
 }
@@ -145,14 +146,14 @@ function PresetName({ now, onEnd }: PresetNameProps): VNode {
     const others = presets.value.filter((one) => one.name !== title);
     presets.value = [...others, { id: newId(), name: title, system, sampling }];
     onEnd();
-    say(`${quoted(title)} is saved.`);
+    say(t("{title} is saved.", { title: quoted(title) }));
   };
   return (
     <form class="inline-form" onSubmit={save}>
       <input
         class="field"
-        aria-label="Name of the preset"
-        placeholder="Name of the preset"
+        aria-label={t("Name of the preset")}
+        placeholder={t("Name of the preset")}
         ref={input}
         value={name}
         onInput={(event) => setName(event.currentTarget.value)}
@@ -164,7 +165,7 @@ function PresetName({ now, onEnd }: PresetNameProps): VNode {
         }}
       />
       <button type="submit" class="button primary" disabled={!name.trim()}>
-        Save
+        {t("Save")}
       </button>
     </form>
   );

@@ -5,14 +5,17 @@ import { useLayoutEffect, useRef } from "preact/hooks";
 import { Icon } from "../icon";
 import { openChat } from "../state/chats";
 import { kindOf } from "../state/media";
+import { enqueue, outbox, sendNext } from "../state/outbox";
 import { runs } from "../state/runs";
 import { settings } from "../state/settings";
 import { send, stop } from "../state/talk";
 import type { Attachment, Stats } from "../types";
+import { t } from "../words";
 import { AttachTools } from "./AttachTools";
 import { attach, attachText, detach, draft, isAttaching, setDraft } from "./draft";
 import { bytes, count, percent } from "./format";
 import { useObjectUrl } from "./objectUrl";
+import { editQueued } from "./Outbox";
 import { listening } from "./recording";
 import { attempt, say } from "./toasts";
 import { focusComposer, touch } from "./view";
@@ -31,22 +34,26 @@ export function Composer(): VNode {
   // What is being read or recorded is to go along.
   const isComplete = !isAttaching.value && listening.value === "off";
   const canSend = isComplete && (text.trim() !== "" || attachments.length > 0);
+  const label = running.value ? t("Queue") : t("Send");
+  const waiting = outbox.value.get(chat ?? "");
   const submit = () => {
-    if (!canSend || running.value || !chat) return;
+    if (!canSend || !chat) return;
     stay();
-    void attempt(() => sendDraft());
+    if (running.value || waiting) queueDraft(chat);
+    else void attempt(() => sendDraft());
+    if (!running.value && waiting) void attempt(() => sendNext(chat));
   };
   return (
     <form
       class="composer"
-      aria-label="Message"
+      aria-label={t("Message")}
       onSubmit={(event) => {
         event.preventDefault();
         submit();
       }}
     >
       {attachments.length > 0 && (
-        <ul class="chips" aria-label="Attached files">
+        <ul class="chips" aria-label={t("Attached files")}>
           {attachments.map((one) => (
             <Chip key={one.id} attachment={one} />
           ))}
@@ -57,12 +64,12 @@ export function Composer(): VNode {
         <AttachTools />
         <span class="space" />
         <ContextRing />
-        {running.value && chat ? (
+        {running.value && chat && (
           <button
             type="button"
             class="icon-button send stop"
-            aria-label="Stop"
-            title="Stop (Esc)"
+            aria-label={t("Stop")}
+            title={t("Stop (Esc)")}
             onClick={() => {
               stay();
               void attempt(() => stop(chat));
@@ -70,8 +77,9 @@ export function Composer(): VNode {
           >
             <Icon name="stop" />
           </button>
-        ) : (
-          <button type="submit" class="icon-button send" aria-label="Send" title="Send" disabled={!canSend || !chat}>
+        )}
+        {(!running.value || canSend) && (
+          <button type="submit" class="icon-button send" aria-label={label} title={label} disabled={!canSend || !chat}>
             <Icon name="send" />
           </button>
         )}
@@ -83,6 +91,14 @@ export function Composer(): VNode {
 /** The button that was pressed goes, and the focus with it. On a phone, the keyboard would come up. */
 function stay(): void {
   if (!touch.value) focusComposer();
+}
+
+/** Have the draft sent after the answer that is being written. */
+function queueDraft(chat: string): void {
+  const { text, attachments } = draft.value;
+  setDraft({ text: "", attachments: [] });
+  takeBackOffer();
+  enqueue(chat, text.trim(), attachments);
 }
 
 /** Send the draft; it is back if that fails. */
@@ -124,8 +140,8 @@ function TextField({ onSubmit }: { onSubmit: () => void }): VNode {
       id="message"
       rows={1}
       dir="auto"
-      aria-label="Message"
-      placeholder="Write a message"
+      aria-label={t("Message")}
+      placeholder={t("Write a message")}
       value={text}
       onInput={(event) => setDraft({ text: event.currentTarget.value })}
       onKeyDown={onKey}
@@ -151,13 +167,19 @@ function onPaste(event: ClipboardEvent): void {
     setDraft({ text: draft.value.text + pasted });
   };
   takeBackOffer();
-  takeBackOffer = say("The text is attached as a file.", { label: "Paste as text", run: write });
+  takeBackOffer = say(t("The text is attached as a file."), { label: t("Paste as text"), run: write });
 }
 
-/** Begin to edit the last message of the user; false: there is none. */
+/** Begin to edit the last message of the user, be it queued or sent; false: there is none. */
 function editLast(): boolean {
+  const chat = openChat.value?.chat.id ?? "";
+  const queued = outbox.value.get(chat)?.messages.at(-1);
+  if (queued) {
+    editQueued(chat, queued);
+    return true;
+  }
   const last = [...document.querySelectorAll(".message.user")].at(-1);
-  const button = last?.querySelector<HTMLElement>("[aria-label=Edit]");
+  const button = last?.querySelector<HTMLElement>(".edit-button");
   button?.click();
   return button !== undefined && button !== null;
 }
@@ -168,7 +190,7 @@ function Chip({ attachment }: { attachment: Attachment }): VNode {
   const isPicture = kindOf(type) === "image" && data;
   return (
     <li class="chip">
-      {isPicture ? <img class="thumbnail" src={url} alt="" /> : <Icon name={data ? "media" : "file"} />}
+      {isPicture ? <img class="thumbnail" src={url} alt="" /> : <Icon name={kindOf(type) && data ? "media" : "file"} />}
       <span class="chip-name" dir="auto" title={name}>
         {name}
       </span>
@@ -176,8 +198,8 @@ function Chip({ attachment }: { attachment: Attachment }): VNode {
       <button
         type="button"
         class="icon-button"
-        aria-label={`Remove ${name}`}
-        title="Remove"
+        aria-label={t("Remove {name}", { name })}
+        title={t("Remove")}
         onClick={() => {
           detach(id);
           document.getElementById("message")?.focus();
@@ -194,7 +216,7 @@ function ContextRing(): VNode | null {
   const stats = lastStats();
   if (!stats?.contextSize) return null;
   const share = Math.min(stats.contextUsed / stats.contextSize, 1);
-  const says = `${percent(share)} of the context is used: ${count(stats.contextUsed)} of ${count(stats.contextSize)} tokens`;
+  const says = t("{share} of the context is used: {contextUsed} of {contextSize} tokens", { share: percent(share), contextUsed: count(stats.contextUsed), contextSize: count(stats.contextSize) });
   return (
     <span class={share > 0.85 ? "ring nearly-full" : "ring"} role="img" aria-label={says} title={says}>
       <svg viewBox="0 0 20 20" aria-hidden="true">
@@ -207,5 +229,7 @@ function ContextRing(): VNode | null {
 
 /** The figures of the last answer that has some. */
 export function lastStats(): Stats | undefined {
-  return openChat.value?.path.findLast((message) => message.stats)?.stats;
+  const open = openChat.value;
+  const last = open?.path.findLast((message) => message.stats);
+  return last && last.createdAt > (open?.chat.start?.since ?? 0) ? last.stats : undefined;
 }

@@ -3,6 +3,7 @@ import { useState } from "preact/hooks";
 
 import { Icon } from "../icon";
 import { chats, exportChats, importChats, remove } from "../state/chats";
+import { several, t } from "../words";
 import { choose, fileName, save } from "./files";
 import { useFocus } from "./focus";
 import { count } from "./format";
@@ -11,23 +12,21 @@ import { attempt, say } from "./toasts";
 /** Chats to a file and back, and away with them. */
 export function Data(): VNode {
   const number = chats.value.length;
-  const known = `${count(number)} ${number === 1 ? "chat" : "chats"}`;
+  const known = several(number, "{number} chat", "{number} chats", { number: count(number) });
   return (
     <>
-      <p class="lead">
-        Your chats are kept in this browser. The server keeps none of them. You have {number ? known : "no chats yet"}.
-      </p>
+      <p class="lead">{t("Your chats are kept in this browser. The server keeps none of them.")}</p>
       <div class="button-row">
         <button type="button" class="button" disabled={number === 0} onClick={() => void attempt(exportAll)}>
           <Icon name="download" />
-          Export all
+          {t("Export all")}
         </button>
         <button type="button" class="button" onClick={() => void attempt(importFile)}>
           <Icon name="upload" />
-          Import…
+          {t("Import…")}
         </button>
       </div>
-      <p class="hint">Files of this page and of llama-server’s can be imported. Chats that are here already are left as they are.</p>
+      <p class="hint">{t("Files of this page and of llama-server’s can be imported. Chats that are here already are left as they are.")}</p>
       {number > 0 && <DeleteAll known={known} />}
     </>
   );
@@ -41,7 +40,7 @@ async function importFile(): Promise<void> {
   const [file] = await choose({ accept: ".json,.jsonl,.zip,application/json" });
   if (!file) return;
   const added = await importChats(file);
-  say(added === 1 ? "One chat was added." : `${added ? count(added) : "No"} chats were added.`);
+  say(several(added, "{number} chat was added.", "{number} chats were added.", { number: count(added) }));
 }
 
 function DeleteAll({ known }: { known: string }): VNode {
@@ -50,8 +49,8 @@ function DeleteAll({ known }: { known: string }): VNode {
     ask(false);
     const all = await exportChats();
     await Promise.all(chats.value.map((chat) => remove(chat.id)));
-    say(`${known} were deleted.`, {
-      label: "Undo",
+    say(t("Deleted: {known}.", { known }), {
+      label: t("Undo"),
       run: async () => {
         await importChats(all);
       },
@@ -61,7 +60,7 @@ function DeleteAll({ known }: { known: string }): VNode {
   return (
     <button type="button" class="button danger" onClick={() => ask(true)}>
       <Icon name="trash" />
-      Delete all chats…
+      {t("Delete all chats…")}
     </button>
   );
 }
@@ -75,14 +74,14 @@ interface ConfirmProps {
 function Confirm({ known, onDelete, onKeep }: ConfirmProps): VNode {
   const keep = useFocus<HTMLButtonElement>();
   return (
-    <div class="confirm" role="group" aria-label="Delete all chats">
-      <p>Delete {known}? Answers that are being written are stopped.</p>
+    <div class="confirm" role="group" aria-label={t("Delete all chats")}>
+      <p>{t("Delete {known}? Running answers are stopped.", { known })}</p>
       <div class="button-row">
         <button type="button" class="button danger" onClick={onDelete}>
-          Delete them
+          {t("Delete them")}
         </button>
         <button type="button" class="button" ref={keep} onClick={onKeep}>
-          Keep them
+          {t("Keep them")}
         </button>
       </div>
     </div>

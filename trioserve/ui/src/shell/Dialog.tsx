@@ -2,6 +2,7 @@ import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useId, useRef } from "preact/hooks";
 
 import { Icon } from "../icon";
+import { t } from "../words";
 import { Toasts } from "./toasts";
 
 interface DialogProps {
@@ -31,7 +32,7 @@ export function Dialog(props: DialogProps): VNode {
       <div class="dialog-frame">
         <header class="dialog-head">
           <h2 id={title}>{props.title}</h2>
-          <button type="button" class="icon-button" aria-label="Close" onClick={close}>
+          <button type="button" class="icon-button" aria-label={t("Close")} onClick={close}>
             <Icon name="close" />
           </button>
         </header>

@@ -1,5 +1,6 @@
 import type { VNode } from "preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { t } from "../words";
 
 import { attach } from "./draft";
 import { Dialog } from "./Dialog";
@@ -49,25 +50,25 @@ export function Draw(): VNode {
   const done = () =>
     void attempt(async () => {
       const picture = await new Promise<Blob | null>((resolve) => sheet.current!.toBlob(resolve, "image/png"));
-      if (!picture) throw new Error("The drawing is not attached: the browser has no memory for it.");
+      if (!picture) throw new Error(t("The drawing is not attached: the browser has no memory for it."));
       close();
-      await attach([new File([picture], "Drawing.png", { type: "image/png" })]);
+      await attach([new File([picture], t("Drawing.png"), { type: "image/png" })]);
       focusComposer();
     });
   return (
-    <Dialog title="Draw" class="draw" onClose={close}>
+    <Dialog title={t("Draw")} class="draw" onClose={close}>
       <div class="draw-body">
         <canvas
           ref={sheet}
           width={SIDE}
           height={SIDE}
           role="img"
-          aria-label="The sheet: draw with a mouse, a pen or a finger"
+          aria-label={t("The sheet: draw with a mouse, a pen or a finger")}
           onPointerDown={begin}
           onPointerMove={go}
         />
         <fieldset class="colors">
-          <legend class="visually-hidden">Color</legend>
+          <legend class="visually-hidden">{t("Color")}</legend>
           {Object.entries(COLORS).map(([name, value]) => (
             <label key={name} title={name}>
               <input type="radio" name="color" aria-label={name} checked={color === value} onChange={() => setColor(value)} />
@@ -77,14 +78,14 @@ export function Draw(): VNode {
         </fieldset>
         <div class="button-row">
           <button type="button" class="button" disabled={lines.length === 0} onClick={() => setLines(lines.slice(0, -1))}>
-            Undo
+            {t("Undo")}
           </button>
           <button type="button" class="button" disabled={lines.length === 0} onClick={() => setLines([])}>
-            Clear
+            {t("Clear")}
           </button>
           <span class="space" />
           <button type="button" class="button primary" disabled={lines.length === 0} onClick={done}>
-            Attach
+            {t("Attach")}
           </button>
         </div>
       </div>

@@ -4,6 +4,7 @@ import { useId } from "preact/hooks";
 import { props } from "../state/server";
 import { settings } from "../state/settings";
 import type { Settings } from "../types";
+import { LANGUAGES, t } from "../words";
 import { KeyField } from "./KeyField";
 import { keyNames } from "./keys";
 import { mac } from "./shortcuts";
@@ -11,37 +12,49 @@ import { Switch } from "./Switch";
 
 /** How the page looks and behaves, and the key that it shows to the server. */
 export function General(): VNode {
-  const { theme, sendKey, showReasoning, showStats } = settings.value;
+  const { theme, language, sendKey, showReasoning, showStats, titles } = settings.value;
   const set = (change: Partial<Settings>) => (settings.value = { ...settings.value, ...change });
   const mod = keyNames({ key: "Enter", mod: true }, mac).join(mac ? "" : "+");
   return (
     <>
       <Choice
-        title="Theme"
+        title={t("Theme")}
         value={theme}
-        options={{ auto: "System", light: "Light", dark: "Dark" }}
+        options={{ auto: t("System"), light: t("Light"), dark: t("Dark") }}
         onChange={(to) => set({ theme: to })}
       />
       <Choice
-        title="Send messages with"
+        title={t("Language")}
+        value={language}
+        options={{ auto: t("System"), ...LANGUAGES }}
+        onChange={(to) => set({ language: to })}
+      />
+      <Choice
+        title={t("Send messages with")}
         value={sendKey}
         options={{ enter: "Enter", "mod-enter": mod }}
         onChange={(to) => set({ sendKey: to })}
       />
       <Switch
-        label="Unfold reasoning"
-        help="Shows what a model thinks before it answers, without a click."
+        label={t("Expand reasoning")}
+        help={t("Shows the reasoning of a model without a click.")}
         value={showReasoning}
         onChange={(to) => set({ showReasoning: to })}
       />
       <Switch
-        label="Figures under answers"
-        help="Tokens a second, the time to the first token, and how much of the context is used."
+        label={t("Statistics under answers")}
+        help={t("Tokens per second, time to first token, and the used share of the context.")}
         value={showStats}
         onChange={(to) => set({ showStats: to })}
       />
+      <Switch
+        label={t("Titles by the model")}
+        help={t("The model writes a title for each new chat while the server is idle.")}
+        value={titles}
+        onChange={(to) => set({ titles: to })}
+      />
       <KeyField />
-      {props.value?.build_info && <p class="hint">Server: {props.value.build_info}</p>}
+      {props.value?.build_info && <p class="hint">{t("Server: {build_info}", { build_info: props.value.build_info })}</p>}
     </>
   );
 }

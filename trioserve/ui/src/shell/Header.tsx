@@ -2,6 +2,7 @@ import type { VNode } from "preact";
 
 import { Icon, type IconName } from "../icon";
 import { openChat } from "../state/chats";
+import { t } from "../words";
 import { keyNames } from "./keys";
 import { ModelMenu } from "./ModelMenu";
 import { mac, startChat } from "./shortcuts";
@@ -15,21 +16,21 @@ export function Header(): VNode {
     <header class="head">
       {!sidebarShown.value && (
         <>
-          <Tool icon="sidebar" label="Show the chats" keys="b" onClick={() => showSidebar(true)} />
-          <Tool icon="plus" label="New chat" onClick={startChat} />
+          <Tool icon="sidebar" label={t("Show the chats")} keys="b" onClick={() => showSidebar(true)} />
+          <Tool icon="plus" label={t("New chat")} onClick={startChat} />
         </>
       )}
       <ModelMenu />
       <span class="space" />
       <Tool
         icon="settings"
-        label={isOwn ? "Settings of this chat (changed)" : "Settings of this chat"}
+        label={isOwn ? t("Settings of this chat (changed)") : t("Settings of this chat")}
         marked={!!isOwn}
         onClick={() => (overlay.value = { settings: "chat" })}
       />
       <Tool
         icon="activity"
-        label="Activity of the server"
+        label={t("Activity of the server")}
         keys="j"
         pressed={activityShown.value}
         onClick={() => (activityShown.value = !activityShown.value)}

@@ -1,6 +1,7 @@
 import type { VNode } from "preact";
 
 import { settings } from "../state/settings";
+import { t } from "../words";
 import { Dialog } from "./Dialog";
 import { type Shortcut, keyNames, shortcuts } from "./keys";
 import { mac } from "./shortcuts";
@@ -19,11 +20,11 @@ export function Help(): VNode {
     { key: "Delete", says: "Delete the chat, in the list" },
   ];
   return (
-    <Dialog title="Keyboard shortcuts" class="help" onClose={() => (overlay.value = null)}>
+    <Dialog title={t("Keyboard shortcuts")} class="help" onClose={() => (overlay.value = null)}>
       <dl class="keys">
         {[...sending, ...shortcuts, ...inTheList].map((one) => (
           <div key={one.says}>
-            <dt>{one.says}</dt>
+            <dt>{t(one.says)}</dt>
             <dd>
               {keyNames(one, mac).map((name) => (
                 <kbd key={name}>{name}</kbd>

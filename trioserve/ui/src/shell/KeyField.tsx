@@ -3,6 +3,7 @@ import { useId, useState } from "preact/hooks";
 
 import { server } from "../state/server";
 import { settings } from "../state/settings";
+import { t } from "../words";
 import { useFocus } from "./focus";
 
 /** The API key. It is kept in this browser, and sent to this server only. */
@@ -18,7 +19,7 @@ export function KeyField({ autofocus = false }: { autofocus?: boolean }): VNode 
   const refused = server.value.state === "needs-key" && settings.value.apiKey !== "" && !isNew;
   return (
     <form class="stacked" onSubmit={save}>
-      <label for={id}>API key</label>
+      <label for={id}>{t("API key")}</label>
       <div class="inline-form">
         <input
           id={id}
@@ -33,11 +34,11 @@ export function KeyField({ autofocus = false }: { autofocus?: boolean }): VNode 
           onInput={(event) => setDraft(event.currentTarget.value)}
         />
         <button type="submit" class="button primary" disabled={!isNew}>
-          Save
+          {t("Save")}
         </button>
       </div>
       <p id={`${id}-help`} class={refused ? "hint problem" : "hint"}>
-        {refused ? "The server does not accept this key." : "It is kept in this browser, and sent to this server only."}
+        {refused ? t("The server does not accept this key.") : t("It is kept in this browser, and sent to this server only.")}
       </p>
     </form>
   );

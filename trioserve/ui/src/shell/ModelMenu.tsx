@@ -4,10 +4,12 @@ import { useState } from "preact/hooks";
 import { Icon } from "../icon";
 import { openChat, setChat } from "../state/chats";
 import { chosenModel } from "../state/choice";
-import { models } from "../state/server";
+import { models, props } from "../state/server";
 import { settings } from "../state/settings";
 import type { Model } from "../types";
-import { bytes, contextSize, modelName, short } from "./format";
+import { t } from "../words";
+import { bytes, contextSize, modelName, percent, short } from "./format";
+import { DownloadForm, ModelActions, Senses } from "./ModelActions";
 import { Popover } from "./Popover";
 import { attempt } from "./toasts";
 
@@ -25,7 +27,8 @@ export function ModelMenu(): VNode | null {
   const current = currentModel();
   if (!current) return null;
   const name = modelName(current.id);
-  if (models.value.length === 1) {
+  const isRouter = props.value?.role === "router";
+  if (models.value.length === 1 && !isRouter) {
     return (
       <span class="model-name" title={describe(current)}>
         {name}
@@ -34,19 +37,25 @@ export function ModelMenu(): VNode | null {
   }
   const button = (
     <>
-      <span class="visually-hidden">Model: </span>
+      <span class="visually-hidden">{t("Model:")}{" "}</span>
       <span class="model-name">{name}</span>
       <Icon name="chevron-down" />
     </>
   );
   return (
-    <Popover button={button} buttonClass="row-button model-button" panelLabel="Choose a model" class="models">
-      {(close) => <ModelList current={current} close={close} />}
+    <Popover button={button} buttonClass="row-button model-button" panelLabel={t("Choose a model")} class="models">
+      {(close) => <ModelList current={current} isRouter={isRouter} close={close} />}
     </Popover>
   );
 }
 
-function ModelList({ current, close }: { current: Model; close: () => void }): VNode {
+interface ListProps {
+  current: Model;
+  isRouter: boolean;
+  close: () => void;
+}
+
+function ModelList({ current, isRouter, close }: ListProps): VNode {
   const [text, setText] = useState("");
   const all = models.value;
   const words = text.toLowerCase().split(/\s+/);
@@ -66,16 +75,16 @@ function ModelList({ current, close }: { current: Model; close: () => void }): V
           class="field"
           data-first
           type="search"
-          placeholder="Search"
-          aria-label="Search the models"
+          placeholder={t("Search")}
+          aria-label={t("Search the models")}
           value={text}
           onInput={(event) => setText(event.currentTarget.value)}
           onKeyDown={(event) => event.key === "Enter" && shown[0] && pick(shown[0])}
         />
       )}
-      <ul class="model-list" aria-label="Models">
+      <ul class="model-list" aria-label={t("Models")}>
         {shown.map((model) => (
-          <li key={model.id}>
+          <li key={model.id} class="model-row">
             <button
               type="button"
               class="menu-entry model-entry"
@@ -83,14 +92,19 @@ function ModelList({ current, close }: { current: Model; close: () => void }): V
               aria-current={model.id === current.id}
               onClick={() => pick(model)}
             >
-              <span class="model-entry-name">{modelName(model.id)}</span>
+              <span class="model-entry-name">
+                {modelName(model.id)} <Senses model={model} />
+              </span>
               <span class="hint">{describe(model)}</span>
               {model.id === current.id && <Icon name="check" />}
             </button>
+            {isRouter && <ModelActions model={model} />}
+            {model.progress !== undefined && <progress value={model.progress} aria-label={describe(model)} />}
           </li>
         ))}
       </ul>
-      {shown.length === 0 && <p class="hint">No model has this name.</p>}
+      {shown.length === 0 && <p class="hint">{t("No model has this name.")}</p>}
+      {isRouter && <DownloadForm />}
     </>
   );
 }
@@ -105,16 +119,19 @@ async function choose(model: Model): Promise<void> {
 /** What is known of a model, in a line. */
 export function describe(model: Model): string {
   const states: Record<string, string> = {
-    unloaded: "not loaded",
-    downloading: "is being downloaded",
-    loading: "is loading",
-    sleeping: "sleeps",
+    unloaded: t("not loaded"),
+    downloading: t("is being downloaded"),
+    loading: t("is loading"),
+    sleeping: t("sleeps"),
   };
+  const share = model.progress === undefined ? "" : `, ${percent(model.progress)}`;
+  const state = states[model.status];
   return [
-    model.failed ? "has failed" : states[model.status],
-    model.parameters > 0 && `${short(model.parameters)} parameters`,
+    model.toy && t("toy model"),
+    model.failed ? t("has failed") : state && state + share,
+    model.parameters > 0 && t("{number} parameters", { number: short(model.parameters) }),
     model.size > 0 && bytes(model.size),
-    model.contextSize > 0 && `${contextSize(model.contextSize)} context`,
+    model.contextSize > 0 && t("{size} context", { size: contextSize(model.contextSize) }),
   ]
     .filter(Boolean)
     .join(" · ");

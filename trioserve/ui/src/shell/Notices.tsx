@@ -1,33 +1,31 @@
 import { useSignal } from "@preact/signals";
-import type { ComponentChildren, VNode } from "preact";
+import type { VNode } from "preact";
 import { useEffect } from "preact/hooks";
 
-import { Icon, type IconName } from "../icon";
 import { retryNow, server } from "../state/server";
 import { storage } from "../state/storage";
 import type { ServerState } from "../types";
-import { lastStats } from "./Composer";
-import { percent } from "./format";
+import { t, type Text } from "../words";
+import { ContextNotice } from "./ContextNotice";
 import { KeyField } from "./KeyField";
-import { startChat } from "./shortcuts";
-
-/** The share of the context above which a conversation will soon be full. */
-const NEARLY_FULL = 0.9;
+import { ModelNotice } from "./ModelNotice";
+import { Notice } from "./Notice";
 
 /** What people have to know of the server, and of this chat. */
 export function Notices(): VNode {
   return (
     <div class="notices" role="status">
       <ServerNotice />
+      <ModelNotice />
       {storage.value.state !== "kept" && <Notice icon="alert">{storage.value.message}</Notice>}
       <ContextNotice />
     </div>
   );
 }
 
-const words: Partial<Record<ServerState, string>> = {
-  loading: "The model is loading. You can write already.",
-  sleeping: "The model sleeps. Your next message wakes it up.",
+const words: Partial<Record<ServerState, Text>> = {
+  loading: "The model is loading. You can already write.",
+  sleeping: "The model is asleep. Your next message wakes it.",
   draining: "The server is shutting down. It takes no new messages until it is back.",
   full: "The server is full.",
   unreachable: "The server cannot be reached.",
@@ -38,7 +36,7 @@ function ServerNotice(): VNode | null {
   if (state === "needs-key") {
     return (
       <Notice icon="key">
-        <p>This server wants an API key.</p>
+        <p>{t("This server requires an API key.")}</p>
         <KeyField />
       </Notice>
     );
@@ -49,12 +47,12 @@ function ServerNotice(): VNode | null {
   return (
     <Notice icon={isQuiet ? "moon" : "alert"} quiet={isQuiet}>
       <p>
-        {message || says}
+        {message || t(says)}
         {retryAt !== undefined && <Countdown until={retryAt} />}
       </p>
       {!isQuiet && (
         <button type="button" class="button" onClick={retryNow}>
-          Try now
+          {t("Try now")}
         </button>
       )}
     </Notice>
@@ -68,33 +66,5 @@ function Countdown({ until }: { until: number }): VNode {
     return () => clearInterval(timer);
   }, []);
   const left = Math.ceil((until - now.value) / 1000);
-  return <span aria-hidden="true">{left > 0 ? ` The page tries again in ${left} s.` : " Trying again…"}</span>;
-}
-
-function ContextNotice(): VNode | null {
-  const stats = lastStats();
-  if (!stats?.contextSize || stats.contextUsed / stats.contextSize < NEARLY_FULL) return null;
-  return (
-    <Notice icon="alert">
-      <p>This chat fills {percent(stats.contextUsed / stats.contextSize)} of the model’s context. Soon it will not fit.</p>
-      <button type="button" class="button" onClick={startChat}>
-        New chat
-      </button>
-    </Notice>
-  );
-}
-
-interface NoticeProps {
-  icon: IconName;
-  quiet?: boolean;
-  children: ComponentChildren;
-}
-
-function Notice({ icon, quiet = false, children }: NoticeProps): VNode {
-  return (
-    <div class={quiet ? "notice quiet" : "notice"}>
-      <Icon name={icon} />
-      <div class="notice-body">{children}</div>
-    </div>
-  );
+  return <span aria-hidden="true">{" "}{left > 0 ? t("The page tries again in {left} s.", { left }) : t("Trying again…")}</span>;
 }

@@ -4,6 +4,7 @@ import { Icon } from "../icon";
 import { openChat, setChat } from "../state/chats";
 import { presets } from "../state/settings";
 import type { Preset } from "../types";
+import { t } from "../words";
 import { quoted } from "./format";
 import { summary } from "./sampling";
 import { attempt, say } from "./toasts";
@@ -13,8 +14,7 @@ export function Presets(): VNode {
   if (presets.value.length === 0) {
     return (
       <p class="lead">
-        A preset is a system prompt with settings of sampling, under a name. Write them down in “This chat” and
-        choose “Save as preset”.
+        {t("A preset is a system prompt with settings of sampling, under a name. Write them down in “This chat” and choose “Save as preset”.")}
       </p>
     );
   }
@@ -30,8 +30,8 @@ export function Presets(): VNode {
 function Row({ preset }: { preset: Preset }): VNode {
   const remove = () => {
     presets.value = presets.value.filter((one) => one.id !== preset.id);
-    say(`${quoted(preset.name)} was deleted.`, {
-      label: "Undo",
+    say(t("{name} was deleted.", { name: quoted(preset.name) }), {
+      label: t("Undo"),
       run: () => {
         presets.value = [...presets.value, preset];
       },
@@ -44,7 +44,7 @@ function Row({ preset }: { preset: Preset }): VNode {
     <li class="preset">
       <input
         class="field"
-        aria-label="Name of the preset"
+        aria-label={t("Name of the preset")}
         value={preset.name}
         onChange={(event) => {
           const name = event.currentTarget.value.trim();
@@ -56,8 +56,8 @@ function Row({ preset }: { preset: Preset }): VNode {
       <button
         type="button"
         class="icon-button"
-        aria-label={`Delete the preset ${preset.name}`}
-        title="Delete"
+        aria-label={t("Delete the preset {name}", { name: preset.name })}
+        title={t("Delete")}
         onClick={remove}
       >
         <Icon name="trash" />
@@ -74,11 +74,11 @@ function UseButton({ preset }: { preset: Preset }): VNode {
     const open = openChat.value;
     if (!open) return;
     await setChat(open.chat.id, { system: preset.system, sampling: preset.sampling });
-    say(`${quoted(preset.name)} is in use in this chat.`);
+    say(t("{name} is in use in this chat.", { name: quoted(preset.name) }));
   };
   return (
     <button type="button" class="button" disabled={!openChat.value} onClick={() => void attempt(use)}>
-      Use
+      {t("Use")}
     </button>
   );
 }

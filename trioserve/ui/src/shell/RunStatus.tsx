@@ -4,7 +4,9 @@ import { useEffect, useRef } from "preact/hooks";
 
 import { openChat } from "../state/chats";
 import { runs } from "../state/runs";
+import { server } from "../state/server";
 import type { MessageState } from "../types";
+import { t, type Text } from "../words";
 import { announce, describeRun } from "./runText";
 import { focusAsked } from "./view";
 
@@ -18,7 +20,8 @@ export function RunStatus(): VNode {
     const timer = setInterval(() => (now.value = Date.now()), 1000);
     return () => clearInterval(timer);
   }, [isRunning]);
-  const told = run.value && describeRun(run.value, now.value);
+  const isLost = server.value.state === "unreachable"; // a notice says so
+  const told = run.value && describeRun(run.value, now.value, isLost);
   return (
     <>
       {told && (
@@ -27,10 +30,10 @@ export function RunStatus(): VNode {
           <span class="run-text">{told.text}</span>
           {run.value?.phase === "asking" && (
             <button type="button" class="button" onClick={focusAsked}>
-              Show
+              {t("Show")}
             </button>
           )}
-          {told.share !== undefined && <progress max={1} value={told.share} aria-label="Progress" />}
+          {told.share !== undefined && <progress max={1} value={told.share} aria-label={t("Progress")} />}
         </div>
       )}
       <Announcer />
@@ -38,7 +41,7 @@ export function RunStatus(): VNode {
   );
 }
 
-const endings: Record<MessageState, string> = {
+const endings: Record<MessageState, Text | ""> = {
   done: "The answer is complete.",
   stopped: "The answer was stopped.",
   failed: "The answer failed.",
@@ -49,14 +52,14 @@ const endings: Record<MessageState, string> = {
 function Announcer(): VNode {
   const open = openChat.value;
   const run = useComputed(() => runs.value.get(openChat.value?.chat.id ?? ""));
-  const told = useComputed(() => announce(run.value));
+  const told = useComputed(() => (server.value.state === "unreachable" ? "" : announce(run.value)));
   const last = useRef<string | undefined>(undefined);
   const message = useComputed(() => run.value?.message).value;
   if (message) last.current = message;
   const ended = message ? undefined : open?.path.find((one) => one.id === last.current);
   return (
     <p class="visually-hidden" role="status">
-      {ended ? endings[ended.state] : told.value}
+      {ended ? endings[ended.state] && t(endings[ended.state] as Text) : told.value}
     </p>
   );
 }

@@ -4,6 +4,7 @@ import { useId, useState } from "preact/hooks";
 import { Icon } from "../icon";
 import { props as serverProps } from "../state/server";
 import type { Sampling } from "../types";
+import { t } from "../words";
 import { type Field, groups, read, show, withValue } from "./sampling";
 
 interface SamplingProps {
@@ -35,7 +36,7 @@ export function SamplingForm({ value, under, onChange }: SamplingProps): VNode {
       <StopWords value={value.stop} onChange={set} />
       {others.map((group) => (
         <details key={group.title} open={group.fields.some((field) => field.name in value)}>
-          <summary>{group.title}</summary>
+          <summary>{t(group.title)}</summary>
           {rows(group.fields)}
         </details>
       ))}
@@ -66,11 +67,11 @@ function NumberRow({ field, value, byDefault, onChange }: NumberRowProps): VNode
   const isSet = value !== undefined || draft;
   return (
     <div class={isSet ? "setting set" : "setting"}>
-      <label for={id}>{field.label}</label>
+      <label for={id}>{t(field.label)}</label>
       {field.slider && (
         <input
           type="range"
-          aria-label={`${field.label}, as a slider`}
+          aria-label={t("{label}, as a slider", { label: t(field.label) })}
           min={field.slider[0]}
           max={field.slider[1]}
           step={field.whole ? 1 : 0.01}
@@ -84,7 +85,7 @@ function NumberRow({ field, value, byDefault, onChange }: NumberRowProps): VNode
         class="field number"
         inputMode="decimal"
         autocomplete="off"
-        placeholder={byDefault || "default"}
+        placeholder={byDefault || t("default")}
         value={text}
         aria-invalid={problem !== ""}
         aria-describedby={`${id}-help`}
@@ -94,18 +95,18 @@ function NumberRow({ field, value, byDefault, onChange }: NumberRowProps): VNode
       <button
         type="button"
         class="icon-button"
-        aria-label={`Use the default of ${field.label}`}
-        title="Use the default"
+        aria-label={t("Use the default of {label}", { label: t(field.label) })}
+        title={t("Use the default")}
         disabled={!isSet}
         onClick={() => {
           setDraft(null);
           onChange(undefined);
         }}
       >
-        <Icon name="refresh" />
+        <Icon name="reset" />
       </button>
       <p id={`${id}-help`} class={problem ? "hint problem" : "hint"}>
-        {problem || field.help}
+        {problem || t(field.help)}
       </p>
     </div>
   );
@@ -121,20 +122,20 @@ function Reasoning({ value, under, onChange }: NamedProps): VNode {
   const id = useId();
   return (
     <div class="setting wide">
-      <label for={id}>Reasoning</label>
+      <label for={id}>{t("Reasoning")}</label>
       <select
         id={id}
         class="field"
         value={String(value ?? "")}
         onChange={(event) => onChange("reasoning_effort", event.currentTarget.value || undefined)}
       >
-        <option value="">Default{under ? ` (${under})` : ""}</option>
-        <option value="none">Off</option>
-        <option value="low">Low</option>
-        <option value="medium">Medium</option>
-        <option value="high">High</option>
+        <option value="">{under ? t("Default ({value})", { value: String(under) }) : t("Default")}</option>
+        <option value="none">{t("Off")}</option>
+        <option value="low">{t("Low")}</option>
+        <option value="medium">{t("Medium")}</option>
+        <option value="high">{t("High")}</option>
       </select>
-      <p class="hint">How much the model thinks before it answers, if it is one that can.</p>
+      <p class="hint">{t("How much the model thinks before it answers, if it is one that can.")}</p>
     </div>
   );
 }
@@ -144,7 +145,7 @@ function StopWords({ value, onChange }: NamedProps): VNode {
   const words = Array.isArray(value) ? value : [];
   return (
     <div class="setting wide">
-      <label for={id}>Stop at</label>
+      <label for={id}>{t("Stop at")}</label>
       <textarea
         id={id}
         class="field"
@@ -155,7 +156,7 @@ function StopWords({ value, onChange }: NamedProps): VNode {
           onChange("stop", lines.length ? lines : undefined);
         }}
       />
-      <p class="hint">The answer ends where one of these texts would begin; one a line.</p>
+      <p class="hint">{t("The answer ends where one of these texts would begin; one a line.")}</p>
     </div>
   );
 }

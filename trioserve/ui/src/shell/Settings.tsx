@@ -1,18 +1,21 @@
 import type { VNode } from "preact";
 
 import { openChat } from "../state/chats";
+import { t, type Text } from "../words";
 import { AllChats, ThisChat } from "./ChatSettings";
 import { Data } from "./Data";
 import { Dialog } from "./Dialog";
 import { General } from "./General";
+import { Mcp } from "./Mcp";
 import { Presets } from "./Presets";
 import { type Section, overlay } from "./view";
 
-const sections: Record<Section, { title: string; body: () => VNode | null }> = {
+const sections: Record<Section, { title: Text; body: () => VNode | null }> = {
   general: { title: "General", body: General },
   chat: { title: "This chat", body: ThisChat },
   all: { title: "All chats", body: AllChats },
   presets: { title: "Presets", body: Presets },
+  mcp: { title: "MCP servers", body: Mcp },
   data: { title: "Your data", body: Data },
 };
 
@@ -31,9 +34,9 @@ export function Settings({ section }: { section: Section }): VNode {
   };
   const Body = sections[section].body;
   return (
-    <Dialog title="Settings" class="settings" onClose={() => (overlay.value = null)}>
+    <Dialog title={t("Settings")} class="settings" onClose={() => (overlay.value = null)}>
       <div class="settings-body">
-        <div class="tabs" role="tablist" aria-orientation="vertical" aria-label="Parts of the settings" onKeyDown={step}>
+        <div class="tabs" role="tablist" aria-orientation="vertical" aria-label={t("Parts of the settings")} onKeyDown={step}>
           {names.map((name) => (
             <button
               key={name}
@@ -46,7 +49,7 @@ export function Settings({ section }: { section: Section }): VNode {
               autofocus={name === section}
               onClick={() => go(name)}
             >
-              {sections[name].title}
+              {t(sections[name].title)}
             </button>
           ))}
         </div>

@@ -3,13 +3,16 @@ import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
-import { chats, openChat, search } from "../state/chats";
+import { chats, openChat, search, type Found } from "../state/chats";
 import type { Chat } from "../types";
+import { several, t } from "../words";
 import { ChatRow } from "./ChatRow";
 import { useFocus } from "./focus";
 import { count, era } from "./format";
+import { goToMessage } from "./jump";
 import { keyNames } from "./keys";
 import { goTo } from "./route";
+import { SelectionBar } from "./selection";
 import { mac, startChat } from "./shortcuts";
 import { attempt } from "./toasts";
 import { focusAgain, focusComposer, overlay, showSidebar, uncover, wide } from "./view";
@@ -17,7 +20,7 @@ import { focusAgain, focusComposer, overlay, showSidebar, uncover, wide } from "
 /** Chats that are drawn at first, and added each time the list is scrolled to its end. */
 const PAGE = 60;
 
-const found = signal<Chat[] | null>(null);
+const found = signal<Found[] | null>(null);
 
 /** The chats, and the ways to everything else. */
 export function Sidebar(): VNode {
@@ -33,29 +36,30 @@ export function Sidebar(): VNode {
   };
   const newKeys = keyNames({ key: "o", mod: true, shift: true }, mac).join(mac ? "" : "+");
   return (
-    <nav class="sidebar" aria-label="Chats">
+    <nav class="sidebar" aria-label={t("Chats")}>
       <div class="sidebar-head">
         <span class="brand">trioserve</span>
-        <button ref={first} type="button" class="icon-button" aria-label="Hide the chats" onClick={hide}>
+        <button ref={first} type="button" class="icon-button" aria-label={t("Hide the chats")} onClick={hide}>
           <Icon name="sidebar" />
         </button>
       </div>
       <button type="button" class="button new-chat" title={newKeys} onClick={begin}>
         <Icon name="plus" />
-        New chat
+        {t("New chat")}
       </button>
       <SearchField />
       <ChatList />
+      <SelectionBar />
       <div class="sidebar-foot">
         <button type="button" class="row-button" onClick={() => (overlay.value = { settings: "general" })}>
-          <Icon name="settings" />
-          Settings
+          <Icon name="gear" />
+          {t("Settings")}
         </button>
         <button
           type="button"
           class="icon-button"
-          aria-label="Keyboard shortcuts"
-          title="Keyboard shortcuts (?)"
+          aria-label={t("Keyboard shortcuts")}
+          title={t("Keyboard shortcuts (?)")}
           onClick={() => (overlay.value = "help")}
         >
           <kbd>?</kbd>
@@ -90,7 +94,9 @@ function SearchField(): VNode {
   const openFirst = async () => {
     const [first] = text.trim() ? await search(text.trim()) : [];
     if (!first) return;
-    goTo(first.id);
+    const [hit] = first.hits;
+    if (hit) goToMessage(first.chat.id, hit.message);
+    else goTo(first.chat.id);
     uncover();
   };
   const onKey = (event: KeyboardEvent) => {
@@ -112,8 +118,8 @@ function SearchField(): VNode {
         id="search"
         type="search"
         class="field"
-        placeholder="Search"
-        aria-label="Search the chats"
+        placeholder={t("Search")}
+        aria-label={t("Search the chats")}
         autocomplete="off"
         value={text}
         onInput={(event) => setText(event.currentTarget.value)}
@@ -126,7 +132,8 @@ function SearchField(): VNode {
 function ChatList(): VNode {
   const [limit, setLimit] = useState(PAGE);
   const end = useRef<HTMLDivElement>(null);
-  const list = found.value ?? chats.value;
+  const hits = new Map(found.value?.map((one) => [one.chat.id, one]));
+  const list = found.value?.map(({ chat }) => chat) ?? chats.value;
   const shown = list.slice(0, limit);
   const open = useComputed(() => openChat.value?.chat.id);
 
@@ -142,15 +149,15 @@ function ChatList(): VNode {
   return (
     <div class="chat-list" onKeyDown={moveInList}>
       <p class="visually-hidden" role="status">
-        {found.value && `${count(list.length)} ${list.length === 1 ? "chat" : "chats"} found`}
+        {found.value && several(list.length, "{number} chat found", "{number} chats found", { number: count(list.length) })}
       </p>
-      {list.length === 0 && <p class="hint">{found.value ? "No chat has these words." : "Your chats will be here."}</p>}
+      {list.length === 0 && <p class="hint">{found.value ? t("No chat has these words.") : t("Your chats will be here.")}</p>}
       {byEra(shown, Date.now()).map(([title, ofEra]) => (
         <section key={title} aria-label={title}>
           <h2>{title}</h2>
           <ul>
             {ofEra.map((chat) => (
-              <ChatRow key={chat.id} chat={chat} current={chat.id === open.value} />
+              <ChatRow key={chat.id} chat={chat} current={chat.id === open.value} found={hits.get(chat.id)} />
             ))}
           </ul>
         </section>
@@ -164,7 +171,7 @@ function ChatList(): VNode {
 function byEra(list: Chat[], now: number): [string, Chat[]][] {
   const groups = new Map<string, Chat[]>();
   for (const chat of list) {
-    const title = era(chat.updatedAt, now);
+    const title = chat.pinned ? t("Pinned") : era(chat.updatedAt, now);
     const group = groups.get(title);
     if (group) group.push(chat);
     else groups.set(title, [chat]);

@@ -2,10 +2,12 @@ import type { VNode } from "preact";
 import { useEffect, useId } from "preact/hooks";
 
 import { Icon } from "../icon";
+import { props } from "../state/server";
 import { settings } from "../state/settings";
 import { choice, choose, readTools, tools } from "../state/tools";
 import { exposed } from "../talk/toolText";
 import type { ServerTool } from "../types";
+import { t } from "../words";
 import { Popover } from "./Popover";
 import { Switch } from "./Switch";
 import { attempt } from "./toasts";
@@ -24,8 +26,8 @@ export function ToolMenu(): VNode | null {
   return (
     <Popover
       button={button}
-      label={on > 0 ? `Tools: ${on} of ${all.length} on` : "Tools"}
-      panelLabel="Tools"
+      label={on > 0 ? t("Tools: {on} of {all} on", { on, all: all.length }) : t("Tools")}
+      panelLabel={t("Tools")}
       buttonClass={on > 0 ? "icon-button tools-button on" : "icon-button tools-button"}
       class="tools"
     >
@@ -35,27 +37,27 @@ export function ToolMenu(): VNode | null {
 }
 
 function Panel({ all }: { all: ServerTool[] }): VNode {
-  useEffect(() => void attempt(() => readTools(true)), []); // MCP servers may have come
+  useEffect(() => void attempt(() => readTools(props.value?.endpoint_tools === true)), []); // MCP servers may have come
   const { on } = choice.value;
   const areAllOn = all.every(({ name }) => on.includes(name));
   const origins = [...new Set(all.map(({ origin }) => origin))];
   return (
     <>
       <header class="tools-head">
-        <h2>Tools</h2>
+        <h2>{t("Tools")}</h2>
         <button
           type="button"
           class="button"
           data-first
           onClick={() => change({ on: areAllOn ? [] : all.map(({ name }) => name) })}
         >
-          {areAllOn ? "None" : "All"}
+          {areAllOn ? t("None") : t("All")}
         </button>
       </header>
-      <p class="hint">The server runs those that are on when the model calls them in this chat.</p>
+      <p class="hint">{t("Those that are on run when the model calls them in this chat.")}</p>
       {origins.map((origin) => (
-        <section key={origin} aria-label={origin || "Built in"}>
-          <h3>{exposed(origin) || "Built in"}</h3>
+        <section key={origin} aria-label={origin || t("Built in")}>
+          <h3>{exposed(origin) || t("Built in")}</h3>
           {all.filter((tool) => tool.origin === origin).map((tool) => (
             <Row key={tool.name} tool={tool} />
           ))}
@@ -81,7 +83,7 @@ function Row({ tool }: { tool: ServerTool }): VNode {
         value={isOn}
         onChange={(to) => change({ on: changed(on, to) })}
       />
-      {writes && !isOn && <p class="tool-asks soft">It can change things.</p>}
+      {writes && !isOn && <p class="tool-asks soft">{t("It can change things.")}</p>}
       {writes && isOn && (
         <p class="tool-asks">
           <input
@@ -90,7 +92,7 @@ function Row({ tool }: { tool: ServerTool }): VNode {
             checked={!allowed.includes(name)}
             onChange={(event) => change({ allowed: changed(allowed, !event.currentTarget.checked) })}
           />
-          <label for={id}>Ask me before each call, as it can change things</label>
+          <label for={id}>{t("Ask me before each call, as it can change things")}</label>
         </p>
       )}
     </div>
@@ -102,11 +104,11 @@ function Folder(): VNode {
   const id = useId();
   return (
     <div class="stacked">
-      <label for={id}>Folder</label>
+      <label for={id}>{t("Folder")}</label>
       <input
         id={id}
         class="field"
-        placeholder="The server’s own"
+        placeholder={t("The server’s own")}
         spellcheck={false}
         autocomplete="off"
         value={choice.value.cwd}
@@ -127,7 +129,7 @@ function Default(): VNode {
         disabled={isDefault}
         onClick={() => (settings.value = { ...settings.value, tools: choice.value })}
       >
-        {isDefault ? "New chats begin with these" : "Use these for new chats"}
+        {isDefault ? t("New chats begin with these") : t("Use these for new chats")}
       </button>
     </footer>
   );

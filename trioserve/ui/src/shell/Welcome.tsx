@@ -3,9 +3,11 @@ import type { VNode } from "preact";
 import { openChat, setChat } from "../state/chats";
 import { server } from "../state/server";
 import { presets } from "../state/settings";
+import { t } from "../words";
 import { modelName } from "./format";
 import { currentModel, describe } from "./ModelMenu";
 import { attempt } from "./toasts";
+import { Toy } from "./Toy";
 
 /** What an empty chat shows: who will answer. */
 export function Welcome(): VNode {
@@ -15,6 +17,8 @@ export function Welcome(): VNode {
     <div class="welcome">
       <h1>{model ? modelName(model.id) : isConnecting ? "" : "trioserve"}</h1>
       <p class="welcome-facts">{model && describe(model)}</p>
+      {model?.advice && <p class="hint welcome-advice">{model.advice}</p>}
+      {model?.toy && <Toy model={model} />}
       <PresetChips />
     </div>
   );
@@ -27,7 +31,7 @@ function PresetChips(): VNode | null {
   const { id, system, sampling } = open.chat;
   const now = JSON.stringify([system, sampling]);
   return (
-    <div class="preset-chips" role="group" aria-label="Presets">
+    <div class="preset-chips" role="group" aria-label={t("Presets")}>
       {presets.value.map((preset) => {
         const used = JSON.stringify([preset.system, preset.sampling]) === now;
         const change = used ? { system: "", sampling: {} } : { system: preset.system, sampling: preset.sampling };

@@ -17,7 +17,7 @@ test("a text file becomes an attachment", async () => {
 
 test("a file that is no text, or too large, is refused with its name", async () => {
   const archive = new File([bytes(0x89, 0x50, 0x4e, 0x47, 0, 1)], "some.zip", { type: "application/zip" });
-  await assert.rejects(readAttachment(archive, "1"), /some\.zip.” is neither a text nor a picture/);
+  await assert.rejects(readAttachment(archive, "1"), /some\.zip.” is neither a text nor a PDF, a picture/);
   const large = new File([new Uint8Array(MAX_TEXT + 1).fill(65)], "log.txt");
   await assert.rejects(readAttachment(large, "1"), /log\.txt.” is too large. The limit is 1\.0 MB/);
   const long = new File([new Uint8Array(MAX_MEDIA + 1)], "opera.mp3", { type: "audio/mpeg" });
@@ -41,6 +41,13 @@ test("a recording is attached as it is, and what only seems to be a video as tex
   assert.deepEqual([data!.type, await data!.text()], ["audio/webm", await file.text()]);
   const program = new File(["const one = 1;"], "one.ts", { type: "video/mp2t" });
   assert.deepEqual([(await readAttachment(program, "2")).text, program.type], ["const one = 1;", "video/mp2t"]);
+});
+
+test("a PDF is known by its content, and is no text", async () => {
+  const file = new File(["%PDF-1.4\n%%EOF\n"], "a.pdf");
+  const { data, ...rest } = await readAttachment(file, "1");
+  assert.deepEqual(rest, { id: "1", name: "a.pdf", type: "application/pdf", size: 15, text: "" });
+  assert.equal(await data!.text(), await file.text());
 });
 
 test("a picture keeps its size, or is scaled to the maximum of pixels", () => {

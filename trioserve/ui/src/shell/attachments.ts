@@ -1,8 +1,9 @@
 /** Files that go with a message: read as text, or taken as pictures, recordings and videos. */
 
-import { kindOf } from "../state/media";
-import { takes } from "../state/server";
+import { kindOf, PDF } from "../state/media";
+import { props, takes } from "../state/server";
 import type { Attachment, MediaKind } from "../types";
+import { t } from "../words";
 import { bytes, quoted } from "./format";
 import { readPicture } from "./pictures";
 
@@ -22,19 +23,31 @@ export function mediaTaken(): string[] {
 /** Read a file; an Error for people says why it cannot be attached. */
 export async function readAttachment(file: File, id: string): Promise<Attachment> {
   const { name, type, size } = file;
+  if ((await file.slice(0, 5).text()) === "%PDF-") return readPdf(file, id);
   // By what is in it: browsers take a program in TypeScript for a video.
   const text = size > MAX_TEXT ? null : decode(new Uint8Array(await file.arrayBuffer()));
   if (text !== null) return { id, name, type: type || "text/plain", size, text };
   const kind = kindOf(type);
   if (kind) return readMedia(file, kind, id);
   if (size > MAX_TEXT) throw tooLarge(name, MAX_TEXT);
-  throw new Error(`${quoted(name)} is neither a text nor a picture, a recording or a video.`);
+  throw new Error(t("{name} is neither a text nor a PDF, a picture, a recording or a video.", { name: quoted(name) }));
+}
+
+/** The server reads it: the model gets the text of each page, and a picture of it if it sees pictures. */
+async function readPdf(file: File, id: string): Promise<Attachment> {
+  if (props.value?.takes_pdf === false) {
+    throw new Error(t("{name} is not attached: this server reads no PDFs. It needs the extra trioserve[pdf].", { name: quoted(file.name) }));
+  }
+  return withData(new File([file], file.name, { type: PDF }), file.name, id);
 }
 
 async function readMedia(file: File, kind: MediaKind, id: string): Promise<Attachment> {
   const { name } = file;
-  if (takes(kind) === false) throw new Error(`${quoted(name)} is not attached: this model takes no ${NAMES[kind]}.`);
-  const read = kind === "image" ? await readPicture(file) : file;
+  if (takes(kind) === false) throw new Error(t("{name} is not attached: this model takes no {NAMES}.", { name: quoted(name), NAMES: NAMES[kind] }));
+  return withData(kind === "image" ? await readPicture(file) : file, name, id);
+}
+
+async function withData(read: Blob, name: string, id: string): Promise<Attachment> {
   if (read.size > MAX_MEDIA) throw tooLarge(name, MAX_MEDIA);
   const type = read.type.replace(/;.*/, ""); // a recording’s has its codec, too
   // A copy: the file itself may change, or go, before the message is sent.
@@ -43,7 +56,7 @@ async function readMedia(file: File, kind: MediaKind, id: string): Promise<Attac
 }
 
 function tooLarge(name: string, limit: number): Error {
-  return new Error(`${quoted(name)} is too large. The limit is ${bytes(limit)}.`);
+  return new Error(t("{name} is too large. The limit is {limit}.", { name: quoted(name), limit: bytes(limit) }));
 }
 
 /** The text of bytes in UTF-8, in UTF-16 with a mark, or in Windows' old encoding; null: not a text. */

@@ -5,6 +5,7 @@ import { computed, effect, signal, type ReadonlySignal } from "@preact/signals";
 import { openChat } from "../state/chats";
 import { newId } from "../state/ids";
 import type { Attachment } from "../types";
+import { t } from "../words";
 import { readAttachment } from "./attachments";
 import { attempt } from "./toasts";
 import { recall, remember } from "./view";
@@ -79,7 +80,7 @@ async function attachTo(key: string, file: File): Promise<void> {
 export function attachText(text: string): string {
   const id = newId();
   const { size } = new Blob([text]);
-  const attachment = { id, name: "Pasted text.txt", type: "text/plain", size, text };
+  const attachment = { id, name: t("Pasted text.txt"), type: "text/plain", size, text };
   setDraft({ attachments: [...current.peek().attachments, attachment] });
   return id;
 }

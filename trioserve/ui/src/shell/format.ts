@@ -1,22 +1,27 @@
 /** Numbers, sizes, times and dates as the page writes them. */
 
-const whole = new Intl.NumberFormat("en");
-const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
-const month = new Intl.DateTimeFormat("en", { month: "long", year: "numeric" });
+import { computed } from "@preact/signals";
+
+import { language, several, t } from "../words";
+
+const whole = computed(() => new Intl.NumberFormat(language.value));
+const compact = computed(() => new Intl.NumberFormat(language.value, { notation: "compact", maximumFractionDigits: 1 }));
+const tenths = computed(() => new Intl.NumberFormat(language.value, { minimumFractionDigits: 1, maximumFractionDigits: 1 }));
+const month = computed(() => new Intl.DateTimeFormat(language.value, { month: "long", year: "numeric" }));
 
 /** 1234 as "1,234". */
 export function count(value: number): string {
-  return whole.format(Math.round(value));
+  return whole.value.format(Math.round(value));
 }
 
 /** 1234 as "1.2K". */
 export function short(value: number): string {
-  return compact.format(value);
+  return compact.value.format(value);
 }
 
 /** "1 token", "2 tokens". */
 export function tokens(value: number): string {
-  return `${count(value)} ${Math.round(value) === 1 ? "token" : "tokens"}`;
+  return several(Math.round(value), "{number} token", "{number} tokens", { number: count(value) });
 }
 
 /** A context of 4096 tokens as "4K", as people call it. */
@@ -32,12 +37,12 @@ export function bytes(value: number): string {
     value /= 1000;
     unit += 1;
   }
-  return `${value < 10 && unit > 0 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
+  return `${value < 10 && unit > 0 ? tenths.value.format(value) : Math.round(value)} ${units[unit]}`;
 }
 
 /** Seconds: "0.4 s", "12 s", "2 min", "1 h 5 min". */
 export function seconds(value: number): string {
-  if (value < 9.95) return `${value.toFixed(1)} s`;
+  if (value < 9.95) return `${tenths.value.format(value)} s`;
   if (value < 59.5) return `${Math.round(value)} s`;
   const minutes = Math.round(value / 60);
   if (minutes < 60) return `${minutes} min`;
@@ -47,8 +52,8 @@ export function seconds(value: number): string {
 
 /** A speed: "45 tokens/s", with a decimal where it is slow. */
 export function speed(value: number): string {
-  if (value === 0) return "0 tokens/s";
-  return `${value < 9.95 ? value.toFixed(1) : count(value)} tokens/s`;
+  const number = value > 0 && value < 9.95 ? tenths.value.format(value) : count(value);
+  return t("{number} tokens/s", { number });
 }
 
 /** A share of 1 as a percentage that is 0 or 100 only if it is so. */
@@ -63,11 +68,11 @@ export function percent(share: number): string {
 export function era(time: number, now: number): string {
   const midnight = new Date(now).setHours(0, 0, 0, 0);
   const days = Math.ceil((midnight - time) / 86_400_000);
-  if (days <= 0) return "Today";
-  if (days === 1) return "Yesterday";
-  if (days <= 7) return "Previous 7 days";
-  if (days <= 30) return "Previous 30 days";
-  return month.format(time);
+  if (days <= 0) return t("Today");
+  if (days === 1) return t("Yesterday");
+  if (days <= 7) return t("Previous 7 days");
+  if (days <= 30) return t("Previous 30 days");
+  return month.value.format(time);
 }
 
 /** The name of a model without its folder and the ending of its file. */

@@ -1,5 +1,7 @@
 /** The keyboard's shortcuts: which there are, and whether a key is one of them. */
 
+import type { Text } from "../words";
+
 /** What a shortcut does. */
 export type Command =
   | "new-chat"
@@ -22,7 +24,7 @@ export interface Shortcut {
   alt?: boolean;
   /** Also where text is written. */
   whileWriting: boolean;
-  says: string;
+  says: Text;
 }
 
 export const shortcuts: readonly Shortcut[] = [

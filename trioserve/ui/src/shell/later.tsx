@@ -1,5 +1,6 @@
 import type { ComponentType, VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { t } from "../words";
 
 import { attempt } from "./toasts";
 
@@ -16,7 +17,7 @@ export function later<Props extends object>(load: () => Promise<ComponentType<Pr
     attempt(async () => {
       loaded ??= await load().catch(() => {
         // The server is away, or was updated since the page was loaded.
-        throw new Error("A part of the page could not be loaded. Try again, or reload the page.");
+        throw new Error(t("A part of the page could not be loaded. Try again, or reload the page."));
       });
     });
   function Shown(props: Props): VNode | null {

@@ -1,6 +1,7 @@
 /** Pictures as they are sent: of a type that the server takes, and not larger than a model looks at. */
 
 import { quoted } from "./format";
+import { t } from "../words";
 
 /** The largest picture that is sent, in pixels. Models look at less, and each message sends it again. */
 export const MAX_PIXELS = 2048 * 2048;
@@ -17,7 +18,7 @@ export function fitted(width: number, height: number): [number, number] {
 /** A picture to send; an Error for people says why the file is none. */
 export async function readPicture(file: File): Promise<Blob> {
   const bitmap = await createImageBitmap(file).catch(() => {
-    throw new Error(`${quoted(file.name)} cannot be read as a picture.`);
+    throw new Error(t("{name} cannot be read as a picture.", { name: quoted(file.name) }));
   });
   try {
     const [width, height] = fitted(bitmap.width, bitmap.height);

@@ -1,6 +1,7 @@
 /** Recordings from the microphone. */
 
 import { signal, type ReadonlySignal } from "@preact/signals";
+import { t } from "../words";
 
 /** Minutes after which a recording ends by itself. */
 export const MAX_MINUTES = 10;
@@ -19,7 +20,7 @@ export const listening: ReadonlySignal<"off" | "asking" | "on"> = state;
  * is none.
  */
 export async function record(now = new Date()): Promise<File> {
-  if (state.peek() !== "off") throw new Error("A recording is being made already.");
+  if (state.peek() !== "off") throw new Error(t("A recording is being made already."));
   state.value = "asking";
   try {
     const stream = await microphone();
@@ -39,14 +40,14 @@ export function stopRecording(): void {
 }
 
 async function microphone(): Promise<MediaStream> {
-  if (!navigator.mediaDevices || !globalThis.MediaRecorder) throw new Error(NOT_HERE);
+  if (!navigator.mediaDevices || !globalThis.MediaRecorder) throw new Error(t(NOT_HERE));
   try {
     return await navigator.mediaDevices.getUserMedia({ audio: true });
   } catch (error) {
     const { name } = error as DOMException;
-    if (name === "NotAllowedError") throw new Error("The browser does not let the page use the microphone.");
-    if (name === "NotFoundError") throw new Error("There is no microphone.");
-    throw new Error("The microphone does not work. Perhaps another program uses it.");
+    if (name === "NotAllowedError") throw new Error(t("The browser does not let the page use the microphone."));
+    if (name === "NotFoundError") throw new Error(t("There is no microphone."));
+    throw new Error(t("The microphone does not work. Perhaps another program uses it."));
   }
 }
 
@@ -64,7 +65,7 @@ function recorded(stream: MediaStream, now: Date): Promise<File> {
       const type = recorder.mimeType.replace(/;.*/, "") || "audio/webm";
       const file = new File(parts, nameFor(type, now), { type });
       if (file.size > 0) resolve(file);
-      else reject(new Error("The microphone has given nothing."));
+      else reject(new Error(t("The microphone has given nothing.")));
     };
     end = () => recorder.stop();
     recorder.start();
@@ -76,5 +77,5 @@ function recorded(stream: MediaStream, now: Date): Promise<File> {
 export function nameFor(type: string, now: Date): string {
   const time = [now.getHours(), now.getMinutes(), now.getSeconds()].map((part) => String(part).padStart(2, "0"));
   const ending = type.slice(type.indexOf("/") + 1);
-  return `Recording ${time.join(".")}.${ending === "mp4" ? "m4a" : ending}`;
+  return t("Recording {it}.{it2}", { it: time.join("."), it2: ending === "mp4" ? "m4a" : ending });
 }

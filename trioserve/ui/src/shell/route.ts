@@ -3,6 +3,7 @@
 import { effect } from "@preact/signals";
 
 import { newChat, open, openChat } from "../state/chats";
+import { t } from "../words";
 import { NEW, chatOf, linkTo } from "./address";
 import { attempt, say } from "./toasts";
 
@@ -32,7 +33,7 @@ export async function startRouting(): Promise<void> {
 function replaceLost(): void {
   if (openChat.peek()) return;
   newChat();
-  say("This chat was deleted in another tab.");
+  say(t("This chat was deleted in another tab."));
 }
 
 async function follow(): Promise<void> {
@@ -42,6 +43,6 @@ async function follow(): Promise<void> {
     if (!current || current.path.length) newChat();
   } else if (current?.chat.id !== chat && !(await open(chat))) {
     newChat();
-    say("There is no such chat in this browser.");
+    say(t("There is no such chat in this browser."));
   }
 }

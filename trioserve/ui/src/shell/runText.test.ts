@@ -19,9 +19,9 @@ test("a place in the queue is shown with the remaining time, if that is known", 
 test("the progress of the prompt is shown, and its cached part", () => {
   const progress = { done: 2048, total: 8192, cached: 1000 };
   assert.deepEqual(describeRun(run({ phase: "prompt", progress }), 1000), {
-    text: "Reading the prompt: 2,048 of 8,192 tokens, 1,000 from the cache", share: 0.25,
+    text: "Prefill 25% · 2,048 of 8,192 tokens, 1,000 from the cache", share: 0.25,
   });
-  assert.equal(describeRun(run({ phase: "prompt" }), 1000).text, "Reading the prompt…");
+  assert.equal(describeRun(run({ phase: "prompt" }), 1000).text, "Prefill…");
 });
 
 test("a long wait tells that time passes", () => {
@@ -38,7 +38,7 @@ test("a model that loads has a share if the note tells it", () => {
 });
 
 test("the speed is shown while text arrives", () => {
-  assert.equal(describeRun(run({ phase: "writing", tokensPerSecond: 45.2 }), 0).text, "Writing · 45 tokens/s");
+  assert.equal(describeRun(run({ phase: "writing", tokensPerSecond: 45.2 }), 0).text, "Generating · 45 tokens/s");
   assert.equal(describeRun(run({ phase: "thinking" }), 0).text, "Thinking");
 });
 

@@ -1,7 +1,8 @@
 /** What an answer that is being written is about right now, in words. */
 
 import type { Run } from "../types";
-import { count, seconds, speed } from "./format";
+import { t } from "../words";
+import { count, percent, seconds, speed } from "./format";
 
 export interface RunText {
   text: string;
@@ -9,42 +10,43 @@ export interface RunText {
   share?: number;
 }
 
-/** Describe a run at a time, which is Date.now(). */
-export function describeRun(run: Run, now: number): RunText {
+/** Describe a run at a time, which is Date.now(). That the server `isLost` is said elsewhere. */
+export function describeRun(run: Run, now: number, isLost = false): RunText {
   const { phase, note, progress } = run;
   switch (phase) {
     case "sending":
-      return { text: waited("Waiting for the server", run, now) };
+      return { text: waited(t("Waiting for the server"), run, now) };
     case "loading-model":
-      return { text: waited(note || "The model is loading", run, now), share: percentIn(note) };
+      return { text: waited(note || t("The model is loading"), run, now), share: percentIn(note) };
     case "queued":
       return { text: run.place || !note ? queued(run.place) : note };
     case "prompt": {
-      if (!progress || progress.total === 0) return { text: waited("Reading the prompt", run, now) };
+      if (!progress || progress.total === 0) return { text: waited(t("Prefill"), run, now) };
       const { done, total, cached } = progress;
-      const known = cached > 0 ? `, ${count(cached)} from the cache` : "";
-      return {
-        text: `Reading the prompt: ${count(done)} of ${count(total)} tokens${known}`,
-        share: Math.min(done / total, 1),
-      };
+      const share = Math.min(done / total, 1);
+      const values = { share: percent(share), done: count(done), total: count(total), cached: count(cached) };
+      const text = cached > 0
+        ? t("Prefill {share} · {done} of {total} tokens, {cached} from the cache", values)
+        : t("Prefill {share} · {done} of {total} tokens", values);
+      return { text, share };
     }
     case "thinking":
-      return { text: withSpeed("Thinking", run) };
+      return { text: withSpeed(t("Thinking"), run) };
     case "writing":
-      return { text: withSpeed("Writing", run) };
+      return { text: withSpeed(t("Generating"), run) };
     case "running-tools":
-      return { text: `Running ${note}…` };
+      return { text: t("Running {note}…", { note }) };
     case "asking":
-      return { text: `${note} waits for your approval` };
+      return { text: t("{note} waits for your approval", { note }) };
     case "reconnecting":
-      return { text: note || "The connection was lost. Connecting again…" };
+      return { text: isLost ? t("Waiting for the server…") : note || t("The connection was lost. Connecting again…") };
   }
 }
 
 function queued(place: Run["place"]): string {
-  if (!place) return "Waiting in the queue";
-  const where = place.position === 1 ? "Next in the queue" : `Number ${count(place.position)} in the queue`;
-  return place.waitS === undefined || place.waitS < 0.1 ? where : `${where}, about ${seconds(place.waitS)}`;
+  if (!place) return t("Waiting in the queue");
+  const where = place.position === 1 ? t("Next in the queue") : t("Number {position} in the queue", { position: count(place.position) });
+  return place.waitS === undefined || place.waitS < 0.1 ? where : t("{where}, about {waitS}", { where, waitS: seconds(place.waitS) });
 }
 
 function withSpeed(what: string, run: Run): string {
@@ -69,21 +71,21 @@ export function announce(run: Run | undefined): string {
   if (!run) return "";
   switch (run.phase) {
     case "loading-model":
-      return "The model is loading.";
+      return t("The model is loading.");
     case "queued":
-      return run.place ? `In the queue, at number ${run.place.position}.` : "In the queue.";
+      return run.place ? t("In the queue, at number {position}.", { position: run.place.position }) : t("In the queue.");
     case "prompt":
-      return "The model reads the prompt.";
+      return t("Prefill.");
     case "thinking":
-      return "The model thinks.";
+      return t("Thinking.");
     case "writing":
-      return "The answer begins.";
+      return t("Generating.");
     case "running-tools":
-      return "The server runs a tool.";
+      return t("The server runs a tool.");
     case "asking":
-      return `${run.note} waits for your approval.`;
+      return t("{note} waits for your approval.", { note: run.note });
     case "reconnecting":
-      return "The connection was lost. Connecting again.";
+      return t("The connection was lost. Connecting again.");
     case "sending":
       return "";
   }

@@ -1,12 +1,13 @@
 /** The settings of sampling: their names, descriptions and valid values. */
 
 import type { Sampling } from "../types";
+import { t, type Text } from "../words";
 
 /** A number that a request may set. */
 export interface Field {
   name: string;
-  label: string;
-  help: string;
+  label: Text;
+  help: Text;
   min?: number;
   max?: number;
   /** Where numbers are whole. */
@@ -16,7 +17,7 @@ export interface Field {
 }
 
 export interface Group {
-  title: string;
+  title: Text;
   fields: readonly Field[];
 }
 
@@ -71,10 +72,10 @@ export type Reading = { value: number } | { problem: string } | "default";
 export function read(field: Field, text: string): Reading {
   if (text.trim() === "") return "default";
   const value = Number(text.trim().replace(",", "."));
-  if (!Number.isFinite(value)) return { problem: "This is not a number." };
-  if (field.whole && !Number.isInteger(value)) return { problem: "This has to be a whole number." };
-  if (field.min !== undefined && value < field.min) return { problem: `The least is ${field.min}.` };
-  if (field.max !== undefined && value > field.max) return { problem: `The most is ${field.max}.` };
+  if (!Number.isFinite(value)) return { problem: t("This is not a number.") };
+  if (field.whole && !Number.isInteger(value)) return { problem: t("This has to be a whole number.") };
+  if (field.min !== undefined && value < field.min) return { problem: t("The least is {min}.", { min: field.min }) };
+  if (field.max !== undefined && value > field.max) return { problem: t("The most is {max}.", { max: field.max }) };
   return { value };
 }
 
@@ -97,7 +98,7 @@ export function withValue(
 
 /** Settings in a line: "temperature 0.2, top p 0.9". */
 export function summary(sampling: Sampling): string {
-  const labels = new Map(groups.flatMap((group) => group.fields).map((one) => [one.name, one.label]));
+  const labels = new Map(groups.flatMap((group) => group.fields).map((one) => [one.name, t(one.label)]));
   return Object.entries(sampling)
     .map(([name, value]) => {
       const shown = Array.isArray(value) ? value.map((one) => JSON.stringify(one)).join(" ") : value;

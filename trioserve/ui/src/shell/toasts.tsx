@@ -5,6 +5,9 @@ import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
+import { ServerError } from "../server/api";
+import { retryNow, server } from "../state/server";
+import { t } from "../words";
 import { focusAgain } from "./view";
 
 /** How long one is shown, in milliseconds. One that offers something, or tells of a failure, stays longer. */
@@ -31,13 +34,18 @@ export async function attempt(work: () => unknown): Promise<void> {
   try {
     await work();
   } catch (error) {
+    if (error instanceof ServerError && error.reason === "network") {
+      retryNow(); // a notice says that the server is lost, and when it is back
+      if (server.peek().state === "unreachable") return;
+    }
     add({ text: error instanceof Error ? error.message : String(error), failure: true });
   }
 }
 
 function add(toast: Omit<Toast, "id">): () => void {
   const id = ++last;
-  toasts.value = [...toasts.value.slice(-2), { ...toast, id }];
+  const others = toasts.value.filter(({ text, failure }) => !(failure && toast.failure && text === toast.text));
+  toasts.value = [...others.slice(-2), { ...toast, id }];
   return () => drop(id);
 }
 
@@ -83,7 +91,7 @@ function Shown({ toast }: { toast: Toast }): VNode {
           {action.label}
         </button>
       )}
-      <button type="button" class="icon-button" aria-label="Dismiss" onClick={() => drop(id)}>
+      <button type="button" class="icon-button" aria-label={t("Dismiss")} onClick={() => drop(id)}>
         <Icon name="close" />
       </button>
     </div>

@@ -5,7 +5,7 @@ import { computed, effect, signal, type ReadonlySignal } from "@preact/signals";
 import { place } from "../state/storage";
 
 /** A part of the settings. */
-export type Section = "chat" | "all" | "presets" | "general" | "data";
+export type Section = "chat" | "all" | "presets" | "general" | "mcp" | "data";
 
 /** What lies over the page: the settings at one of their parts, the list of shortcuts, a sheet to draw on, or nothing. */
 export type Overlay = { settings: Section } | "help" | "draw" | null;

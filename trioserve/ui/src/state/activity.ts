@@ -4,6 +4,7 @@ import { signal, type ReadonlySignal } from "@preact/signals";
 
 import { requestJson, ServerError } from "../server/api";
 import type { Activity, QueuedView, SlotView } from "../types";
+import { t } from "../words";
 import { models } from "./models";
 
 const seen = signal<Activity | null>(null);
@@ -78,11 +79,13 @@ export async function lookAround(now = Date.now()): Promise<void> {
     seen.value = summed(told, now);
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
-    const isOff = error.status === 501;
-    const why = isOff ? "The server does not tell: it runs with --no-slots." : error.message;
-    seen.value = { ...NOTHING, at: now, missing: [why] };
+    const why = error.status === OFF ? t("The server does not tell: it runs with --no-slots.") : error.message;
+    seen.value = { ...NOTHING, at: now, missing: error.reason === "network" ? [] : [why] }; // the page has a notice of that
   }
 }
+
+/** The status where the server runs without /slots. */
+const OFF = 501;
 
 const NOTHING: Omit<Activity, "at"> = {
   slots: null,
@@ -96,6 +99,17 @@ const NOTHING: Omit<Activity, "at"> = {
 /** A server with one model passes over its name. */
 async function ask(model: string): Promise<Told> {
   return requestJson<Told>(`slots?queue=1&model=${encodeURIComponent(model)}&autoload=false`);
+}
+
+/** Whether a model has more requests than this, running or waiting. A server that does not tell seems idle. */
+export async function isBusy(model: string, most: number): Promise<boolean> {
+  try {
+    const { slots, queue } = await ask(model);
+    return slots.filter((slot) => slot.is_processing).length + queue.length > most;
+  } catch (error) {
+    if (error instanceof ServerError && error.status === OFF) return false;
+    throw error;
+  }
 }
 
 function summed(told: (readonly [string, Told])[], now: number): Activity {
@@ -117,7 +131,7 @@ function summed(told: (readonly [string, Told])[], now: number): Activity {
           }
         : null,
     tokensPerSecond: slots.reduce((all, slot) => all + slot.tokensPerSecond, 0),
-    missing: told.length === 0 ? ["No model is loaded."] : [],
+    missing: told.length === 0 ? [t("No model is loaded.")] : [],
   };
 }
 

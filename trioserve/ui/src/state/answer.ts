@@ -1,6 +1,7 @@
 // An answer while it is written: the events of its stream, put together.
 
 import type { Message, Phase, Run, Stats, Step, StreamPlace, ToolCall } from "../types";
+import { t } from "../words";
 import { isRecord } from "./json";
 import { lastIsAt, withCall, withChange, withText } from "./steps";
 
@@ -206,7 +207,7 @@ export class Answer {
 }
 
 function said(what: string, percent: string | undefined): string {
-  const words = what === "loading" ? "Loading the model" : "Downloading the model";
+  const words = what === "loading" ? t("Loading the model") : t("Downloading the model");
   return percent ? `${words}, ${percent}%` : words;
 }
 

@@ -3,6 +3,7 @@
 import type { ReadonlySignal } from "@preact/signals";
 
 import type { Chat, Message } from "../types";
+import { t } from "../words";
 import { reading, writing } from "./db";
 import { newId } from "./ids";
 import { stopRuns } from "./runs";
@@ -11,6 +12,7 @@ import { tellChanged } from "./tabs";
 import { read, written } from "./transfer";
 import { isZip, textsIn } from "./zip";
 
+export { search, type Found, type Hit } from "./search";
 export { live, type OpenChat } from "./shown";
 
 /** All chats, the newest first. */
@@ -21,9 +23,6 @@ export const chats: ReadonlySignal<Chat[]> = shown.chats;
  * `chats`.
  */
 export const openChat: ReadonlySignal<shown.OpenChat | null> = shown.openChat;
-
-/** Messages that are looked through at once. */
-const AT_ONCE = 500;
 
 /** Open a chat without messages. It is kept from its first message on. */
 export function newChat(): void {
@@ -47,7 +46,7 @@ export async function open(id: string): Promise<boolean> {
 
 export async function rename(id: string, title: string): Promise<void> {
   const words = title.trim();
-  if (words) await shown.change(id, { title: words });
+  if (words) await shown.change(id, { title: words, untitled: undefined });
 }
 
 /** Change what a chat asks of the server; an empty value means the settings' own. */
@@ -78,23 +77,36 @@ export async function remove(id: string): Promise<() => Promise<void>> {
   };
 }
 
-/** The chats in whose title or messages the text occurs, the newest first. */
-export async function search(text: string): Promise<Chat[]> {
-  const wanted = text.trim().toLowerCase();
-  if (!wanted) return chats.peek();
-  const has = (...texts: string[]) => texts.some((one) => one.toLowerCase().includes(wanted));
-  const found = new Set(chats.peek().filter(({ title }) => has(title)).map(({ id }) => id));
-  const look = (message: Message) => {
-    const files = message.attachments.map((file) => file.name);
-    if (!found.has(message.chat) && has(message.content, ...files)) found.add(message.chat);
+/** Keep a chat at the top of the list, or no longer. */
+export async function pin(id: string, pinned: boolean): Promise<void> {
+  await shown.change(id, { pinned: pinned || undefined });
+}
+
+/** Copy a chat with all its branches; the id of the copy. An answer that is being written ends there. */
+export async function duplicate(id: string): Promise<string> {
+  const chat = shown.chatOf(id);
+  if (!chat) throw new Error(t("This chat is no longer there."));
+  const messages = await reading((tx) => tx.messagesOf(id));
+  const ids = new Map<string | null, string | null>([[null, null], ...messages.map((one) => [one.id, newId()] as const)]);
+  const copy: Chat = {
+    ...chat,
+    id: newId(),
+    title: t("{title} (copy)", { title: chat.title }),
+    updatedAt: Date.now(),
+    leaf: ids.get(chat.leaf) ?? null,
+    pinned: undefined,
+    untitled: undefined,
+    start: chat.start && { ...chat.start, message: ids.get(chat.start.message) ?? "" },
   };
-  for (let after = "", more = true; more; ) {
-    const some = await reading((tx) => tx.messagesAfter(after, AT_ONCE));
-    some.forEach(look);
-    after = some[some.length - 1]?.id ?? "";
-    more = some.length === AT_ONCE;
-  }
-  return chats.peek().filter(({ id }) => found.has(id));
+  const copies = messages.map(({ stream: _, ...one }): Message => ({
+    ...one,
+    id: ids.get(one.id)!,
+    chat: copy.id,
+    parent: ids.get(one.parent) ?? null,
+    state: one.state === "writing" ? "stopped" : one.state,
+  }));
+  await keep([{ chat: copy, messages: copies }]);
+  return copy.id;
 }
 
 /** Write chats as JSON; all of them, or those of the given ids. */
@@ -117,7 +129,7 @@ export async function importChats(file: Blob): Promise<number> {
   const known = new Set(chats.peek().map(({ id }) => id));
   const added = wholes.filter(({ chat }) => !known.has(chat.id) && known.add(chat.id));
   if (added.length > 0 && !(await keep(added, true))) {
-    throw new Error("The chats could not be added: the browser’s storage is full or blocked.");
+    throw new Error(t("The chats could not be added: the browser’s storage is full or blocked."));
   }
   return added.length;
 }

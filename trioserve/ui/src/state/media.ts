@@ -1,9 +1,12 @@
-// Files that are no text: pictures, recordings and videos.
+// Files that are no text: pictures, recordings, videos and PDFs.
 
 import type { Attachment, MediaKind } from "../types";
+import { t } from "../words";
 
-/** The types that a file of an import may have. None of them can hold a script. */
-const KNOWN = /^(image\/(png|jpeg|webp|gif|bmp)|(audio|video)\/[\w.+-]{1,40})$/;
+export const PDF = "application/pdf";
+
+/** The types that a file of an import may have. The page shows none that can hold a script. */
+const KNOWN = /^(image\/(png|jpeg|webp|gif|bmp)|(audio|video)\/[\w.+-]{1,40}|application\/pdf)$/;
 
 /** A file is gone from where the browser had it. The message is for people. */
 export class UnreadableError extends Error {}
@@ -19,7 +22,7 @@ export function dataUrlOf(file: Attachment): Promise<string> {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result as string);
-    reader.onerror = () => reject(new UnreadableError(`The browser no longer has the file ${file.name}.`));
+    reader.onerror = () => reject(new UnreadableError(t("The browser no longer has the file {name}.", { name: file.name })));
     reader.readAsDataURL(file.data!);
   });
 }

@@ -3,7 +3,7 @@
 import type { Attachment, MadeCall, Message, Sampling, Step, ToolCall } from "../types";
 import { PING_S } from "../server/follow";
 import { isRecord } from "./json";
-import { dataUrlOf, kindOf } from "./media";
+import { dataUrlOf, kindOf, PDF } from "./media";
 
 export interface Asked {
   system: string;
@@ -126,13 +126,17 @@ function isObject(text: string): boolean {
   }
 }
 
+/** The result that the model gets for a denied call. */
+export const DENIED = "The user did not allow this call.";
+
 function resultOf({ result, state }: MadeCall): string {
-  return result ?? (state === "denied" ? "The user did not allow this call." : "The call was stopped before it had a result.");
+  return result ?? (state === "denied" ? DENIED : "The call was stopped before it had a result.");
 }
 
 /** A file that is no text, as OpenAI's API takes it; videos as llama-server does. */
 async function mediaPart(file: Attachment): Promise<Part> {
   const url = await dataUrlOf(file);
+  if (file.type === PDF) return { type: "file", file: { filename: file.name, file_data: url } };
   const data = url.slice(url.indexOf(",") + 1);
   switch (kindOf(file.type)) {
     case "audio":

@@ -46,6 +46,15 @@ export async function write(message: Unwritten, body?: Body): Promise<void> {
   } finally {
     if (writers.get(message.id) === writer) writers.delete(message.id); // else it is continued
   }
+  const ended = await reading((tx) => tx.message(message.id));
+  if (ended && ended.state !== "writing") for (const listen of listeners) await listen(ended);
+}
+
+const listeners: ((message: Message) => Promise<void>)[] = [];
+
+/** Call back after each answer that this tab has followed to its end. */
+export function afterAnswers(listen: (message: Message) => Promise<void>): void {
+  listeners.push(listen);
 }
 
 /** End the answers that a chat is being given, whichever tab follows them. */

@@ -7,7 +7,7 @@ import { ServerError } from "../server/api";
 import { pauseFor } from "../server/wake";
 import { activity, lookAround } from "./activity";
 import { chosenModel } from "./choice";
-import { models } from "./models";
+import { isBusy, load, models } from "./models";
 import { contextSizeOf, look, noteTrouble, noteWorks, props, retryNow, server } from "./server";
 import { settings } from "./settings";
 import { tools } from "./tools";
@@ -45,6 +45,26 @@ test("a server is asked what it is, and then only whether it is well", async () 
   assert.deepEqual([fake.count("GET /props"), fake.count("GET /health")], [1, 2]);
 });
 
+test("a router says what its models take, and how far they are", async () => {
+  const listed = [
+    { id: "a", architecture: { input_modalities: ["text", "image"] }, is_toy: true, example_prompts: ["Hi"], can_remove: true },
+    { id: "b", status: { value: "loading", progress: 0.25 }, has_chat_template: false, context_advice: "Short." },
+    { id: "c", status: { value: "downloading", progress: { x: { done: 1, total: 4 }, y: { done: 2, total: 8 } } } },
+  ];
+  fake.routes.set("GET /v1/models", () => ({ body: { data: listed } }));
+  await stateAfterLook();
+  const [a, b, c] = models.peek();
+  assert.deepEqual([a!.takes, a!.toy, a!.examples, a!.removable, a!.hasTemplate, a!.advice], [["image"], true, ["Hi"], true, undefined, ""]);
+  assert.deepEqual([b!.takes, b!.toy, b!.progress, b!.hasTemplate, b!.advice], [[], false, 0.25, false, "Short."]);
+  assert.equal(c!.progress, 0.25);
+  assert.ok(isBusy());
+  fake.routes.set("POST /models/load", () => ({ body: { success: true } }));
+  fake.routes.set("GET /v1/models", () => ({ body: { data: [{ id: "a" }] } }));
+  await load("a");
+  assert.deepEqual(fake.asked.find(({ path }) => path === "/models/load")?.body, { model: "a" });
+  assert.deepEqual([models.peek().length, isBusy()], [1, false]);
+});
+
 test("tools are asked for where there are some, again while none has come, and never elsewhere", async () => {
   await stateAfterLook();
   await look();
@@ -69,7 +89,7 @@ test("its troubles have words", async () => {
   const cases: [Reply, string, RegExp][] = [
     [says(503, "Loading model"), "loading", /loading its model/],
     [says(503, "The server is shutting down"), "draining", /shutting down/],
-    [says(401, "Invalid API Key"), "needs-key", /asks for an API key/],
+    [says(401, "Invalid API Key"), "needs-key", /requires an API key/],
     [{ isAway: true }, "unreachable", /cannot be reached/],
     [says(503, "The inference engine failed."), "unreachable", /engine failed/],
     [{ status: 502 }, "unreachable", /status 502/],

@@ -1,16 +1,17 @@
 // What the server is, and whether it works.
 
-import { effect, signal, type ReadonlySignal } from "@preact/signals";
+import { computed, effect, signal, type ReadonlySignal } from "@preact/signals";
 
 import { request, requestJson, ServerError } from "../server/api";
 import { pauseFor, wake } from "../server/wake";
 import { Watch } from "../server/watch";
 import type { MediaKind, Model, Props, ServerState, ServerStatus } from "../types";
+import { t } from "../words";
 import { chosenModel } from "./choice";
 import { isRecord } from "./json";
-import { models as allModels, readModels } from "./models";
+import { isBusy, models as allModels, readModels } from "./models";
 import { settings, useServerDefaults } from "./settings";
-import { readTools, tools } from "./tools";
+import { readTools, serverTools } from "./tools";
 
 export { activity, watchActivity } from "./activity";
 
@@ -26,6 +27,9 @@ export const server: ReadonlySignal<ServerStatus> = status;
 export const props: ReadonlySignal<Props | null> = properties;
 
 export const models: ReadonlySignal<Model[]> = allModels;
+
+/** Whether the server passes on requests of the page to MCP servers. */
+export const hasProxy: ReadonlySignal<boolean> = computed(() => properties.value?.cors_proxy_enabled === true);
 
 /** Whether the model takes such files; undefined: the server has not said, or the model is not loaded. */
 export function takes(kind: MediaKind): boolean | undefined {
@@ -44,6 +48,8 @@ const PAUSES: Record<ServerState, number> = {
   unreachable: 3_000,
 };
 const UNSEEN_PAUSE = 60_000;
+/** While the progress of a model is to be seen. */
+const BUSY_PAUSE = 1_000;
 
 /** Milliseconds that a look may take. */
 const PATIENCE = 15_000;
@@ -77,7 +83,7 @@ export function retryNow(): void {
  * full, only this does.
  */
 export function noteTrouble(error: ServerError, retryAt: number): void {
-  if (error.reason === "full") set("full", "The server is full.", retryAt);
+  if (error.reason === "full") set("full", t("The server is full."), retryAt);
   else if (error.reason === "key") setBy(error);
   else retryNow();
 }
@@ -105,7 +111,7 @@ async function keepLooking(): Promise<never> {
   for (;;) {
     await look();
     const { state } = status.peek();
-    const pause = document.hidden ? UNSEEN_PAUSE : PAUSES[state];
+    const pause = document.hidden ? UNSEEN_PAUSE : isBusy() ? BUSY_PAUSE : PAUSES[state];
     await pauseFor(pause, hurry.signal).catch(() => undefined); // a caller of `refresh` does not want to wait
   }
 }
@@ -125,29 +131,31 @@ export async function look(now = Date.now()): Promise<void> {
     } else {
       if (properties.peek()?.role === "router") await readModels();
       // MCP servers take a while to say what they have.
-      if (properties.peek()?.endpoint_tools && !tools.peek()?.length) await learnTools(true, signal);
+      if (properties.peek()?.endpoint_tools && !serverTools.peek()?.length) await learnTools(true, signal);
     }
     const { state, retryAt = 0 } = status.peek();
     if (state === "full" && retryAt > now) return;
-    if (properties.peek()?.is_sleeping) set("sleeping", SLEEPING);
+    if (properties.peek()?.is_sleeping) set("sleeping", t(SLEEPING));
     else set("ready", "");
   } catch (error) {
     if (outer.aborted) return;
     learntAt = -Infinity;
-    setBy(signal.aborted ? new ServerError("The server does not answer.") : error);
+    setBy(signal.aborted ? new ServerError(t("The server does not answer.")) : error);
   } finally {
     watch.end();
   }
 }
 
-const SLEEPING = "The model sleeps. The next message wakes it.";
+const SLEEPING = "The model is asleep. Your next message wakes it.";
 
 async function learn(signal: AbortSignal): Promise<void> {
   const own = await requestJson<Props>("props", { signal });
   await readModels();
   await learnTools(own.endpoint_tools === true, signal);
   const of = own.role === "router" ? await modelProps(signal) : null;
-  const next = of ? { ...of, role: own.role! } : own;
+  // These are up to the router, not to its model.
+  const { role, cors_proxy_enabled, priority_order } = own;
+  const next = of ? { ...of, role, cors_proxy_enabled, priority_order } : own;
   if (JSON.stringify(next) !== JSON.stringify(properties.peek())) properties.value = next;
   if (isRecord(own.ui_settings)) useServerDefaults(own.ui_settings);
 }
@@ -179,19 +187,19 @@ function setBy(error: unknown): void {
   if (!(error instanceof ServerError)) throw error;
   switch (error.reason) {
     case "key":
-      return set("needs-key", settings.peek().apiKey ? WRONG_KEY : NO_KEY);
+      return set("needs-key", t(settings.peek().apiKey ? WRONG_KEY : NO_KEY));
     case "loading":
-      return set("loading", "The server is loading its model.");
+      return set("loading", t("The server is loading its model."));
     case "closing":
-      return set("draining", "The server is shutting down. It takes no new messages.");
+      return set("draining", t("The server is shutting down. It takes no new messages."));
     case "full":
-      return set("full", "The server is full.", Date.now() + (error.retryAfter ?? PAUSES.full));
+      return set("full", t("The server is full."), Date.now() + (error.retryAfter ?? PAUSES.full));
     default:
       return set("unreachable", error.message);
   }
 }
 
-const NO_KEY = "The server asks for an API key.";
+const NO_KEY = "This server requires an API key.";
 const WRONG_KEY = "The server does not know this API key.";
 
 function set(state: ServerState, message: string, retryAt?: number): void {

@@ -11,6 +11,7 @@ import { noteUnkept, place } from "./storage";
 export const defaults: Settings = {
   apiKey: "",
   theme: "auto",
+  language: "auto",
   sendKey: "enter",
   system: "",
   sampling: {},
@@ -18,6 +19,8 @@ export const defaults: Settings = {
   tools: { on: [], allowed: [], cwd: "" },
   showReasoning: false,
   showStats: true,
+  titles: true,
+  mcp: [],
 };
 
 /** Set it to a new object: it is kept, and other tabs get it. */
@@ -70,9 +73,11 @@ function changesFrom(from: Settings, now: Settings): Partial<Settings> {
 function valid(given: Record<string, unknown>): Partial<Settings> {
   const fits = ([name, value]: [string, unknown]): boolean => {
     if (name === "theme") return ["auto", "light", "dark"].includes(value as string);
+    if (name === "language") return ["auto", "en", "de", "zh"].includes(value as string);
     if (name === "sendKey") return ["enter", "mod-enter"].includes(value as string);
     if (name === "sampling") return isSampling(value);
     if (name === "tools") return isToolChoice(value);
+    if (name === "mcp") return Array.isArray(value) && value.every(isMcpEntry);
     return Object.hasOwn(defaults, name) && typeof value === typeof defaults[name as keyof Settings];
   };
   return Object.fromEntries(Object.entries(given).filter(fits));
@@ -91,6 +96,10 @@ function isToolChoice(value: unknown): value is ToolChoice {
   return areNames(value.on) && areNames(value.allowed) && typeof value.cwd === "string";
 }
 
+function isMcpEntry(value: unknown): boolean {
+  return isRecord(value) && ["id", "name", "url", "token"].every((name) => typeof value[name] === "string");
+}
+
 function isPreset(value: unknown): value is Preset {
   if (!isRecord(value)) return false;
   const { id, name, system, sampling } = value;
@@ -102,6 +111,7 @@ const THEIR_WORDS: Record<string, (value: unknown) => Partial<Settings>> = {
   systemMessage: (value) => ({ system: value as string }),
   showThoughtInProgress: (value) => ({ showReasoning: value as boolean }),
   showMessageStats: (value) => ({ showStats: value as boolean }),
+  titleGenerationUseLLM: (value) => ({ titles: value as boolean }),
   sendOnEnter: (value) => ({ sendKey: value === false ? "mod-enter" : "enter" }),
   theme: (value) => ({ theme: (value === "system" ? "auto" : value) as Settings["theme"] }),
 };

@@ -42,7 +42,7 @@ export function live(message: string): ReadonlySignal<Message> | undefined {
 /** Read the list of chats. */
 export async function loadChats(): Promise<void> {
   const found = await reading((tx) => tx.chats());
-  chats.value = found.sort(byAge);
+  chats.value = found.sort(byPlace);
 }
 
 /** Put a chat on the screen that is not in the database yet. */
@@ -108,7 +108,7 @@ export async function change(
 function showChange(chat: Chat, isKept: boolean): void {
   batch(() => {
     const others = chats.peek().filter((one) => one.id !== chat.id);
-    if (isKept) chats.value = [chat, ...others].sort(byAge);
+    if (isKept) chats.value = [chat, ...others].sort(byPlace);
     if (openChat.peek()?.chat.id === chat.id) show(chat);
   });
 }
@@ -165,7 +165,7 @@ export async function refresh(id: string): Promise<void> {
     return;
   }
   batch(() => {
-    chats.value = [chat, ...chats.peek().filter((one) => one.id !== id)].sort(byAge);
+    chats.value = [chat, ...chats.peek().filter((one) => one.id !== id)].sort(byPlace);
     if (!isOpen || turn !== openings) return;
     const known = tree;
     tree = treeOf(messages.map((message) => current(message, known.get(message.id))));
@@ -187,6 +187,6 @@ function current(read: Message, known: Message | undefined): Message {
   return isSame ? known : read;
 }
 
-function byAge(a: Chat, b: Chat): number {
-  return b.updatedAt - a.updatedAt || (a.id < b.id ? -1 : 1);
+function byPlace(a: Chat, b: Chat): number {
+  return Number(b.pinned ?? false) - Number(a.pinned ?? false) || b.updatedAt - a.updatedAt || (a.id < b.id ? -1 : 1);
 }

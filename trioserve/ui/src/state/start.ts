@@ -1,18 +1,20 @@
 // Starts what the state is made of.
 
 import { listenToBrowser } from "../server/wake";
+import { startCalls } from "./calls";
+import { startMcp } from "./mcp";
+import { startOutbox } from "./outbox";
 import { checkOthers, isFollowing, look, runOf, showRun, startChecking } from "./runs";
-import { startServer } from "./server";
-import { startSettings } from "./settings";
+import { hasProxy, startServer } from "./server";
 import { loadChats, refresh } from "./shown";
 import { startTabs } from "./tabs";
+import { startTitles } from "./titles";
 
 /**
- * Read what is kept, take up the answers that are still being written, and connect. Called once;
+ * Read the chats, take up the answers that are still being written, and connect. Called once;
  * `newChat` or `open` follows, and again whenever another tab deletes the chat that is open.
  */
 export async function start(): Promise<void> {
-  startSettings();
   listenToBrowser();
   startServer();
   await loadChats();
@@ -25,5 +27,9 @@ export async function start(): Promise<void> {
     runOf,
   });
   startChecking();
+  startMcp(hasProxy);
+  startCalls();
+  startOutbox();
+  startTitles();
   void look();
 }

@@ -3,6 +3,7 @@
 import { signal, type ReadonlySignal } from "@preact/signals";
 
 import type { StorageStatus } from "../types";
+import { t } from "../words";
 
 export { place } from "./place";
 
@@ -15,7 +16,7 @@ export const storage: ReadonlySignal<StorageStatus> = status;
 export function noteBlocked(): void {
   status.value = {
     state: "memory",
-    message: "This browser window keeps no data: chats are gone when it is closed.",
+    message: t("This browser window keeps no data: chats are gone when it is closed."),
   };
 }
 
@@ -26,7 +27,7 @@ export function noteUnkept(error: unknown): void {
   if (status.peek().state !== "kept") return;
   status.value = {
     state: "full",
-    message: "The browser’s storage is full: what is new is not kept. Export or delete some chats.",
+    message: t("The browser’s storage is full: what is new is not kept. Export or delete some chats."),
   };
 }
 

@@ -300,8 +300,8 @@ test("chats are renamed, found, deleted and brought back", async () => {
   const { id } = chat();
   await rename(id, "  Straw ");
   assert.equal(chats.peek().find((one) => one.id === id)!.title, "Straw");
-  assert.deepEqual((await search("NEEDLE")).map((one) => one.id), [id]);
-  assert.deepEqual((await search("straw")).map((one) => one.id), [id]);
+  assert.deepEqual((await search("NEEDLE")).map(({ chat: { id: found } }) => found), [id]);
+  assert.deepEqual((await search("straw")).map(({ chat: { id: found } }) => found), [id]);
   assert.deepEqual(await search("nothing of the kind"), []);
   const undo = await remove(id);
   assert.notEqual(chat().id, id);

@@ -1,28 +1,31 @@
 // What a person does in the open chat.
 
 import type { Attachment, Chat, Message } from "../types";
-import { chosenModel } from "./choice";
+import { t } from "../words";
+import { modelOf } from "./choice";
+import { sentOf, systemWith } from "./context";
+import { reading } from "./db";
 import { newId } from "./ids";
-import { bodyFor } from "./prompt";
+import { bodyFor, DENIED } from "./prompt";
 import { stopRuns, write } from "./runs";
 import { settings } from "./settings";
-import { change, openChat, openTree } from "./shown";
+import { change, chatOf, openChat, openTree } from "./shown";
 import { toolsFor } from "./tools";
-import { childrenOf, leafOf, pathTo, subtreeOf, timeFor } from "./tree";
+import { childrenOf, leafOf, pathTo, subtreeOf, timeFor, treeOf, type Tree } from "./tree";
 import type { Body, Unwritten } from "./writer";
 
 /** Characters of a title that is taken from the first message. */
 const TITLE_LENGTH = 60;
 
 /**
- * Send a message in the open chat, and have it answered. Returns once the message is kept, not
+ * Send a message in the open chat, or in another one, and have it answered. Returns once the message is kept, not
  * when the answer is complete. Throws an Error for people if it cannot be sent.
  */
-export async function send(text: string, attachments: Attachment[]): Promise<void> {
-  const { chat } = opened();
-  if (!text.trim() && attachments.length === 0) throw new Error("There is nothing to send.");
-  await stopRuns(chat.id);
-  await ask(question(chat.id, chat.leaf, text, attachments));
+export async function send(text: string, attachments: Attachment[], id = opened().chat.id): Promise<void> {
+  if (!text.trim() && attachments.length === 0) throw new Error(t("There is nothing to send."));
+  await stopRuns(id);
+  const place = isOpen(id) ? opened() : await keptPlace(id);
+  await ask(place, question(place, place.chat.leaf, text, attachments));
 }
 
 /** End the answer that a chat is being given. Its received part stays. */
@@ -34,7 +37,7 @@ export async function stop(chat: string): Promise<void> {
 export async function regenerate(message: string): Promise<void> {
   const { id, role, parent } = found(message);
   await stopRuns(opened().chat.id);
-  await answer(role === "assistant" ? parent : id, []);
+  await answer(opened(), role === "assistant" ? parent : id, []);
 }
 
 /** Put a changed message beside the one that there is; a changed question is answered. */
@@ -47,7 +50,8 @@ export async function edit(
   const { chat } = opened();
   await stopRuns(chat.id);
   if (before.role === "user") {
-    await ask(question(chat.id, before.parent, text, attachments));
+    const place = opened();
+    await ask(place, question(place, before.parent, text, attachments));
     return;
   }
   const { stats: _, finish: __, error: ___, stream: ____, ...rest } = before;
@@ -66,8 +70,8 @@ export async function showBranch(message: string): Promise<void> {
 export async function continueAnswer(message: string): Promise<void> {
   const before = found(message);
   const { chat } = opened();
-  if (before.role !== "assistant") throw new Error("Only an answer can be continued.");
-  if (before.toolCalls.length > 0) throw new Error("An answer that calls tools cannot be continued.");
+  if (before.role !== "assistant") throw new Error(t("Only an answer can be continued."));
+  if (before.toolCalls.length > 0) throw new Error(t("An answer that calls tools cannot be continued."));
   await stopRuns(chat.id);
   const { stats: _, finish: __, error: ___, ...rest } = before;
   const now = Date.now();
@@ -97,29 +101,54 @@ export async function removeMessage(message: string): Promise<() => Promise<void
   };
 }
 
+/** Give the results of an answer's calls to the model, in their order; null: the call was not allowed. */
+export async function giveResults(message: Message, results: (string | null)[]): Promise<void> {
+  const place = isOpen(message.chat) ? opened() : await keptPlace(message.chat);
+  let parent = message.id;
+  const added = results.map((result, index): Message => {
+    const one = { ...question(place, parent, result ?? DENIED, []), role: "tool" as const, ...(result === null ? { state: "stopped" as const } : {}) };
+    one.createdAt += index;
+    parent = one.id;
+    return one;
+  });
+  await answer(place, parent, added);
+}
+
 // -- the parts
 
-function opened(): { chat: Chat } {
+/** A chat, and its messages on all branches. */
+interface Place {
+  chat: Chat;
+  tree: Tree;
+}
+
+function opened(): Place {
   const shown = openChat.peek();
-  if (!shown) throw new Error("No chat is open.");
-  return shown;
+  if (!shown) throw new Error(t("No chat is open."));
+  return { chat: shown.chat, tree: openTree() };
+}
+
+function isOpen(id: string): boolean {
+  return openChat.peek()?.chat.id === id;
+}
+
+/** The same of a chat that is not open. */
+async function keptPlace(id: string): Promise<Place> {
+  const chat = chatOf(id);
+  if (!chat) throw new Error(t("This chat is no longer there."));
+  return { chat, tree: treeOf(await reading((tx) => tx.messagesOf(id))) };
 }
 
 function found(id: string): Message {
   const message = openTree().get(id);
-  if (!message) throw new Error("This message is no longer there.");
+  if (!message) throw new Error(t("This message is no longer there."));
   return message;
 }
 
-function question(
-  chat: string,
-  parent: string | null,
-  content: string,
-  attachments: Attachment[],
-): Message {
+function question({ chat, tree }: Place, parent: string | null, content: string, attachments: Attachment[]): Message {
   return {
     id: newId(),
-    chat,
+    chat: chat.id,
     parent,
     role: "user",
     content,
@@ -127,20 +156,19 @@ function question(
     toolCalls: [],
     attachments,
     model: "",
-    createdAt: timeFor(openTree(), parent),
+    createdAt: timeFor(tree, parent),
     state: "done",
   };
 }
 
-async function ask(asked: Message): Promise<void> {
-  await answer(asked.id, [asked]);
+async function ask(place: Place, asked: Message): Promise<void> {
+  await answer(place, asked.id, [asked]);
 }
 
-/** Add messages to the open chat, and have the last of them answered. */
-async function answer(parent: string | null, added: Message[]): Promise<void> {
-  const { chat } = opened();
+/** Add messages to a chat, and have the last of them answered. */
+async function answer({ chat, tree }: Place, parent: string | null, added: Message[]): Promise<void> {
   const now = Date.now();
-  const model = chosenModel.peek();
+  const model = modelOf(chat);
   const unwritten: Unwritten = {
     id: newId(),
     chat: chat.id,
@@ -151,26 +179,29 @@ async function answer(parent: string | null, added: Message[]): Promise<void> {
     toolCalls: [],
     attachments: [],
     model,
-    createdAt: timeFor(openTree(), parent),
+    createdAt: timeFor(tree, parent),
     state: "writing",
     stream: streamFor(chat.id, now),
   };
-  const title = chat.title || titleFrom(added[0]);
-  const how = { title, leaf: unwritten.id, updatedAt: now };
+  const isFirst = chat.title === "";
+  const titled = isFirst ? { title: titleFrom(added[0]), untitled: true } : {};
+  const how = { ...titled, leaf: unwritten.id, updatedAt: now };
+  const path = [...pathTo(tree, added[0] ? added[0].parent : parent), ...added];
   // What is written of the answer gets to the database after this, and so finds the message there.
   const isKept = change(chat.id, how, [...added, unwritten]);
-  void write(unwritten, bodyOf(chat, pathTo(openTree(), parent), false));
+  void write(unwritten, bodyOf(chat, path, false));
   await isKept;
 }
 
 function bodyOf(chat: Chat, path: Message[], continues: boolean): Body {
   const { system, sampling } = settings.peek();
+  const sent = sentOf(chat, path);
   const asked = {
-    system: chat.system || system,
+    system: systemWith(chat.system || system, sent.summary),
     sampling: { ...sampling, ...chat.sampling },
-    model: chosenModel.peek(),
+    model: modelOf(chat),
     tools: continues ? {} : toolsFor(chat), // the server runs none for an answer that has begun
-    path,
+    path: sent.path,
     continues,
   };
   return () => bodyFor(asked);

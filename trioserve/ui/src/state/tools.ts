@@ -4,14 +4,19 @@ import { computed, signal, type ReadonlySignal } from "@preact/signals";
 
 import { posting, request, requestJson, ServerError } from "../server/api";
 import type { Chat, ServerTool, Step, ToolChoice } from "../types";
+import { t } from "../words";
 import { isRecord } from "./json";
+import { definitionOf, pageTools } from "./mcp";
 import { settings } from "./settings";
 import { change, chatOf, openChat } from "./shown";
 
 const known = signal<ServerTool[] | null>(null);
 
 /** What the server has, built-in ones first; null: it has not said. */
-export const tools: ReadonlySignal<ServerTool[] | null> = known;
+export const serverTools: ReadonlySignal<ServerTool[] | null> = known;
+
+/** What the page has as well. */
+export const tools: ReadonlySignal<ServerTool[] | null> = computed(() => known.value && [...known.value, ...pageTools.value]);
 
 /** What the open chat may use. */
 export const choice: ReadonlySignal<ToolChoice> = computed(() => openChat.value?.chat.tools ?? settings.value.tools);
@@ -43,13 +48,19 @@ export async function choose(how: Partial<ToolChoice>): Promise<void> {
   if (chat) await change(chat.id, { tools: { ...choice.peek(), ...how } });
 }
 
+function isOfPage(name: string): boolean {
+  return pageTools.peek().some((tool) => tool.name === name);
+}
+
 /** What a request says of the tools that a chat may use. */
 export function toolsFor(chat: Chat): Record<string, unknown> {
   const { on, cwd } = chat.tools ?? settings.peek().tools;
   const there = known.peek();
-  const names = there ? on.filter((name) => there.some((tool) => tool.name === name)) : on;
-  if (names.length === 0) return {};
-  return { trioserve_run_tools: { tools: names, approval: "ask", ...(cwd.trim() ? { cwd: cwd.trim() } : {}) } };
+  const names = on.filter((name) => (there ? there.some((tool) => tool.name === name) : !isOfPage(name)));
+  const own = pageTools.peek().filter(({ name }) => on.includes(name)).map(definitionOf);
+  const given = own.length > 0 ? { tools: own } : {};
+  if (names.length === 0) return given;
+  return { ...given, trioserve_run_tools: { tools: names, approval: "ask", ...(cwd.trim() ? { cwd: cwd.trim() } : {}) } };
 }
 
 /** Whether a chat's calls of a tool need no approval. */
@@ -79,7 +90,7 @@ export async function stopCall(answer: string | undefined, call: string): Promis
 const DECIDED = 409;
 
 async function tell(answer: string | undefined, what: string, body: Record<string, unknown>): Promise<void> {
-  if (!answer) throw new Error("The answer has ended.");
+  if (!answer) throw new Error(t("The answer has ended."));
   try {
     await request(`v1/chat/completions/${encodeURIComponent(answer)}/${what}`, posting(body));
   } catch (error) {

@@ -1,6 +1,7 @@
 // Chats as a JSON file, and back.
 
 import type { Attachment, CallState, Chat, MadeCall, Message, Role, Step, ToolCall } from "../types";
+import { t } from "../words";
 import { newId } from "./ids";
 import { isRecord } from "./json";
 import { blobIn, dataUrlOf } from "./media";
@@ -50,12 +51,12 @@ export function read(text: string): Whole[] {
   const file = parsed(text);
   if (isRecord(file) && file.format === FORMAT) {
     if (file.version !== VERSION) {
-      throw new Error("This file comes from a newer version of the page.");
+      throw new Error(t("This file comes from a newer version of the page."));
     }
     return each(file.chats, "chats", wholeOf);
   }
   const theirs = fromLlamaServer(file);
-  if (theirs === null) throw new Error("This file has no chats of this page or of llama-server’s.");
+  if (theirs === null) throw new Error(t("This file has no chats of this page or of llama-server’s."));
   return each(theirs, "", wholeOf);
 }
 
@@ -69,7 +70,7 @@ function parsed(text: string): unknown {
   try {
     return text.split("\n").filter((line) => line.trim()).map((line) => JSON.parse(line) as unknown);
   } catch {
-    throw new Error("This file is not JSON.");
+    throw new Error(t("This file is not JSON."));
   }
 }
 
@@ -99,8 +100,17 @@ function wholeOf(given: Fields, at: string): Whole {
     system: string(given.system ?? "", `${at}.system`),
     sampling,
     model: string(given.model ?? "", `${at}.model`),
+    ...(given.pinned === true ? { pinned: true } : {}),
+    ...startOf(given.start, ids),
   };
   return { chat, messages };
+}
+
+/** Where what the model gets begins, if the file says so of one of its messages. */
+function startOf(given: unknown, ids: ReadonlyMap<string, string>): Pick<Chat, "start"> {
+  if (!isRecord(given) || typeof given.summary !== "string" || typeof given.since !== "number") return {};
+  const message = ids.get(String(given.message));
+  return message ? { start: { message, summary: given.summary, since: given.since } } : {};
 }
 
 interface Where {
@@ -134,6 +144,7 @@ function messageOf(given: Fields, { chat, ids, at }: Where): Message {
     state,
     ...(given.finish === undefined ? {} : { finish: string(given.finish, `${at}.finish`) }),
     ...(given.error === undefined ? {} : { error: string(given.error, `${at}.error`) }),
+    ...(given.full === true ? { full: true } : {}),
     ...(isStats(given.stats) ? { stats: given.stats } : {}),
   };
 }
@@ -212,7 +223,7 @@ function checkTree(messages: readonly Message[], at: string): void {
 // -- values of a file
 
 function wrong(at: string, what: string): Error {
-  return new Error(`The file cannot be read: ${at} ${what}.`);
+  return new Error(t("The file cannot be read: {at} {what}.", { at, what }));
 }
 
 /** A list of objects, each with its place in the file. */

@@ -3,6 +3,7 @@
 import { follow, stopStream, type End, type Listener } from "../server/follow";
 import type { ServerError } from "../server/api";
 import type { Message, Phase, Run, StreamPlace } from "../types";
+import { t } from "../words";
 import { Answer } from "./answer";
 import { keepAnswer } from "./db";
 import { UnreadableError } from "./media";
@@ -66,7 +67,7 @@ export class Writer implements Listener {
       const asked = body ? { body: await body() } : {};
       return follow({ conversation, offset, ...asked }, this, signal);
     };
-    const wait = () => this.#setTrouble("queued", "Waiting until another answer is complete…");
+    const wait = () => this.#setTrouble("queued", t("Waiting until another answer is complete…"));
     showLive(this.#message);
     this.#tellRun();
     this.#ask(this.#message);
@@ -76,7 +77,7 @@ export class Writer implements Listener {
     } catch (error) {
       if (signal.aborted) return; // who did that has ended it
       if (error instanceof UnreadableError) return await this.#end({ state: "failed", error: error.message });
-      await this.#end({ state: "failed", error: "The page failed. The browser’s console has more." });
+      await this.#end({ state: "failed", error: t("The page failed. The browser’s console has more.") });
       throw error;
     }
   }
@@ -110,8 +111,8 @@ export class Writer implements Listener {
     noteTrouble(error, retryAt);
     const says = error.message.replace(/[^.!?…]$/, "$&."); // what the server says need not end in a stop
     if (error.reason === "loading") this.#setTrouble("loading-model");
-    else if (error.reason === "full") this.#setTrouble("queued", `${says} Trying again…`);
-    else this.#setTrouble("reconnecting", `${says} Connecting again…`);
+    else if (error.reason === "full") this.#setTrouble("queued", t("{says} Trying again…", { says }));
+    else this.#setTrouble("reconnecting", t("{says} Connecting again…", { says }));
   }
 
   #setTrouble(phase: Phase, note?: string): void {
@@ -214,11 +215,11 @@ function outcome(end: End, { offset, finish }: Answer): Partial<Message> {
     case "complete":
       return { state: "done" };
     case "failed":
-      return { state: "failed", error: end.error.message };
+      return { state: "failed", error: end.error.message, ...(end.error.reason === "context" ? { full: true } : {}) };
     case "lost":
-      return { state: "failed", error: offset > 0 ? LOST : NEVER_CAME };
+      return { state: "failed", error: t(offset > 0 ? LOST : NEVER_CAME) };
     case "gap":
-      return { state: "failed", error: GAP };
+      return { state: "failed", error: t(GAP) };
   }
 }
 

@@ -7,6 +7,7 @@ import { Icon, type IconName } from "../icon";
 import { attempt, say } from "../shell/toasts";
 import { continueAnswer, regenerate, removeMessage, showBranch } from "../state/talk";
 import type { Message } from "../types";
+import { t } from "../words";
 import { CopyButton } from "./CopyButton";
 import { canContinue, problem } from "./problems";
 
@@ -24,26 +25,33 @@ export function Actions({ message, index, branches, last, edit }: Props): VNode 
   return (
     <div class={last ? "actions shown" : "actions"}>
       {branches && index !== undefined && <BranchSwitch ids={branches} index={index} />}
-      {message.content && <CopyButton text={message.content} label="Copy" />}
-      <Action icon="edit" label="Edit" act={edit} />
-      {answer && <Action icon="refresh" label="Answer again" act={() => regenerate(message.id)} />}
-      {!answer && last && <Action icon="refresh" label="Answer" act={() => regenerate(message.id)} />}
+      {message.content && <CopyButton text={message.content} label={t("Copy")} />}
+      <Action icon="edit" label={t("Edit")} class="edit-button" act={edit} />
+      {answer && <Action icon="refresh" label={t("Regenerate")} act={() => regenerate(message.id)} />}
+      {!answer && last && <Action icon="refresh" label={t("Answer")} act={() => regenerate(message.id)} />}
       {answer && last && canContinue(message) && !problem(message) && (
-        <Action icon="play" label="Continue" act={() => continueAnswer(message.id)} />
+        <Action icon="continue" label={t("Continue")} act={() => continueAnswer(message.id)} />
       )}
-      <Action icon="trash" label={last ? "Delete" : "Delete this and what follows"} act={() => remove(message.id)} />
+      <Action icon="trash" label={last ? t("Delete") : t("Delete this and what follows")} act={() => remove(message.id)} />
     </div>
   );
 }
 
 async function remove(message: string): Promise<void> {
   const undo = await removeMessage(message);
-  say("Deleted.", { label: "Undo", run: undo });
+  say(t("Deleted."), { label: t("Undo"), run: undo });
 }
 
-function Action({ icon, label, act }: { icon: IconName; label: string; act: () => unknown }): VNode {
+interface ActionProps {
+  icon: IconName;
+  label: string;
+  class?: string;
+  act: () => unknown;
+}
+
+function Action({ icon, label, class: name = "", act }: ActionProps): VNode {
   return (
-    <button type="button" class="icon-button" aria-label={label} title={label} onClick={() => void attempt(act)}>
+    <button type="button" class={`icon-button ${name}`} aria-label={label} title={label} onClick={() => void attempt(act)}>
       <Icon name={icon} />
     </button>
   );
@@ -51,12 +59,12 @@ function Action({ icon, label, act }: { icon: IconName; label: string; act: () =
 
 function BranchSwitch({ ids, index }: { ids: string[]; index: number }): VNode {
   return (
-    <div class="branches" role="group" aria-label="Versions">
-      <Turn icon="chevron-left" label="Previous version" to={ids[index - 1]} />
+    <div class="branches" role="group" aria-label={t("Versions")}>
+      <Turn icon="chevron-left" label={t("Previous version")} to={ids[index - 1]} />
       <span>
         {index + 1}/{ids.length}
       </span>
-      <Turn icon="chevron-right" label="Next version" to={ids[index + 1]} />
+      <Turn icon="chevron-right" label={t("Next version")} to={ids[index + 1]} />
     </div>
   );
 }

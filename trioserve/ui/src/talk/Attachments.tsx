@@ -6,8 +6,10 @@ import { useState } from "preact/hooks";
 import { Icon } from "../icon";
 import { bytes } from "../shell/format";
 import { useObjectUrl } from "../shell/objectUrl";
+import { save } from "../shell/files";
 import { kindOf } from "../state/media";
 import type { Attachment } from "../types";
+import { t } from "../words";
 import { CodeBlock } from "./Code";
 import { withoutDirections } from "./links";
 
@@ -17,7 +19,7 @@ interface Props {
   remove?: (id: string) => void;
 }
 
-/** Text files by name, where a click shows what is in one; pictures; and players of the others. */
+/** Text files by name, where a click shows what is in one; PDFs, which it saves; pictures; and players of the others. */
 export function Attachments({ list, remove }: Props): VNode | null {
   const [shown, show] = useState<string | null>(null);
   const toggle = (id: string) => show(id === shown ? null : id);
@@ -25,24 +27,20 @@ export function Attachments({ list, remove }: Props): VNode | null {
   if (list.length === 0) return null;
   return (
     <div class="attachments">
-      <ul aria-label="Attached files">
+      <ul aria-label={t("Attached files")}>
         {list.map((one) => (
           <li key={one.id}>
             {one.data ? (
               <Media file={one} large={one.id === shown} toggle={() => toggle(one.id)} />
             ) : (
-              <button type="button" class="button file" aria-expanded={one.id === shown} onClick={() => toggle(one.id)}>
-                <Icon name="file" />
-                <bdi class="name">{withoutDirections(one.name)}</bdi>
-                <span class="soft">{bytes(one.size)}</span>
-              </button>
+              <FileButton file={one} expanded={one.id === shown} onClick={() => toggle(one.id)} />
             )}
             {remove && (
               <button
                 type="button"
                 class="icon-button"
-                aria-label={`Remove ${one.name}`}
-                title="Remove"
+                aria-label={t("Remove {name}", { name: one.name })}
+                title={t("Remove")}
                 onClick={() => remove(one.id)}
               >
                 <Icon name="close" />
@@ -53,6 +51,23 @@ export function Attachments({ list, remove }: Props): VNode | null {
       </ul>
       {file && <CodeBlock text={file.text} language={ending(file.name)} open={false} />}
     </div>
+  );
+}
+
+interface FileButtonProps {
+  file: Attachment;
+  expanded?: boolean;
+  title?: string;
+  onClick: () => void;
+}
+
+function FileButton({ file, expanded, title, onClick }: FileButtonProps): VNode {
+  return (
+    <button type="button" class="button file" aria-expanded={expanded} title={title} onClick={onClick}>
+      <Icon name="file" />
+      <bdi class="name">{withoutDirections(file.name)}</bdi>
+      <span class="soft">{bytes(file.size)}</span>
+    </button>
   );
 }
 
@@ -71,7 +86,9 @@ function Media({ file, large, toggle }: MediaProps): VNode {
       return <audio class="media" controls src={url} aria-label={name} title={name} />;
     case "video":
       return <video class="media" controls src={url} aria-label={name} title={name} />;
-    default:
+    case null:
+      return <FileButton file={file} title={t("Save")} onClick={() => save(file.data!, file.name)} />;
+    case "image":
       return (
         <button type="button" class="picture" aria-expanded={large} title={name} onClick={toggle}>
           <img src={url} alt={name} />

@@ -59,6 +59,22 @@ test("a table has its alignment, and can be scrolled by keyboard", () => {
   assert.match(shown, /<tbody><tr><td>1<\/td><td class="to-right"><code>2<\/code><\/td><\/tr><\/tbody>/);
 });
 
+test("an alert has its kind as a title, and a quote that names none is a quote", () => {
+  const shown = html("> [!Tip]\n> a *b*\n>\n> c");
+  assert.match(shown, /^<aside class="alert tip" aria-label="Tip"><p class="alert-title"><svg.*<\/svg>Tip<\/p>/);
+  assert.match(shown, /<p>a <em>b<\/em><\/p><p>c<\/p><\/aside>$/);
+  for (const text of ["> [!TIP] a", "> [!OTHER]\n> a", "> a\n> [!TIP]", "> [!TIP]*a*"]) {
+    assert.match(html(text), /^<blockquote>/, text);
+  }
+  assert.match(html("> [!NOTE]"), /<\/p><\/aside>$/);
+});
+
+test("a footnote is one where it has a text", () => {
+  const shown = html("a[^1] b[^x y] [^2] `[^1]`\n[^1]: https://example.org\n  c\n\n    [^2]: code");
+  assert.match(shown, /^<p>a<sup><button [^>]*aria-label="Footnote 1">1<\/button><\/sup> b\[\^x y\] \[\^2\] <code>\[\^1\]<\/code><\/p>/);
+  assert.match(shown, /<p class="footnote" data-footnote="1" tabindex="-1">.*<bdi>https:\/\/example\.org<\/bdi><\/a>\n {2}c<\/p>/);
+});
+
 test("a task shows whether it is done", () => {
   assert.match(html("- [x] a"), /^<ul><li class="task"><input type="checkbox" disabled="" aria-label="Done">a<\/li>/);
 });

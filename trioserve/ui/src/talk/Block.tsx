@@ -2,15 +2,19 @@
 
 import { h, type ComponentChildren, type VNode } from "preact";
 
+import { Icon } from "../icon";
+import { t } from "../words";
+import { alertIn } from "./alerts";
 import { CodeBlock } from "./Code";
 import { same } from "./blocks";
 import { decode } from "./entities";
+import { Footnote, FootnoteMark } from "./Footnote";
+import type { FootnoteToken } from "./footnotes";
 import { address, misleads } from "./links";
 import type { Token, Tokens } from "./lexer";
 import { Maths } from "./Maths";
 import type { MathsToken } from "./mathsSyntax";
 import { memo } from "./memo";
-
 
 interface BlockProps {
   token: Token;
@@ -36,13 +40,15 @@ function block(token: Token, open: boolean): ComponentChildren {
     case "code":
       return code(token as Tokens.Code, open);
     case "blockquote":
-      return <blockquote>{blocks((token as Tokens.Blockquote).tokens, open)}</blockquote>;
+      return quote(token as Tokens.Blockquote, open);
     case "list":
       return list(token as Tokens.List, open);
     case "table":
       return <Table token={token as Tokens.Table} />;
     case "mathsBlock":
       return formula(token as MathsToken);
+    case "footnote":
+      return <Footnote label={(token as FootnoteToken).label}>{inline(token.tokens)}</Footnote>;
     case "hr":
       return <hr />;
     case "space":
@@ -57,6 +63,20 @@ function blocks(tokens: Token[], open: boolean): VNode[] {
   return tokens.map((token, index) => (
     <Block key={index} token={token} open={open && index === tokens.length - 1} />
   ));
+}
+
+function quote(token: Tokens.Blockquote, open: boolean): VNode {
+  const alert = alertIn(token);
+  if (!alert) return <blockquote>{blocks(token.tokens, open)}</blockquote>;
+  return (
+    <aside class={`alert ${alert.kind}`} aria-label={t(alert.title)}>
+      <p class="alert-title">
+        <Icon name={alert.icon} />
+        {t(alert.title)}
+      </p>
+      {blocks(alert.tokens, open)}
+    </aside>
+  );
 }
 
 function code(token: Tokens.Code, open: boolean): VNode {
@@ -85,7 +105,7 @@ const Item = memo<{ item: Tokens.ListItem; open: boolean }>(
 
 function Table({ token }: { token: Tokens.Table }): VNode {
   return (
-    <div class="table" role="region" aria-label="Table" tabIndex={0}>
+    <div class="table" role="region" aria-label={t("Table")} tabIndex={0}>
       <table>
         <thead>
           <Row cells={token.header} header />
@@ -173,6 +193,8 @@ function span(token: Token): ComponentChildren {
       return image(token as Tokens.Image);
     case "maths":
       return formula(token as MathsToken);
+    case "footnoteMark":
+      return <FootnoteMark label={(token as FootnoteToken).label} />;
     case "checkbox":
       return <Checkbox checked={(token as Tokens.Checkbox).checked} />;
     case "escape":
@@ -184,7 +206,7 @@ function span(token: Token): ComponentChildren {
 }
 
 function Checkbox({ checked }: { checked: boolean }): VNode {
-  return <input type="checkbox" checked={checked} disabled aria-label={checked ? "Done" : "Not done"} />;
+  return <input type="checkbox" checked={checked} disabled aria-label={checked ? t("Done") : t("Not done")} />;
 }
 
 function text(token: Tokens.Text | Tokens.Escape): string {
@@ -214,7 +236,7 @@ function hasImage(token: Token): boolean {
 /** A picture from elsewhere would tell that place who reads: it is a link, and its address is shown. */
 function image(token: Tokens.Image): ComponentChildren {
   const to = address(token.href);
-  const name = token.text || "Image";
+  const name = token.text || t("Image");
   if (!to || to.href.startsWith("mailto:")) return `${name} (${token.href})`;
   return (
     <a class="image" href={to.href} title={to.href} target="_blank" rel="noopener noreferrer nofollow">

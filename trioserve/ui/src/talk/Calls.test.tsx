@@ -62,7 +62,7 @@ test("who approves learns what the preview leaves out, and can read all of it", 
   const preview = `--- /dev/null\n+++ b/x\n@@ -0,0 +1,301 @@\n${"+x\n".repeat(300)}+${"y".repeat(1_999)} [3008 characters]\n[diff truncated]\n`;
   draw([call({ state: "asked", preview, arguments: JSON.stringify({ path: "x.txt", content }) })]);
   const note = place.querySelector(".unshown")!;
-  assert.match(note.textContent ?? "", /does not show the rest of the change, 102 of its lines, the ends of 1 long line\./);
+  assert.match(note.textContent ?? "", /does not show the rest of the change, 102 of its lines, the end of 1 long line\./);
   assert.ok(note.compareDocumentPosition(button("Allow") as never) & 4, "it is above the buttons");
   assert.doesNotMatch(place.textContent ?? "", /the end$/m);
   button("Show the whole call")!.click();

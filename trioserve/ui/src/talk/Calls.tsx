@@ -9,6 +9,7 @@ import { attempt } from "../shell/toasts";
 import { focusAgain, focusAsked } from "../shell/view";
 import { allowAll, decide, stopCall } from "../state/tools";
 import type { CallState, MadeCall, Message, Step } from "../types";
+import { t, type Text } from "../words";
 import { Diff, DiffSize, FEW } from "./Diff";
 import { Fold } from "./Fold";
 import { Markdown } from "./Markdown";
@@ -62,14 +63,14 @@ const ICONS: Record<CallState, IconName> = {
   denied: "close",
 };
 
-const SAYS: Record<CallState, string> = {
+const SAYS: Record<CallState, Text | ""> = {
   called: "",
   asked: "waits for your approval",
   running: "runs",
   done: "",
   failed: "failed",
   stopped: "stopped",
-  denied: "not allowed",
+  denied: "not applied",
 };
 
 function Call(properties: CallProps): VNode {
@@ -111,7 +112,7 @@ function Title({ call, state }: { call: MadeCall; state: CallState }): VNode {
           <DiffSize added={size.added} removed={size.removed} />
         </span>
       )}
-      {SAYS[state] && <span class={state === "running" ? "says shimmer" : "says"}>{SAYS[state]}</span>}
+      {SAYS[state] && <span class={state === "running" ? "says shimmer" : "says"}>{t(SAYS[state])}</span>}
       {state === "done" && call.seconds !== undefined && call.seconds >= 0.1 && (
         <span class="says">{seconds(call.seconds)}</span>
       )}
@@ -127,10 +128,10 @@ function Unshown({ diff, written }: { diff: string; written: string }): VNode | 
   return (
     <>
       <p class="unshown" role="note">
-        The preview does not show {left}.
+        {t("The preview does not show {left}.", { left })}
         {!isOpen && (
           <button type="button" class="button" onClick={() => setOpen(true)}>
-            Show the whole call
+            {t("Show the whole call")}
           </button>
         )}
       </p>
@@ -144,8 +145,8 @@ function Approval({ call, step, chat, answer }: CallProps): VNode {
   const { isBusy, act } = useAct(() => focusAsked() || focusAgain());
   const title = exposed(call.title);
   return (
-    <div class="approval" role="group" aria-label={`Approval of ${title}`}>
-      <p>Allow this call?</p>
+    <div class="approval" role="group" aria-label={t("Approval of {title}", { title })}>
+      <p>{t("Allow this call?")}</p>
       <span class="buttons">
         <button
           type="button"
@@ -153,7 +154,7 @@ function Approval({ call, step, chat, answer }: CallProps): VNode {
           disabled={isBusy}
           onClick={() => act(() => decide(answer, call.id, true))}
         >
-          Allow
+          {t("Allow")}
         </button>
         <button
           type="button"
@@ -161,7 +162,7 @@ function Approval({ call, step, chat, answer }: CallProps): VNode {
           disabled={isBusy}
           onClick={() => act(() => allowAll(chat, answer, step, call.name))}
         >
-          Always allow in this chat
+          {t("Always allow in this chat")}
         </button>
         <button
           type="button"
@@ -169,7 +170,7 @@ function Approval({ call, step, chat, answer }: CallProps): VNode {
           disabled={isBusy}
           onClick={() => act(() => decide(answer, call.id, false))}
         >
-          Deny
+          {t("Deny")}
         </button>
       </span>
     </div>
@@ -183,11 +184,11 @@ function StopButton({ call, answer }: CallProps): VNode {
       <button
         type="button"
         class="button"
-        aria-label={`Stop ${exposed(call.title)}`}
+        aria-label={t("Stop {title}", { title: exposed(call.title) })}
         disabled={isBusy}
         onClick={() => act(() => stopCall(answer, call.id))}
       >
-        Stop this
+        {t("Stop this")}
       </button>
     </span>
   );

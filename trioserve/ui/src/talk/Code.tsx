@@ -3,7 +3,8 @@
 import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 
-import { Icon } from "../icon";
+import { Icon, type IconName } from "../icon";
+import { t } from "../words";
 import { CopyButton } from "./CopyButton";
 import { highlight } from "./highlight";
 import type { Line, Piece } from "./highlightCode";
@@ -11,6 +12,8 @@ import { revealed } from "./links";
 import { memo } from "./memo";
 import { linesOf, same } from "./lines";
 import { Painter, type Coloured } from "./painter";
+import { Picture } from "./Picture";
+import { pictureKind } from "./pictures";
 
 interface Props {
   text: string;
@@ -21,28 +24,56 @@ interface Props {
 
 function Code({ text, language, open }: Props): VNode {
   const [wrapped, setWrapped] = useState(false);
+  const [chosen, choose] = useState<boolean | null>(null);
+  const [problem, setProblem] = useState("");
   const shown = revealed(text);
   const lines = useLines(shown, language, open);
+  const kind = open ? null : pictureKind(language, text);
+  // A page runs scripts: a person starts it.
+  const pictured = kind !== null && (chosen ?? kind !== "html");
   return (
     <figure class={wrapped ? "code wrapped" : "code"}>
       <figcaption>
         <span class="language">{language || "text"}</span>
-        <button
-          type="button"
-          class="icon-button"
-          aria-pressed={wrapped}
-          aria-label="Wrap long lines"
-          title="Wrap long lines"
-          onClick={() => setWrapped(!wrapped)}
-        >
-          <Icon name="wrap" />
-        </button>
-        <CopyButton text={text} label="Copy code" />
+        {kind && (
+          <Toggle icon={pictured ? "code" : "eye"} label={pictured ? t("Show code") : t("Preview")} onClick={() => choose(!pictured)} />
+        )}
+        {!pictured && (
+          <Toggle icon="wrap" label={t("Wrap long lines")} pressed={wrapped} onClick={() => setWrapped(!wrapped)} />
+        )}
+        <CopyButton text={text} label={t("Copy code")} />
       </figcaption>
-      <pre tabIndex={0} dir="ltr">
-        <code>{grouped(lines)}</code>
-      </pre>
+      {kind && problem && <p class="hint problem">{problem}</p>}
+      {pictured ? (
+        <Picture
+          kind={kind}
+          text={text}
+          fail={(what) => {
+            setProblem(what);
+            choose(false);
+          }}
+        />
+      ) : (
+        <pre tabIndex={0} dir="ltr">
+          <code>{grouped(lines)}</code>
+        </pre>
+      )}
     </figure>
+  );
+}
+
+interface ToggleProps {
+  icon: IconName;
+  label: string;
+  pressed?: boolean;
+  onClick: () => void;
+}
+
+function Toggle({ icon, label, pressed, onClick }: ToggleProps): VNode {
+  return (
+    <button type="button" class="icon-button" aria-pressed={pressed} aria-label={label} title={label} onClick={onClick}>
+      <Icon name={icon} />
+    </button>
   );
 }
 

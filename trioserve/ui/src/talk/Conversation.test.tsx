@@ -61,7 +61,7 @@ test("an answer is drawn as it is written, though its chat was drawn before", as
   open([message("q", null, "user", "Hello?"), { ...answer, content: "Hello **you**!", state: "done" }]);
   await drawn();
   assert.equal(place.querySelector(".answer .prose")?.textContent, "Hello you!");
-  assert.ok(place.querySelector(".answer [aria-label='Answer again']"));
+  assert.ok(place.querySelector(".answer [aria-label='Regenerate']"));
 });
 
 test("of a long conversation the last messages are drawn, and earlier ones when they are asked for", async () => {

@@ -4,6 +4,7 @@ import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
+import { t } from "../words";
 
 const SHOWN_MS = 1600;
 
@@ -40,10 +41,10 @@ export function CopyButton({ text, label }: { text: string; label: string }): VN
   }, [result]);
   const copy = async () => setResult((await copyText(text)) ? "Copied" : "Not copied");
   return (
-    <button type="button" class="icon-button" aria-label={label} title={result || label} onClick={copy}>
+    <button type="button" class="icon-button" aria-label={label} title={result ? t(result) : label} onClick={copy}>
       <Icon name={result === "Copied" ? "check" : result ? "alert" : "copy"} />
       <span class="visually-hidden" role="status">
-        {result}
+        {result && t(result)}
       </span>
     </button>
   );

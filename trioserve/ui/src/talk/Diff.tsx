@@ -4,6 +4,7 @@ import type { VNode } from "preact";
 import { useMemo, useState } from "preact/hooks";
 
 import { count } from "../shell/format";
+import { several, t } from "../words";
 import { CopyButton } from "./CopyButton";
 import { memo } from "./memo";
 import { readDiff, type DiffLine } from "./toolText";
@@ -20,12 +21,12 @@ function Change({ diff }: { diff: string }): VNode {
   const [most, setMost] = useState(FEW);
   const left = lines.length - most;
   return (
-    <figure class="code diff" aria-label={`Changes: ${count(added)} added and ${count(removed)} removed lines`}>
+    <figure class="code diff" aria-label={t("Changes: {added} added and {removed} removed lines", { added: count(added), removed: count(removed) })}>
       <figcaption>
         <span class="language">
           <DiffSize added={added} removed={removed} />
         </span>
-        <CopyButton text={diff} label="Copy the changes" />
+        <CopyButton text={diff} label={t("Copy the changes")} />
       </figcaption>
       <pre tabIndex={0} dir="ltr">
         <code>
@@ -36,10 +37,10 @@ function Change({ diff }: { diff: string }): VNode {
       </pre>
       {left > 0 && (
         <p class="more">
-          {count(left)} more {left === 1 ? "line" : "lines"}
+          {several(left, "{number} more line", "{number} more lines", { number: count(left) })}
           {most < MOST && (
             <button type="button" class="button" onClick={() => setMost(MOST)}>
-              Show more
+              {t("Show more")}
             </button>
           )}
         </p>

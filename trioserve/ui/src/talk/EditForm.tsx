@@ -8,6 +8,7 @@ import { focusComposer, touch } from "../shell/view";
 import { settings } from "../state/settings";
 import { edit } from "../state/talk";
 import type { Message } from "../types";
+import { t } from "../words";
 import { Attachments } from "./Attachments";
 
 /** A field with the text of a message, and the buttons that keep or drop the change. */
@@ -54,7 +55,7 @@ export function EditForm({ message, close }: { message: Message; close: () => vo
       <textarea
         ref={field}
         rows={1}
-        aria-label={answer ? "Edit the answer" : "Edit your message"}
+        aria-label={answer ? t("Edit the answer") : t("Edit your message")}
         dir="auto"
         value={text}
         onInput={(event) => setText(event.currentTarget.value)}
@@ -62,10 +63,10 @@ export function EditForm({ message, close }: { message: Message; close: () => vo
       />
       <div class="buttons">
         <button type="button" class="button" onClick={close}>
-          Cancel
+          {t("Cancel")}
         </button>
         <button type="button" class="button primary" disabled={empty} onClick={save}>
-          {answer ? "Save" : "Send"}
+          {answer ? t("Save") : t("Send")}
         </button>
       </div>
     </div>

@@ -6,12 +6,14 @@ import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { settings } from "../state/settings";
 import type { Message } from "../types";
+import { t } from "../words";
 import { Actions } from "./Actions";
 import { Attachments } from "./Attachments";
 import { Steps } from "./Calls";
 import { EditForm } from "./EditForm";
 import { Markdown } from "./Markdown";
 import { memo } from "./memo";
+import { PageCalls } from "./PageCalls";
 import { Problem } from "./Problem";
 import { Reasoning } from "./Reasoning";
 import { StatsLine } from "./StatsLine";
@@ -39,7 +41,7 @@ function View(properties: MessageProps): VNode {
     case "assistant":
       return <Answer {...properties} message={message} />;
     case "tool":
-      return <ToolResult text={message.content} name={properties.tool} />;
+      return <ToolResult text={message.content} name={properties.tool} denied={message.state === "stopped"} />;
     case "system":
       return <System text={message.content} />;
   }
@@ -52,7 +54,7 @@ function UserMessage(properties: MessageProps): VNode {
   const { message } = properties;
   const { place, editing, edit, close } = useEditing();
   return (
-    <article class="message user" aria-label="You" ref={place}>
+    <article class="message user" aria-label={t("You")} data-message={message.id} ref={place}>
       {editing ? (
         <EditForm message={message} close={close} />
       ) : (
@@ -79,7 +81,7 @@ function useEditing(): Editing {
   const [editing, setEditing] = useState(false);
   const before = useRef(false);
   useLayoutEffect(() => {
-    if (before.current && !editing) place.current?.querySelector<HTMLElement>("[aria-label=Edit]")?.focus();
+    if (before.current && !editing) place.current?.querySelector<HTMLElement>(".edit-button")?.focus();
     before.current = editing;
   }, [editing]);
   return { place, editing, edit: () => setEditing(true), close: () => setEditing(false) };
@@ -111,7 +113,7 @@ function Bubble({ text }: { text: string }): VNode {
       </div>
       {long && (
         <button type="button" class="fold" aria-expanded={whole} onClick={() => setWhole(!whole)}>
-          {whole ? "Show less" : "Show all"}
+          {whole ? t("Show less") : t("Show all")}
         </button>
       )}
     </div>
@@ -130,7 +132,7 @@ function Answer(properties: MessageProps): VNode {
   const passing = !properties.last && !properties.branches && message.toolCalls.length > 0 && !message.content;
   const speaking = message.content !== "" || message.toolCalls.length > 0;
   return (
-    <article class="message answer" aria-label="Answer" aria-busy={writing} ref={place}>
+    <article class="message answer" aria-label={t("Answer")} data-message={message.id} aria-busy={writing} ref={place}>
       {message.steps && <Steps message={message} />}
       {message.reasoning && <Reasoning text={message.reasoning} writing={writing && !speaking} />}
       {editing ? (
@@ -139,6 +141,7 @@ function Answer(properties: MessageProps): VNode {
         message.content && <Markdown text={message.content} writing={writing} />
       )}
       {message.toolCalls.length > 0 && <ToolCalls calls={message.toolCalls} writing={writing} />}
+      {properties.last && !writing && message.toolCalls.length > 0 && <PageCalls message={message} />}
       {writing && !speaking && !message.reasoning && !message.stream?.isCalling && <Waiting />}
       {!writing && <Problem message={message} last={properties.last} />}
       {!writing && !editing && !passing && (

@@ -4,6 +4,7 @@ import type { VNode } from "preact";
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { count } from "../shell/format";
+import { several, t } from "../words";
 import { CodeBlock } from "./Code";
 import { CopyButton } from "./CopyButton";
 import { revealed } from "./links";
@@ -21,7 +22,7 @@ export function Output({ text }: { text: string }): VNode {
     if (place.current) place.current.scrollTop = place.current.scrollHeight;
   }, [shown]);
   return (
-    <pre class="output" dir="ltr" tabIndex={0} aria-label="Output so far" ref={place}>
+    <pre class="output" dir="ltr" tabIndex={0} aria-label={t("Output so far")} ref={place}>
       {shown}
     </pre>
   );
@@ -44,13 +45,13 @@ export function Result({ text, failed }: { text: string; failed: boolean }): VNo
       <CodeBlock text={part.text} language={json ? "json" : ""} open={false} />
       {!isWhole && (
         <p class="more">
-          {count(part.lines)} of {count(part.all)} {part.all === 1 ? "line" : "lines"}
+          {several(part.all, "{shown} of {all} line", "{shown} of {all} lines", { shown: count(part.lines), all: count(part.all) })}
           {most === FEW && (
             <button type="button" class="button" onClick={() => setMost(MANY)}>
-              Show more
+              {t("Show more")}
             </button>
           )}
-          <CopyButton text={text} label="Copy all of it" />
+          <CopyButton text={text} label={t("Copy all of it")} />
         </p>
       )}
     </>

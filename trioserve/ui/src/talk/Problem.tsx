@@ -6,6 +6,7 @@ import { Icon } from "../icon";
 import { attempt } from "../shell/toasts";
 import { continueAnswer, regenerate } from "../state/talk";
 import type { Message } from "../types";
+import { t } from "../words";
 import { canContinue, problem } from "./problems";
 
 /** A note under an answer that failed, was stopped, or was cut off. */
@@ -20,12 +21,12 @@ export function Problem({ message, last }: { message: Message; last: boolean }):
         <span class="buttons">
           {canContinue(message) && (
             <button type="button" class="button" onClick={() => void attempt(() => continueAnswer(message.id))}>
-              Continue
+              {t("Continue")}
             </button>
           )}
           {found.failed && (
             <button type="button" class="button" onClick={() => void attempt(() => regenerate(message.id))}>
-              Try again
+              {t("Try again")}
             </button>
           )}
         </span>

@@ -4,16 +4,17 @@ import type { VNode } from "preact";
 
 import { count } from "../shell/format";
 import { settings } from "../state/settings";
+import { several, t } from "../words";
 import { Fold } from "./Fold";
 import { Markdown } from "./Markdown";
 import { memo } from "./memo";
 
 function Thoughts({ text, writing }: { text: string; writing: boolean }): VNode {
   const title = writing ? (
-    <span class="shimmer">Thinking</span>
+    <span class="shimmer">{t("Thinking")}</span>
   ) : (
     <>
-      Thoughts <span class="soft">· {words(text)}</span>
+      {t("Thoughts")}{" "}<span class="soft">· {words(text)}</span>
     </>
   );
   return (
@@ -28,5 +29,5 @@ export const Reasoning = memo(Thoughts);
 
 function words(text: string): string {
   const number = text.match(/\S+/g)?.length ?? 0;
-  return `${count(number)} ${number === 1 ? "word" : "words"}`;
+  return several(number, "{number} word", "{number} words", { number: count(number) });
 }

@@ -5,13 +5,14 @@ import type { VNode } from "preact";
 import { modelName } from "../shell/format";
 import { models } from "../state/server";
 import type { Stats } from "../types";
+import { t } from "../words";
 import { figures } from "./figures";
 
 /** What is to be said of an answer in figures, and who gave it where there are several models. */
 export function StatsLine({ stats, model }: { stats: Stats; model: string }): VNode {
   const isOneOfMany = model !== "" && models.value.length > 1;
   return (
-    <ul class="stats" aria-label="Figures of the answer">
+    <ul class="stats" aria-label={t("Figures of the answer")}>
       {isOneOfMany && <li title={model}>{modelName(model)}</li>}
       {figures(stats).map(({ text, title }) => (
         <li key={title} title={title}>

@@ -2,7 +2,9 @@
 
 import type { VNode } from "preact";
 
+import { pageTools } from "../state/mcp";
 import type { ToolCall } from "../types";
+import { t } from "../words";
 import { CodeBlock } from "./Code";
 import { Fold } from "./Fold";
 import { pretty, readArguments } from "./toolCalls";
@@ -13,7 +15,7 @@ export function ToolCalls({ calls, writing }: { calls: ToolCall[]; writing: bool
   return (
     <>
       {calls.map((call, index) => (
-        <Fold key={index} class="card" icon="tool" title={title("Calls", call.name)} open={writing}>
+        <Fold key={index} class="card" icon="tool" title={title(t("Calls"), titleOf(call.name))} open={writing}>
           <div class="card-body">
             <CallArguments written={call.arguments} />
           </div>
@@ -23,10 +25,16 @@ export function ToolCalls({ calls, writing }: { calls: ToolCall[]; writing: bool
   );
 }
 
+/** The title of one of the page’s tools, or else the name. */
+function titleOf(name: string | undefined): string | undefined {
+  const tool = pageTools.value.find((one) => one.name === name);
+  return tool ? exposed(tool.title) : name;
+}
+
 function title(what: string, tool: string | undefined): VNode {
   return (
     <>
-      {what} <bdi class="name">{tool || "a tool"}</bdi>
+      {what} <bdi class="name">{tool || t("a tool")}</bdi>
     </>
   );
 }
@@ -35,7 +43,7 @@ function title(what: string, tool: string | undefined): VNode {
 export function CallArguments({ written }: { written: string }): VNode {
   const read = readArguments(written);
   if ("raw" in read) return <CodeBlock text={read.raw} language="json" open={false} />;
-  if (read.named.length === 0) return <p class="soft">Without arguments</p>;
+  if (read.named.length === 0) return <p class="soft">{t("Without arguments")}</p>;
   return (
     <dl class="arguments">
       {read.named.map(([name, value]) => (
@@ -49,11 +57,11 @@ export function CallArguments({ written }: { written: string }): VNode {
 }
 
 /** What a tool gave back. */
-export function ToolResult({ text, name }: { text: string; name: string | undefined }): VNode {
+export function ToolResult({ text, name, denied = false }: { text: string; name: string | undefined; denied?: boolean }): VNode {
   const { text: shown, json } = pretty(text);
   return (
-    <article class="message result" aria-label="Result of a tool">
-      <Fold class="card" icon="check" title={title("Result of", name)}>
+    <article class="message result" aria-label={t("Result of a tool")}>
+      <Fold class="card" icon={denied ? "close" : "check"} title={title(denied ? t("Not applied:") : t("Result of"), titleOf(name))}>
         <div class="card-body">
           <CodeBlock text={shown} language={json ? "json" : ""} open={false} />
         </div>

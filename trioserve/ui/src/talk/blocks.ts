@@ -55,7 +55,7 @@ export class Blocks {
     else if (carried) tokens.unshift(carried);
 
     // Definitions change what other blocks are, but not their text: such blocks are new ones.
-    const first = !this.writing && tokens.some((token) => token.type === "def") ? 0.5 : 0;
+    const first = !this.writing && tokens.some(({ type }) => type === "def" || type === "footnote") ? 0.5 : 0;
     const settled = settledUpTo(tokens);
     this.list = null;
     this.at -= carried?.raw.length ?? 0;

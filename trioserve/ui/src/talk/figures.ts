@@ -2,6 +2,7 @@
 
 import { count, percent, seconds, speed, tokens } from "../shell/format";
 import type { Stats } from "../types";
+import { t } from "../words";
 
 /** A thing to say of an answer: in short, and what it means. */
 export interface Figure {
@@ -13,14 +14,14 @@ export interface Figure {
 export function figures(stats: Stats): Figure[] {
   const list: Figure[] = [];
   if (stats.tokensPerSecond > 0) {
-    list.push({ text: speed(stats.tokensPerSecond), title: "How fast the answer was written" });
+    list.push({ text: speed(stats.tokensPerSecond), title: t("Generation speed") });
   }
   if (stats.ttft > 0) {
-    list.push({ text: `${first(stats.ttft)} to first token`, title: "The time from sending to the first token" });
+    list.push({ text: t("{ttft} to first token", { ttft: first(stats.ttft) }), title: t("Time to first token") });
   }
-  if (stats.tokens > 0) list.push({ text: tokens(stats.tokens), title: `The length of the answer.${prompt(stats)}` });
+  if (stats.tokens > 0) list.push({ text: tokens(stats.tokens), title: `${t("Length of the answer")}${prompt(stats)}` });
   if (stats.contextUsed > 0) {
-    list.push({ text: context(stats), title: "How much of the model’s context this chat takes up" });
+    list.push({ text: context(stats), title: t("Used share of the model’s context") });
   }
   return list;
 }
@@ -31,11 +32,12 @@ function first(milliseconds: number): string {
 
 function prompt({ promptTokens, cachedTokens }: Stats): string {
   if (promptTokens <= 0) return "";
-  const cached = cachedTokens > 0 ? `, ${count(cachedTokens)} of them from the cache` : "";
-  return ` The prompt had ${tokens(promptTokens)}${cached}.`;
+  const values = { tokens: tokens(promptTokens), cached: count(cachedTokens) };
+  const says = cachedTokens > 0 ? t("prompt: {tokens}, {cached} of them cached", values) : t("prompt: {tokens}", values);
+  return ` · ${says}`;
 }
 
 function context({ contextUsed, contextSize }: Stats): string {
-  if (contextSize <= 0) return `${count(contextUsed)} of context`;
-  return `${percent(contextUsed / contextSize)} of context`;
+  if (contextSize <= 0) return t("{contextUsed} of context", { contextUsed: count(contextUsed) });
+  return t("{contextUsed} of context", { contextUsed: percent(contextUsed / contextSize) });
 }

@@ -25,7 +25,7 @@ const ELEMENTS = new Set(
     "pre s span strong sub sup svg table tbody td th thead tr u ul").split(" "),
 );
 const ATTRIBUTES = new Set(
-  ("aria-hidden aria-label aria-pressed checked class d dir disabled href rel role start tabindex target title type " +
+  ("aria-hidden aria-label aria-pressed checked class d data-footnote data-mark dir disabled href rel role start tabindex target title type " +
     "viewbox").split(" "),
 );
 

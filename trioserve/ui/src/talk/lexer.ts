@@ -5,6 +5,7 @@
 
 import { Lexer, Marked, type Token, type Tokens, type TokensList } from "marked";
 
+import { footnotes, labelsIn } from "./footnotes";
 import { maths } from "./mathsSyntax";
 
 export type { Token, Tokens };
@@ -21,7 +22,7 @@ const TAG = /^<(?:br ?\/?|\/?(?:b|em|i|kbd|mark|s|strong|sub|sup|u))>/i;
 
 const marked = new Marked({
   gfm: true,
-  extensions: maths,
+  extensions: [...maths, ...footnotes],
   tokenizer: {
     html: () => undefined,
     // A line of "-" under a paragraph is more often the beginning of a list.
@@ -40,11 +41,14 @@ class BoundedLexer extends Lexer {
   private depth = 0;
   private work = 0;
   private readonly limit: number;
+  /** Those of its footnotes. */
+  readonly labels: ReadonlySet<string>;
 
   /** `writing`: the text may continue, so that what is open at its end may be closed yet. */
-  constructor(length: number, private readonly writing: boolean) {
+  constructor(text: string, private readonly writing: boolean) {
     super(marked.defaults);
-    this.limit = 3_000_000 + 16 * length;
+    this.limit = 3_000_000 + 16 * text.length;
+    this.labels = labelsIn(text);
   }
 
   /** Whether what is being read may continue beyond its end: not within another block. */
@@ -97,5 +101,5 @@ function plain(src: string, tokens: Token[]): Token[] {
 
 /** The blocks of a text. */
 export function lex(text: string, writing = false): Token[] {
-  return new BoundedLexer(text.length, writing).lex(text);
+  return new BoundedLexer(text, writing).lex(text);
 }

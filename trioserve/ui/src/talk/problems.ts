@@ -1,6 +1,7 @@
 // What is wrong with an answer, in words.
 
 import type { Message } from "../types";
+import { t } from "../words";
 
 export interface ProblemText {
   text: string;
@@ -10,15 +11,17 @@ export interface ProblemText {
 
 /** What to say of an answer; null: it is complete. */
 export function problem(message: Message): ProblemText | null {
-  const { state, error, finish, content, reasoning, toolCalls, steps } = message;
-  if (state === "failed") return { text: error || "The answer could not be completed.", failed: true };
-  if (state === "stopped") return { text: "Stopped.", failed: false };
+  const { state, error, finish, content, reasoning, toolCalls, steps, stats } = message;
+  if (state === "failed") return { text: error || t("The answer could not be completed."), failed: true };
+  if (state === "stopped") return { text: t("Stopped."), failed: false };
   if (state !== "done") return null;
-  if (finish === "max_steps") return { text: "The model has taken as many steps as it may.", failed: false };
-  if (finish === "length") return { text: "The answer reached its greatest length.", failed: false };
+  if (finish === "max_steps") return { text: t("The model reached the maximum number of steps."), failed: false };
+  const isFull = stats !== undefined && stats.contextSize > 0 && stats.contextUsed >= stats.contextSize;
+  if (finish === "length" && isFull) return { text: t("The answer filled the context."), failed: false };
+  if (finish === "length") return { text: t("The answer reached the maximum length."), failed: false };
   if (!content && toolCalls.length === 0) {
-    const after = steps ? " after its calls of tools" : reasoning ? " after thinking" : "";
-    return { text: `The model gave no answer${after}.`, failed: true };
+    if (steps) return { text: t("The model gave no answer after its tool calls."), failed: true };
+    return { text: t(reasoning ? "The model gave no answer after thinking." : "The model gave no answer."), failed: true };
   }
   return null;
 }

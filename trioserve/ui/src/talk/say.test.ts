@@ -38,7 +38,7 @@ test("an answer's figures are those that are known", () => {
   assert.deepEqual(texts({ ...stats, ttft: 2345 })[1], "2.3 s to first token");
   const none = { tokens: 0, tokensPerSecond: 0, ttft: 0, promptTokens: 0, cachedTokens: 0, contextUsed: 0 };
   assert.deepEqual(texts({ ...none, contextSize: 0 }), []);
-  assert.match(figures(stats)[2]?.title ?? "", /The prompt had 1,200 tokens, 1,000 of them from the cache\./);
+  assert.match(figures(stats)[2]?.title ?? "", /prompt: 1,200 tokens, 1,000 of them cached/);
 });
 
 test("an answer that is complete has no problem", () => {

@@ -44,6 +44,11 @@ export class Follower {
     this.keep();
   }
 
+  /** Stay where it is, also when the column grows. */
+  leave(): void {
+    this.following.value = false;
+  }
+
   private keep(): void {
     if (!this.column || !this.following.peek()) return;
     this.column.scrollTop = this.column.scrollHeight;

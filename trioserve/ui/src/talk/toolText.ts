@@ -2,6 +2,7 @@
 
 import { count } from "../shell/format";
 import { isRecord } from "../state/json";
+import { several, t } from "../words";
 import { revealed } from "./links";
 
 const CODES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[PX^_][^\u001b]*(?:\u001b\\)?|[ -/]*[0-~])/g;
@@ -109,9 +110,9 @@ export function readDiff(diff: string): FileDiff {
 export function unshown(diff: FileDiff, most: number): string {
   const left = diff.lines.length - most;
   const parts = [
-    diff.isPart && (diff.lines.length ? "the rest of the change" : "the change"),
-    left > 0 && `${count(left)} of its lines`,
-    diff.cut > 0 && `the ends of ${count(diff.cut)} long ${diff.cut === 1 ? "line" : "lines"}`,
+    diff.isPart && (diff.lines.length ? t("the rest of the change") : t("the change")),
+    left > 0 && t("{left} of its lines", { left: count(left) }),
+    diff.cut > 0 && several(diff.cut, "the end of {number} long line", "the ends of {number} long lines", { number: count(diff.cut) }),
   ].filter(Boolean);
   return parts.join(", ");
 }

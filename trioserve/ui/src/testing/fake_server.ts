@@ -67,7 +67,7 @@ export class FakeServer {
    */
   readonly replies = new Map<string, Reply[]>();
   /** Answers to other routes. */
-  readonly routes = new Map<string, () => Reply>();
+  readonly routes = new Map<string, (asked: Asked) => Reply>();
   /** How a chunk of bytes is cut. */
   chunkSize = (): number => 1 << 20;
   /** Called for each new session, to fill it. */
@@ -129,7 +129,7 @@ export class FakeServer {
       return Response.json(ids.map((id) => ({ conversation_id: id, is_done: false })));
     }
     const other = this.routes.get(route);
-    return other ? simple(other()) : failure(404, "File Not Found");
+    return other ? simple(other(asked)) : failure(404, "File Not Found");
   }
 
   #stream(session: Session, from: number, reply: Reply, signal?: AbortSignal | null): Response {

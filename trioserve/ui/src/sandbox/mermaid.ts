@@ -1,0 +1,46 @@
+// Draws diagrams, in the sandbox: the page sends texts and gets pictures or errors.
+
+import mermaid from "mermaid";
+
+/** What the page asks for, and what it gets. */
+export interface Order {
+  id: number;
+  text: string;
+}
+export interface Drawn {
+  id: number;
+  svg?: string;
+  error?: string;
+}
+
+mermaid.initialize({
+  startOnLoad: false,
+  securityLevel: "strict",
+  htmlLabels: false, // a picture has no HTML in it
+  suppressErrorRendering: true,
+  maxTextSize: 20_000,
+  layout: "dagre", // elk would double the size of this code
+  // What a diagram may not set for itself.
+  secure: ["secure", "securityLevel", "startOnLoad", "htmlLabels", "suppressErrorRendering", "maxTextSize", "maxEdges", "layout"],
+});
+
+addEventListener("message", ({ data, source }: MessageEvent<Order>) => {
+  if (source === parent) void draw(data).then((drawn) => parent.postMessage(drawn, "*"));
+});
+
+async function draw({ id, text }: Order): Promise<Drawn> {
+  try {
+    const { svg } = await mermaid.render(`diagram-${id}`, text);
+    return { id, svg: sized(svg) };
+  } catch (error) {
+    return { id, error: error instanceof Error ? error.message : String(error) };
+  }
+}
+
+/** With its size in pixels: a picture that has none is shown at the size that the browser likes. */
+function sized(svg: string): string {
+  const [, width, height] = /viewBox="\S+ \S+ (\S+) (\S+)"/.exec(svg) ?? [];
+  return width ? svg.replace(/ width="100%"/, ` width="${width}" height="${height}"`) : svg;
+}
+
+parent.postMessage("ready", "*");

@@ -1,0 +1,17 @@
+import type { VNode } from "preact";
+
+import { t } from "../words";
+import { currentModel } from "./ModelMenu";
+import { Notice } from "./Notice";
+
+/** What to know of a model that chats are not made for. */
+export function ModelNotice(): VNode | null {
+  if (currentModel()?.hasTemplate !== false) return null;
+  return (
+    <Notice icon="alert">
+      <p>
+        {t("This model has no chat template. It is probably a base model, which continues texts and does not answer questions.")}
+      </p>
+    </Notice>
+  );
+}

@@ -1,0 +1,54 @@
+// What a block of code looks like: a drawing or a diagram as a picture, a page in a frame that is apart.
+
+import type { VNode } from "preact";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+
+import { useObjectUrl } from "../shell/objectUrl";
+import { t } from "../words";
+import { svgFile, type PictureKind } from "./pictures";
+import { drawDiagram, fill } from "./sandbox";
+
+interface Props {
+  text: string;
+  /** Called with what is wrong with it, for people. */
+  fail: (problem: string) => void;
+}
+
+/** The picture of a text. */
+export function Picture({ kind, ...props }: Props & { kind: PictureKind }): VNode {
+  switch (kind) {
+    case "svg":
+      return <Drawing {...props} name={t("Drawing")} />;
+    case "mermaid":
+      return <Diagram {...props} />;
+    case "html":
+      return <Page text={props.text} />;
+  }
+}
+
+function Drawing({ text, name, fail }: Props & { name: string }): VNode {
+  const file = useMemo(() => svgFile(text), [text]);
+  const url = useObjectUrl(file);
+  const failed = () => fail(t("This is not a drawing that the browser can show."));
+  return <div class="sheet">{url && <img src={url} alt={name} onError={failed} />}</div>;
+}
+
+function Diagram({ text, fail }: Props): VNode {
+  const [svg, setSvg] = useState<string | null>(null);
+  useEffect(() => {
+    let wanted = true;
+    drawDiagram(text).then(
+      (drawn) => wanted && setSvg(drawn),
+      (error: Error) => wanted && fail(t("The diagram cannot be drawn. {message}", { message: error.message })),
+    );
+    return () => void (wanted = false);
+  }, [text]);
+  return svg === null ? <p class="sheet hint">{t("Drawing the diagram…")}</p> : <Drawing text={svg} name={t("Diagram")} fail={fail} />;
+}
+
+/** A page in a sandboxed frame. */
+function Page({ text }: { text: string }): VNode {
+  const frame = useRef<HTMLIFrameElement>(null);
+  useLayoutEffect(() => fill(frame.current!, text), [text]);
+  return <iframe ref={frame} class="page-preview" title={t("Preview of the page")} />;
+}

@@ -1,0 +1,33 @@
+// Code that is better looked at than read: drawings, diagrams and pages.
+
+export type PictureKind = "svg" | "mermaid" | "html";
+
+/** A longer text stays code. */
+const MAX = 200_000;
+const SVG = /^\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<svg[\s>]/is;
+
+/** What a block of code shows, beside its text; null: nothing else. */
+export function pictureKind(language: string, text: string): PictureKind | null {
+  if (text.length > MAX || text.trim() === "") return null;
+  if (language === "mermaid") return "mermaid";
+  if (/^(?:svg|xml|html)?$/.test(language) && SVG.test(text)) return isHeavy(text) ? null : "svg";
+  return language === "html" ? "html" : null;
+}
+
+/** The most elements that a drawing may have, and the most filters: tens of thousands keep a browser busy for seconds. */
+const MAX_ELEMENTS = 50_000;
+const MAX_FILTERS = 40;
+
+/** Whether it would take a browser long to draw. Each reuse of a part may contain others, and so multiply. */
+function isHeavy(svg: string): boolean {
+  const count = (what: RegExp) => svg.match(what)?.length ?? 0;
+  if (count(/<!entity|data:image\/svg/gi) > 0 || count(/<(?:[^\s<>:]+:)?fe[A-Z]/g) > MAX_FILTERS) return true;
+  return count(/<\w/g) * 3 ** (count(/<(?:[^\s<>:]+:)?use\b/g) / 3) > MAX_ELEMENTS;
+}
+
+/** A drawing as a file. In one, the browser runs no script and loads nothing. */
+export function svgFile(text: string): Blob {
+  const bare = text.replace(/^\s*<\?xml[^>]*>/, ""); // it might name another encoding
+  const named = /<svg[^>]*\sxmlns\s*=/i.test(bare) ? bare : bare.replace(/<svg/i, '<svg xmlns="http://www.w3.org/2000/svg"');
+  return new Blob([named.trim()], { type: "image/svg+xml;charset=utf-8" });
+}
