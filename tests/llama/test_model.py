@@ -46,6 +46,10 @@ def test_a_missing_file(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     told = load_error(tmp_path / "none.gguf")
     assert told == f"No such file: {tmp_path}/none.gguf; there is {tmp_path}/nine.gguf."
+    assert (
+        load_error(tmp_path / "none")
+        == f"No such file: {tmp_path}/none; there is {tmp_path}/nine.gguf, {tmp_path}/zebra.gguf."
+    )
     assert load_error(tmp_path / "no" / "none.gguf").endswith(f"there is no folder {tmp_path}/no.")
 
 

@@ -18,9 +18,10 @@ from trioserve.cli.address import Address
 from trioserve.cli.progress import ProgressReport
 from trioserve.concurrency import alongside
 from trioserve.config import Config
-from trioserve.errors import ConfigError, ModelLoadError
+from trioserve.errors import ConfigError, ModelLoadError, UnknownModelError
 from trioserve.models import BUNDLED, BUNDLED_NAME
 from trioserve.models.catalog import ModelEntry, Source
+from trioserve.models.catalog.catalog import find_named
 from trioserve.router.child import Child, HealthCheck, Report
 from trioserve.router.client import ServerClient, connected_to
 from trioserve.router.launch import Spawner
@@ -97,13 +98,29 @@ def only(models: Sequence[Model]) -> str:
 
 
 def named(models: Sequence[Model], name: str) -> str | None:
-    """The model of that name, or of that file."""
+    """The model of that name, or of that file; as in a request, a part of the name is enough.
+
+    Raises:
+        AmbiguousModelError: the name may mean several.
+    """
     path = Path(name)
+    is_file = path.suffix == ".gguf" or path.exists()
     names = {name, path.name, path.stem} if path.suffix == ".gguf" else {name}
     for one in models:
         if not names.isdisjoint({one.id, *one.aliases}):
             return one.id
-    return None
+    if is_file:
+        return None
+    entries = {
+        one.id: ModelEntry(
+            name=one.id, source=Source.PRESET, args=(), path=None, aliases=tuple(one.aliases)
+        )
+        for one in models
+    }
+    try:
+        return find_named(entries, name, ("case", "part")).name
+    except UnknownModelError:
+        return None
 
 
 @asynccontextmanager

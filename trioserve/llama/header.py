@@ -72,7 +72,7 @@ def check_file(path: Path) -> None:
 def _similar_files(path: Path) -> str:
     """Name the GGUF files whose names are like that of a missing one, and else those beside it."""
     try:
-        there = sorted(one.name for one in path.parent.iterdir() if one.suffix == path.suffix)
+        there = sorted(one.name for one in path.parent.iterdir() if one.suffix == ".gguf")
     except OSError:
         return f"; there is no folder {path.parent}"
     names = get_close_matches(path.name, there, _MAX_SIMILAR, cutoff=0.75) or there[:_MAX_SIMILAR]

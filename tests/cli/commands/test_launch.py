@@ -24,7 +24,7 @@ from trioserve.cli.agents import NO_KEY, Endpoint
 from trioserve.cli.commands.launch import AgentServer
 from trioserve.cli.main import main
 from trioserve.config.parse import parse
-from trioserve.errors import ConfigError, UnavailableError
+from trioserve.errors import AmbiguousModelError, ConfigError, UnavailableError
 
 # -- which server
 
@@ -54,7 +54,7 @@ async def test_the_api_key_is_that_of_the_flags() -> None:
             await endpoint(url)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "second", "/models/qwen3.gguf"])
+@pytest.mark.parametrize("name", ["qwen3", "second", "/models/qwen3.gguf", "Qwen3", "sec"])
 async def test_a_model_is_found_by_its_name_or_file(name: str) -> None:
     async with serving_script(alias="qwen3,second") as (url, _):
         assert (await endpoint(url, "--model", name)).model == "scripted"
@@ -70,6 +70,12 @@ async def test_a_router_with_several_models_needs_a_name() -> None:
     async with routed({"one": None, "two": None}) as router:
         with pytest.raises(ConfigError, match="name the model with --model; the server has one, t"):
             await endpoint(router.url)
+
+
+async def test_a_part_of_a_name_must_mean_one_model() -> None:
+    async with routed({"one": None, "other": None}) as router:
+        with pytest.raises(AmbiguousModelError, match="'o' may be any of 2: one, other"):
+            await endpoint(router.url, "--model", "o")
 
 
 async def test_a_router_is_used_with_the_model_that_is_named_or_loaded() -> None:
