@@ -39,7 +39,7 @@ _ARGUMENTS = [
 
 #: The model writes no titles, unless a test wants them: it would answer when the server is idle.
 _NO_TITLES = """
-if (location.protocol.startsWith("http") && !localStorage.getItem("trioserve/settings"))
+if (self.origin.startsWith("http") && !localStorage.getItem("trioserve/settings"))
     localStorage.setItem("trioserve/settings", '{"titles": false}');
 """
 

@@ -260,7 +260,7 @@ def test_a_pdf_is_sent_and_comes_back(chat: ChatPage, script: PacedScript, tmp_p
     with chat.settings("Your data") as panel:
         panel.get_by_role("button", name="Delete all chats").click()
         panel.get_by_role("button", name="Delete them").click()
-    chat.import_from(tmp_path / "chats.json", "One chat was added.")
+    chat.import_from(tmp_path / "chats.json", "1 chat was added.")
     chat.chats.first.get_by_role("link").click()
     with chat.page.expect_download() as download:
         chat.questions.first.get_by_role("button", name="report.pdf").click()
@@ -268,14 +268,14 @@ def test_a_pdf_is_sent_and_comes_back(chat: ChatPage, script: PacedScript, tmp_p
 
 
 def test_a_server_that_reads_no_pdfs(visitor: Visitor, media_server: str) -> None:
-    page = visitor.visit("about:blank")
+    page = visitor.visit(media_server)
 
     def without(route: Route) -> None:
         answer = route.fetch()
         route.fulfill(response=answer, json={**answer.json(), "takes_pdf": False})
 
     page.route("**/props*", without)
-    page.goto(media_server)
+    page.reload()
     chat = ChatPage(page)
     expect(chat.button("Draw")).to_be_visible()
     choose(chat, "report.pdf", pdf_file("A page"), "application/pdf")

@@ -54,10 +54,9 @@ def describe(entry: ModelEntry, state: ModelState, modalities: Modalities) -> di
         "can_remove": entry.source is Source.CACHE,
         "path": None if entry.path is None else str(entry.path),
         "size": entry.size,
-        **introduction(entry.path),
     }
     takes = {"input_modalities": modalities.names, "output_modalities": ["text"]}
-    return {"architecture": takes, **state.info, **described}
+    return {"architecture": takes, **introduction(entry.path), **state.info, **described}
 
 
 def describe_download(name: str, progress: Mapping[str, Any]) -> dict[str, Any]:
