@@ -213,7 +213,7 @@ class _Line:
 _TALKATIVE = ("httpx2", "mcp")
 
 #: Loggers of the MCP SDK that write a traceback for each message of a server that is invalid. Calls
-#: that fail for it say so.
+#: that fail for it name it.
 _UNTRUSTED = ("client", "mcp.client")
 
 

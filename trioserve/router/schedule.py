@@ -264,7 +264,7 @@ class Schedule:
             self._max_gpus = gpus
 
     def measured(self, name: str, used: int) -> None:
-        """A process has so much memory. It may have grown beyond what it was to need."""
+        """Record the memory of a process, which may exceed its estimate."""
         run = self._runs.get(name)
         if run is not None:
             run.need = max(self._needs.get(name, 0), used)

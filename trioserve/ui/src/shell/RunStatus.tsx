@@ -20,7 +20,7 @@ export function RunStatus(): VNode {
     const timer = setInterval(() => (now.value = Date.now()), 1000);
     return () => clearInterval(timer);
   }, [isRunning]);
-  const isLost = server.value.state === "unreachable"; // a notice says so
+  const isLost = server.value.state === "unreachable"; // there is a notice
   const told = run.value && describeRun(run.value, now.value, isLost);
   return (
     <>

@@ -106,7 +106,7 @@ function wholeOf(given: Fields, at: string): Whole {
   return { chat, messages };
 }
 
-/** Where what the model gets begins, if the file says so of one of its messages. */
+/** The first message that the model gets, if the file has it for a chat with a full context. */
 function startOf(given: unknown, ids: ReadonlyMap<string, string>): Pick<Chat, "start"> {
   if (!isRecord(given) || typeof given.summary !== "string" || typeof given.since !== "number") return {};
   const message = ids.get(String(given.message));
