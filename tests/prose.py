@@ -42,7 +42,7 @@ def main() -> None:
         if path.suffix in SUFFIXES and path.is_file()
         for line in found(path, pattern)
     ]
-    sys.exit("\n".join(lines))
+    sys.exit("\n".join(lines) or None)
 
 
 def _git_files() -> list[str]:
