@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
 from pathlib import Path
 
@@ -336,7 +337,11 @@ def anonymous(pid: int) -> int:
 @pytest.mark.system
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs /proc")
 @pytest.mark.parametrize("name", ["bundled", "qwen3", "gemma3", "mamba2", "deepseek2"])
-async def test_a_full_server_takes_what_was_estimated(name: str, tmp_path: Path) -> None:
+async def test_a_full_server_takes_what_was_estimated(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in [one for one in os.environ if one.startswith("COVERAGE")]:
+        monkeypatch.delenv(variable)  # measuring coverage takes memory
     path = BUNDLED if name == "bundled" else tiny_models.write_generating(tmp_path, name)
     flags = ("-m", str(path), "--load-mode", "none", "--no-mmproj-auto", "--cache-ram", "0")
     found = rooms.plan(Config(model=str(path), load_mode="none", mmproj_auto=False))

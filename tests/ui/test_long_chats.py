@@ -137,6 +137,7 @@ def test_the_oldest_turns_can_be_dropped(small: ChatPage, script: PacedScript) -
     expect(small.page.get_by_text("The model no longer gets the messages above.")).to_be_visible()
     expect(small.questions.first).to_contain_text("apple")
     small.page.reload()
+    expect(small.answers.last).to_contain_text("I know the cherry.")
     script.answer = "Still here."
     small.ask("And now?")
     assert "apple" not in script.prompts[-1]

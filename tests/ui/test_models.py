@@ -152,6 +152,7 @@ def test_a_toy_has_examples_of_what_it_can_do(
 
 def test_a_model_without_a_chat_template_has_a_notice(router: Routed, visitor: Visitor) -> None:
     page = visitor.visit(router.url)
+    visitor.expect("status of 400")  # what is not loaded has no properties
     notice = page.get_by_text("This model has no chat template")
     expect(page.get_by_text("This model is a toy")).to_be_visible()
     expect(notice).to_have_count(0)
