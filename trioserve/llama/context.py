@@ -240,7 +240,7 @@ class Memory:
 
 
 _ROPE_SCALINGS = {"auto": -1, "none": 0, "linear": 1, "yarn": 2}
-_POSITIONS = (
+ROPE_FIELDS = (
     "rope_freq_base",
     "rope_freq_scale",
     "yarn_orig_ctx",
@@ -468,7 +468,7 @@ def generation_params(
     params.offload_kqv = config.kv_offload
     params.op_offload = config.op_offload
     params.rope_scaling_type = _ROPE_SCALINGS[config.rope_scaling]
-    for name in _POSITIONS:
+    for name in ROPE_FIELDS:
         setattr(params, name, getattr(config, name))
     params.no_perf = True
     if model.has_weights:  # otherwise the cache does not exist either

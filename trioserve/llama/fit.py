@@ -27,7 +27,8 @@ import attrs
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama import lazy_pages
-from trioserve.llama.layout import CACHE_TYPES, CELL, ENOUGH, Layout, pad
+from trioserve.llama.layout import CACHE_TYPES, CELL, Layout, LayoutFacts, decide, pad
+from trioserve.llama.model import longest
 from trioserve.llama.shape import Layer, Shape
 
 _MIB = 2**20
@@ -190,28 +191,20 @@ class _Sum:
 
 
 def layout_of(shape: Shape, config: Config, room: Room) -> Layout:
-    """Choose the layout of the KV cache as `layout.choose` does for a loaded model."""
+    """Choose the layout of the KV cache, as for a loaded model."""
     config = _as_run(shape, config)
-    n_ctx = pad(
-        config.ctx_size or config.parallel * config.kv_unified_per_slot or shape.n_ctx_train
+    facts = LayoutFacts(
+        n_ctx_train=shape.n_ctx_train,
+        can_cut=_can_cut(shape, config),
+        longest=longest(shape.n_ctx_train, config, lambda: shape.has_positions),
+        elastic_size=_elastic_size(shape, config, room),
+        memory=room.total_ram or None,
     )
-    is_one = config.parallel == 1 or config.cache_seqs > 0
-    n_part = 0
-    if config.kv_unified is None and not is_one and not config.serves_embeddings:
-        n_part = _elastic_part(shape, config, room, n_ctx)
-    unified = config.kv_unified
-    if unified is None:
-        can_cut = not (shape.has_state or (shape.window and not config.swa_full))
-        needs_all = is_one or config.kv_unified_per_slot > 0 or not can_cut
-        unified = not n_part and (needs_all or n_ctx // config.parallel < ENOUGH)
-    extra = config.cache_seqs
-    if extra == -1:
-        extra = 32 if unified else 0
-    n_seqs = min(config.parallel + extra, 256)
-    if not n_part:
-        size = n_ctx if unified else pad(n_ctx // n_seqs)
-        return Layout(unified=unified, is_elastic=False, n_seqs=n_seqs, n_ctx=n_ctx, n_part=size)
-    return Layout(unified=False, is_elastic=True, n_seqs=n_seqs, n_ctx=n_ctx, n_part=n_part)
+    return decide(config, facts)
+
+
+def _can_cut(shape: Shape, config: Config) -> bool:
+    return not (shape.has_state or (shape.window and not config.swa_full))
 
 
 def _as_run(shape: Shape, config: Config) -> Config:
@@ -230,20 +223,15 @@ def _as_run(shape: Shape, config: Config) -> Config:
     )
 
 
-def _elastic_part(shape: Shape, config: Config, room: Room, n_ctx: int) -> int:
+def _elastic_size(shape: Shape, config: Config, room: Room) -> int:
+    """Return the bytes of 256 cells of an elastic cache; 0: it cannot be elastic."""
     offloads = room.gpus and config.n_gpu_layers != 0 and config.kv_offload
     if offloads or config.flash_attn == "off" or not room.is_lazy:
         return 0
-    size = 256 * sum(_cell(one, config) for one in shape.layers if not one.is_windowed)
-    size = size or 256 * sum(_cell(one, config) for one in shape.layers)
-    if shape.has_state or not shape.is_even or not size:
+    if shape.has_state or not shape.is_even:
         return 0
-    stretch = max(1.0, 1 / (config.rope_freq_scale or 1.0))
-    longest = int(shape.n_ctx_train * (1.0 if shape.has_positions else stretch))
-    wanted = min(n_ctx, pad(min(longest, config.kv_unified_per_slot or longest)))
-    most = room.total_ram // 2 // int(config.parallel * size) * 256 if room.total_ram else wanted
-    n_part = min(wanted, most)
-    return n_part if n_part >= min(wanted, max(ENOUGH, n_ctx // config.parallel)) else 0
+    size = 256 * sum(_cell(one, config) for one in shape.layers if not one.is_windowed)
+    return int(size or 256 * sum(_cell(one, config) for one in shape.layers))
 
 
 def _cell(layer: Layer, config: Config) -> float:
@@ -292,8 +280,7 @@ def _need(shape: Shape, config: Config, room: Room) -> _Sum:
 
 def _batch(shape: Shape, config: Config, layout: Layout) -> tuple[int, int]:
     """Return how many rows have logits, and the physical batch, as a context has them."""
-    can_cut = not (shape.has_state or (shape.window and not config.swa_full))
-    n_drafts = _DRAFT_ROWS if config.draft_types and can_cut else 0
+    n_drafts = _DRAFT_ROWS if config.draft_types and _can_cut(shape, config) else 0
     n_outputs = max(layout.n_seqs, config.parallel + n_drafts)
     n_batch = max(min(config.batch_size, layout.n_ctx), n_outputs)
     n_ubatch = min(config.ubatch_size, n_batch)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trioserve.config import Config
 from trioserve.llama import devices
+from trioserve.llama.context import ROPE_FIELDS
 from trioserve.models import gguf
 
 #: Bytes of each tensor that are looked at, in its middle. All of a large file would take minutes.
@@ -23,13 +24,7 @@ _SETTINGS = (
     "override_kv",
     "control_vector_layer_range",
     "rope_scaling",
-    "rope_freq_base",
-    "rope_freq_scale",
-    "yarn_orig_ctx",
-    "yarn_ext_factor",
-    "yarn_attn_factor",
-    "yarn_beta_slow",
-    "yarn_beta_fast",
+    *ROPE_FIELDS,
 )
 
 

@@ -66,34 +66,57 @@ class Layout:
         return self.n_ctx if self.unified else self.n_seqs * self.n_part
 
 
+@attrs.frozen(kw_only=True)
+class LayoutFacts:
+    """What the layout depends on besides the configuration."""
+
+    n_ctx_train: int
+    can_cut: bool
+    #: The most tokens of a sequence.
+    longest: int
+    #: Bytes of 256 cells of an elastic cache; 0: it cannot be elastic.
+    elastic_size: int
+    #: Bytes of the machine's memory; None: unknown.
+    memory: int | None
+
+
 def choose(model: LlamaModel, config: Config, *, may_be_elastic: bool = True) -> Layout:
+    """Choose the layout for a loaded model, with room for copies; see `decide`."""
+    facts = LayoutFacts(
+        n_ctx_train=model.info.n_ctx_train,
+        can_cut=model.can_cut,
+        longest=model.max_n_ctx_seq(config),
+        elastic_size=_elastic_size(model, config) if may_be_elastic else 0,
+        memory=total_memory(),
+    )
+    layout = decide(config, facts)
+    if not layout.is_elastic:
+        return layout
+    spare = min(layout.n_ctx, layout.n_cells - layout.n_ctx)
+    n_copies = min(spare, _room_for_copies(model, config, layout.n_ctx))
+    return attrs.evolve(layout, n_copies=max(0, n_copies))
+
+
+def decide(config: Config, facts: LayoutFacts) -> Layout:
     """Choose the layout, unless the configuration sets it.
 
     It is elastic where the memory allows that, and otherwise split if the parts are long enough.
     """
     n_ctx = config.ctx_size or config.parallel * config.kv_unified_per_slot
-    n_ctx = pad(n_ctx or model.info.n_ctx_train)
+    n_ctx = pad(n_ctx or facts.n_ctx_train)
     is_one = config.parallel == 1 or config.cache_seqs > 0
     n_part = 0
-    if config.kv_unified is None and not is_one and may_be_elastic:
-        n_part = _elastic_part(model, config, n_ctx)
+    if config.kv_unified is None and not is_one:
+        n_part = _elastic_part(config, facts, n_ctx)
     unified = config.kv_unified
     if unified is None:
-        needs_all = is_one or config.kv_unified_per_slot > 0 or not model.can_cut
+        needs_all = is_one or config.kv_unified_per_slot > 0 or not facts.can_cut
         unified = not n_part and (needs_all or n_ctx // config.parallel < ENOUGH)
     n_seqs = sequences(attrs.evolve(config, kv_unified=unified))
-    if not n_part:
+    is_elastic = n_part > 0
+    if not is_elastic:
         n_part = n_ctx if unified else pad(n_ctx // n_seqs)
-        return Layout(unified=unified, is_elastic=False, n_seqs=n_seqs, n_ctx=n_ctx, n_part=n_part)
-    n_copies = min(n_ctx, n_seqs * n_part - n_ctx, _room_for_copies(model, config, n_ctx))
-    return Layout(
-        unified=False,
-        is_elastic=True,
-        n_seqs=n_seqs,
-        n_ctx=n_ctx,
-        n_part=n_part,
-        n_copies=max(0, n_copies),
-    )
+    return Layout(unified=unified, is_elastic=is_elastic, n_seqs=n_seqs, n_ctx=n_ctx, n_part=n_part)
 
 
 def _room_for_copies(model: LlamaModel, config: Config, n_ctx: int) -> int:
@@ -106,27 +129,35 @@ def _room_for_copies(model: LlamaModel, config: Config, n_ctx: int) -> int:
     return max(0, free * 256 // size - n_ctx) // 2
 
 
-def _elastic_part(model: LlamaModel, config: Config, n_ctx: int) -> int:
+def _elastic_part(config: Config, facts: LayoutFacts, n_ctx: int) -> int:
     """Return how many cells each part of an elastic cache may have; 0: split it, or do not.
 
     Each is as long as the context, unless all parts together have more addresses than half of the
     memory: Linux refuses to allocate more than all of it, and to make a GiB takes about a quarter
     of a second.
     """
+    if not facts.elastic_size:
+        return 0
+    wanted = min(n_ctx, pad(facts.longest))
+    room = wanted
+    if facts.memory is not None:
+        room = facts.memory // 2 // (config.parallel * facts.elastic_size) * 256
+    n_part = min(wanted, room)
+    return n_part if n_part >= min(wanted, max(ENOUGH, n_ctx // config.parallel)) else 0
+
+
+def _elastic_size(model: LlamaModel, config: Config) -> int:
+    """Return the bytes of 256 cells of an elastic cache; 0: it cannot be elastic."""
     # Without flash attention, each token is written all over the values.
     if on_gpu(config) or config.flash_attn == "off" or not lazy_pages.is_supported():
+        return 0
+    heads = model.metadata.get(f"{model.arch}.attention.head_count_kv", "1")
+    if not heads.isdecimal():  # not all layers are of one size
         return 0
     size = kv_cache_size(model, config, 256)
     if model.window and not size:  # the file does not say which layers have the window
         size = kv_cache_size(model, attrs.evolve(config, swa_full=True), 256)
-    heads = model.metadata.get(f"{model.arch}.attention.head_count_kv", "1")
-    if not size or not heads.isdecimal():  # not all layers are of one size
-        return 0
-    memory = total_memory()
-    wanted = min(n_ctx, pad(model.max_n_ctx_seq(config)))
-    room = wanted if memory is None else memory // 2 // (config.parallel * size) * 256
-    n_part = min(wanted, room)
-    return n_part if n_part >= min(wanted, max(ENOUGH, n_ctx // config.parallel)) else 0
+    return size
 
 
 def on_gpu(config: Config) -> bool:

@@ -105,15 +105,10 @@ class LlamaModel(HandleOwner):
         return 0 if self._swa_full else int(lib.llama_model_n_swa(self.handle))
 
     def max_n_ctx_seq(self, config: Config) -> int:
-        """Return how many tokens a sequence may have: as in training, or more with scaled RoPE.
-
-        A table of positions cannot be scaled, and llama.cpp aborts the process beyond its end.
-        """
-        stretch = max(1.0, 1 / (config.rope_freq_scale or 1.0))
-        if stretch > 1 and self.has_tensor((b"position_embd.weight",)):
-            stretch = 1.0
-        limit = int(self.info.n_ctx_train * stretch)
-        return min(limit, config.kv_unified_per_slot or limit)
+        """Return how many tokens a sequence may have; see `longest`."""
+        return longest(
+            self.info.n_ctx_train, config, lambda: self.has_tensor((b"position_embd.weight",))
+        )
 
     def has_tensor(self, names: Sequence[bytes]) -> bool:
         """Whether the file has one of these tensors.
@@ -163,6 +158,23 @@ class LlamaModel(HandleOwner):
             modified=int(path.stat().st_mtime),
             metadata=self.metadata,
         )
+
+
+def longest(n_ctx_train: int, config: Config, has_positions: Callable[[], bool]) -> int:
+    """Return how many tokens a sequence may have: as in training, or more with scaled RoPE.
+
+    A table of positions cannot be scaled, and llama.cpp aborts the process beyond its end.
+
+    Args:
+        n_ctx_train: the context that the model was trained on.
+        config: the configuration.
+        has_positions: whether the file has such a table; asked only if RoPE is scaled.
+    """
+    stretch = max(1.0, 1 / (config.rope_freq_scale or 1.0))
+    if stretch > 1 and has_positions():
+        stretch = 1.0
+    limit = int(n_ctx_train * stretch)
+    return min(limit, config.kv_unified_per_slot or limit)
 
 
 def _check_size(path: Path, config: Config) -> None:
