@@ -562,6 +562,21 @@ def test_a_cache_that_is_full_after_all_is_no_error() -> None:
     assert (harness.text(1), harness.text(2)) == ("ONE", "TWO")
 
 
+def test_a_cache_that_has_room_for_one_only_computes_one_after_the_other() -> None:
+    """The ledger counts room for all, so only the backend knows that there is none."""
+    harness = Harness()
+
+    def refuse(backend: ScriptedBackend) -> None:
+        if len({seq for _, _, seq, _ in backend.batch.rows}) > 1:
+            backend.fail_next = KVCacheFullError("full")
+
+    harness.backend.on_decode = refuse
+    for task_id in range(1, 4):
+        harness.submit(task_id, f"task {task_id}")
+    harness.run(200)
+    assert [harness.text(task_id) for task_id in range(1, 4)] == ["TASK 1", "TASK 2", "TASK 3"]
+
+
 def test_a_task_that_fills_the_cache_alone_fails() -> None:
     harness = Harness()
     harness.submit(1, "one")

@@ -29,7 +29,7 @@ from trioserve.engine.loop import Call, Cancel, Command, EngineLoop, Pause, Subm
 from trioserve.engine.output import Outputs, Sampled, SampledToken, SamplerPool
 from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.scheduler import Scheduler
-from trioserve.engine.slot import RequestState, Slot, lowest_priority
+from trioserve.engine.slot import RequestState, Slot
 from trioserve.engine.steady import SteadyPlan, is_plain
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.errors import (
@@ -294,7 +294,7 @@ class Engine(EngineLoop):
         if self._scheduler.drop_drafts():
             return
         if len(slots) > 1:
-            self._scheduler.preempt(lowest_priority(slots))
+            self._scheduler.overflow(slots)
         else:
             self._fail(slots[0], error)
 

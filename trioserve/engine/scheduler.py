@@ -41,6 +41,9 @@ class Scheduler:
         #: All slots wait for the encoder, and the requests admitted since have no room. The next
         #: step comes when a slot has its media, or when a request arrives, leaves or is paused.
         self._is_blocked = False
+        #: The backend has found no cells where the ledger counts some. Until a request leaves
+        #: its slot, none is admitted beside those that run: it would be preempted again.
+        self._is_full = False
 
     # -- what comes in and goes out
 
@@ -103,6 +106,7 @@ class Scheduler:
 
     def release(self, slot: Slot) -> RequestState:
         """End the request of a slot. Its sequence is kept for later prompts."""
+        self._is_full = False
         request, seq = slot.give_up(self._step)
         self.cache.release(seq)
         slot.remember(request, seq)
@@ -110,10 +114,16 @@ class Scheduler:
 
     def discard(self, slot: Slot) -> RequestState:
         """End a slot's request whose decode failed, and drop its sequence: its state is unknown."""
+        self._is_full = False
         request, seq = slot.give_up(self._step)
         self.cache.release(seq)
         self.cache.held.cut(seq, 0)
         return request
+
+    def overflow(self, slots: list[Slot]) -> None:
+        """Preempt one of several requests for whose cells the backend has no room."""
+        self.preempt(lowest_priority(slots))
+        self._is_full = True
 
     def preempt(self, slot: Slot) -> None:
         """Send a slot's request back to the queue, and its sequence to RAM if possible."""
@@ -228,7 +238,7 @@ class Scheduler:
         The slot is idle, or its request is paused and loses it.
         """
         free = [slot for slot in self.slots if slot.request is None or slot.request.paused]
-        if not free:
+        if not free or (self._is_full and len(free) < len(self.slots)):
             return
         for request in self.waiting:
             id_slot = request.task.params.id_slot
