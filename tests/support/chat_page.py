@@ -48,6 +48,13 @@ class ChatPage:
         self.wait_until_done()
         return answer
 
+    def regenerate(self, shows: str) -> None:
+        """Have the first answer written again, and wait until it is there."""
+        self.answers.first.hover()
+        self.answers.first.get_by_role("button", name="Regenerate").click()
+        expect(self.answers).to_have_text([re.compile(shows)])
+        self.wait_until_done()
+
     def wait_until_done(self) -> None:
         """Wait for the end of what is being written."""
         expect(self.stop).to_have_count(0)

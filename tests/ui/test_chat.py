@@ -57,10 +57,7 @@ def test_an_answer_is_made_again_and_both_are_kept(chat: ChatPage, script: Paced
     script.answer = "The first answer."
     chat.ask("A question?")
     script.answer = "The second answer."
-    chat.answers.first.hover()
-    chat.answers.first.get_by_role("button", name="Regenerate").click()
-    expect(chat.answers).to_have_text([re.compile("The second answer")])
-    chat.wait_until_done()
+    chat.regenerate("The second answer")
     chat.answers.first.get_by_role("button", name="Previous version").click()
     expect(chat.answers).to_have_text([re.compile("The first answer")])
 

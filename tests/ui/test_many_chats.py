@@ -47,10 +47,7 @@ def test_a_search_finds_a_message_on_another_branch(chat: ChatPage, script: Pace
     script.answer = "The first answer has a walrus."
     chat.ask("A question?")
     script.answer = "The second answer."
-    chat.answers.first.hover()
-    chat.answers.first.get_by_role("button", name="Regenerate").click()
-    expect(chat.answers).to_have_text([re.compile("The second answer")])
-    chat.wait_until_done()
+    chat.regenerate("The second answer")
     chat.page.get_by_role("searchbox", name="Search the chats").fill("walrus")
     chat.chats.first.get_by_role("button", name="walrus").click()
     expect(chat.answers).to_have_text([re.compile("The first answer")])

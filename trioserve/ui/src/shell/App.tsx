@@ -12,6 +12,7 @@ import { Composer } from "./Composer";
 import { attach } from "./draft";
 import { Header } from "./Header";
 import { later } from "./later";
+import { ModelList } from "./ModelMenu";
 import { Notices } from "./Notices";
 import { Outbox } from "./Outbox";
 import { RunStatus } from "./RunStatus";
@@ -34,6 +35,7 @@ const dragging = signal(false);
 export function App(): VNode {
   useEffect(() => {
     void Conversation.fetch(); // the frame is on the screen before; the first message will want it
+    void ModelList.fetch();
     const ends = [listenToKeys(), listenToDrags(), showTheme(), showTitle()];
     return () => ends.forEach((end) => end());
   }, []);

@@ -1,20 +1,16 @@
 import type { VNode } from "preact";
-import { useState } from "preact/hooks";
 
 import { Icon } from "../icon";
-import { openChat, setChat } from "../state/chats";
 import { chosenModel } from "../state/choice";
 import { models, props } from "../state/server";
-import { settings } from "../state/settings";
 import type { Model } from "../types";
 import { t } from "../words";
 import { bytes, contextSize, modelName, percent, short } from "./format";
-import { DownloadForm, ModelActions, Senses } from "./ModelActions";
+import { later } from "./later";
 import { Popover } from "./Popover";
-import { attempt } from "./toasts";
 
-/** The number of models from which on the menu has a search. */
-const MANY = 8;
+/** The list comes once the page is there. */
+export const ModelList = later(async () => (await import("./ModelList")).ModelList);
 
 /** The model that answers in the open chat; null until the server has named it. */
 export function currentModel(): Model | null {
@@ -47,73 +43,6 @@ export function ModelMenu(): VNode | null {
       {(close) => <ModelList current={current} isRouter={isRouter} close={close} />}
     </Popover>
   );
-}
-
-interface ListProps {
-  current: Model;
-  isRouter: boolean;
-  close: () => void;
-}
-
-function ModelList({ current, isRouter, close }: ListProps): VNode {
-  const [text, setText] = useState("");
-  const all = models.value;
-  const words = text.toLowerCase().split(/\s+/);
-  const fits = (model: Model) => {
-    const names = [model.id, ...model.aliases].join(" ").toLowerCase();
-    return words.every((word) => names.includes(word));
-  };
-  const shown = all.filter(fits);
-  const pick = (model: Model) => {
-    close();
-    void attempt(() => choose(model));
-  };
-  return (
-    <>
-      {all.length >= MANY && (
-        <input
-          class="field"
-          data-first
-          type="search"
-          placeholder={t("Search")}
-          aria-label={t("Search the models")}
-          value={text}
-          onInput={(event) => setText(event.currentTarget.value)}
-          onKeyDown={(event) => event.key === "Enter" && shown[0] && pick(shown[0])}
-        />
-      )}
-      <ul class="model-list" aria-label={t("Models")}>
-        {shown.map((model) => (
-          <li key={model.id} class="model-row">
-            <button
-              type="button"
-              class="menu-entry model-entry"
-              data-first={model.id === current.id && all.length < MANY ? true : undefined}
-              aria-current={model.id === current.id}
-              onClick={() => pick(model)}
-            >
-              <span class="model-entry-name">
-                {modelName(model.id)} <Senses model={model} />
-              </span>
-              <span class="hint">{describe(model)}</span>
-              {model.id === current.id && <Icon name="check" />}
-            </button>
-            {isRouter && <ModelActions model={model} />}
-            {model.progress !== undefined && <progress value={model.progress} aria-label={describe(model)} />}
-          </li>
-        ))}
-      </ul>
-      {shown.length === 0 && <p class="hint">{t("No model has this name.")}</p>}
-      {isRouter && <DownloadForm />}
-    </>
-  );
-}
-
-/** Use a model in the open chat; in one that is new, for the chats that come as well. */
-async function choose(model: Model): Promise<void> {
-  const open = openChat.value;
-  if (!open?.path.length) settings.value = { ...settings.value, model: model.id };
-  if (open) await setChat(open.chat.id, { model: model.id });
 }
 
 /** What is known of a model, in a line. */

@@ -21,7 +21,7 @@ before(() => {
 
 /** The elements that a message may have, and their attributes. */
 const ELEMENTS = new Set(
-  ("a b bdi blockquote br button code dd del div dl dt em figcaption figure h2 h3 h4 h5 h6 hr i input kbd li mark ol p path " +
+  ("a aside b bdi blockquote br button code dd del div dl dt em figcaption figure h2 h3 h4 h5 h6 hr i input kbd li mark ol p path " +
     "pre s span strong sub sup svg table tbody td th thead tr u ul").split(" "),
 );
 const ATTRIBUTES = new Set(
@@ -63,6 +63,10 @@ function assertHarmless(place: HTMLElement): void {
 
 /** Each is text that a page which trusts it would run, load, follow or be confused by. */
 const attacks = [
+  // footnotes and alerts
+  '[^"onclick=alert(1)] [^<script>]\n\n[^"onclick=alert(1)]: <img src=x onerror=alert(1)>\n[^<script>]: [a](javascript:alert(1))',
+  '> [!NOTE]\n> <script>alert(1)</script> [a](javascript:alert(1))',
+  '> [!"><img src=x onerror=alert(1)>]\n> a',
   // scripts
   "<script>alert(1)</script>",
   "<SCRIPT SRC=//evil.example/x.js></SCRIPT>",

@@ -1,0 +1,84 @@
+import type { VNode } from "preact";
+import { useState } from "preact/hooks";
+
+import { Icon } from "../icon";
+import { openChat, setChat } from "../state/chats";
+import { models } from "../state/server";
+import { settings } from "../state/settings";
+import type { Model } from "../types";
+import { t } from "../words";
+import { modelName } from "./format";
+import { DownloadForm, ModelActions, Senses } from "./ModelActions";
+import { describe } from "./ModelMenu";
+import { attempt } from "./toasts";
+
+/** The number of models from which on the menu has a search. */
+const MANY = 8;
+
+interface ListProps {
+  current: Model;
+  isRouter: boolean;
+  close: () => void;
+}
+
+/** The models to choose from, and what a router can do with them. */
+export function ModelList({ current, isRouter, close }: ListProps): VNode {
+  const [text, setText] = useState("");
+  const all = models.value;
+  const words = text.toLowerCase().split(/\s+/);
+  const fits = (model: Model) => {
+    const names = [model.id, ...model.aliases].join(" ").toLowerCase();
+    return words.every((word) => names.includes(word));
+  };
+  const shown = all.filter(fits);
+  const pick = (model: Model) => {
+    close();
+    void attempt(() => choose(model));
+  };
+  return (
+    <>
+      {all.length >= MANY && (
+        <input
+          class="field"
+          data-first
+          type="search"
+          placeholder={t("Search")}
+          aria-label={t("Search the models")}
+          value={text}
+          onInput={(event) => setText(event.currentTarget.value)}
+          onKeyDown={(event) => event.key === "Enter" && shown[0] && pick(shown[0])}
+        />
+      )}
+      <ul class="model-list" aria-label={t("Models")}>
+        {shown.map((model) => (
+          <li key={model.id} class="model-row">
+            <button
+              type="button"
+              class="menu-entry model-entry"
+              data-first={model.id === current.id && all.length < MANY ? true : undefined}
+              aria-current={model.id === current.id}
+              onClick={() => pick(model)}
+            >
+              <span class="model-entry-name">
+                {modelName(model.id)} <Senses model={model} />
+              </span>
+              <span class="hint">{describe(model)}</span>
+              {model.id === current.id && <Icon name="check" />}
+            </button>
+            {isRouter && <ModelActions model={model} />}
+            {model.progress !== undefined && <progress value={model.progress} aria-label={describe(model)} />}
+          </li>
+        ))}
+      </ul>
+      {shown.length === 0 && <p class="hint">{t("No model has this name.")}</p>}
+      {isRouter && <DownloadForm />}
+    </>
+  );
+}
+
+/** Use a model in the open chat; in one that is new, for the chats that come as well. */
+async function choose(model: Model): Promise<void> {
+  const open = openChat.value;
+  if (!open?.path.length) settings.value = { ...settings.value, model: model.id };
+  if (open) await setChat(open.chat.id, { model: model.id });
+}
