@@ -40,7 +40,7 @@ def shape(
 ) -> Shape:
     """Make the shape of a model; `kv` are the values of the keys in a cell of a layer.
 
-    One of so many layers sees all of the text, and the others the window or their state.
+    One layer in each group sees all of the text, the others a window or their state.
     """
     attention, wide = n_embd * (2 * n_embd + 2 * kv), 3 * n_embd * n_ff
     of_experts = int(experts * wide * bits / 8)

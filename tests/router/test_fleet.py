@@ -246,7 +246,7 @@ async def test_measured_memory_decides_and_is_shown(
         assert first.child is not None and asked[-1] == [first.child.pid]
         state = fleet.state("a")
         assert (state.memory, state.memory_used, state.memory_gpus) == (6, 3, ())
-        free = 9  # of which the first will still take 4
+        free = 9  # the first will still take 4 of it
         second = await requests.begin("b")
         await trio.sleep(5)
         assert second.child is None and launcher.running == ["a"]

@@ -212,7 +212,7 @@ def test_a_measured_model_counts_with_what_it_has_or_will_have() -> None:
     schedule.measured("a", 5)  # it has grown, and what is free has shrunk
     schedule.limit(10)
     third = schedule.join("c", lambda: None)
-    assert schedule.decide().estimate == ("c",), "each start has an estimate of its own"
+    assert schedule.decide().estimate == ("c",), "each start has a separate estimate"
     schedule.estimated("c", 1)
     assert schedule.decide() == Plan(), "both are in use"
     schedule.limit(12)

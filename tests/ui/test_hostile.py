@@ -85,7 +85,7 @@ def test_a_drawing_that_would_hold_up_the_page_stays_code(
 
 @contextmanager
 def another_server() -> Iterator[tuple[str, list[str]]]:
-    """Its address, and what it was asked for."""
+    """Its address, and the requests that it got."""
     asked: list[str] = []
 
     class Noting(BaseHTTPRequestHandler):

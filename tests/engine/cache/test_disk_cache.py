@@ -1,4 +1,4 @@
-"""The prefix cache on disk: what is found, by whom, and what is written and when."""
+"""The prefix cache on disk: what it finds, for which owner, what it writes and when."""
 
 from __future__ import annotations
 
