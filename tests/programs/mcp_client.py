@@ -17,7 +17,7 @@ _ARGUMENTS = {"add_numbers": {"a": 5, "b": 3}}
 
 
 async def _call_all(session: McpSession) -> None:
-    for tool in await session.list_tools():
+    for tool in (await session.list_tools()).tools:
         result = await session.call(tool.name, _ARGUMENTS.get(tool.name, {}), print)
         print(f"{tool.name}: {result}")
 

@@ -58,8 +58,9 @@ async def test_when_the_model_is_freed_is_told() -> None:
         expected = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(time.time() + 90 * 60))
         assert told is not None
         assert told[:14] == expected[:14]
-        await client.post("/api/chat", json=ASK | {"keep_alive": -1})
-        assert await expiry(client) == "2318-01-01T00:00:00Z"
+        for keep_alive in (-1, 1e12, 1e300):
+            await client.post("/api/chat", json=ASK | {"keep_alive": keep_alive})
+            assert await expiry(client) == "2318-01-01T00:00:00Z"
 
 
 @pytest.mark.parametrize(("path", "body"), [("/api/chat", {}), ("/api/generate", {"prompt": ""})])

@@ -110,7 +110,7 @@ def describe_processes(models: Iterable[Loaded]) -> dict[str, Any]:
         "models": [
             {
                 **one.model.entry,
-                "expires_at": rfc3339(_NEVER) if one.expires is None else _moment(one.expires),
+                "expires_at": _expiry(one.expires),
                 "context_length": one.n_ctx,
             }
             for one in models
@@ -209,6 +209,13 @@ def quantization_name(ftype: str) -> str:
     name = words[0]
     size = next((_SIZES[word] for word in words[1:] if word in _SIZES), "")
     return name if name == "Q2_K" and size == "_M" else name + size
+
+
+def _expiry(seconds: float | None) -> str:
+    """Write when a model expires. A client may have asked for more years than dates have."""
+    if seconds is None or seconds >= _NEVER.timestamp():
+        return rfc3339(_NEVER)
+    return _moment(seconds)
 
 
 def _moment(seconds: float) -> str:
