@@ -252,7 +252,7 @@ def test_the_line_that_says_what_was_chosen() -> None:
     found = fit(Models(model=SHAPES["llama-8b"]), Config(), room(16, (4,)))
     line = summary(found)
     assert f"a context of {found.need.n_ctx} tokens" in line and "MiB on GPU 0" in line
-    assert "--n-gpu-layers" in line and "for want of memory" in line
+    assert "--n-gpu-layers" in line and "to fit the memory" in line
     assert "nothing had to be made smaller" in summary(
         fit(Models(model=SHAPES["llama-1b"]), Config(), room(64))
     )

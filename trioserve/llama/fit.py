@@ -556,4 +556,4 @@ def summary(found: Fit) -> str:
     )
     if not found.changes:
         return f"{text}, nothing had to be made smaller"
-    return f"{text}, with {' '.join(found.changes)} for want of memory"
+    return f"{text}, with {' '.join(found.changes)} to fit the memory"
