@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
@@ -17,13 +16,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.drafted import KINDS, Drafted, Settings, plain, write_head
-from tests.support.llama_server import LLAMA_SERVER, llama_server
-from trioserve import llama
-from trioserve.config import Config
+from tests.support.drafted import KINDS, Drafted, Hand, Settings, Text, load, plain, write_head
 from trioserve.engine import DraftRequest
 from trioserve.errors import DecodeError, KVCacheFullError
-from trioserve.llama import LlamaBackend
 from trioserve.llama.head_texts import KEPT_ROWS
 from trioserve.llama.heads import FEW, MANY, HeadDrafter
 from trioserve.types import CacheRoot, SamplingParams
@@ -41,18 +36,6 @@ def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def random(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """A model with a head whose guesses hang on all that it has read."""
     return write_head(tmp_path_factory.mktemp("random"), request.param, is_good=False)
-
-
-def load(settings: Settings, **more: object) -> LlamaBackend:
-    backend = llama.load(Config(threads=1, **{**settings, **more}))
-    assert isinstance(backend, LlamaBackend)
-    return backend
-
-
-def drafter_of(backend: LlamaBackend) -> HeadDrafter:
-    (drafter,) = backend.drafters
-    assert isinstance(drafter, HeadDrafter)
-    return drafter
 
 
 @pytest.mark.parametrize("layout", [{"kv_unified": True}, {"kv_unified": False}, {}])
@@ -83,55 +66,9 @@ def test_sampled_output_is_the_same_for_a_seed(good: Settings) -> None:
 # -- the head itself
 
 
-@attrs.frozen
-class Text:
-    """What a sequence holds, and whether the head has had a row for each of its tokens."""
-
-    tokens: tuple[int, ...] = ()
-    is_exact: bool = True
-
-
-class Hand:
-    """A model with a head, used without an engine. Each sequence has a text."""
-
-    def __init__(self, backend: LlamaBackend) -> None:
-        self.backend, self.drafter = backend, drafter_of(backend)
-        self.memory = backend.memory
-        self.texts = [Text()] * backend.n_seqs
-
-    def extend(self, *added: tuple[int, Sequence[int]]) -> list[int]:
-        """Decode tokens of some sequences together; returns the best token after each."""
-        batch = self.backend.batch
-        batch.clear()
-        rows = []
-        for seq, tokens in added:
-            rows.append(batch.extend(tokens, len(self.texts[seq].tokens), seq))
-            batch.want_logits(rows[-1])
-            text = self.texts[seq]
-            self.texts[seq] = attrs.evolve(text, tokens=(*text.tokens, *tokens))
-        self.backend.decode()
-        with self.backend.sampler(SamplingParams(temperature=0.0), ()) as sampler:
-            return [sampler.sample(row) for row in rows]
-
-    def draft(self, newest: dict[int, int], n_max: int = 4) -> list[list[int]]:
-        """Ask for drafts of some sequences, each with a token that is not decoded yet."""
-        return self.drafter.propose([
-            DraftRequest(seq, [*self.texts[seq].tokens, token], CacheRoot(), n_max, seq)
-            for seq, token in newest.items()
-        ])  # fmt: skip
-
-    def cut(self, seq: int, length: int) -> None:
-        text = self.texts[seq]
-        self.memory.remove(seq, length)
-        of_head = self.drafter._texts[seq]
-        has_row = not length or of_head.before is not None or bool(of_head.tokens)
-        is_exact = not length or (text.is_exact and has_row)
-        self.texts[seq] = Text(text.tokens[:length], is_exact)
-
-
 @pytest.fixture
 def hand(random: Settings) -> Iterator[Hand]:
-    with load(random) as backend:
+    with load(random, parallel=4) as backend:
         yield Hand(backend)
 
 
@@ -232,10 +169,10 @@ class Failing:
         context: Any = drafter._context
         decode = context.decode
 
-        def maybe(batch: Any) -> None:
+        def maybe(batch: Any, **options: bool) -> None:
             if self.error is not None:
                 raise self.error
-            decode(batch)
+            decode(batch, **options)
 
         monkeypatch.setattr(context, "decode", maybe)
 
@@ -269,11 +206,11 @@ pieces = st.lists(st.integers(260, 480), min_size=1, max_size=MANY + 8)
 class HeadMachine(RuleBasedStateMachine):
     """Sequences grow, together and alone, are cut, copied, saved and restored."""
 
-    settings: Settings
+    model: Settings
 
     @initialize()
     def load(self) -> None:
-        self.hand = Hand(load(self.settings, parallel=N_SEQS + 1, cache_seqs=0, ctx_size=4096))
+        self.hand = Hand(load(self.model, parallel=N_SEQS + 1, cache_seqs=0, ctx_size=4096))
         self.saved: list[tuple[Text, bytes]] = []
 
     def teardown(self) -> None:
@@ -291,12 +228,12 @@ class HeadMachine(RuleBasedStateMachine):
         if 0 < back:
             self.hand.cut(seq, max(0, length - back))
 
-    @rule(source=seqs, target=seqs)
-    def copy(self, source: int, target: int) -> None:
-        if source != target:
-            self.hand.cut(target, 0)
-            self.hand.memory.copy(source, target)
-            self.hand.texts[target] = self.hand.texts[source]
+    @rule(source=seqs, other=seqs)
+    def copy(self, source: int, other: int) -> None:
+        if source != other:
+            self.hand.cut(other, 0)
+            self.hand.memory.copy(source, other)
+            self.hand.texts[other] = self.hand.texts[source]
 
     @rule(seq=seqs)
     def save(self, seq: int) -> None:
@@ -329,50 +266,7 @@ class HeadMachine(RuleBasedStateMachine):
 
 def test_the_head_reads_what_the_model_has(random: Settings) -> None:
     class Machine(HeadMachine):
-        settings = random
+        model = random
 
     quick = settings(max_examples=8, stateful_step_count=25, deadline=None)
     run_state_machine_as_test(Machine, settings=quick)
-
-
-# -- llama-server
-
-
-@pytest.mark.skipif(LLAMA_SERVER is None, reason="LLAMA_SERVER names no llama-server")
-@pytest.mark.parametrize("n_max", [1, 3, 6])
-def test_as_many_guesses_are_right_as_in_llama_server(good: Settings, n_max: int) -> None:
-    n = 64
-    with load(good, parallel=1, spec_draft_n_max=n_max) as backend:
-        hand = Hand(backend)
-        prompt = backend.vocab.tokenize(PROMPTS[2])
-        (newest,) = hand.extend((0, prompt))
-        said, n_drafted, n_right = [newest], 0, 0
-        while len(said) < n:
-            (draft,) = hand.draft({0: newest}, min(n_max, n - len(said)))
-            n_drafted += len(draft)
-            for guess in [*draft, None]:
-                (token,) = hand.extend((0, [newest]))
-                said.append(token)
-                newest = token
-                if token != guess:
-                    break
-                n_right += 1
-    flags = ["-m", good["model"], "-np", "1", "-c", "1024", "-t", "1", "--spec-draft-p-min", "0"]
-    flags += ["--spec-type", *good["spec_type"], "--spec-draft-n-max", str(n_max)]
-    if "spec_draft_model" in good:
-        flags += ["-md", good["spec_draft_model"]]
-    flags += ["-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32"]
-    with llama_server(flags) as client:
-        answer = client.post(
-            "/completion",
-            json={
-                "prompt": list(prompt),
-                "n_predict": n,
-                "temperature": 0,
-                "return_tokens": True,
-                "cache_prompt": False,
-            },
-        ).json()
-    assert answer["tokens"] == said[:n]
-    timings = answer["timings"]
-    assert (timings["draft_n"], timings["draft_n_accepted"]) == (n_drafted, n_right)

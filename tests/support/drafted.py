@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from tests.support import tiny_models
 from tests.support.llama_bench import Bench
 from tests.support.step_costs import FlatCosts
-from trioserve.engine import DecodeMaximal, Engine
+from trioserve import llama
+from trioserve.config import Config
+from trioserve.engine import DecodeMaximal, DraftRequest, Engine
+from trioserve.llama import LlamaBackend
 from trioserve.llama.heads import HeadDrafter
+from trioserve.types import CacheRoot, SamplingParams
 
 
 #: Architectures with an MTP head, and kinds of heads in a file of their own.
@@ -28,11 +34,11 @@ def write_head(folder: Path, kind: str, *, is_good: bool) -> Settings:
     folder.mkdir(parents=True, exist_ok=True)
     head = None
     if kind == "eagle3":
-        model, head = tiny_models.write_eagle3(folder, faint=0.1 if is_good else 1.0)
+        model, head = tiny_models.write_eagle3(folder, faint=0.03 if is_good else 1.0)
     elif kind == "dflash":
         model, head = tiny_models.write_dflash(folder, repeats=is_good)
     else:
-        model = tiny_models.write_mtp(folder, kind, faint=0.2 if is_good else 1.0)
+        model = tiny_models.write_mtp(folder, kind, faint=0.03 if is_good else 1.0)
     settings: Settings = {"model": str(model), "spec_type": ("draft-mtp",)}
     if head is not None:
         settings |= {"spec_type": (f"draft-{kind}",), "spec_draft_model": str(head)}
@@ -60,9 +66,7 @@ class Drafted(Bench):
     @property
     def head(self) -> HeadDrafter:
         """The drafter."""
-        (drafter,) = self.backend.drafters
-        assert isinstance(drafter, HeadDrafter)
-        return drafter
+        return drafter_of(self.backend)
 
     def step(self) -> bool:
         """Take a step; returns whether there is more to do."""
@@ -86,3 +90,64 @@ def plain(
     bench.run()
     bench.backend.close()
     return [bench.tokens[i] for i in range(len(prompts))]
+
+
+def load(settings: Settings, **more: object) -> LlamaBackend:
+    """Load a model with its head, without an engine."""
+    backend = llama.load(Config(threads=1, **{**settings, **more}))
+    assert isinstance(backend, LlamaBackend)
+    return backend
+
+
+def drafter_of(backend: LlamaBackend) -> HeadDrafter:
+    """Return the head's drafter."""
+    (drafter,) = backend.drafters
+    assert isinstance(drafter, HeadDrafter)
+    return drafter
+
+
+@attrs.frozen
+class Text:
+    """What a sequence holds, and whether the head has had a row for each of its tokens."""
+
+    tokens: tuple[int, ...] = ()
+    is_exact: bool = True
+
+
+class Hand:
+    """A model with a head, used without an engine. Each sequence has a text."""
+
+    def __init__(self, backend: LlamaBackend) -> None:
+        self.backend, self.drafter = backend, drafter_of(backend)
+        self.memory = backend.memory
+        self.texts = [Text()] * backend.n_seqs
+
+    def extend(self, *added: tuple[int, Sequence[int]]) -> list[int]:
+        """Decode tokens of some sequences together; returns the best token after each."""
+        batch = self.backend.batch
+        batch.clear()
+        rows = []
+        for seq, tokens in added:
+            rows.append(batch.extend(tokens, len(self.texts[seq].tokens), seq))
+            batch.want_logits(rows[-1])
+            text = self.texts[seq]
+            self.texts[seq] = attrs.evolve(text, tokens=(*text.tokens, *tokens))
+        self.backend.decode()
+        with self.backend.sampler(SamplingParams(temperature=0.0), ()) as sampler:
+            return [sampler.sample(row) for row in rows]
+
+    def draft(self, newest: dict[int, int], n_max: int = 4) -> list[list[int]]:
+        """Ask for drafts of some sequences, each with a token that is not decoded yet."""
+        return self.drafter.propose([
+            DraftRequest(seq, [*self.texts[seq].tokens, token], CacheRoot(), n_max, seq)
+            for seq, token in newest.items()
+        ])  # fmt: skip
+
+    def cut(self, seq: int, length: int) -> None:
+        """Shorten a sequence."""
+        text = self.texts[seq]
+        self.memory.remove(seq, length)
+        of_head = self.drafter._texts[seq]
+        has_row = not length or of_head.before is not None or bool(of_head.tokens)
+        is_exact = not length or (text.is_exact and has_row)
+        self.texts[seq] = Text(text.tokens[:length], is_exact)
