@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from tests.support import media_models
-from tests.support.drafted import Drafted, Settings, plain, without_head, write_head
+from tests.support.drafted import Drafted, Settings, plain, write_head
 from tests.support.grammar_bench import schema
 from tests.support.llama_bench import Bench
 from tests.support.lora_files import make_lora
@@ -53,6 +53,12 @@ def run_for(bench: Bench, n: int, task_id: int) -> None:
     """Step until a task has said so much."""
     while len(bench.tokens[task_id]) < n:
         assert bench.step()
+
+
+def run_to_end(bench: Bench, task_id: int) -> None:
+    """Step until a task has ended, which may wait for another thread."""
+    while task_id not in bench.finished:
+        bench.step()
 
 
 def test_cancel(start: Start, model: Settings) -> None:
@@ -98,7 +104,7 @@ def test_context_shift(start: Start, model: Settings) -> None:
         bench = start(shifts=True, parallel=1, ctx_size=256)
         if not uses:
             bench.engine.drafts.use([])
-        bench.submit(1, STORY, 400, ignore_eos=True)
+        bench.submit(1, STORY, 400, sampling=SamplingParams(temperature=0.0, ignore_eos=True))
         bench.run()
         assert bench.finished[1].truncated
         texts.append(bench.tokens[1])
@@ -127,17 +133,20 @@ def test_saving_and_restoring_a_slot(start: Start, model: Settings, tmp_path: Pa
     assert other.finished[1].timings.draft_n_accepted
 
 
-def test_a_text_from_ram_and_from_disk_has_drafts(
-    start: Start, model: Settings, tmp_path: Path
-) -> None:
-    expected = plain(model, [STORY], 60)
-    for _ in range(2):  # another server finds it on disk
-        bench = start(cache_ram=2**26, disk=tmp_path)
-        bench.submit(1, STORY, 60)
-        bench.run()
-        assert [bench.tokens[1]] == expected
-        assert bench.finished[1].timings.draft_n_accepted
-        bench.engine.close()
+def test_a_text_from_disk_has_drafts(start: Start, model: Settings, tmp_path: Path) -> None:
+    first = start(cache_ram=2**26, disk=tmp_path)
+    prompt = first.backend.vocab.tokenize(STORY)
+    first.submit(1, STORY, 60)
+    run_to_end(first, 1)
+    first.engine._close()
+    keys = [*prompt, *first.tokens[1], first.tokens[1][-1]]
+    other = start(cache_ram=2**26, disk=tmp_path)
+    other.submit(1, keys, 60)
+    run_to_end(other, 1)
+    other.engine._close()
+    assert [other.tokens[1]] == plain(model, [keys], 60)
+    assert other.finished[1].timings.cache_n == len(keys) - 2  # the last token was never decoded
+    assert other.finished[1].timings.draft_n_accepted
 
 
 def test_adapters(start: Start, model: Settings, tmp_path: Path) -> None:
@@ -154,11 +163,13 @@ def test_adapters(start: Start, model: Settings, tmp_path: Path) -> None:
         bench.run()
         return [bench.tokens[0], bench.tokens[1]]
 
-    bench = Bench(**without_head(model), lora=(str(lora),))
+    bench = start(lora=(str(lora),))
+    bench.engine.drafts.use([])
     expected = run(bench)
-    bench.backend.close()
     assert expected[0] != expected[1]
-    assert run(start(lora=(str(lora),))) == expected
+    bench = start(lora=(str(lora),))
+    assert run(bench) == expected
+    assert bench.n_accepted
 
 
 def test_a_grammar(start: Start, model: Settings) -> None:
@@ -205,8 +216,10 @@ def test_an_image(start: Start, model: Settings, tmp_path: Path) -> None:
         parts = [STORY, media_models.random_image(), OTHER]
         prompt = bench.backend.projector.prepare(parts, add_special=True)
         bench.tokens[1] = []
+        bench.engine.start_helpers()
         bench.engine.submit(Task(1, prompt, GenerationParams(max_tokens=60, sampling=GREEDY)))
-        bench.run()
+        run_to_end(bench, 1)
+        bench.engine._close()
         texts.append(bench.tokens[1])
         assert bool(bench.finished[1].timings.draft_n_accepted) == uses
     assert texts[0] == texts[1]

@@ -100,7 +100,6 @@ def test_a_model_whose_layers_cannot_be_read(tmp_path: Path) -> None:
 )
 def test_a_head_of_another_model(tmp_path: Path, metadata: dict[str, Any], words: str) -> None:
 
-
     model, _ = tiny_models.write_eagle3(tmp_path)
     shapes = dict(EAGLE3.tensors)
     width = metadata.get("target_hidden_size", 32)
@@ -111,7 +110,6 @@ def test_a_head_of_another_model(tmp_path: Path, metadata: dict[str, Any], words
 
 
 def test_a_dflash_model_without_a_mask_token(tmp_path: Path) -> None:
-
 
     model, _ = tiny_models.write_dflash(tmp_path)
     head = tiny_models.write(tmp_path / "x.gguf", attrs.evolve(DFLASH, layers=DFLASH.layers))

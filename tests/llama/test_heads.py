@@ -225,7 +225,7 @@ class HeadMachine(RuleBasedStateMachine):
     @rule(seq=seqs, back=st.integers(0, 2 * KEPT_ROWS))
     def cut(self, seq: int, back: int) -> None:
         length = len(self.hand.texts[seq].tokens)
-        if 0 < back:
+        if back > 0:
             self.hand.cut(seq, max(0, length - back))
 
     @rule(source=seqs, other=seqs)

@@ -2,7 +2,7 @@
 
 Runs where the variable LLAMA_SERVER names the binary:
 
-    LLAMA_SERVER=/path/to/llama-server python -m pytest -m system tests/llama/test_heads_reference.py
+    LLAMA_SERVER=/path/to/llama-server python -m pytest tests/llama/test_heads_reference.py
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ PROMPT = "One two three four five six"
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n_max", [1, 3, 6])
-def test_as_many_guesses_are_right_as_in_llama_server(kind: str, n_max: int, tmp_path: Path) -> None:
+def test_as_many_guesses_are_right_as_in_llama_server(
+    kind: str, n_max: int, tmp_path: Path
+) -> None:
     good, n = write_head(tmp_path, kind, is_good=True), 64
     with load(good, parallel=1, spec_draft_n_max=n_max) as backend:
         hand = Hand(backend)

@@ -18,7 +18,6 @@ from trioserve.llama import LlamaBackend
 from trioserve.llama.heads import HeadDrafter
 from trioserve.types import CacheRoot, SamplingParams
 
-
 #: Architectures with an MTP head, and kinds of heads in a file of their own.
 KINDS = ("glm4moe", "deepseek2", "eagle3", "dflash")
 

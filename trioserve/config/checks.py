@@ -277,7 +277,7 @@ def _conflicts_of_drafts(config: Config) -> Iterator[tuple[object, str]]:
     )
     yield (
         "draft-mtp" in heads and config.has_draft_model,
-        "spec_type 'draft-mtp' uses the head in the model's file, so spec_draft_model has no effect",
+        "spec_draft_model has no effect on 'draft-mtp', which uses the head in the model's file",
     )
     if config.has_draft_model:
         return

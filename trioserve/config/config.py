@@ -732,7 +732,7 @@ class Config:
 
     @property
     def head_type(self) -> str | None:
-        """The type of drafts that continue from what the model computes inside; None: there is none."""
+        """The type of drafts by a head, if there are any."""
         return next((name for name in self.spec_type if name in checks.HEADS), None)
 
     @property

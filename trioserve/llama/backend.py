@@ -12,12 +12,11 @@ import attrs
 from trioserve.config import Config
 from trioserve.engine.backend import KVMemory, MediaPiece
 from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedError
-from trioserve.llama import identity, sampler_chain, state_file
+from trioserve.llama import head_loading, head_texts, identity, sampler_chain, state_file
 from trioserve.llama.adapters import LoadedAdapters, apply_control_vectors
 from trioserve.llama.batch import LlamaBatch, decode_pieces
 from trioserve.llama.context import Context, open_context, thread_choices, threads
 from trioserve.llama.drafter import LlamaDrafter, divide, load_drafter
-from trioserve.llama import head_loading, head_texts
 from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.matcher import CompiledGrammar, matcher_for
 from trioserve.llama.heads import HeadDrafter
@@ -142,9 +141,7 @@ class LlamaBackend:
             made.callback(backend.close)
             backend.projector = projector
             if config.head_type is not None:
-                backend.use_head(
-                    head_loading.load_head(model, context, config, draft_progress)
-                )
+                backend.use_head(head_loading.load_head(model, context, config, draft_progress))
             elif config.spec_draft_model is not None:
                 backend.drafters = (load_drafter(model, context, config, draft_progress),)
             made.pop_all()
@@ -257,7 +254,11 @@ class LlamaBackend:
     def state_identity(self) -> tuple[str, tuple[str, ...]]:
         """Identify what a state depends on; see `trioserve.llama.identity`."""
         projector = "" if self.projector is None else self.projector.fingerprint
-        shape: tuple[object, ...] = (self.unified, self.n_seqs if not self.unified else 1, projector)
+        shape: tuple[object, ...] = (
+            self.unified,
+            self.n_seqs if not self.unified else 1,
+            projector,
+        )
         if self._head is not None:
             shape = (*shape, *self._head.identity())
         return identity.of_states(self._config, Path(self.info.path), shape), tuple(

@@ -170,7 +170,9 @@ class _Loader:
             layers = self._layers_for(model)
             check_vocabulary(model, self._model)
             is_chain = self._name == "draft-eagle3"
-            return self._eagle3(model, own, layers) if is_chain else self._dflash(model, own, layers)
+            return (
+                self._eagle3(model, own, layers) if is_chain else self._dflash(model, own, layers)
+            )
         except BaseException as error:
             model.close()
             if not isinstance(error, ModelLoadError):
@@ -260,9 +262,7 @@ class _Loader:
 
 def _nextn_rows(functions: Staged, context: Context, width: int) -> Callable[[int], Rows]:
     """Return what reads the rows that a context has computed for a head, or as one."""
-    return lambda n_rows: _copied(
-        functions.get_embeddings_nextn(context.handle), n_rows, width
-    )
+    return lambda n_rows: _copied(functions.get_embeddings_nextn(context.handle), n_rows, width)
 
 
 def _copied(pointer: Any, n_rows: int, width: int) -> Rows:

@@ -120,9 +120,7 @@ class HeadDrafter(ABC):
             bounds = [0, *(np.flatnonzero(np.diff(seqs)) + 1).tolist(), len(tokens)]
             for start, stop in pairwise(bounds):
                 text = self._texts[seqs[start]]
-                text.append(
-                    int(positions[start]), tokens[start:stop].tolist(), rows[start:stop]
-                )
+                text.append(int(positions[start]), tokens[start:stop].tolist(), rows[start:stop])
             self._read([text for text in self._texts if len(text.tokens) > MANY])
 
     def observe_media(self, pieces: Sequence[MediaPiece], last_rows: Sequence[int]) -> None:
@@ -187,13 +185,12 @@ class HeadDrafter(ABC):
         return min(request.n_max, self.n_max, room)
 
     @abstractmethod
-    def _guess(
-        self, able: Sequence[tuple[DraftRequest, HeadText]]
-    ) -> dict[int, list[TokenId]]:
+    def _guess(self, able: Sequence[tuple[DraftRequest, HeadText]]) -> dict[int, list[TokenId]]:
         """Make drafts; returns them by sequence. Few tokens of the texts are unread."""
 
     def forget(self, slot_id: int) -> None:
-        """Nothing is kept of a slot: its sequence has all."""
+        """Do nothing: what was read is kept of sequences, not of slots."""
+        return
 
     def close(self) -> None:
         """Free the context, and the weights if they are the head's own. Twice is fine."""
@@ -263,9 +260,7 @@ class ChainDrafter(HeadDrafter):
         self._batch.put_rows(last + 1 - len(tokens), rows[: len(tokens)])
         return last
 
-    def _guess(
-        self, able: Sequence[tuple[DraftRequest, HeadText]]
-    ) -> dict[int, list[TokenId]]:
+    def _guess(self, able: Sequence[tuple[DraftRequest, HeadText]]) -> dict[int, list[TokenId]]:
         drafts = self._begin(able)
         going_on = drafts
         while going_on:
@@ -314,14 +309,10 @@ class BlockDrafter(HeadDrafter):
     A draft has at most as many tokens as a block, less one. `mask` is the token in their places.
     """
 
-    def __init__(
-        self, head: Head, model: Context, rules: DraftRules, mask: TokenId
-    ) -> None:
+    def __init__(self, head: Head, model: Context, rules: DraftRules, mask: TokenId) -> None:
         super().__init__(head, model, rules)
         self._mask = mask
-        self._batch = LlamaBatch(
-            self._context.n_batch, n_vocab=head.n_known, n_seqs=model.n_seqs
-        )
+        self._batch = LlamaBatch(self._context.n_batch, n_vocab=head.n_known, n_seqs=model.n_seqs)
 
     def _read(self, texts: Sequence[HeadText]) -> None:
         size = self._context.n_ubatch  # attention is not causal
@@ -333,9 +324,7 @@ class BlockDrafter(HeadDrafter):
                 self._context.decode(RowBatch(piece, text.n_read + start, text.id))
             text.settle()
 
-    def _guess(
-        self, able: Sequence[tuple[DraftRequest, HeadText]]
-    ) -> dict[int, list[TokenId]]:
+    def _guess(self, able: Sequence[tuple[DraftRequest, HeadText]]) -> dict[int, list[TokenId]]:
         self._read([text for _, text in able])
         # As in training, all of a block is there, even if fewer tokens are wanted.
         size = self.n_max + 1
