@@ -1,4 +1,4 @@
-"""Which heads go with which models, and what the errors say."""
+"""Loading heads: the models that they fit, and what the errors say."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_model_whose_layers_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        ({"target_layers": [1, 2, 4]}, "it reads the layers [1, 2, 4], of which the model lacks"),
+        ({"target_layers": [1, 2, 4]}, "it reads the layers [1, 2, 4], but the model has 4"),
         ({"target_hidden_size": 64}, "it is for models of the width 64, and not 32"),
     ],
 )

@@ -18,7 +18,7 @@ from trioserve.llama import LlamaBackend
 from trioserve.llama.heads import HeadDrafter
 from trioserve.types import CacheRoot, SamplingParams
 
-#: Architectures with an MTP head, and kinds of heads in a file of their own.
+#: Architectures with an MTP head, and kinds of heads in separate files.
 KINDS = ("glm4moe", "deepseek2", "eagle3", "dflash")
 
 Settings = dict[str, Any]

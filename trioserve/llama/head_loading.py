@@ -19,7 +19,7 @@ from trioserve.llama.heads import FEW, BlockDrafter, ChainDrafter, Head, HeadDra
 from trioserve.llama.layout import Layout, pad
 from trioserve.llama.library import lib
 from trioserve.llama.model import LlamaModel, Progress
-from trioserve.llama.staged import Staged, staged
+from trioserve.llama.staged import staged
 from trioserve.log import get_logger
 
 #: Architectures whose MTP heads llama.cpp computes, with one head for all tokens of a draft. For
@@ -27,8 +27,7 @@ from trioserve.log import get_logger
 MTP_FAMILIES = frozenset({
     "cohere2moe", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "hy_v3",
 })  # fmt: skip
-#: Architectures of which llama.cpp returns what goes into each layer. For others, it would end the
-#: process.
+#: Architectures whose layers llama.cpp returns the input of. For others, it would end the process.
 LAYER_FAMILIES = frozenset({
     "gemma4", "gpt-oss", "hunyuan_vl", "llama", "mimo2", "minimax-m2", "muse-glimmer", "nanbeige",
     "qwen3", "qwen3moe",
@@ -38,7 +37,7 @@ LAYER_FAMILIES = frozenset({
 _MTP_CONTEXT = 1
 
 #: Tokens of a block where the file does not say.
-_BLOCK = 16
+_BLOCK = "16"
 
 _log = get_logger("llama")
 
@@ -127,8 +126,8 @@ class _Loader:
         )
         context = self._open(model, own, FEW + 1, _MTP_CONTEXT)
         width = lib.llama_model_n_embd_out(model.handle)
-        functions.set_embeddings_nextn(self._context.handle, True, False)
-        functions.set_embeddings_nextn(context.handle, True, True)
+        functions.llama_set_embeddings_nextn(self._context.handle, True, False)
+        functions.llama_set_embeddings_nextn(context.handle, True, True)
         read = _nextn_rows(functions, self._context, width)
         return ChainDrafter(
             self._head(context, read, width, None),
@@ -139,7 +138,7 @@ class _Loader:
 
     def _check_mtp(self) -> None:
         model = self._model
-        path, n_heads = model.info.path, self._functions.model_n_layer_nextn(model.handle)
+        path, n_heads = model.info.path, self._functions.llama_model_n_layer_nextn(model.handle)
         first = f"blk.{model.info.n_layer}.nextn.eh_proj.weight".encode()
         if not n_heads or not model.has_tensor((first,)):
             raise ModelLoadError(
@@ -189,12 +188,14 @@ class _Loader:
             raise ModelLoadError(
                 f"for models of the architecture {main.arch}, such drafts are not supported."
             )
-        pointer = functions.model_target_layer_ids(model.handle)
-        layers = pointer[: functions.model_target_layer_ids_n(model.handle)]
+        pointer = functions.llama_model_target_layer_ids(model.handle)
+        layers = list(pointer[: functions.llama_model_target_layer_ids_n(model.handle)])
         if not layers or not all(0 <= layer < main.info.n_layer for layer in layers):
-            raise ModelLoadError(f"it reads the layers {layers}, of which the model lacks some.")
-        width = model.metadata.get(f"{arch}.target_hidden_size", model.info.n_embd)
-        if int(width) != main.info.n_embd:
+            raise ModelLoadError(
+                f"it reads the layers {layers}, but the model has {main.info.n_layer}."
+            )
+        width = model.metadata.get(f"{arch}.target_hidden_size", str(model.info.n_embd))
+        if width != str(main.info.n_embd):
             raise ModelLoadError(f"it is for models of the width {width}, and not "
                                  f"{main.info.n_embd}.")  # fmt: skip
         return layers
@@ -203,11 +204,11 @@ class _Loader:
         """Have the model keep what goes into some layers; returns what reads it."""
         functions, context, width = self._functions, self._context, self._model.info.n_embd
         for layer in layers:
-            functions.set_embeddings_layer_inp(context.handle, layer, True)
+            functions.llama_set_embeddings_layer_inp(context.handle, layer, True)
 
         def read(n_rows: int) -> Rows:
             pointers = [
-                functions.get_embeddings_layer_inp(context.handle, layer) for layer in layers
+                functions.llama_get_embeddings_layer_inp(context.handle, layer) for layer in layers
             ]
             return np.hstack([_copied(pointer, n_rows, width) for pointer in pointers])
 
@@ -216,7 +217,7 @@ class _Loader:
     def _eagle3(self, model: LlamaModel, own: Config, layers: Sequence[int]) -> HeadDrafter:
         functions, width = self._functions, model.info.n_embd
         context = self._open(model, own, FEW + 1)
-        functions.set_embeddings_nextn(context.handle, True, True)
+        functions.llama_set_embeddings_nextn(context.handle, True, True)
         features, hidden = self._layer_rows(layers), _nextn_rows(functions, context, width)
 
         def read(n_rows: int) -> Rows:
@@ -239,15 +240,15 @@ class _Loader:
     def _dflash(self, model: LlamaModel, own: Config, layers: Sequence[int]) -> HeadDrafter:
         functions = self._functions
         kinds = (b"selector_hidden.weight", b"markov_w1.weight")
-        if functions.model_dflash_selector_top_k(model.handle) > 0 or model.has_tensor(kinds):
+        if functions.llama_model_dflash_selector_top_k(model.handle) > 0 or model.has_tensor(kinds):
             raise ModelLoadError("it is a DFlash 2 or DSpark model, which are not supported.")
         mask = lib.llama_vocab_mask(model.vocab.handle)
         if not 0 <= mask < model.vocab.n_tokens:
             raise ModelLoadError("its vocabulary has no mask token.")
-        block = int(model.metadata.get("dflash.block_size", _BLOCK))
-        if block < 2:
+        block = model.metadata.get("dflash.block_size", _BLOCK)
+        if not block.isdecimal() or int(block) < 2:
             raise ModelLoadError(f"its blocks have {block} tokens.")
-        self._n_max = min(self._n_max, block - 1)
+        self._n_max = min(self._n_max, int(block) - 1)
         context = self._open(model, own, self._n_max + 1)
         is_causal = model.metadata.get("dflash.attention.causal") == "true"
         lib.llama_set_causal_attn(context.handle, is_causal)
@@ -260,9 +261,11 @@ class _Loader:
         )
 
 
-def _nextn_rows(functions: Staged, context: Context, width: int) -> Callable[[int], Rows]:
+def _nextn_rows(functions: Any, context: Context, width: int) -> Callable[[int], Rows]:
     """Return what reads the rows that a context has computed for a head, or as one."""
-    return lambda n_rows: _copied(functions.get_embeddings_nextn(context.handle), n_rows, width)
+    return lambda n_rows: _copied(
+        functions.llama_get_embeddings_nextn(context.handle), n_rows, width
+    )
 
 
 def _copied(pointer: Any, n_rows: int, width: int) -> Rows:

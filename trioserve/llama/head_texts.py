@@ -7,8 +7,8 @@ A head reads a token together with the hidden row that the model computed at the
     the head reads    -,t0  r0,t1 r1,t2 r2,t3 r3,t4      the last one gives the first guess
 
 Rows exist only for the batch that was just decoded. So they are kept until the head reads them, and
-the last ones longer, for a text that goes on from a little earlier. Where the row is missing
-because a text goes on from far earlier, the head gets zeros for that one position.
+the last ones longer, for a text that is cut there and continued. Where a text is cut further back,
+the row is missing, and the head gets zeros for that one position.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class HeadText:
         self.rows.append(rows)
 
     def begin_at(self, pos: int, before: Rows | None = None) -> None:
-        """Forget all, and go on at a position, with the rows before it."""
+        """Forget all, and continue at a position, with the rows before it."""
         self.n_read, self.before = pos, before
         self.tokens, self.rows = [], []
         self.stale_from, self.is_adrift = 0, False
@@ -153,7 +153,7 @@ class HeadMemory:
             text.stale_from = None
 
     def forget(self, text: HeadText) -> None:
-        """Empty the head's sequence. It goes on with the next token of the text."""
+        """Empty the head's sequence. It continues with the next token of the text."""
         is_adrift = text.is_adrift
         text.settle()
         text.begin_at(text.n_read, text.before)

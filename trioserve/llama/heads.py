@@ -91,7 +91,7 @@ class HeadDrafter(ABC):
         self.step_s = 0.0  # seconds to guess a token in all slots; 0: not known
         self._context = head.context
         self._texts = [HeadText(i) for i in range(model.n_seqs)]
-        #: The sequences of the model, to be used in place of its own.
+        #: The sequences of the model with those of the head, for the engine.
         self.memory = HeadMemory(
             model.memory, self._context.memory, self._texts, width=head.width, shift=head.shift
         )
@@ -126,7 +126,7 @@ class HeadDrafter(ABC):
     def observe_media(self, pieces: Sequence[MediaPiece], last_rows: Sequence[int]) -> None:
         """Note that the model has just decoded media, which the head cannot read.
 
-        It goes on behind them, from their last row.
+        It continues behind them, from their last row.
         """
         if self._has_failed:
             return

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
-
-import attrs
 
 from trioserve.errors import BackendMismatchError
 from trioserve.llama.library import lib
@@ -48,22 +47,8 @@ def _bound(name: str, library: Any) -> Callable[..., Any] | None:
     return None
 
 
-@attrs.frozen
-class Staged:
-    """The functions, by their names without the prefix ``llama_``."""
-
-    set_embeddings_nextn: Callable[..., Any]
-    get_embeddings_nextn: Callable[..., Any]
-    set_embeddings_layer_inp: Callable[..., Any]
-    get_embeddings_layer_inp: Callable[..., Any]
-    model_target_layer_ids: Callable[..., Any]
-    model_target_layer_ids_n: Callable[..., Any]
-    model_dflash_selector_top_k: Callable[..., Any]
-    model_n_layer_nextn: Callable[..., Any]
-
-
-def staged(spec_type: str, library: Any = None) -> Staged:
-    """Return the functions, for drafts of this type.
+def staged(spec_type: str, library: Any = None) -> Any:
+    """Return the functions for drafts of this type, as attributes.
 
     Args:
         spec_type: for the message.
@@ -72,8 +57,9 @@ def staged(spec_type: str, library: Any = None) -> Staged:
     Raises:
         BackendMismatchError: the library lacks one; the message names it.
     """
-    found = {name: _bound(name, library or lib._lib) for name in _FUNCTIONS}
-    missing = [name for name, function in found.items() if function is None]
+    bound = {name: _bound(name, library or lib._lib) for name in _FUNCTIONS}
+    found = {name: function for name, function in bound.items() if function is not None}
+    missing = [name for name in _FUNCTIONS if name not in found]
     if not hasattr(lib.llama_context_default_params(), "ctx_other"):
         missing.append("ctx_other")
     if missing:
@@ -81,4 +67,4 @@ def staged(spec_type: str, library: Any = None) -> Staged:
             f"spec_type {spec_type!r} needs a llama.cpp with {missing[0]}, which the installed one "
             "lacks."
         )
-    return Staged(**{name.removeprefix("llama_"): one for name, one in found.items()})
+    return SimpleNamespace(**found)

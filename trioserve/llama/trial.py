@@ -106,7 +106,7 @@ def _generate(backend: LlamaBackend, tokens: Sequence[TokenId], *, everything: b
 
 
 def _draft(backend: LlamaBackend, tokens: Sequence[TokenId]) -> None:
-    """Make drafts for a text of which the model has decoded all but the last token."""
+    """Make drafts for a text, after decoding all of it but the last token."""
     batch = backend.batch
     batch.clear()
     if tokens[1:]:
