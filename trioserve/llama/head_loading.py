@@ -11,6 +11,7 @@ import numpy as np
 
 from trioserve.config import Config
 from trioserve.errors import DecodeError, ModelLoadError
+from trioserve.llama import library
 from trioserve.llama.batch import RowBatch
 from trioserve.llama.context import Context, generation_params
 from trioserve.llama.drafter import DraftRules, check_vocabulary, draft_config
@@ -111,7 +112,11 @@ class _Loader:
         params.n_outputs_max = max(main.n_seqs, n_slots * n_rows)
         params.n_batch = params.n_ubatch = max(params.n_ubatch, params.n_outputs_max)
         params.ctx_type, params.ctx_other = type_, main.handle
-        return Context(model, params, layout)
+        library.expect_errors(lambda: True)  # it warns that a sequence could be too long
+        try:
+            return Context(model, params, layout)
+        finally:
+            library.expect_errors(bool)
 
     # -- in the model's file
 

@@ -141,7 +141,7 @@ class HeadDrafter(ABC):
 
     @contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """Go on without the head in this block, if it fails: the model has decoded its batch."""
+        """Let the head fail in this block: the model has decoded its batch."""
         try:
             yield
         except KVCacheFullError:
@@ -283,7 +283,7 @@ class ChainDrafter(HeadDrafter):
         return drafts
 
     def _extend(self, drafts: list[_Chain]) -> list[_Chain]:
-        """Take the next token of each draft, and read it; returns those that may go on."""
+        """Take the next token of each draft, and read it; returns those to continue."""
         n_rows, picked = len(self._batch), [draft.row for draft in drafts]
         shape = n_rows, self._head.n_known
         tokens, probs = most_probable(self._context, shape, self._rules.p_min, picked)
