@@ -53,6 +53,7 @@ def test_what_makes_files_new_again(model: Path, tmp_path: Path) -> None:
     adapter.write_bytes(b"x")
     assert not files(model, version="2").are_known
     assert not files(model, embeddings=True).are_known
+    assert not files(model, spec_type=("draft-mtp",)).are_known
     assert not files(model, lora=(str(adapter),)).are_known
     os.utime(model, ns=(1, 1))
     assert not files(model).are_known

@@ -325,6 +325,91 @@ GENERATING: Mapping[str, Architecture] = {
     )
 }
 
+# -- models with a head for drafts, in their file or in a separate one
+
+_NEXTN: Mapping[str, Shape] = {
+    "nextn.eh_proj.weight": (WIDTH, 2 * WIDTH),
+    "nextn.enorm.weight": (WIDTH,),
+    "nextn.hnorm.weight": (WIDTH,),
+}
+
+
+def _with_head(one: Architecture, n_heads: int = 1) -> Architecture:
+    """Add MTP heads behind the layers of a model, each a layer like the last."""
+    return attrs.evolve(
+        one,
+        metadata={
+            **one.metadata,
+            "block_count": LAYERS + n_heads,
+            "nextn_predict_layers": n_heads,
+        },
+        layers=[*one.layers, *[one.layers[-1] | _NEXTN] * n_heads],
+    )
+
+
+_GLM_LAYER = _ATTENTION | {"post_attention_norm.weight": (WIDTH,)}
+_GLM4_MOE = Architecture(
+    "glm4moe",
+    {
+        **_HEADS,
+        **_SPARSE,
+        "leading_dense_block_count": 1,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 1.0,
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,  # sigmoid
+    },
+    [
+        _GLM_LAYER | _DENSE,
+        *[_GLM_LAYER | _MOE | _SHARED_EXPERT | {"exp_probs_b.bias": (_EXPERTS,)}] * (LAYERS - 1),
+    ],
+)
+
+#: By architecture. llama.cpp has the heads of exaone-moe in its files, but does not compute them.
+MTP: Mapping[str, Architecture] = {
+    one.name: _with_head(one) for one in (_GLM4_MOE, _DEEPSEEK2, _QWEN3_NEXT)
+}
+TWO_HEADS = _with_head(_GLM4_MOE, 2)
+
+#: The layers of a model that heads read.
+READ_LAYERS = (1, 2, 3)
+_WIDE_HEADS: Mapping[str, Value] = {**_HEADS, "attention.head_count_kv": HEADS}
+_WIDE: Mapping[str, Shape] = {
+    **_ATTENTION,
+    "attn_k.weight": (HEADS * HEAD, WIDTH),
+    "attn_v.weight": (HEADS * HEAD, WIDTH),
+}
+#: Its attention reads a token and a row. Embedding and output are the model's.
+EAGLE3 = Architecture(
+    "eagle3",
+    {
+        **_WIDE_HEADS,
+        "block_count": 1,
+        "target_layers": READ_LAYERS,
+        "target_hidden_size": WIDTH,
+    },
+    [
+        _WIDE
+        | _FFN_NORM
+        | _DENSE
+        | {"attn_norm_2.weight": (WIDTH,)}
+        | {f"attn_{part}.weight": (HEADS * HEAD, 2 * WIDTH) for part in "qkv"}
+    ],
+    tensors={"fc.weight": (WIDTH, len(READ_LAYERS) * WIDTH), "output_norm.weight": (WIDTH,)},
+)
+
+BLOCK = 8
+DFLASH = Architecture(
+    "dflash",
+    {**_WIDE_HEADS, "block_count": 2, "target_layers": READ_LAYERS[:2], "block_size": BLOCK},
+    [_WIDE | _QK_NORMS | _FFN_NORM | _DENSE] * 2,
+    tensors={
+        "fc.weight": (WIDTH, 2 * WIDTH),
+        "enc.output_norm.weight": (WIDTH,),
+        "output_norm.weight": (WIDTH,),
+    },
+)
+
 # -- an encoder and a decoder
 
 _BUCKETS = 8

@@ -1,4 +1,4 @@
-"""Makes LoRA adapters with random weights, for the bundled model."""
+"""Makes LoRA adapters with random weights, for the bundled model or another."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def make_lora(
     task_name: str = "",
     invocation: tuple[int, ...] = (),
     arch: str = "llama",
+    model: Path = BUNDLED,
 ) -> Path:
-    """Write an adapter of rank 4 for the query and output weights of each layer."""
+    """Write an adapter of rank 4 for the query and output weights of each layer of a model."""
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_type("adapter")
@@ -30,7 +31,7 @@ def make_lora(
         writer.add_string("adapter.lora.prompt_prefix", f"{task_name}: ")
     if invocation:
         writer.add_array("adapter.alora.invocation_tokens", list(invocation))
-    for tensor in gguf.GGUFReader(BUNDLED).tensors:
+    for tensor in gguf.GGUFReader(model).tensors:
         if tensor.name.endswith(("attn_q.weight", "attn_output.weight")):
             n_in, n_out = map(int, tensor.shape)
             for name, shape in (("lora_a", (4, n_in)), ("lora_b", (n_out, 4))):

@@ -31,14 +31,20 @@ BUILTIN_TOOLS = (
 ALL_TOOLS = "all"
 
 #: The types of speculative decoding that there are, and those of llama-server that there are not.
-DRAFT_TYPES = ("none", "ngram-simple", "ngram-mod", "draft-simple")
-_INSIDE = "drafts are not made from what the model computes inside"
+HEADS = ("draft-mtp", "draft-eagle3", "draft-dflash")
+DRAFT_TYPES = ("none", "ngram-simple", "ngram-mod", "draft-simple", *HEADS)
 _MISSING_DRAFT_TYPES = {
     "ngram-map-k": "ngram-simple has a map of the text, too",
     "ngram-map-k4v": "ngram-simple has a map of the text, too",
     "ngram-cache": "n-grams are learned from requests, not from files",
-    **dict.fromkeys(("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark"), _INSIDE),
+    "draft-dspark": "of the models that draft whole blocks, only draft-dflash is supported",
 }
+
+#: Settings of a draft model that MTP heads have, too.
+_OF_HEADS = frozenset({
+    "spec_draft_n_max", "spec_draft_n_min", "spec_draft_p_min", "spec_draft_type_k",
+    "spec_draft_type_v",
+})  # fmt: skip
 
 
 # -- one field
@@ -264,9 +270,21 @@ def _conflicts_of_drafts(config: Config) -> Iterator[tuple[object, str]]:
         "backend_sampling and drafts exclude each other: llama.cpp samples one token of a sequence "
         "at a time",
     )
+    heads = [name for name in config.spec_type if name in HEADS]
+    yield (
+        len(heads) > 1 or (heads and "draft-simple" in config.spec_type),
+        f"spec_type may have one of draft-simple, {', '.join(HEADS)}, not {', '.join(heads)}",
+    )
+    yield (
+        "draft-mtp" in heads and config.has_draft_model,
+        "spec_draft_model has no effect on 'draft-mtp', which uses the head in the model's file",
+    )
     if config.has_draft_model:
         return
-    yield "draft-simple" in config.spec_type, "spec_type 'draft-simple' needs spec_draft_model"
+    for name in ("draft-simple", "draft-eagle3", "draft-dflash"):
+        yield name in config.spec_type, f"spec_type {name!r} needs spec_draft_model"
     for field in attrs.fields(type(config)):
+        if field.name in _OF_HEADS and heads:
+            continue
         if field.name.startswith("spec_draft") and getattr(config, field.name) != field.default:
             yield True, f"{field.name} has no effect without spec_draft_model"

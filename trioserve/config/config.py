@@ -204,8 +204,10 @@ class Config:
     spec_type: tuple[str, ...] = _draft(("none",), "--spec-type LLAMA_ARG_SPEC_TYPE",
         check=checks.draft_type,
         help="what to guess the next tokens from, so that one step can check several: ngram-simple "
-        "= the request's own text, ngram-mod = those of earlier requests too, none = do not; "
-        "several are separated by commas, and asked in this order before a draft model")
+        "= the request's own text, ngram-mod = those of earlier requests too, draft-mtp = the MTP "
+        "head in the model's file, draft-eagle3 and draft-dflash = the head that spec_draft_model "
+        "names, none = do not; several are separated by commas, and those of n-grams are asked "
+        "first, in this order")
     spec_ngram_simple_size_n: int = _draft(6, "--spec-ngram-simple-size-n", min=1, max=1024,
         help="ngram-simple: number of last tokens that must have come before in the same order")
     spec_ngram_simple_size_m: int = _draft(64, "--spec-ngram-simple-size-m", min=1, max=1024,
@@ -720,10 +722,18 @@ class Config:
     @property
     def draft_types(self) -> tuple[str, ...]:
         """The types of speculative decoding, in the order of their use."""
-        types = [name for name in self.spec_type if name not in ("none", "draft-simple")]
-        if self.has_draft_model:
+        last = ("draft-simple", *checks.HEADS)
+        types = [name for name in self.spec_type if name not in ("none", *last)]
+        if self.head_type is not None:
+            types.append(self.head_type)
+        elif self.has_draft_model:
             types.append("draft-simple")
         return tuple(dict.fromkeys(types))
+
+    @property
+    def head_type(self) -> str | None:
+        """The type of drafts by a head, if there are any."""
+        return next((name for name in self.spec_type if name in checks.HEADS), None)
 
     @property
     def serves_embeddings(self) -> bool:

@@ -47,6 +47,9 @@ class DraftRequest:
     #: in how long that takes.
     root: CacheRoot
     n_max: int  # the most tokens that the draft may have; at least 1
+    #: The slot's KV sequence, and how many of the last keys it does not hold yet.
+    seq: int = 0
+    n_new: int = 1
 
 
 class Drafter(Protocol):

@@ -4,10 +4,10 @@ Only this package imports llama_cpp.
 
 `library` finds the C functions and takes llama.cpp's log lines. `model`, `vocab`, `context`,
 `batch` and `adapters` wrap one kind of C object each. `sampler` chooses tokens, as far as `grammar`
-allows them. `devices` and `machine` describe the hardware; `shape`, `fit` and `room` make a
-model fit its memory. `backend` combines them for the engine,
-and `embedding` for the embedding engine. `trial` computes what requests will ask for, and where the
-files are new, `trial_process` does that in another process.
+allows them. `drafter` and `heads` guess what comes next. `devices` and `machine` describe the
+hardware; `shape`, `fit` and `room` make a model fit its memory. `backend` combines them for the
+engine, and `embedding` for the embedding engine. `trial` computes what requests will ask for, and
+where the files are new, `trial_process` does that in another process.
 All arguments are checked before they reach C, because llama.cpp aborts the process on bad values.
 Importing this package is cheap: the first call of `load` imports llama_cpp.
 """

@@ -7,16 +7,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
 
+import attrs
+
 from trioserve.config import Config
-from trioserve.engine.backend import MediaPiece
+from trioserve.engine.backend import KVMemory, MediaPiece
 from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedError
-from trioserve.llama import identity, sampler_chain, state_file
+from trioserve.llama import head_loading, head_texts, identity, sampler_chain, state_file
 from trioserve.llama.adapters import LoadedAdapters, apply_control_vectors
 from trioserve.llama.batch import LlamaBatch, decode_pieces
 from trioserve.llama.context import Context, open_context, thread_choices, threads
 from trioserve.llama.drafter import LlamaDrafter, divide, load_drafter
 from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.matcher import CompiledGrammar, matcher_for
+from trioserve.llama.heads import HeadDrafter
 from trioserve.llama.machine import free_memory
 from trioserve.llama.media.projector import LlamaProjector
 from trioserve.llama.model import LlamaModel, Progress
@@ -59,7 +62,7 @@ class LlamaBackend:
         self._config = config or Config()
         self._model = model
         self._context = context
-        self.memory = context.memory
+        self.memory: KVMemory = context.memory
         self._state_prefix = self.memory.save(0)[: state_file.PREFIX]
         self._compiler = Compiler(model.vocab, n_threads=min(max(1, n_spare_cores), n_slots))
         #: As `Backend` has it. It raises ServerClosingError once the model is closed.
@@ -74,7 +77,8 @@ class LlamaBackend:
         self.spare_ram: int | None = None
         self._lora = adapters
         self.adapters: Sequence[AdapterInfo] = adapters.infos if adapters is not None else ()
-        self.drafters: Sequence[LlamaDrafter] = ()
+        self.drafters: Sequence[LlamaDrafter | HeadDrafter] = ()
+        self._head: HeadDrafter | None = None
         self.projector: LlamaProjector | None = None
         self.n_slots: int = n_slots
         self.thread_choices = thread_choices
@@ -136,10 +140,17 @@ class LlamaBackend:
             made.pop_all()
             made.callback(backend.close)
             backend.projector = projector
-            if config.spec_draft_model is not None:
+            if config.head_type is not None:
+                backend.use_head(head_loading.load_head(model, context, config, draft_progress))
+            elif config.spec_draft_model is not None:
                 backend.drafters = (load_drafter(model, context, config, draft_progress),)
             made.pop_all()
         return backend
+
+    def use_head(self, head: HeadDrafter) -> None:
+        """Make drafts by a head, which has every sequence, too. Before the first decode."""
+        self.drafters, self._head = (head,), head
+        self.memory = head.memory
 
     def set_adapters(self, adapters: Adapters) -> None:
         """Use these LoRA adapters, and no others, from the next `decode` on.
@@ -166,6 +177,8 @@ class LlamaBackend:
         """
         self._compiler.pool.start()
         self._context.decode(self.batch)
+        if self._head is not None:
+            self._head.observe(self.batch)
 
     def decode_media(self, pieces: Sequence[MediaPiece]) -> list[int]:
         """Decode parts of chunks of media; returns the row of the last cell of each.
@@ -177,12 +190,15 @@ class LlamaBackend:
         """
         if self.projector is None:
             raise NotSupportedError("The model takes text only.")
-        return decode_pieces(
+        rows = decode_pieces(
             self._context,
             pieces,
             self.projector.width,
             has_sections=self.projector.has_sections,
         )
+        if self._head is not None:
+            self._head.observe_media(pieces, rows)
+        return rows
 
     def interrupt(self) -> None:
         """Interrupt the running decode. Call it from any thread.
@@ -238,7 +254,13 @@ class LlamaBackend:
     def state_identity(self) -> tuple[str, tuple[str, ...]]:
         """Identify what a state depends on; see `trioserve.llama.identity`."""
         projector = "" if self.projector is None else self.projector.fingerprint
-        shape = (self.unified, self.n_seqs if not self.unified else 1, projector)
+        shape: tuple[object, ...] = (
+            self.unified,
+            self.n_seqs if not self.unified else 1,
+            projector,
+        )
+        if self._head is not None:
+            shape = (*shape, *self._head.identity())
         return identity.of_states(self._config, Path(self.info.path), shape), tuple(
             identity.of_file(Path(one.path)) for one in self.adapters
         )
@@ -246,10 +268,13 @@ class LlamaBackend:
     def write_state(self, path: Path, saved: SlotState) -> int:
         """Write a file that llama-server can read too, whole or not at all; returns its size.
 
+        It has no state of a head, which goes on behind the text when that is restored.
+
         Raises:
             OSError: it cannot be written.
         """
         projector = "" if self.projector is None else self.projector.fingerprint
+        saved = attrs.evolve(saved, state=head_texts.split(saved.state)[0])
         return state_file.write(path, saved, self.adapters, projector=projector)
 
     def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
@@ -280,7 +305,7 @@ class LlamaBackend:
                 "Unable to restore slot: the file is from a model with another vocabulary.",
                 param="filename",
             )
-        return saved, size
+        return attrs.evolve(saved, state=head_texts.split(saved.state)[0]), size
 
     def close(self) -> None:
         """Free drafters, samplers, the projector, the context and the model; twice is fine."""

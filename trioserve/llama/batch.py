@@ -31,12 +31,14 @@ FEW = 8
 class LlamaBatch:
     """At most `capacity` tokens. Allocated once and refilled each step; nothing to release.
 
+    With a `width`, each token comes with a row of as many numbers, for `put_rows`.
+
     Raises:
         EngineError: from methods that add, when the batch is full, or a token, position or
             sequence does not exist. The batch has not changed then.
     """
 
-    def __init__(self, capacity: int, *, n_vocab: int, n_seqs: int) -> None:
+    def __init__(self, capacity: int, *, n_vocab: int, n_seqs: int, width: int = 0) -> None:
         self._capacity = capacity
         self._n_vocab = n_vocab
         self._n_seqs = n_seqs
@@ -45,6 +47,7 @@ class LlamaBatch:
         self._pos = np.zeros(capacity, dtype=np.int32)
         self._seq = np.zeros(capacity, dtype=np.int32)
         self._logits = np.zeros(capacity, dtype=np.int8)
+        self._rows = np.zeros((capacity, width), dtype=np.float32)
         # For each token, C takes a count of sequences and a pointer to them: always one, its own.
         self._one = np.ones(capacity, dtype=np.int32)
         self._seq_pointers = self._seq.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
@@ -157,6 +160,15 @@ class LlamaBatch:
         """Ask for the logits, or the embeddings, of all rows."""
         self._logits[: self._size] = 1
 
+    def put_rows(self, start: int, rows: NDArray[np.float32]) -> None:
+        """Set the rows of numbers of the tokens from the row `start` on."""
+        self._rows[start : start + len(rows)] = rows
+
+    def content(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Return the tokens, positions and sequences of all rows, until it changes."""
+        size = self._size
+        return self._token[:size], self._pos[:size], self._seq[:size]
+
     def seal(self) -> Any:
         """Return the structure that `llama_decode` takes, with the tokens added so far."""
         self._struct.n_tokens = self._size
@@ -188,7 +200,7 @@ class LlamaBatch:
 
         struct = lib.llama_batch()
         struct.token = pointer(self._token, ctypes.c_int32)
-        struct.embd = None
+        struct.embd = pointer(self._rows, ctypes.c_float) if self._rows.size else None
         struct.pos = pointer(self._pos, ctypes.c_int32)
         struct.n_seq_id = pointer(self._one, ctypes.c_int32)
         struct.seq_id = pointer(self._seq_pointers, ctypes.POINTER(ctypes.c_int32))
@@ -276,6 +288,47 @@ class MediaBatch:
         """Return the first position of each sequence in it."""
         rows = np.unique(self._seqs, return_index=True)
         return {int(seq): int(self._positions[0, row]) for seq, row in zip(*rows, strict=True)}
+
+
+class RowBatch:
+    """Rows of numbers in place of tokens, of one sequence, for a head.
+
+    With `logits`, each row has an output.
+    """
+
+    def __init__(
+        self, rows: NDArray[np.float32], pos: int, seq: int, *, logits: bool = False
+    ) -> None:
+        size = len(rows)
+        self._start, self._seq = pos, seq
+        self._numbers = np.ascontiguousarray(rows, dtype=np.float32)
+        # A model with sections of positions takes as many of these rows as it has sections.
+        self._positions = np.zeros((N_SECTIONS, size), dtype=np.int32)
+        self._positions[:3] = np.arange(pos, pos + size, dtype=np.int32)
+        self._seqs = np.full(size, seq, dtype=np.int32)
+        self._ones = np.ones(size, dtype=np.int32)
+        self._seq_pointers = self._seqs.ctypes.data + 4 * np.arange(size, dtype=np.uintp)
+        self._logits = np.full(size, logits, dtype=np.int8)
+
+    def seal(self) -> Any:
+        """Return the structure that `llama_decode` takes."""
+        struct = lib.llama_batch()
+        struct.n_tokens = len(self._seqs)
+        struct.token = None
+        struct.embd = _pointer(self._numbers, ctypes.c_float)
+        struct.pos = _pointer(self._positions, ctypes.c_int32)
+        struct.n_seq_id = _pointer(self._ones, ctypes.c_int32)
+        struct.seq_id = _pointer(self._seq_pointers, ctypes.POINTER(ctypes.c_int32))
+        struct.logits = _pointer(self._logits, ctypes.c_int8)
+        return struct
+
+    def rows(self) -> bytes:
+        """Return a byte for each row: 1 where logits were asked for."""
+        return self._logits.tobytes()
+
+    def starts(self) -> dict[int, int]:
+        """Return the first position of each sequence in it."""
+        return {self._seq: self._start}
 
 
 def decode_pieces(

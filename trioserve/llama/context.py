@@ -322,8 +322,10 @@ class Context(HandleOwner):
         self.unified = bool(params.kv_unified) or self.n_seqs == 1
         self.memory = Memory(handle, self.n_seqs, unified=bool(params.kv_unified), pages=pages)
 
-    def decode(self, batch: AnyBatch) -> None:
+    def decode(self, batch: AnyBatch, *, encodes: bool = False) -> None:
         """Run a batch. An empty one does nothing.
+
+        With `encodes`, it runs through the model's encoder, which leaves the sequences alone.
 
         Raises:
             KVCacheFullError: not enough free cells; nothing has changed.
@@ -337,7 +339,7 @@ class Context(HandleOwner):
             return
         if rows.count(1) > self.n_outputs:  # llama.cpp would end the process
             raise EngineError(f"A batch has logits for at most {self.n_outputs} rows.")
-        run = lib.llama_decode if self.has_cache else lib.llama_encode
+        run = lib.llama_decode if self.has_cache and not encodes else lib.llama_encode
         # llama.cpp may divide a batch of several sequences, where it finds no other place for it.
         may_lose = not self._can_cut and self.has_cache and len(batch.starts()) > 1
         library.expect_errors(self._interrupt.is_set)
@@ -431,7 +433,12 @@ def open_context(model: LlamaModel, config: Config, *, max_chunk: int = 0) -> Co
 
 
 def generation_params(
-    model: LlamaModel, config: Config, layout: Layout | None = None, *, max_chunk: int = 0
+    model: LlamaModel,
+    config: Config,
+    layout: Layout | None = None,
+    *,
+    max_chunk: int = 0,
+    is_whole: bool = True,
 ) -> Any:
     """Make the parameters of a context that generates text.
 
@@ -440,6 +447,7 @@ def generation_params(
         config: the configuration.
         layout: of the KV cache; by default the one that `choose` chooses.
         max_chunk: cells of media that must fit into a physical batch.
+        is_whole: whether all layers get a KV cache, which is checked against the free memory.
 
     Raises:
         ModelLoadError: the KV cache would be larger than the memory that is free.
@@ -471,7 +479,7 @@ def generation_params(
     for name in ROPE_FIELDS:
         setattr(params, name, getattr(config, name))
     params.no_perf = True
-    if model.has_weights:  # otherwise the cache does not exist either
+    if model.has_weights and is_whole:  # without weights, the cache does not exist either
         check_memory(model, config, layout, params)
     return params
 

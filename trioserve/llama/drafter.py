@@ -171,6 +171,36 @@ class _Draft:
     tokens: list[TokenId] = attrs.field(factory=list)
 
 
+def average(old: float, new: float) -> float:
+    """Learn from another time how long something takes; 0: not known."""
+    return old + _WEIGHT * (min(new, _MOST * old) - old) if old else new
+
+
+def most_probable(
+    context: Context, shape: tuple[int, int], p_min: float, rows: Sequence[int] | None = None
+) -> tuple[list[TokenId], list[float]]:
+    """Find the best token in rows of logits of the last batch, and how probable it is.
+
+    Args:
+        context: has decoded the batch.
+        shape: the number of rows with logits, and of the tokens in each.
+        p_min: if it is 0, the probabilities are not computed, but 1.
+        rows: which of them to look at; by default all.
+    """
+    first = short.llama_get_logits_ith(context.handle, context.rows.index(1))
+    address = ctypes.addressof(first.contents)
+    floats: Any = (ctypes.c_float * (shape[0] * shape[1])).from_address(address)
+    logits: NDArray[np.float32] = np.frombuffer(floats, np.float32).reshape(shape)
+    if rows is not None:
+        logits = logits[rows]
+    best = logits.argmax(axis=1)
+    if p_min <= 0:
+        return best.tolist(), [1.0] * len(best)
+    largest = logits[np.arange(len(best)), best]
+    probs = 1 / np.exp(logits - largest[:, None]).sum(axis=1)
+    return best.tolist(), probs.tolist()
+
+
 class LlamaDrafter:
     """Implements `trioserve.engine.backend.Drafter` with a separate model.
 
@@ -230,7 +260,7 @@ class LlamaDrafter:
         self._extend(drafts)
         if not has_caught_up:
             n_steps = max(len(draft.tokens) for draft in drafts)
-            self.step_s = _average(self.step_s, (monotonic() - started) / max(1, n_steps))
+            self.step_s = average(self.step_s, (monotonic() - started) / max(1, n_steps))
         return drafts
 
     def forget(self, slot_id: int) -> None:
@@ -272,7 +302,7 @@ class LlamaDrafter:
         self._decode(added)
         n_tokens = len(self._batch)
         if n_tokens > FEW:  # fewer say too little about many
-            self._token_s = _average(self._token_s, (monotonic() - started) / n_tokens)
+            self._token_s = average(self._token_s, (monotonic() - started) / n_tokens)
         return drafts
 
     def _room(self, request: DraftRequest, text: DraftText) -> int:
@@ -305,7 +335,9 @@ class LlamaDrafter:
     def _extend(self, drafts: list[_Draft]) -> None:
         """Guess the next token of each draft, until the last one ends."""
         while drafts:
-            tokens, probs = self._most_probable(len(drafts))
+            tokens, probs = most_probable(
+                self._context, (len(drafts), self._n_known), self._rules.p_min
+            )
             self._batch.clear()
             going_on = []
             for draft, token, prob in zip(drafts, tokens, probs, strict=True):
@@ -318,19 +350,6 @@ class LlamaDrafter:
             self._decode([(draft.text, draft.tokens[-1:]) for draft in going_on])
             drafts = going_on
 
-    def _most_probable(self, n_rows: int) -> tuple[list[TokenId], list[float]]:
-        """Find the best token in each row of logits of the last batch, and how probable it is."""
-        first = short.llama_get_logits_ith(self._context.handle, self._context.rows.index(1))
-        address = ctypes.addressof(first.contents)
-        floats: Any = (ctypes.c_float * (n_rows * self._n_known)).from_address(address)
-        logits: NDArray[np.float32] = np.frombuffer(floats, np.float32).reshape(n_rows, -1)
-        best = logits.argmax(axis=1)
-        if self._rules.p_min <= 0:
-            return best.tolist(), [1.0] * n_rows
-        largest = logits[np.arange(n_rows), best]
-        probs = 1 / np.exp(logits - largest[:, None]).sum(axis=1)
-        return best.tolist(), probs.tolist()
-
     def _decode(self, added: Sequence[tuple[DraftText, list[TokenId]]]) -> None:
         """Run the batch, which adds these tokens to their texts."""
         if added:
@@ -341,15 +360,10 @@ class LlamaDrafter:
 
 #: The sizes of the two vocabularies may differ by this many tokens, because some files are padded.
 _MAX_EXTRA = 128
+#: Its models read the KV cache of the other model, so they cannot draft by themselves.
+_ASSISTANT = "gemma4-assistant"
 #: This many first tokens may differ: families name their control tokens differently.
 _FIRST = 5
-#: Kinds of drafts that need the model's hidden states, which llama.cpp does not expose.
-_HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
-
-
-def _average(old: float, new: float) -> float:
-    """Learn from another time how long something takes; 0: not known."""
-    return old + _WEIGHT * (min(new, _MOST * old) - old) if old else new
 
 
 def divide(config: Config, progress: Progress) -> tuple[Progress, Progress]:
@@ -385,7 +399,7 @@ def load_drafter(
     model = LlamaModel.load(own, progress=progress)
     try:
         _check_kind(model)
-        _check_vocabulary(model, target)
+        check_vocabulary(model, target)
         drafts = open_context(model, own)
     except BaseException as error:
         model.close()
@@ -450,7 +464,7 @@ def draft_config(config: Config, context: Context | Layout) -> Config:
 
 def _check_kind(model: LlamaModel) -> None:
     """Raise ModelLoadError unless it generates text alone, and its sequences can be cut."""
-    if model.arch in _HEADS:
+    if model.arch == _ASSISTANT:
         raise ModelLoadError(
             f"it is of the kind {model.arch}, which does not draft by itself; only models that "
             "generate text are supported."
@@ -461,7 +475,7 @@ def _check_kind(model: LlamaModel) -> None:
         )
 
 
-def _check_vocabulary(model: LlamaModel, target: LlamaModel) -> None:
+def check_vocabulary(model: LlamaModel, target: LlamaModel) -> None:
     """Raise ModelLoadError unless both models have the same tokens, as llama-server demands."""
     own, other = model.vocab.names, target.vocab.names
     if model.info.vocab_type != target.info.vocab_type:

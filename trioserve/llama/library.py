@@ -66,7 +66,8 @@ FUNCTIONS = (
     "llama_vocab_fim_pre", "llama_vocab_fim_rep", "llama_vocab_fim_sep", "llama_vocab_fim_suf",
     "llama_vocab_get_add_bos", "llama_vocab_get_add_eos", "llama_vocab_get_add_sep",
     "llama_vocab_get_attr", "llama_vocab_get_suppress_tokens", "llama_vocab_get_text",
-    "llama_vocab_is_eog", "llama_vocab_n_tokens", "llama_vocab_sep", "llama_vocab_type",
+    "llama_vocab_is_eog", "llama_vocab_mask", "llama_vocab_n_tokens", "llama_vocab_sep",
+    "llama_vocab_type",
 )
 # fmt: on
 

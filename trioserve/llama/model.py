@@ -22,6 +22,8 @@ Progress = Callable[[float], bool]
 
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 _MAPPED = ("auto", "mmap", "mmap+mlock")
+#: Architectures of heads, which read what a model computes.
+_DRAFTING = frozenset({"eagle3", "dflash"})
 _CUT_SHORT = ("not within the file bounds", "exceeds remaining file size", "failed to read")
 
 
@@ -32,14 +34,21 @@ class LlamaModel(HandleOwner):
     """
 
     def __init__(
-        self, handle: Any, path: Path, config: Config, *, has_weights: bool = True
+        self,
+        handle: Any,
+        path: Path,
+        config: Config,
+        *,
+        has_weights: bool = True,
+        is_head: bool = False,
     ) -> None:
         self.handle: Any = handle
         self.has_weights = has_weights
         self._swa_full = config.swa_full
         try:
             self.metadata = _metadata(handle) | devices.overridden(config)
-            self._check_kind(path)
+            if not is_head:
+                self._check_kind(path)
             self.vocab = LlamaVocab(lib.llama_model_get_vocab(handle), self.metadata)
             self.info = self._describe(path, config)
         except BaseException:
@@ -48,12 +57,18 @@ class LlamaModel(HandleOwner):
 
     @classmethod
     def load(
-        cls, config: Config, *, progress: Progress | None = None, weights: bool = True
+        cls,
+        config: Config,
+        *,
+        progress: Progress | None = None,
+        weights: bool = True,
+        is_head: bool = False,
     ) -> LlamaModel:
         """Load the file that `config.model` names, or the bundled one.
 
         Without `weights`, nothing can be computed with it, nor with a context of it: both say how
-        much memory they would take, but take next to none.
+        much memory they would take, but take next to none. `is_head` allows one that only makes
+        drafts.
 
         Raises:
             ModelLoadError: it is missing, not a GGUF, cut short, too large, damaged, of a kind that
@@ -67,7 +82,7 @@ class LlamaModel(HandleOwner):
         if weights:
             _check_size(path, config)
         handle = _load_weights(path, config, progress, weights)
-        return cls(handle, path, config, has_weights=weights)
+        return cls(handle, path, config, has_weights=weights, is_head=is_head)
 
     def close(self) -> None:
         """Free the weights. Closing twice is fine."""
@@ -122,6 +137,11 @@ class LlamaModel(HandleOwner):
 
     def _check_kind(self, path: Path) -> None:
         handle = self.handle
+        if self.arch in _DRAFTING:
+            raise ModelLoadError(
+                f"{path} only makes drafts for another model: name it with spec_draft_model, and "
+                f"set spec_type to 'draft-{self.arch}'."
+            )
         if lib.llama_model_has_encoder(handle) or not lib.llama_model_has_decoder(handle):
             kind = "has an encoder that reads the prompt"
         elif lib.llama_model_is_diffusion(handle):
@@ -207,6 +227,7 @@ def _load_weights(path: Path, config: Config, progress: Progress | None, weights
     params.n_gpu_layers = config.n_gpu_layers
     params.load_mode = _LOAD_MODES[load_mode(path, config)]
     params.check_tensors = config.check_tensors
+    params.load_mtp = "draft-mtp" in config.spec_type
     if not weights:
         params.no_alloc, params.load_mode = True, _LOAD_MODES["none"]
     kept = devices.place(params, config)

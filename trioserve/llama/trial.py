@@ -101,9 +101,22 @@ def _generate(backend: LlamaBackend, tokens: Sequence[TokenId], *, everything: b
             _decode(backend, tokens)
         if backend.adapters:
             backend.set_adapters(())
-        for drafter in backend.drafters:
-            drafter.propose([DraftRequest(0, tokens, CacheRoot(), 1)])
-            drafter.forget(0)
+        if backend.drafters:
+            _draft(backend, tokens)
+
+
+def _draft(backend: LlamaBackend, tokens: Sequence[TokenId]) -> None:
+    """Make drafts for a text, after decoding all of it but the last token."""
+    batch = backend.batch
+    batch.clear()
+    if tokens[1:]:
+        batch.extend(tokens[:-1], 0, 0)
+        backend.decode()
+        batch.clear()
+    for drafter in backend.drafters:
+        drafter.propose([DraftRequest(0, tokens, CacheRoot(), 2)])
+        drafter.forget(0)
+    _clear(backend)
 
 
 def _decode(backend: LlamaBackend, tokens: Sequence[TokenId]) -> None:

@@ -30,7 +30,10 @@ _here: set[str] = set()
 
 @attrs.frozen
 class LoadedFiles:
-    """The files that a configuration loads; `fingerprint` is empty if only bundled ones are."""
+    """The files that a configuration loads; `fingerprint` is empty if only bundled ones are.
+
+    A file is loaded with its MTP heads or without them.
+    """
 
     fingerprint: str
     _folder: Path | None
@@ -45,7 +48,8 @@ class LoadedFiles:
         found = [_identity(path) for path in _files(config)]
         if not found:
             return cls("", None)
-        parts = (version, str(config.serves_embeddings), *found)
+        heads = [config.head_type] if config.head_type is not None else []
+        parts = (version, str(config.serves_embeddings), *heads, *found)
         return cls(hashlib.sha256("\n".join(parts).encode()).hexdigest(), _folder(os.environ))
 
     @property

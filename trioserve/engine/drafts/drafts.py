@@ -117,6 +117,14 @@ class _Stream:
         request = self.request
         return self.slot.request is not request or self.n_discarded != request.n_discarded
 
+    def ask(self, length: int) -> DraftRequest:
+        """Ask for a draft of at most `length` tokens."""
+        slot, request = self.slot, self.request
+        assert slot.seq is not None
+        return DraftRequest(
+            slot.id, request.tokens, request.task.root, length, slot.seq.id, slot.n_pending
+        )
+
     def check(self) -> None:
         """Compare the guesses with what came since the last time."""
         new = self.request.keys[self.n_keys :]
@@ -297,12 +305,10 @@ class Drafts:
         asked: list[_Guesses] = []
         requests: list[DraftRequest] = []
         for stream, length in zip(streams, lengths, strict=True):
-            guess, request = stream.guesses[i], stream.request
+            guess = stream.guesses[i]
             if length and not guess.tokens:
                 asked.append(guess)
-                requests.append(
-                    DraftRequest(stream.slot.id, request.tokens, request.task.root, length)
-                )
+                requests.append(stream.ask(length))
         if not requests:
             return
         start = perf_counter()

@@ -1,0 +1,171 @@
+"""Loading heads: the models that they fit, and what the errors say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+
+from tests.support import tiny_models
+from tests.support.architectures import DFLASH, EAGLE3, MTP, TWO_HEADS
+from tests.support.drafted import Settings, write_head
+from trioserve import llama
+from trioserve.config import Config
+from trioserve.errors import BackendMismatchError, ConfigError, ModelLoadError
+from trioserve.llama import LlamaBackend, staged
+from trioserve.llama.heads import HeadDrafter
+from trioserve.llama.library import lib
+
+
+def load(**config: Any) -> LlamaBackend:
+    backend = llama.load(Config(**{"threads": 1, "ctx_size": 512, "parallel": 2, **config}))
+    assert isinstance(backend, LlamaBackend)
+    return backend
+
+
+def refusal(model: Path, spec_type: str, draft: Path | None = None, **config: Any) -> str:
+    """Load a model with a head that it cannot have; returns the error."""
+    if draft is not None:
+        config["spec_draft_model"] = str(draft)
+    with pytest.raises(ModelLoadError) as caught:
+        load(model=str(model), spec_type=(spec_type,), **config)
+    assert caught.value.message.endswith(".")
+    return caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["glm4moe", "eagle3", "dflash"])
+def test_a_head_of_its_model(tmp_path: Path, kind: str) -> None:
+    settings: Settings = write_head(tmp_path, kind, is_good=False)
+    with load(**settings) as backend:
+        (drafter,) = backend.drafters
+        assert isinstance(drafter, HeadDrafter)
+        assert (drafter.name, drafter.is_free) == (settings["spec_type"][0], False)
+        assert drafter.n_max == (7 if kind == "dflash" else 16)
+        assert backend.n_outputs == 3 + 64
+
+
+def test_a_model_without_mtp_heads(tmp_path: Path) -> None:
+    path = tiny_models.write_generating(tmp_path, "llama")
+    assert "needs a model file with MTP heads" in refusal(path, "draft-mtp")
+
+
+def test_a_file_that_has_lost_its_mtp_heads(tmp_path: Path) -> None:
+    def lose(weights: dict[str, Any]) -> None:
+        for name in [name for name in weights if name.startswith("blk.4.")]:
+            del weights[name]
+
+    path = tiny_models.write(tmp_path / "lost.gguf", MTP["glm4moe"], change=lose)
+    assert "needs a model file with MTP heads" in refusal(path, "draft-mtp")
+
+
+def test_mtp_heads_that_are_not_supported(tmp_path: Path) -> None:
+    hybrid = tiny_models.write(tmp_path / "hybrid.gguf", MTP["qwen3next"])
+    assert "it cannot take back wrong guesses" in refusal(hybrid, "draft-mtp")
+    two = tiny_models.write(tmp_path / "two.gguf", TWO_HEADS)
+    assert "those of its architecture, glm4moe, are not supported" in refusal(two, "draft-mtp")
+
+
+def test_the_heads_of_a_file_are_not_used_without_need(tmp_path: Path) -> None:
+    path = tiny_models.write(tmp_path / "mtp.gguf", MTP["glm4moe"])
+    with load(model=str(path)) as backend:
+        assert not backend.drafters
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    model, head = tiny_models.write_eagle3(tmp_path)
+    assert "it is of the kind llama, and not eagle3" in refusal(model, "draft-eagle3", model)
+    assert "it is of the kind eagle3, and not dflash" in refusal(model, "draft-dflash", head)
+    message = refusal(model, "none", head)
+    assert message.endswith("set spec_type to 'draft-eagle3'.")
+    assert "only makes drafts for another model" in refusal(head, "none")
+
+
+def test_a_model_whose_layers_cannot_be_read(tmp_path: Path) -> None:
+    _, head = tiny_models.write_eagle3(tmp_path)
+    phi3 = tiny_models.write_generating(tmp_path, "phi3")
+    assert "for models of the architecture phi3, such" in refusal(phi3, "draft-eagle3", head)
+    gemma = tiny_models.write_generating(tmp_path, "gemma3")
+    assert "set swa_full" in refusal(gemma, "draft-eagle3", head)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"target_layers": [1, 2, 4]}, "it reads the layers [1, 2, 4], but the model has 4"),
+        ({"target_hidden_size": 64}, "it is for models of the width 64, and not 32"),
+    ],
+)
+def test_a_head_of_another_model(tmp_path: Path, metadata: dict[str, Any], words: str) -> None:
+
+    model, _ = tiny_models.write_eagle3(tmp_path)
+    shapes = dict(EAGLE3.tensors)
+    width = metadata.get("target_hidden_size", 32)
+    shapes["fc.weight"] = (32, 3 * width)
+    other = attrs.evolve(EAGLE3, metadata={**EAGLE3.metadata, **metadata}, tensors=shapes)
+    head = tiny_models.write(tmp_path / "other.gguf", other)
+    assert words in refusal(model, "draft-eagle3", head)
+
+
+def test_a_dflash_model_without_a_mask_token(tmp_path: Path) -> None:
+
+    model, _ = tiny_models.write_dflash(tmp_path)
+    head = tiny_models.write(tmp_path / "x.gguf", attrs.evolve(DFLASH, layers=DFLASH.layers))
+    assert "no mask token" in refusal(model, "draft-dflash", head)
+
+
+# -- a library without the functions
+
+
+def test_a_library_that_lacks_a_function() -> None:
+    known = lib._lib
+
+    class Older:
+        def __getattr__(self, name: str) -> Any:
+            if "llama_get_embeddings_layer_inp" in name:
+                raise AttributeError(name)
+            return getattr(known, name)
+
+        _handle = known._handle
+
+    with pytest.raises(BackendMismatchError) as caught:
+        staged.staged("draft-eagle3", Older())
+    assert caught.value.message == (
+        "spec_type 'draft-eagle3' needs a llama.cpp with llama_get_embeddings_layer_inp, which the "
+        "installed one lacks."
+    )
+
+
+def test_bindings_without_a_second_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lib, "llama_context_default_params", SimpleNamespace)
+    with pytest.raises(BackendMismatchError, match="ctx_other"):
+        staged.staged("draft-mtp")
+
+
+# -- settings
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"spec_type": ("draft-eagle3",)}, "'draft-eagle3' needs spec_draft_model"),
+        ({"spec_type": ("draft-dflash",)}, "'draft-dflash' needs spec_draft_model"),
+        ({"spec_type": ("draft-mtp", "draft-eagle3")}, "may have one of draft-simple, draft-mtp"),
+        ({"spec_type": ("draft-mtp",), "spec_draft_model": "x"}, "has no effect"),
+        ({"spec_type": ("draft-mtp",), "spec_draft_ngl": 3}, "spec_draft_ngl has no effect"),
+        ({"spec_type": ("draft-dspark",)}, "only draft-dflash is supported"),
+        ({"spec_type": ("draft-mtp",), "backend_sampling": True}, "exclude each other"),
+        ({"spec_type": ("draft-mtp",), "embeddings": True}, "no effect on embeddings"),
+    ],
+)
+def test_settings_that_do_not_go_together(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Config(**config)
+
+
+def test_the_order_of_drafters() -> None:
+    config = Config(spec_type=("draft-mtp", "ngram-simple"), spec_draft_n_max=3)
+    assert config.draft_types == ("ngram-simple", "draft-mtp")
+    assert config.head_type == "draft-mtp"

@@ -1,0 +1,272 @@
+"""Drafts by heads: the output is the same, and the head has read what the model has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.support.drafted import KINDS, Drafted, Hand, Settings, Text, load, plain, write_head
+from trioserve.engine import DraftRequest
+from trioserve.errors import DecodeError, KVCacheFullError
+from trioserve.llama.head_texts import KEPT_ROWS
+from trioserve.llama.heads import FEW, MANY, HeadDrafter
+from trioserve.types import CacheRoot, SamplingParams
+
+PROMPTS = ("Once upon a time", "The red ball is", "One two three four five six", "a b c d e f g")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def good(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """A model with a head that is right about as often as not."""
+    return write_head(tmp_path_factory.mktemp("good"), request.param, is_good=True)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def random(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """A model with a head whose guesses hang on all that it has read."""
+    return write_head(tmp_path_factory.mktemp("random"), request.param, is_good=False)
+
+
+@pytest.mark.parametrize("layout", [{"kv_unified": True}, {"kv_unified": False}, {}])
+def test_the_output_is_the_same_in_all_slots(good: Settings, layout: dict[str, object]) -> None:
+    expected = plain(good, PROMPTS, 60)
+    bench = Drafted(good, **layout)
+    for i, prompt in enumerate(PROMPTS):
+        bench.submit(i, prompt, 60)
+    bench.run()
+    bench.backend.close()
+    assert [bench.tokens[i] for i in range(len(PROMPTS))] == expected
+    n_drafted = sum(end.timings.draft_n for end in bench.finished.values())
+    assert 20 < bench.n_accepted < n_drafted
+
+
+def test_sampled_output_is_the_same_for_a_seed(good: Settings) -> None:
+    sampling = SamplingParams(temperature=0.8, seed=7)
+    expected = plain(good, PROMPTS[:2], 60, sampling=sampling)
+    bench = Drafted(good)
+    for i, prompt in enumerate(PROMPTS[:2]):
+        bench.submit(i, prompt, 60, sampling=sampling)
+    bench.run()
+    bench.backend.close()
+    assert [bench.tokens[i] for i in range(2)] == expected
+    assert bench.n_accepted
+
+
+# -- the head itself
+
+
+@pytest.fixture
+def hand(random: Settings) -> Iterator[Hand]:
+    with load(random, parallel=4) as backend:
+        yield Hand(backend)
+
+
+def words(n: int, first: int = 300) -> list[int]:
+    return [first + i * i % 97 for i in range(n)]
+
+
+def alone(hand: Hand, tokens: Sequence[int], newest: int) -> list[int]:
+    """The draft for a text that a sequence has been given in one batch."""
+    seq = hand.backend.n_seqs - 1
+    hand.cut(seq, 0)
+    hand.extend((seq, tokens))
+    (draft,) = hand.draft({seq: newest})
+    hand.cut(seq, 0)
+    assert len(draft) == 4
+    return draft
+
+
+@pytest.mark.parametrize("n", [1, FEW, FEW + 1, MANY + 1, 700])
+def test_a_text_is_read_in_any_pieces(hand: Hand, n: int) -> None:
+    text = words(n)
+    expected = alone(hand, text, 400)
+    for token in text[: 2 * MANY]:
+        hand.extend((0, [token]))
+    if text[2 * MANY :]:
+        hand.extend((0, text[2 * MANY :]))
+    assert hand.draft({0: 400}) == [expected]
+    hand.drafter.check_integrity()
+
+
+def test_drafts_of_several_texts_are_made_together(hand: Hand) -> None:
+    texts = {seq: words(5 + 9 * seq, 280 + seq) for seq in range(3)}
+    expected = [alone(hand, text, 400 + seq) for seq, text in texts.items()]
+    hand.extend(*texts.items())
+    assert hand.draft({seq: 400 + seq for seq in texts}) == expected
+    assert hand.draft({1: 401}) == expected[1:2]  # again: guesses leave nothing behind
+
+
+def test_a_text_goes_on_from_a_little_earlier(hand: Hand) -> None:
+    text = words(100)
+    for back in (1, KEPT_ROWS - 1):
+        hand.cut(0, 0)
+        hand.extend((0, text))
+        hand.draft({0: 401})
+        hand.cut(0, 100 - back)
+        assert hand.texts[0].is_exact
+        assert hand.draft({0: 400}) == [alone(hand, text[: 100 - back], 400)]
+
+
+def test_a_text_goes_on_from_far_earlier(hand: Hand) -> None:
+    text = words(100)
+    hand.extend((0, text))
+    hand.cut(0, 50)
+    assert not hand.texts[0].is_exact
+    hand.extend((0, text[50:53]))
+    (draft,) = hand.draft({0: 400})
+    assert len(draft) == 4
+    hand.drafter.check_integrity()
+
+
+def test_a_copy_and_a_saved_text_have_drafts_at_once(hand: Hand) -> None:
+    text = words(60)
+    hand.extend((0, text[:50]))
+    hand.draft({0: 400})
+    hand.extend((0, text[50:]))  # not read yet
+    hand.memory.copy(0, 1)
+    state = hand.memory.save(0)
+    assert len(state) == hand.memory.size(0)
+    hand.memory.restore(2, state)
+    hand.texts[1] = hand.texts[2] = hand.texts[0]
+    expected = alone(hand, text, 400)
+    assert hand.draft({0: 400, 1: 400, 2: 400}) == [expected] * 3
+
+
+def test_a_state_of_the_model_alone_has_drafts_behind_it(hand: Hand) -> None:
+    text = words(60)
+    hand.extend((0, text))
+    hand.memory.restore(1, hand.backend._context.memory.save(0))
+    hand.texts[1] = hand.texts[0]
+    assert hand.draft({1: 400}) == [[]]  # the row for it is missing
+    hand.extend((1, [400]))
+    (draft,) = hand.draft({1: 401})
+    assert len(draft) == 4
+    hand.drafter.check_integrity()
+
+
+def test_a_token_that_the_model_has_yet_to_read_before_the_newest(hand: Hand) -> None:
+    hand.extend((0, words(20)))
+    keys = [*words(20), 300, 301]
+    assert hand.drafter.propose([DraftRequest(0, keys, CacheRoot(), 4, 0, 2)]) == [[]]
+
+
+class Failing:
+    """A context of a head whose decodes fail while `error` is set."""
+
+    def __init__(self, drafter: HeadDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error: Exception | None = None
+        context: Any = drafter._context
+        decode = context.decode
+
+        def maybe(batch: Any, **options: bool) -> None:
+            if self.error is not None:
+                raise self.error
+            decode(batch, **options)
+
+        monkeypatch.setattr(context, "decode", maybe)
+
+
+def test_a_full_cache_costs_what_was_read(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing(hand.drafter, monkeypatch)
+    hand.extend((0, words(20)), (1, words(9)))
+    failing.error = KVCacheFullError("full")
+    assert hand.draft({0: 400, 1: 400}) == [[], []]
+    failing.error = None
+    assert [len(draft) for draft in hand.draft({0: 400, 1: 400})] == [4, 4]
+    hand.drafter.check_integrity()
+
+
+def test_a_head_that_fails_is_not_used_again(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing(hand.drafter, monkeypatch)
+    failing.error = DecodeError("broken")
+    hand.extend((0, words(50)))  # is read at once
+    failing.error = None
+    hand.extend((0, [300]))
+    assert hand.draft({0: 400}) == [[]]
+
+
+# -- whatever becomes of the sequences
+
+N_SEQS, N_MAX = 3, 4
+seqs = st.integers(0, N_SEQS - 1)
+pieces = st.lists(st.integers(260, 480), min_size=1, max_size=MANY + 8)
+
+
+class HeadMachine(RuleBasedStateMachine):
+    """Sequences grow, together and alone, are cut, copied, saved and restored."""
+
+    model: Settings
+
+    @initialize()
+    def load(self) -> None:
+        self.hand = Hand(load(self.model, parallel=N_SEQS + 1, cache_seqs=0, ctx_size=4096))
+        self.saved: list[tuple[Text, bytes]] = []
+
+    def teardown(self) -> None:
+        if hasattr(self, "hand"):
+            self.hand.backend.close()
+
+    @rule(added=st.dictionaries(seqs, pieces, min_size=1))
+    def extend(self, added: dict[int, list[int]]) -> None:
+        if all(len(self.hand.texts[seq].tokens) < 300 for seq in added):
+            self.hand.extend(*added.items())
+
+    @rule(seq=seqs, back=st.integers(0, 2 * KEPT_ROWS))
+    def cut(self, seq: int, back: int) -> None:
+        length = len(self.hand.texts[seq].tokens)
+        if back > 0:
+            self.hand.cut(seq, max(0, length - back))
+
+    @rule(source=seqs, other=seqs)
+    def copy(self, source: int, other: int) -> None:
+        if source != other:
+            self.hand.cut(other, 0)
+            self.hand.memory.copy(source, other)
+            self.hand.texts[other] = self.hand.texts[source]
+
+    @rule(seq=seqs)
+    def save(self, seq: int) -> None:
+        if self.hand.texts[seq].tokens:
+            self.saved.append((self.hand.texts[seq], self.hand.memory.save(seq)))
+
+    @precondition(lambda self: self.saved)
+    @rule(seq=seqs, data=st.data())
+    def restore(self, seq: int, data: st.DataObject) -> None:
+        text, state = data.draw(st.sampled_from(self.saved))
+        self.hand.cut(seq, 0)
+        self.hand.memory.restore(seq, state)
+        self.hand.texts[seq] = text
+
+    @rule(newest=st.dictionaries(seqs, st.integers(260, 480), min_size=1))
+    def draft(self, newest: dict[int, int]) -> None:
+        newest = {seq: one for seq, one in newest.items() if self.hand.texts[seq].tokens}
+        drafts = self.hand.draft(newest, N_MAX)
+        for (seq, token), draft in zip(newest.items(), drafts, strict=True):
+            text = self.hand.texts[seq]
+            assert 0 < len(draft) <= N_MAX
+            if text.is_exact:
+                assert draft == alone(self.hand, text.tokens, token)[: len(draft)]
+
+    @invariant()
+    def llama_cpp_holds_what_is_believed(self) -> None:
+        if hasattr(self, "hand"):
+            self.hand.drafter.check_integrity()
+
+
+def test_the_head_reads_what_the_model_has(random: Settings) -> None:
+    class Machine(HeadMachine):
+        model = random
+
+    quick = settings(max_examples=8, stateful_step_count=25, deadline=None)
+    run_state_machine_as_test(Machine, settings=quick)

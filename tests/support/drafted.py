@@ -1,0 +1,152 @@
+"""Engines on models with a head for drafts, and what they say without drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.support import tiny_models
+from tests.support.llama_bench import Bench
+from tests.support.step_costs import FlatCosts
+from trioserve import llama
+from trioserve.config import Config
+from trioserve.engine import DecodeMaximal, DraftRequest, Engine
+from trioserve.llama import LlamaBackend
+from trioserve.llama.heads import HeadDrafter
+from trioserve.types import CacheRoot, SamplingParams
+
+#: Architectures with an MTP head, and kinds of heads in separate files.
+KINDS = ("glm4moe", "deepseek2", "eagle3", "dflash")
+
+Settings = dict[str, Any]
+
+
+def write_head(folder: Path, kind: str, *, is_good: bool) -> Settings:
+    """Write a model with a head of this kind; returns the settings for both.
+
+    A good one is right about as often as not; the others guess at random. There is no rounding in
+    the KV caches.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    head = None
+    if kind == "eagle3":
+        model, head = tiny_models.write_eagle3(folder, faint=0.03 if is_good else 1.0)
+    elif kind == "dflash":
+        model, head = tiny_models.write_dflash(folder, repeats=is_good)
+    else:
+        model = tiny_models.write_mtp(folder, kind, faint=0.03 if is_good else 1.0)
+    settings: Settings = {"model": str(model), "spec_type": ("draft-mtp",)}
+    if head is not None:
+        settings |= {"spec_type": (f"draft-{kind}",), "spec_draft_model": str(head)}
+    exact = ("cache_type_k", "cache_type_v", "spec_draft_type_k", "spec_draft_type_v")
+    return {**settings, **dict.fromkeys(exact, "f32"), "parallel": 3, "ctx_size": 1536}
+
+
+def without_head(settings: Settings) -> Settings:
+    """Return the settings of the model alone."""
+    return {name: one for name, one in settings.items() if not name.startswith("spec_")}
+
+
+class Drafted(Bench):
+    """An engine that always makes drafts, and looks at the head after each step."""
+
+    def __init__(
+        self, settings: Settings, *, cache_ram: int = 0, shifts: bool = False, **more: Any
+    ) -> None:
+        super().__init__(cache_ram, **{**settings, **more})
+        if shifts:
+            self.engine = Engine(self.backend, DecodeMaximal(), lambda: None, context_shift=True)
+        self.engine.drafts.use(self.backend.drafters)
+        self.engine.drafts.costs = FlatCosts()
+
+    @property
+    def head(self) -> HeadDrafter:
+        """The drafter."""
+        return drafter_of(self.backend)
+
+    def step(self) -> bool:
+        """Take a step; returns whether there is more to do."""
+        work_left = super().step()
+        self.head.check_integrity()
+        return work_left
+
+    @property
+    def n_accepted(self) -> int:
+        """How many tokens of drafts were right, in all requests that have ended."""
+        return sum(end.timings.draft_n_accepted for end in self.finished.values())
+
+
+def plain(
+    settings: Settings, prompts: Sequence[str | Sequence[int]], n: int, **options: object
+) -> list[list[int]]:
+    """Return what a server without drafts says to each of some prompts."""
+    bench = Bench(**without_head(settings))
+    for i, prompt in enumerate(prompts):
+        bench.submit(i, prompt, n, **options)
+    bench.run()
+    bench.backend.close()
+    return [bench.tokens[i] for i in range(len(prompts))]
+
+
+def load(settings: Settings, **more: object) -> LlamaBackend:
+    """Load a model with its head, without an engine."""
+    backend = llama.load(Config(threads=1, **{**settings, **more}))
+    assert isinstance(backend, LlamaBackend)
+    return backend
+
+
+def drafter_of(backend: LlamaBackend) -> HeadDrafter:
+    """Return the head's drafter."""
+    (drafter,) = backend.drafters
+    assert isinstance(drafter, HeadDrafter)
+    return drafter
+
+
+@attrs.frozen
+class Text:
+    """What a sequence holds, and whether the head has had a row for each of its tokens."""
+
+    tokens: tuple[int, ...] = ()
+    is_exact: bool = True
+
+
+class Hand:
+    """A model with a head, used without an engine. Each sequence has a text."""
+
+    def __init__(self, backend: LlamaBackend) -> None:
+        self.backend, self.drafter = backend, drafter_of(backend)
+        self.memory = backend.memory
+        self.texts = [Text()] * backend.n_seqs
+
+    def extend(self, *added: tuple[int, Sequence[int]]) -> list[int]:
+        """Decode tokens of some sequences together; returns the best token after each."""
+        batch = self.backend.batch
+        batch.clear()
+        rows = []
+        for seq, tokens in added:
+            rows.append(batch.extend(tokens, len(self.texts[seq].tokens), seq))
+            batch.want_logits(rows[-1])
+            text = self.texts[seq]
+            self.texts[seq] = attrs.evolve(text, tokens=(*text.tokens, *tokens))
+        self.backend.decode()
+        with self.backend.sampler(SamplingParams(temperature=0.0), ()) as sampler:
+            return [sampler.sample(row) for row in rows]
+
+    def draft(self, newest: dict[int, int], n_max: int = 4) -> list[list[int]]:
+        """Ask for drafts of some sequences, each with a token that is not decoded yet."""
+        return self.drafter.propose([
+            DraftRequest(seq, [*self.texts[seq].tokens, token], CacheRoot(), n_max, seq)
+            for seq, token in newest.items()
+        ])  # fmt: skip
+
+    def cut(self, seq: int, length: int) -> None:
+        """Shorten a sequence."""
+        text = self.texts[seq]
+        self.memory.remove(seq, length)
+        of_head = self.drafter._texts[seq]
+        has_row = not length or of_head.before is not None or bool(of_head.tokens)
+        is_exact = not length or (text.is_exact and has_row)
+        self.texts[seq] = Text(text.tokens[:length], is_exact)
