@@ -46,8 +46,10 @@ _SPARE_SHARE, _SPARE = 0.05, 32 * _MIB
 _UBATCHES = (256, 128, 64)
 _LAST_TYPE = "q8_0"
 
-#: Rows with logits for drafts, and texts in a batch of embeddings: as contexts are made with.
+#: Rows with logits for drafts and for scores of prompts, and texts in a batch of embeddings: as
+#: contexts are made with.
 _DRAFT_ROWS = 64
+_SCORE_ROWS = 64
 _MAX_TEXTS = 64
 
 
@@ -282,7 +284,10 @@ def _batch(shape: Shape, config: Config, layout: Layout) -> tuple[int, int]:
     """Return how many rows have logits, and the physical batch, as a context has them."""
     n_drafts = _DRAFT_ROWS if config.draft_types and _can_cut(shape, config) else 0
     n_outputs = max(layout.n_seqs, config.parallel + n_drafts)
-    n_batch = max(min(config.batch_size, layout.n_ctx), n_outputs)
+    n_batch = min(config.batch_size, layout.n_ctx)
+    if not config.serves_embeddings:
+        n_outputs += min(_SCORE_ROWS, max(1, n_batch - n_outputs))
+    n_batch = max(n_batch, n_outputs)
     n_ubatch = min(config.ubatch_size, n_batch)
     if shape.window and not config.swa_full:
         n_ubatch = max(n_ubatch, n_outputs)

@@ -5,7 +5,6 @@ A request with `texts` is of the latter kind, one with `documents` of the former
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -43,7 +42,7 @@ _UNSUPPORTED = ("truncate", "rank_fields", "max_chunks_per_doc", "max_tokens_per
         minItems=1,
     )
 )
-def _documents(value: Any) -> tuple[str, ...]:
+def documents(value: Any) -> tuple[str, ...]:
     """Read strings, or objects with a `text`."""
     if not isinstance(value, list) or not value:
         raise MismatchError("a list of strings, and not empty")
@@ -59,8 +58,8 @@ class RerankRequest(RequestBody):
     """``POST /v1/rerank``."""
 
     query: str
-    documents: tuple[str, ...] | None = field(read=_documents, default=None)
-    texts: tuple[str, ...] | None = field(read=_documents, default=None)
+    documents: tuple[str, ...] | None = field(read=documents, default=None)
+    texts: tuple[str, ...] | None = field(read=documents, default=None)
     top_n: int | None = field(read=readers.count, default=None)
     return_documents: bool = False
     return_text: bool = False
@@ -132,11 +131,10 @@ def _results(
 ) -> list[dict[str, Any]]:
     """Write the scores, the best first."""
     is_tei = request.texts is not None
+    scores = ranking.scores if request.raw_scores else ranking.shares
     results = []
     for index in ranking.best(request.top_n):
-        score = ranking.scores[index]
-        if is_tei and not request.raw_scores:
-            score = _sigmoid(score)
+        score = scores[index]
         result: dict[str, Any] = {"index": index, "score" if is_tei else "relevance_score": score}
         if is_tei and request.return_text:
             result["text"] = given[index]
@@ -144,8 +142,3 @@ def _results(
             result["document"] = {"text": given[index]}
         results.append(result)
     return results
-
-
-def _sigmoid(score: float) -> float:
-    """Map a score to 0…1, without overflow."""
-    return 0.5 * (1 + math.tanh(score / 2))

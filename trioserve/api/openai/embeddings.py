@@ -74,7 +74,7 @@ def _inputs(name: str) -> Callable[[Any], tuple[GivenPrompt, ...]]:
 
 def _input(value: Any, path: str) -> GivenPrompt:
     if isinstance(value, dict) and isinstance(value.get("content"), list):
-        return _joined(objects(value["content"]), f"{path}.content")
+        return joined(objects(value["content"]), f"{path}.content")
     if isinstance(value, dict) and isinstance(value.get("prompt_string"), str):
         return readers.any_prompt(value, path)
     if isinstance(value, str):
@@ -84,7 +84,7 @@ def _input(value: Any, path: str) -> GivenPrompt:
     raise MismatchError(_EXPECTED)
 
 
-def _joined(parts: Sequence[dict[str, Any]], path: str) -> GivenPrompt:
+def joined(parts: Sequence[dict[str, Any]], path: str) -> GivenPrompt:
     """Put the parts of a text together."""
     check_count(len(parts), MAX_PARTS, "parts")
     found = [_part(part, f"{path}[{i}]") for i, part in enumerate(parts)]
