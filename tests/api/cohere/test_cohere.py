@@ -114,18 +114,20 @@ async def test_texts_that_are_too_long_are_cut(embedding: httpx.AsyncClient) -> 
     assert answer.json()["message"].startswith("'texts': A text of 82 tokens is too large")
 
 
+@pytest.mark.system
 async def test_images_and_mixed_inputs(folder: Path) -> None:
-    model, projector = write_pair(folder)
-    url = "data:image/png;base64," + base64.b64encode(image_file(40, 40)).decode()
+    pair = write_pair(folder, "mlp")
+    url = "data:image/png;base64," + base64.b64encode(image_file(size=(60, 60))).decode()
     part = {"type": "image_url", "image_url": {"url": url}}
-    config = {"mmproj": str(projector), "embeddings": True, "pooling": "mean"}
-    async with opened(model, **config) as client:
+    config = {"mmproj": str(pair.projector), "embeddings": True, "pooling": "mean"}
+    async with opened(pair.model, **config) as client:
         alone = (
             await client.post("/v2/embed", json={"images": [url], "input_type": "image"})
         ).json()
         mixed = [{"content": [part]}, {"content": [{"type": "text", "text": "a cat"}]}]
         both = (await client.post("/v2/embed", json={"inputs": mixed})).json()
         text = (await client.post("/v2/embed", json={"texts": ["a cat"]})).json()
+        assert "embeddings" in both, both
     first, second = both["embeddings"]["float"]
     assert first == pytest.approx(alone["embeddings"]["float"][0], abs=CLOSE)
     assert second == pytest.approx(text["embeddings"]["float"][0], abs=CLOSE)

@@ -260,7 +260,7 @@ async def test_servers_that_cannot(folder: Path) -> None:
 
 
 async def test_the_tokenizer() -> None:
-    async with opened(Path("bundled"), ctx_size=512) as client:
+    async with client_of_app(create_app(Config(threads=1, ctx_size=512))) as client:
         info = (await client.get("/tokenizer_info")).json()
         plain = (await client.post("/tokenize", json={"content": "Hi there"})).json()
         vllm = (await client.post("/tokenize", json={"prompt": "Hi there"})).json()

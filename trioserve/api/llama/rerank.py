@@ -42,7 +42,7 @@ _UNSUPPORTED = ("truncate", "rank_fields", "max_chunks_per_doc", "max_tokens_per
         minItems=1,
     )
 )
-def documents(value: Any) -> tuple[str, ...]:
+def _documents(value: Any) -> tuple[str, ...]:
     """Read strings, or objects with a `text`."""
     if not isinstance(value, list) or not value:
         raise MismatchError("a list of strings, and not empty")
@@ -58,8 +58,8 @@ class RerankRequest(RequestBody):
     """``POST /v1/rerank``."""
 
     query: str
-    documents: tuple[str, ...] | None = field(read=documents, default=None)
-    texts: tuple[str, ...] | None = field(read=documents, default=None)
+    documents: tuple[str, ...] | None = field(read=_documents, default=None)
+    texts: tuple[str, ...] | None = field(read=_documents, default=None)
     top_n: int | None = field(read=readers.count, default=None)
     return_documents: bool = False
     return_text: bool = False
