@@ -475,11 +475,11 @@ def generation_params(
     params.n_ctx, params.n_seq_max = layout.n_cells, layout.n_seqs
     # By default, llama.cpp makes room for the logits of every row: 300 MB for 512 rows and 152,000
     # tokens.
-    n_rows, n_batch = (
-        sampled_rows(model, config, layout.n_seqs),
-        min(config.batch_size, layout.n_ctx),
-    )
-    params.n_outputs_max = n_rows + min(n_scores, max(1, n_batch - n_rows))
+    n_rows = sampled_rows(model, config, layout.n_seqs)
+    n_batch = min(config.batch_size, layout.n_ctx)
+    # In a small physical batch, logits would take most of the memory.
+    n_left = max(1, min(n_batch - n_rows, config.ubatch_size // 2))
+    params.n_outputs_max = n_rows + min(n_scores, n_left)
     params.n_batch = max(n_batch, params.n_outputs_max, max_chunk)
     params.n_ubatch = max(min(config.ubatch_size, params.n_batch), max_chunk)
     if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
