@@ -33,7 +33,6 @@ from trioserve.api.base.http import current_context, current_request_id, long_re
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
 from trioserve.api.base.truncation import embed_cut
-from trioserve.api.openai.embeddings import joined
 from trioserve.api.openapi import takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server.core import ServerCore
@@ -121,7 +120,7 @@ def _meta(**units: int) -> dict[str, Any]:
 def _images(value: Any) -> tuple[GivenPrompt, ...]:
     """Read images, as data URLs."""
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in _texts(value)]
-    return tuple(joined([part], f"images[{i}]") for i, part in enumerate(parts))
+    return tuple(readers.joined([part], f"images[{i}]") for i, part in enumerate(parts))
 
 
 @json_type(list_schema(PART, limits.MAX_INPUTS, minItems=1))
@@ -131,9 +130,8 @@ def _mixed(value: Any) -> tuple[GivenPrompt, ...]:
     check_count(len(given), limits.MAX_INPUTS, "inputs")
     if not given or not all(isinstance(one.get("content"), list) for one in given):
         raise MismatchError("a list of objects with a list as 'content', and not empty")
-    return tuple(
-        joined(objects(one["content"]), f"inputs[{i}].content") for i, one in enumerate(given)
-    )
+    parts = [objects(one["content"]) for one in given]
+    return tuple(readers.joined(each, f"inputs[{i}].content") for i, each in enumerate(parts))
 
 
 #: How an embedding is written, by its type. Those of `int8` and `uint8` need the ranges of the
