@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -16,7 +17,7 @@ from trioserve.types import CacheRoot, Chunk, Failed, PromptScores, TokenId
 SHARED = "What all of the questions have in common is this long beginning. "
 
 
-def harness(n_rows: int = 10, **options: int) -> Harness:
+def harness(n_rows: int = 10, **options: Any) -> Harness:
     """An engine whose batches have logits for one token of each slot, and for `n_rows` scores."""
     backend = ScriptedBackend(lambda _: "Yes.", **options)
     backend.n_outputs, backend.n_score_rows = backend.n_slots, n_rows
@@ -112,7 +113,7 @@ def test_scores_are_kept_for_the_same_beginning() -> None:
         engine.submit(task_id, SHARED + end, prompt_logprobs=1)
         engine.run()
         check(engine, task_id, SHARED + end, 1)
-        # The token after what they share has a score of its own.
+        # The token after what they share has another score in each.
         assert engine.finish(task_id).timings.cache_n >= len(SHARED) - 1
 
 
@@ -124,7 +125,7 @@ def test_scores_are_kept_for_the_same_beginning() -> None:
         ({"prompt_logprobs": 1, "cache_prompt": False}, CacheRoot()),
     ],
 )
-def test_scores_are_not_kept_for_others(options: dict[str, int], root: CacheRoot) -> None:
+def test_scores_are_not_kept_for_others(options: dict[str, Any], root: CacheRoot) -> None:
     engine = harness()
     engine.submit(1, SHARED, prompt_logprobs=1)
     engine.run()

@@ -2,8 +2,8 @@
 
 A batch has few rows with logits, so the prompt of a request that wants scores comes in more steps.
 Its cells may come from the cache as far as their scores are known: from an earlier prompt with the
-same beginning. The token where two prompts diverge has a score of its own in each, so prompts that
-share `n` tokens share ``n - 1`` scores.
+same beginning. Prompts that share `n` tokens share ``n - 1`` scores: the row of the last of these
+tokens is still needed, for the token where the prompts diverge.
 """
 
 from __future__ import annotations

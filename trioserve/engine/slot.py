@@ -76,7 +76,7 @@ class RequestState(QueuedRequest):
     #: Of the tokens of the prompt, as far as they are known; None: no scores are asked for.
     scores: PromptScores | None = None
     has_sent_scores: bool = False
-    n_sought: int = -1  # prompts whose scores were kept when some of its own were looked for
+    n_sought: int = -1  # prompts with kept scores when these were searched
     paused: bool = False  # its reader stalls
     is_fetching: bool = False  # its beginning is being read from disk
     truncated: bool = False

@@ -41,7 +41,7 @@ from trioserve.types import GenerationParams
 
 blueprint = Blueprint("cohere", __name__)
 
-#: The lowest of Cohere's priorities, of which 0 goes first, and of ours, of which it goes last.
+#: The largest number of a priority in this API, where 0 goes first; and the lowest of ours.
 _LAST, _LOWEST = 999, attrs.fields_dict(GenerationParams)["priority"].validator.bounds[0]  # type: ignore[union-attr]
 
 
@@ -56,7 +56,7 @@ class _CohereRequest(RequestBody):
 
     @property
     def priority(self) -> int:
-        """The priority, of which higher ones go first."""
+        """The priority as the queue has it: a higher one goes first."""
         return max(int(_LOWEST), -self.place)
 
 

@@ -215,7 +215,7 @@ class Embedder:
         priority: int,
         context: RequestContext,
     ) -> Ranking:
-        """See `Server.rerank`. With several queries, each has a document of its own."""
+        """See `Server.rerank`. With several queries, there is one for each document."""
         documents = [documents] if isinstance(documents, str) else documents
         queries = [query] if isinstance(query, str) else query
         self._requests.resources.gate.check()
