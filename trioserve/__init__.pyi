@@ -95,6 +95,7 @@ from .server import (
     ServerState as ServerState,
 )
 from .server.generation.embeddings import (
+    Classification as Classification,
     Embeddings as Embeddings,
     Ranking as Ranking,
 )
@@ -175,6 +176,7 @@ from .types import (
     ModelInfo as ModelInfo,
     Progress as Progress,
     Prompt as Prompt,
+    PromptScores as PromptScores,
     SamplingParams as SamplingParams,
     SlotStatus as SlotStatus,
     StepRecord as StepRecord,

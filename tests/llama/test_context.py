@@ -51,7 +51,7 @@ def test_a_split_cache_is_divided(model: LlamaModel) -> None:
         ({"ctx_size": 1}, 256, 256),
         ({"ctx_size": 1, "parallel": 100}, 256, 256),
         ({"ctx_size": 300}, 512, 512),
-        ({"ctx_size": 256, "batch_size": 1, "parallel": 8}, 256, 8),
+        ({"ctx_size": 256, "batch_size": 1, "parallel": 8}, 256, 9),
         ({"ctx_size": 256, "batch_size": 2**20, "ubatch_size": 2**20}, 256, 256),
     ],
 )
@@ -151,7 +151,8 @@ def test_after_closing_it_is_refused(model: LlamaModel) -> None:
 
 
 def test_more_logits_than_there_is_room_for_are_refused(model: LlamaModel) -> None:
-    with make(model, ctx_size=256, parallel=1, cache_seqs=1) as context:
+    config = Config(threads=1, ctx_size=256, parallel=1, cache_seqs=1)
+    with open_context(model, config, n_scores=0) as context:
         batch = LlamaBatch(4, n_vocab=10, n_seqs=1)
         for pos in range(3):
             batch.add(1, pos, 0, logits=True)

@@ -14,7 +14,7 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import EngineError, InvalidRequestError
 from trioserve.llama import LlamaBackend, sampler as sampler_module
-from trioserve.llama.sampler import Shortlist, _largest, n_best
+from trioserve.llama.sampler import Shortlist, largest, n_best
 from trioserve.types import SAMPLER_NAMES, SamplingParams
 
 PROMPT = "Once upon a time there was a small boat"
@@ -226,7 +226,7 @@ def test_no_candidates_are_fine(backend: LlamaBackend, post: bool) -> None:
 @given(st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3]), max_size=12), st.integers(0, 15))
 def test_the_largest_are_in_order_and_ties_as_they_stand(values: list[float], n: int) -> None:
     expected = sorted(range(len(values)), key=lambda i: -values[i])[:n]
-    assert _largest(np.array(values), n) == expected
+    assert largest(np.array(values), n) == expected
 
 
 # -- bad values

@@ -76,6 +76,7 @@ PROGRAMS: Mapping[str, Program] = {
     "smolagents": Program(title="smolagents", pypi=["smolagents==1.26.0", "openai==3.54.0"]),
     "strands": Program(title="Strands", pypi=["strands-agents[openai]==1.62.0"]),
     "agno": Program(title="Agno", pypi=["agno==3.1.10", "openai==3.54.0"]),
+    "cohere": Program(title="Cohere's SDK for Python", pypi=["cohere==7.3.1"]),
     "litellm": Program(title="LiteLLM", pypi=["litellm[proxy]==1.106.2"]),
     "dspy": Program(title="DSPy", pypi=["dspy==3.4.1"]),
     "adk": Program(

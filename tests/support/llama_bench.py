@@ -11,7 +11,16 @@ from tests.support.engine_events import take_events
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, DiskCache, Engine
-from trioserve.types import Chunk, Failed, Finished, GenerationParams, Prompt, SamplingParams, Task
+from trioserve.types import (
+    Chunk,
+    Failed,
+    Finished,
+    GenerationParams,
+    Prompt,
+    PromptScores,
+    SamplingParams,
+    Task,
+)
 from trioserve.types.task import shared_length
 
 #: A difference of two logits that rounding may turn around.
@@ -38,6 +47,7 @@ class Bench:
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}
         self.margins: list[float] = []
+        self.scores: dict[int, PromptScores] = {}
 
     def submit(
         self,
@@ -62,6 +72,8 @@ class Bench:
             assert not isinstance(event, Failed), event
             if isinstance(event, Chunk):
                 self.tokens[event.task_id] += event.tokens
+                if event.scores is not None:
+                    self.scores[event.task_id] = event.scores
                 self.margins += [p.top[0].logprob - p.top[1].logprob for p in event.probs]
             elif isinstance(event, Finished):
                 self.finished[event.task_id] = event

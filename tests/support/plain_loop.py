@@ -37,11 +37,13 @@ class PlainLoop:
         self._vocab = llama_cpp.llama_model_get_vocab(model)
         self._n_tokens = llama_cpp.llama_vocab_n_tokens(self._vocab)
 
-    def tokenize(self, prompt: str) -> list[int]:
+    def tokenize(self, prompt: str, *, add_special: bool = True) -> list[int]:
         """Turn a text into tokens, with those that the vocabulary adds to texts."""
         data = prompt.encode()
         tokens = (ctypes.c_int32 * (len(data) + 8))()
-        n = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, len(tokens), True, True)
+        n = llama_cpp.llama_tokenize(
+            self._vocab, data, len(data), tokens, len(tokens), add_special, True
+        )
         return list(tokens[:n])
 
     def greedy(self, prompt: Sequence[int], n: int, *, n_batch: int = 1) -> Said:
@@ -61,14 +63,37 @@ class PlainLoop:
                 return said
             self._decode([token])
 
-    def _decode(self, tokens: Sequence[int]) -> None:
+    def scores(self, tokens: Sequence[int], *, n_batch: int = 64) -> list[float]:
+        """Compute the log probability of each token after those before it, but for the first.
+
+        They are decoded in batches of `n_batch`, because a row alone is rounded in another way.
+        """
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        scores = []
+        for start in range(0, len(tokens), n_batch):
+            following = tokens[start + 1 : start + n_batch + 1]
+            self._decode(tokens[start : start + n_batch], with_logits=True)
+            for row, token in enumerate(following):
+                logits = self._logits(row).astype(np.float64)
+                highest = logits.max()
+                total = np.log(np.exp(logits - highest).sum())
+                scores.append(float(logits[token] - highest - total))
+        return scores
+
+    def _decode(self, tokens: Sequence[int], *, with_logits: bool = False) -> None:
         values = (ctypes.c_int32 * len(tokens))(*tokens)
+        flags = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
         batch = llama_cpp.llama_batch_get_one(values, len(tokens))
+        if with_logits:
+            batch.logits = flags
         assert llama_cpp.llama_decode(self._context, batch) == 0
 
+    def _logits(self, row: int = -1) -> NDArray[np.float32]:
+        pointer = llama_cpp.llama_get_logits_ith(self._context, row)
+        return np.ctypeslib.as_array(pointer, shape=(self._n_tokens,))
+
     def _best(self) -> tuple[int, float]:
-        pointer = llama_cpp.llama_get_logits_ith(self._context, -1)
-        logits = np.ctypeslib.as_array(pointer, shape=(self._n_tokens,))
+        logits = self._logits()
         second, best = np.argpartition(logits, -2)[-2:]
         return int(best), float(logits[best] - logits[second])
 

@@ -1,8 +1,8 @@
 """The HTTP routes: they turn JSON into calls of `Server`, and its answers into JSON and SSE.
 
-`openai`, `anthropic`, `ollama` and `llama` each have the routes of one family of APIs: their
-handlers read the request, call the server and write the answer, and `VENDOR` says what others need
-to know of it (`base.vendors`). `base` is what they share.
+`openai`, `anthropic`, `ollama`, `llama`, `vllm` and `cohere` each have the routes of one family of
+APIs: their handlers read the request, call the server and write the answer, and `VENDOR` says what
+others need to know of it (`base.vendors`). `base` is what they share.
 `streams` has chats for an `EventSource`, `pages` the files that the server serves, and `tools` what
 it runs for clients. `install` puts all of it into an app with one model. `router` forwards requests
 to the processes of many models, and `install_router` puts it into an app, with the same routes.
@@ -15,6 +15,7 @@ from quart_trio import QuartTrio
 
 from trioserve.api import (
     anthropic,
+    cohere,
     llama,
     ollama,
     openai,
@@ -23,6 +24,7 @@ from trioserve.api import (
     predict,
     router,
     streams,
+    vllm,
 )
 from trioserve.api.base import access, app_state, errors, http, tcp, vendors
 from trioserve.api.base.connection import PREFIX, Connection, Request
@@ -38,7 +40,15 @@ __all__ = ["RouterService", "Service", "configure", "install", "install_router"]
 
 # The vendors whose APIs there are: a folder for each, with its entry. OpenAI's forms are those of
 # all other paths, too.
-vendors.register(openai.VENDOR, responses.VENDOR, anthropic.VENDOR, ollama.VENDOR, llama.VENDOR)
+vendors.register(
+    openai.VENDOR,
+    responses.VENDOR,
+    anthropic.VENDOR,
+    ollama.VENDOR,
+    llama.VENDOR,
+    vllm.VENDOR,
+    cohere.VENDOR,
+)
 
 
 def install(app: QuartTrio, served: Service) -> None:

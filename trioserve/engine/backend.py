@@ -26,6 +26,7 @@ from trioserve.types import (
     MediaChunk,
     ModelInfo,
     Prompt,
+    PromptScores,
     SamplingParams,
     SlotState,
     TokenId,
@@ -238,8 +239,7 @@ class Sampler(Protocol):
     def accept(self, token: TokenId) -> None:
         """Note a token that comes next without having been sampled.
 
-        Raises:
-            EngineError: the grammar does not allow it.
+        Raises EngineError: the grammar does not allow it.
         """
 
     def forced(self, n_max: int) -> list[TokenId]:
@@ -382,8 +382,10 @@ class Backend(ModelBackend, Protocol):
     def memory(self) -> KVMemory:
         """The KV cache."""
 
-    #: The most rows of a batch that may have logits; from `n_slots` to `n_batch`.
+    #: The most rows of a batch that may have logits to sample from; from `n_slots` to `n_batch`.
     n_outputs: int
+    #: Rows beside these that may have logits for `score`; at least 1.
+    n_score_rows: int
     #: Cores that `decode` leaves to others.
     n_spare_cores: int
     #: Bytes of RAM that states outside the KV cache may take; None: as many as is configured.
@@ -434,8 +436,7 @@ class Backend(ModelBackend, Protocol):
     def set_adapters(self, adapters: Adapters) -> None:
         """Use these LoRA adapters, and no others, from the next `decode` on.
 
-        Raises:
-            DecodeError: it cannot.
+        Raises DecodeError: it cannot.
         """
 
     def decode(self) -> None:
@@ -490,6 +491,13 @@ class Backend(ModelBackend, Protocol):
         the output only where the grammar may end.
         """
 
+    def score(self, scores: PromptScores, row: int, tokens: Sequence[TokenId]) -> None:
+        """Add how probable each token was as the next one, by rows ``row, row + 1, …``.
+
+        Their logits are lost: nothing can be sampled from them afterwards. Raises DecodeError: a
+        logit is not a number.
+        """
+
     def state_identity(self) -> tuple[str, tuple[str, ...]]:
         """Identify what a state depends on, by content. From any thread; it reads the files.
 
@@ -541,8 +549,11 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
     #: The texts of one `compute`, one per sequence, from position 0 on or continued.
     batch: Batch
     pooling: str
-    #: Numbers in an embedding; with pooling "rank", scores of a text.
+    #: Numbers in an embedding; with pooling "rank", scores of a text, one for each class.
     width: int
+    #: What the classes are called, as far as the model says; and whether their scores add up to 1.
+    labels: Sequence[str] = ()
+    scores_are_probs: bool = False
     #: Whether a text may come in parts, one batch after another. Its tokens see only those before.
     can_split: bool
 

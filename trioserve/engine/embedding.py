@@ -227,6 +227,7 @@ class EmbeddingEngine(EngineLoop):
         super().__init__(backend, notify)
         self.pooling = backend.pooling
         self.width = backend.width  # numbers in an embedding
+        self.labels, self.scores_are_probs = backend.labels, backend.scores_are_probs
         self._backend = backend
         #: Combines a query and a document for a ranking model; see `EmbeddingBackend`.
         self.pair = backend.pair

@@ -45,6 +45,7 @@ from trioserve.errors import (
 from trioserve.types import (
     Admitted,
     CacheRoot,
+    Chunk,
     EmbeddingTask,
     EngineCounters,
     EngineStatus,
@@ -98,6 +99,7 @@ class Engine(EngineLoop):
         self._planner = Planner(
             strategy,
             n_batch=backend.n_batch,
+            n_score_rows=backend.n_score_rows,
             unified=backend.unified,
             has_adapters=bool(backend.adapters),
             encoder=self.encoder,
@@ -146,9 +148,7 @@ class Engine(EngineLoop):
         if params.grammar is not None and task.constraint is None:
             raise EngineError("The grammar of the task was not compiled.")
         if params.id_slot >= self.n_slots:
-            raise InvalidRequestError(
-                f"'id_slot' must be less than {self.n_slots}.", param="id_slot"
-            )
+            raise InvalidRequestError.at("id_slot", f"must be less than {self.n_slots}.")
         adapters = task.root.adapters
         if adapters and adapters[-1][0] >= len(self.adapters):
             raise InvalidRequestError(f"There is no LoRA adapter {adapters[-1][0]}.", param="lora")
@@ -231,9 +231,8 @@ class Engine(EngineLoop):
             else:
                 self._sample(plan, rows)
         seconds = self.clock() - self.heartbeat
-        counters = self._counters
-        counters.steps += 1
-        counters.step_s += seconds
+        self._counters.steps += 1
+        self._counters.step_s += seconds
         if rows:
             # Copies for requests that start say nothing about the next step.
             self._learn(plan, seconds - scheduling_s)
@@ -312,11 +311,24 @@ class Engine(EngineLoop):
             if not piece.in_decode:
                 self._note_prefill(slot, request, piece.n_cells)
                 self._scheduler.note_prefill(slot)
+                if request.scores is not None and not self._score(slot, request, row):
+                    continue
             if piece.in_decode or (slot.n_pending == 0 and self._begins_output(slot, request)):
                 slots.append(slot)
                 requests.append(request)
                 ready_rows.append(row)
         return slots, requests, ready_rows
+
+    def _score(self, slot: Slot, request: RequestState, row: int) -> bool:
+        """Take the scores of a prompt up to a row, and emit them at its end; False: it failed."""
+        try:
+            scores = self._scheduler.scores.take(request, slot.n_held, row)
+        except TrioServeError as error:
+            self._fail(slot, error)
+            return False
+        if scores is not None:
+            self._emit(Chunk(request.task.id, "", (), scores=scores))
+        return True
 
     def _begins_output(self, slot: Slot, request: RequestState) -> bool:
         """Put a slot into decode, with a sampler; ends a request with `max_tokens` 0."""
@@ -454,6 +466,7 @@ class Engine(EngineLoop):
         match command:
             case Submit(Task() as task):
                 arrived = RequestState(task)
+                self._scheduler.scores.begin(arrived)
                 self._fetch(arrived)
                 self._scheduler.add(arrived)
             case Cancel(task_id):
@@ -474,7 +487,7 @@ class Engine(EngineLoop):
 
     def _fetch(self, request: RequestState) -> None:
         """Read the beginning of a request from disk, if that is worth it; it waits for that."""
-        if self._disk is None or not request.task.params.cache_prompt:
+        if self._disk is None or request.n_reusable < 0:
             return
 
         def done(states: list[CachedState]) -> None:

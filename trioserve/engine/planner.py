@@ -75,6 +75,10 @@ class Work:
         row = batch.extend(keys, pos, seq.id)
         if start + len(keys) == len(request.keys):
             batch.want_logits(row)
+        if not self.in_decode:
+            end = start + len(keys)
+            for cell in range(request.next_score, min(end, request.n_prompt - 1)):
+                batch.want_logits(row - (end - 1 - cell))
         for i, guess in enumerate(request.draft, start=len(keys)):
             batch.add(guess, pos + i, seq.id, logits=True)
         return row
@@ -220,6 +224,7 @@ class Planner:
         strategy: how a step is shared between decode and prefill.
         n_batch: the most cells of one step.
         unified: whether all sequences share the cells of the KV cache.
+        n_score_rows: how many cells of a step may have logits for the scores of prompts.
         has_adapters: requests may have LoRA adapters, so that not all fit in one batch.
         encoder: makes embeddings of media; None: there is only text.
     """
@@ -230,11 +235,12 @@ class Planner:
         *,
         n_batch: int,
         unified: bool,
+        n_score_rows: int = 1,
         has_adapters: bool = False,
         encoder: MediaEncoder | None = None,
     ) -> None:
         self._strategy = strategy
-        self._n_batch = n_batch
+        self._n_batch, self._n_score_rows = n_batch, n_score_rows
         self._by_sequence = not unified
         self._encoder = encoder
         self.turns = AdapterTurns(TURN_S) if has_adapters else None
@@ -274,7 +280,7 @@ class Planner:
             plan = StepPlan(streams, drafts, by_sequence=self._by_sequence)
             plan.may_repeat = not (drafts or self.turns or self._encoder)
             return plan
-        pending = [slot.n_alike for slot in prompts]
+        prompts, pending = self._pending(prompts)
         # Streams that decode in another turn are held up by this step, too.
         n_decode = self._n_other_streams + len(streams) + len(drafts)
         is_media, budget = prompts[0].is_at_media, self._n_batch
@@ -291,6 +297,15 @@ class Planner:
             return StepPlan([], self._media_of(shared), is_media=True)
         parts = [Work(slot, slot.up_to_checkpoint(n_cells), False) for slot, n_cells in shared]
         return StepPlan(streams, drafts + parts, by_sequence=self._by_sequence)
+
+    def _pending(self, prompts: list[Slot]) -> tuple[list[Slot], list[int]]:
+        """Find what may be in a step of each prompt; those without a row for their scores wait."""
+        n_rows, pending = self._n_score_rows, []
+        for slot in prompts:
+            n_cells, n_rows = slot.up_to_scores(n_rows)
+            pending.append((slot, n_cells))
+        able = [(slot, n_cells) for slot, n_cells in pending if n_cells]
+        return [slot for slot, _ in able], [n_cells for _, n_cells in able]
 
     def _whose_turn(self, slots: Sequence[Slot], turns: AdapterTurns) -> list[Slot]:
         """Pick the slots that may be in one batch, and count the streams among the others."""

@@ -9,6 +9,7 @@ from trioserve.engine.cache.prefix_cache import PrefixCache, divergence_point
 from trioserve.engine.cache.ram_cache import CachedState
 from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.queue import WaitingQueue
+from trioserve.engine.scores import ScoreKeeper
 from trioserve.engine.slot import RequestState, Slot, lowest_priority
 from trioserve.engine.steady import SteadyPlan
 from trioserve.types import TokenId
@@ -32,6 +33,8 @@ class Scheduler:
         self.n_ctx, self.n_ctx_seq = backend.n_ctx, backend.n_ctx_seq
         self._n_outputs, self._cuttable = backend.n_outputs, backend.cuttable
         self.cache = cache
+        #: Of prompts whose requests want them.
+        self.scores = ScoreKeeper(backend)
         self.planner = planner
         #: Slots that requests got, and requests that lost theirs, until the engine has reported
         #: them.
@@ -206,11 +209,12 @@ class Scheduler:
             if slot.request is not None:
                 self.give_way(slot)
             self.waiting.admit(request)
-            reuse = request.task.params.cache_prompt
-            seq = self.cache.start(request.keys, request.task.root, reuse=reuse)
-            slot.take(request, seq)
+            n_reusable, reuse = request.n_reusable, request.task.params.cache_prompt
+            keys, root = request.keys[: n_reusable + 1], request.task.root
+            slot.take(request, self.cache.start(keys, root, reuse=n_reusable >= 0))
             if reuse and not request.truncated:
-                request.checkpoints = self.cache.checkpoint_positions(request.task.prompt, seq)
+                assert slot.seq is not None
+                request.checkpoints = self.cache.checkpoint_positions(request.task.prompt, slot.seq)
                 self.note_prefill(slot)
             self.admitted.append(slot)
         self._make_room()
@@ -243,6 +247,8 @@ class Scheduler:
         for request in self.waiting:
             id_slot = request.task.params.id_slot
             slots = free if id_slot < 0 else [slot for slot in free if slot.id == id_slot]
+            if request.scores is not None:
+                self.scores.find(request)
             if not slots or request.is_fetching or self._should_follow(request):
                 continue  # it waits for something that those behind it need not wait for
             if not self._fits(request):
@@ -261,12 +267,27 @@ class Scheduler:
             and not slot.in_decode
             and not slot.request.paused
             and slot.request.task.root == request.task.root
-            and max(slot.n_held, self.cache.min_shared) < request.shared_with(slot.request)
+            and max(self._n_known(request, slot), self.cache.min_shared)
+            < request.shared_with(slot.request)
             and slot.request.task.params.cache_prompt
             and self.cache.can_share(slot.request.n_prompt + 1)
-            and slot.n_held < self._divergence(request, slot.request)
+            and self._n_known(request, slot) < self._divergence(request, slot.request)
             for slot in self.slots
         )
+
+    def _n_known(self, follower: RequestState, slot: Slot) -> int:
+        """How many cells of the request in a slot a follower may start from by now.
+
+        One that wants scores has those of its leader when the leader has all of them.
+        """
+        leader = slot.request
+        assert leader is not None
+        if follower.next_score == follower.n_prompt - 1:
+            return slot.n_held
+        if follower.scores is None or leader.scores is None:
+            return leader.n_prompt
+        is_same = follower.scores.n_top == leader.scores.n_top
+        return follower.next_score + 1 if is_same else leader.n_prompt
 
     def _divergence(self, follower: RequestState, leader: RequestState) -> int:
         """Find where a follower diverges from its leader, which stops there if it must."""
@@ -286,8 +307,9 @@ class Scheduler:
         seqs = {slot.seq.id for slot in active if slot.seq is not None}
         pending = sum(slot.n_pending for slot in active)
         shared = 0
-        if request.task.params.cache_prompt:
-            shared, holders = self.cache.find(request.keys[:-1], request.task.root)
+        if request.n_reusable >= 0:
+            keys = request.keys[: request.n_reusable]
+            shared, holders = self.cache.find(keys, request.task.root)
             shared = shared if any(seq.id in seqs for seq in holders) else 0
         taken = self.cache.held.taken_by(seqs, len(request.keys) + 1, shared)
         return taken + pending <= self.n_ctx

@@ -23,6 +23,7 @@ from trioserve.types import (
     FinishReason,
     MediaChunk,
     Progress,
+    PromptScores,
     SlotStatus,
     Task,
     Timings,
@@ -72,6 +73,10 @@ class RequestState(QueuedRequest):
     reasoning: ReasoningTracker | None = None
     unsent_tokens: list[TokenId] = attrs.field(factory=list)
     unsent_probs: list[TokenProbs] = attrs.field(factory=list)
+    #: Of the tokens of the prompt, as far as they are known; None: no scores are asked for.
+    scores: PromptScores | None = None
+    has_sent_scores: bool = False
+    n_sought: int = -1  # prompts with kept scores when these were searched
     paused: bool = False  # its reader stalls
     is_fetching: bool = False  # its beginning is being read from disk
     truncated: bool = False
@@ -108,6 +113,22 @@ class RequestState(QueuedRequest):
     def n_more(self) -> int:
         """How many tokens a step decodes in decode, beside the newest one."""
         return self.n_ahead + len(self.draft)
+
+    @property
+    def next_score(self) -> int:
+        """The next cell whose logits give a score; all before it have given theirs.
+
+        The last cell of the prompt, which gives none, stands for the end.
+        """
+        return self.n_prompt - 1 if self.scores is None else len(self.scores)
+
+    @property
+    def n_reusable(self) -> int:
+        """How many cells it may find in the cache: those without logits to compute; -1: none."""
+        if not self.task.params.cache_prompt:
+            return -1
+        n_scored = self.next_score
+        return n_scored or -1 if n_scored < self.n_prompt - 1 else len(self.keys) - 1
 
     @property
     def n_left(self) -> int:
@@ -261,6 +282,19 @@ class Slot:
         request = self.request
         assert request is not None and self.in_decode
         return 0 if request.forced or not request.is_free else max(0, n_ctx - len(request.keys) - 1)
+
+    def up_to_scores(self, n_rows: int) -> tuple[int, int]:
+        """How many cells a step may have of a prompt, if that many rows are left for scores.
+
+        Returns them, and the rows that are left then.
+        """
+        request = self.request
+        assert request is not None
+        n_cells, first = self.n_alike, request.next_score
+        end = min(self.n_held + n_cells, request.n_prompt - 1)
+        if end - first > n_rows:
+            return first + n_rows - self.n_held, 0
+        return n_cells, n_rows - max(0, end - first)
 
     def up_to_checkpoint(self, n_cells: int) -> int:
         """Shorten a chunk of the prompt to end where a checkpoint is made."""

@@ -15,7 +15,13 @@ from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedEr
 from trioserve.llama import head_loading, head_texts, identity, sampler_chain, state_file
 from trioserve.llama.adapters import LoadedAdapters, apply_control_vectors
 from trioserve.llama.batch import LlamaBatch, decode_pieces
-from trioserve.llama.context import Context, open_context, thread_choices, threads
+from trioserve.llama.context import (
+    Context,
+    open_context,
+    sampled_rows,
+    thread_choices,
+    threads,
+)
 from trioserve.llama.drafter import LlamaDrafter, divide, load_drafter
 from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.matcher import CompiledGrammar, matcher_for
@@ -25,6 +31,7 @@ from trioserve.llama.media.projector import LlamaProjector
 from trioserve.llama.model import LlamaModel, Progress
 from trioserve.llama.sampler import LlamaSampler
 from trioserve.llama.sampler_chain import Offload
+from trioserve.llama.scores import add_score
 from trioserve.log import get_logger
 from trioserve.models import resolve_projector
 from trioserve.types import (
@@ -32,6 +39,7 @@ from trioserve.types import (
     Adapters,
     Constraint,
     ModelInfo,
+    PromptScores,
     SamplingParams,
     SlotState,
     TokenId,
@@ -73,7 +81,8 @@ class LlamaBackend:
         self.n_ctx: int = context.n_ctx
         self.n_ctx_seq: int = min(context.n_ctx_seq, max_n_ctx_seq or model.info.n_ctx_train)
         self.n_batch: int = context.n_batch
-        self.n_outputs: int = context.n_outputs
+        self.n_outputs: int = sampled_rows(model, self._config, context.n_seqs)
+        self.n_score_rows: int = context.n_outputs - self.n_outputs
         self.spare_ram: int | None = None
         self._lora = adapters
         self.adapters: Sequence[AdapterInfo] = adapters.infos if adapters is not None else ()
@@ -250,6 +259,15 @@ class LlamaBackend:
             InvalidRequestError: a parameter cannot be used with this model.
         """
         sampler_chain.check(params, self.vocab)
+
+    def score(self, scores: PromptScores, row: int, tokens: Sequence[TokenId]) -> None:
+        """Add how probable each token was as the next one, from the row of the last batch on.
+
+        Raises:
+            DecodeError: a logit is NaN, or the largest is infinite.
+        """
+        for i, token in enumerate(tokens, start=row):
+            add_score(scores, self._context.logits(i, self.vocab.n_tokens), token)
 
     def state_identity(self) -> tuple[str, tuple[str, ...]]:
         """Identify what a state depends on; see `trioserve.llama.identity`."""

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trioserve.config import Config
 from trioserve.errors import (
@@ -255,6 +256,10 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 #: Rows with logits for the drafts of all slots: 39 MB with a vocabulary of 152,000 tokens.
 DRAFT_ROWS = 64
 
+#: Rows of a batch with logits for the scores of prompts. With fewer, each token of a long prompt
+#: would take far longer; see `trioserve.engine.strategy.TILE`.
+SCORE_ROWS = 64
+
 #: Times that an elastic KV cache is allocated if its memory is not found.
 _LAZY_ATTEMPTS = 3
 
@@ -369,6 +374,14 @@ class Context(HandleOwner):
                 raise DecodeInterruptedError("The decode was interrupted.")
         raise DecodeError(f"{run.__name__} failed with code {code}: {why}.")
 
+    def logits(self, row: int, n_tokens: int) -> NDArray[np.float32]:
+        """Return a view of a row's logits, of a vocabulary of `n_tokens`; valid until `decode`."""
+        pointer = short.llama_get_logits_ith(self.handle, row)
+        address = ctypes.addressof(pointer.contents)
+        floats: Any = (ctypes.c_float * n_tokens).from_address(address)
+        view: NDArray[np.float32] = np.frombuffer(floats, dtype=np.float32)
+        return view
+
     def set_threads(self, count: int) -> None:
         """Compute with `count` threads from the next `decode` on."""
         lib.llama_set_n_threads(self.handle, count, count)
@@ -405,17 +418,17 @@ def _on_huge_cache() -> Callable[[str], None]:
     return on_line
 
 
-def open_context(model: LlamaModel, config: Config, *, max_chunk: int = 0) -> Context:
-    """Make a context that generates text.
-
-    `max_chunk` are cells of media that must fit into a physical batch.
+def open_context(
+    model: LlamaModel, config: Config, *, max_chunk: int = 0, n_scores: int = SCORE_ROWS
+) -> Context:
+    """Make a context that generates text. The arguments are those of `generation_params`.
 
     Raises:
         ModelLoadError: llama.cpp refuses the configuration, or there is not enough memory.
     """
     layout = choose(model, config)
     if layout.is_elastic:
-        params = generation_params(model, config, layout, max_chunk=max_chunk)
+        params = generation_params(model, config, layout, max_chunk=max_chunk, n_scores=n_scores)
         reason = ""
         # Memory that another thread frees meanwhile may come back as the cache's, and hide it.
         for _ in range(_LAZY_ATTEMPTS):
@@ -428,8 +441,14 @@ def open_context(model: LlamaModel, config: Config, *, max_chunk: int = 0) -> Co
                 break
         _log.info("the KV cache has a fixed size", reason=reason)
         layout = choose(model, config, may_be_elastic=False)
-    params = generation_params(model, config, layout, max_chunk=max_chunk)
+    params = generation_params(model, config, layout, max_chunk=max_chunk, n_scores=n_scores)
     return Context(model, params, layout)
+
+
+def sampled_rows(model: LlamaModel, config: Config, n_seqs: int) -> int:
+    """Return how many rows of a batch are sampled from: one of each sequence, and drafts."""
+    n_draft_rows = DRAFT_ROWS if config.draft_types and model.can_cut else 0
+    return max(n_seqs, config.parallel + n_draft_rows)
 
 
 def generation_params(
@@ -439,6 +458,7 @@ def generation_params(
     *,
     max_chunk: int = 0,
     is_whole: bool = True,
+    n_scores: int = SCORE_ROWS,
 ) -> Any:
     """Make the parameters of a context that generates text.
 
@@ -448,6 +468,7 @@ def generation_params(
         layout: of the KV cache; by default the one that `choose` chooses.
         max_chunk: cells of media that must fit into a physical batch.
         is_whole: whether all layers get a KV cache, which is checked against the free memory.
+        n_scores: rows for the scores of prompts; fewer in a small batch, but at least 1.
 
     Raises:
         ModelLoadError: the KV cache would be larger than the memory that is free.
@@ -456,11 +477,14 @@ def generation_params(
     params = lib.llama_context_default_params()
     # llama.cpp aborts if a batch cannot hold one token of each sequence.
     params.n_ctx, params.n_seq_max = layout.n_cells, layout.n_seqs
-    # Only the last row of each sequence has logits, and those of drafts. By default llama.cpp makes
-    # room for those of every row: 300 MB for 512 rows and 152,000 tokens.
-    n_draft_rows = DRAFT_ROWS if config.draft_types and model.can_cut else 0
-    params.n_outputs_max = max(params.n_seq_max, config.parallel + n_draft_rows)
-    params.n_batch = max(min(config.batch_size, layout.n_ctx), params.n_outputs_max, max_chunk)
+    # By default, llama.cpp makes room for the logits of every row: 300 MB for 512 rows and 152,000
+    # tokens.
+    n_rows = sampled_rows(model, config, layout.n_seqs)
+    n_batch = min(config.batch_size, layout.n_ctx)
+    # In a small physical batch, logits would take most of the memory.
+    n_left = max(1, min(n_batch - n_rows, config.ubatch_size // 2))
+    params.n_outputs_max = n_rows + min(n_scores, n_left)
+    params.n_batch = max(n_batch, params.n_outputs_max, max_chunk)
     params.n_ubatch = max(min(config.ubatch_size, params.n_batch), max_chunk)
     if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
         # llama.cpp tries out where each physical batch goes before it computes the first of them.

@@ -400,7 +400,7 @@ def load_drafter(
     try:
         _check_kind(model)
         check_vocabulary(model, target)
-        drafts = open_context(model, own)
+        drafts = open_context(model, own, n_scores=0)
     except BaseException as error:
         model.close()
         if not isinstance(error, ModelLoadError):

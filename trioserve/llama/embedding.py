@@ -33,6 +33,9 @@ _NO_LIMIT = 2**31 - 1
 #: Tensors that turn an embedding into a score. Without one, llama.cpp returns meaningless numbers.
 _HEADS = (b"cls.weight", b"cls.output.weight")
 
+#: Models whose graph ends in a softmax over the classes.
+_WITH_SOFTMAX = ("qwen3", "qwen3vl")
+
 _RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 
 
@@ -60,6 +63,8 @@ class LlamaEmbedder(EmbeddingBackend):
         self.n_ctx_seq = min(n_ctx_seq, max_n_ctx_seq)
         count = lib.llama_model_n_cls_out if self.pooling == "rank" else lib.llama_model_n_embd_out
         self.width = int(count(model.handle))
+        self.labels = _labels(model) if self.pooling == "rank" else ()
+        self.scores_are_probs = self.pooling == "rank" and model.arch in _WITH_SOFTMAX
         self.thread_choices = thread_choices(config)
         self._batch = LlamaBatch(self.n_batch, n_vocab=self.vocab.n_tokens, n_seqs=self.n_seqs)
         self.batch = self._batch
@@ -183,6 +188,13 @@ class LlamaEmbedder(EmbeddingBackend):
         self._model.close()
 
 
+def _labels(model: LlamaModel) -> tuple[str, ...]:
+    """The names of the classes in the file; none, if it names none."""
+    count = lib.llama_model_n_cls_out(model.handle)
+    labels = (lib.llama_model_cls_label(model.handle, i) for i in range(count))
+    return tuple(label.decode(errors="replace") for label in labels if label is not None)
+
+
 @attrs.frozen
 class _PairTokens:
     """The tokens around a query and a document: each one token, or none."""
@@ -234,6 +246,7 @@ def embedding_params(model: LlamaModel, config: Config, *, max_chunk: int = 0) -
             cache_seqs=0,
             kv_unified=True,
         ),
+        n_scores=0,
     )
     params.embeddings = True
     no_logits.install(params)

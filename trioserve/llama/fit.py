@@ -46,8 +46,10 @@ _SPARE_SHARE, _SPARE = 0.05, 32 * _MIB
 _UBATCHES = (256, 128, 64)
 _LAST_TYPE = "q8_0"
 
-#: Rows with logits for drafts, and texts in a batch of embeddings: as contexts are made with.
+#: Rows with logits for drafts and for scores of prompts, and texts in a batch of embeddings: as
+#: contexts are made with.
 _DRAFT_ROWS = 64
+_SCORE_ROWS = 64
 _MAX_TEXTS = 64
 
 
@@ -243,7 +245,7 @@ def _cell(layer: Layer, config: Config) -> float:
 def _need(shape: Shape, config: Config, room: Room) -> _Sum:
     """Add up what a model and its context take in RAM and on each device."""
     layout, run = layout_of(shape, config, room), _as_run(shape, config)
-    n_outputs, n_ubatch = _batch(shape, run, layout)
+    n_outputs, n_scores, n_ubatch = _batch(shape, run, layout)
     places = _places(shape, config, room)
     ram, cache, gpus = shape.embedding, CELL * layout.n_cells, [0] * len(room.gpus)
     if not (shape.has_cache and shape.is_causal):
@@ -268,8 +270,10 @@ def _need(shape: Shape, config: Config, room: Room) -> _Sum:
     else:
         gpus[last] += output
     masks, work = _graph(shape, run, layout, n_ubatch, windows)
-    logits = 4 * n_outputs * shape.n_vocab if shape.is_causal else 0
-    rows = 4 * n_outputs * shape.n_embd if config.serves_embeddings else logits
+    of_row = 4 * shape.n_vocab if shape.is_causal else 0
+    # What is computed with a batch has room at the start, and its copy when it is asked for.
+    logits = (n_outputs + n_scores) * of_row
+    rows = n_outputs * (4 * shape.n_embd if config.serves_embeddings else of_row)
     compute = rows + (
         max(masks + work, logits) if last is None else masks + 4 * n_ubatch * shape.n_embd
     )
@@ -278,15 +282,19 @@ def _need(shape: Shape, config: Config, room: Room) -> _Sum:
     return _Sum(ram, cache, compute, tuple(gpus))
 
 
-def _batch(shape: Shape, config: Config, layout: Layout) -> tuple[int, int]:
-    """Return how many rows have logits, and the physical batch, as a context has them."""
+def _batch(shape: Shape, config: Config, layout: Layout) -> tuple[int, int, int]:
+    """Return how many rows are sampled from, how many are for scores, and the physical batch."""
     n_drafts = _DRAFT_ROWS if config.draft_types and _can_cut(shape, config) else 0
     n_outputs = max(layout.n_seqs, config.parallel + n_drafts)
-    n_batch = max(min(config.batch_size, layout.n_ctx), n_outputs)
+    n_batch, n_scores = min(config.batch_size, layout.n_ctx), 0
+    if not config.serves_embeddings:
+        n_left = min(n_batch - n_outputs, config.ubatch_size // 2)
+        n_scores = min(_SCORE_ROWS, max(1, n_left))
+    n_batch = max(n_batch, n_outputs + n_scores)
     n_ubatch = min(config.ubatch_size, n_batch)
     if shape.window and not config.swa_full:
-        n_ubatch = max(n_ubatch, n_outputs)
-    return (n_batch if config.serves_embeddings else n_outputs), n_ubatch
+        n_ubatch = max(n_ubatch, n_outputs + n_scores)
+    return (n_batch if config.serves_embeddings else n_outputs), n_scores, n_ubatch
 
 
 def _window_cells(shape: Shape, config: Config, layout: Layout, n_ubatch: int) -> int:

@@ -108,7 +108,7 @@ class _Loader:
         layout = Layout(
             unified=True, is_elastic=False, n_seqs=main.n_seqs, n_ctx=n_cells, n_part=n_cells
         )
-        params = generation_params(model, own, layout, is_whole=not type_)
+        params = generation_params(model, own, layout, is_whole=not type_, n_scores=0)
         params.n_outputs_max = max(main.n_seqs, n_slots * n_rows)
         params.n_batch = params.n_ubatch = max(params.n_ubatch, params.n_outputs_max)
         params.ctx_type, params.ctx_other = type_, main.handle

@@ -250,7 +250,7 @@ class LlamaSampler(HandleOwner):
         logits = self._logits(row)
         if post:
             token, ids, probs = self._apply_all(logits)
-            best = np.array(_largest(probs, n), dtype=np.intp)
+            best = np.array(largest(probs, n), dtype=np.intp)
             best = best[probs[best] > 0]
             return token, self._named(token, probs[ids == token], ids[best], probs[best])
         token = self.sample(row)
@@ -288,7 +288,7 @@ class LlamaSampler(HandleOwner):
             certain = np.ones(1)
             return self._named(token, certain, np.array([token])[:n], certain[:n])
         raw = _softmax(self._logits(row))
-        best = np.array(_largest(raw, n), dtype=np.intp)
+        best = np.array(largest(raw, n), dtype=np.intp)
         return self._named(token, raw[[token]], best, raw[best])
 
     def names(self) -> tuple[str, ...]:
@@ -313,11 +313,7 @@ class LlamaSampler(HandleOwner):
 
     def _logits(self, row: int) -> NDArray[np.float32]:
         """Return a view of the logits of a row, valid until the next decode."""
-        pointer = short.llama_get_logits_ith(self._context.handle, row)
-        address = ctypes.addressof(pointer.contents)
-        floats: Any = (ctypes.c_float * self._vocab.n_tokens).from_address(address)
-        view: NDArray[np.float32] = np.frombuffer(floats, dtype=np.float32)
-        return view
+        return self._context.logits(row, self._vocab.n_tokens)
 
     def _draw(self, row: int) -> TokenId:
         logits = self._logits(row)
@@ -428,16 +424,19 @@ def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return probs
 
 
-def _largest(probs: NDArray[Any], n: int) -> list[int]:
+def largest(values: NDArray[Any], n: int) -> list[int]:
     """Return the indices of the `n` largest, in order; equal ones by index."""
-    n = min(n, len(probs))
-    if n <= 0:
-        return []
-    if n < len(probs):
-        # All that may be among the n, by index, so that ties are stable.
-        smallest = np.partition(probs, len(probs) - n)[len(probs) - n]
-        places = np.flatnonzero(probs >= smallest)
-    else:
-        places = np.arange(n)
-    best: list[int] = places[np.argsort(-probs[places], kind="stable")][:n].tolist()
+    n = min(n, len(values))
+    if n <= 1:
+        return [int(values.argmax())] * n
+    bound = -np.inf
+    n_blocks = len(values) // _BLOCK
+    if n <= n_blocks:
+        # In each of `n` blocks a value reaches this bound, so none of the largest is cut off.
+        blocks = values[: n_blocks * _BLOCK].reshape(n_blocks, _BLOCK).max(axis=1)
+        bound = np.partition(blocks, -n)[-n]
+    elif n < len(values):
+        bound = np.partition(values, -n)[-n]
+    places = np.flatnonzero(values >= bound)
+    best: list[int] = places[np.argsort(-values[places], kind="stable")][:n].tolist()
     return best

@@ -60,8 +60,8 @@ Recording = Audio | bytes | str | os.PathLike[str]
 #: takes all requests for those of one client.
 _UNTOLD = frozenset(
     {
-        "best_of", "client", "logprobs", "n", "n_probs", "request_id", "return_progress",
-        "top_logprobs", "traceparent", "tracestate",
+        "best_of", "client", "logprobs", "n", "n_probs", "prompt_logprobs", "request_id",
+        "return_progress", "top_logprobs", "traceparent", "tracestate",
     }
 )  # fmt: skip
 

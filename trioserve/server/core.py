@@ -20,7 +20,7 @@ from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError, ServerClosingError
 from trioserve.server.context import ANYONE, RequestContext, take_params
-from trioserve.server.generation.embeddings import Embeddings, Ranking
+from trioserve.server.generation.embeddings import Classification, Embeddings, Ranking
 from trioserve.server.generation.requests import ServerResources
 from trioserve.server.generation.slots import SlotFiles
 from trioserve.server.generation.text import check_copies
@@ -201,7 +201,7 @@ class ServerCore(EnteredOnce):
 
     async def rerank(
         self,
-        query: str,
+        query: str | Sequence[str],
         documents: str | Sequence[str],
         *,
         priority: int = 0,
@@ -211,6 +211,18 @@ class ServerCore(EnteredOnce):
         with self._admitted(context):
             async with self.lifecycle.use(context, LoadedModel.check_ranks) as services:
                 return await services.embedder.rerank(query, documents, priority, context)
+
+    async def classify(
+        self,
+        inputs: str | Sequence[PromptLike],
+        *,
+        priority: int = 0,
+        context: RequestContext = ANYONE,
+    ) -> Classification:
+        """Score each text for each class. See `Server.classify`."""
+        with self._admitted(context):
+            async with self.lifecycle.use(context, LoadedModel.check_classifies) as services:
+                return await services.embedder.classify(inputs, priority, context)
 
     async def transcribe(
         self,

@@ -128,13 +128,13 @@ _T = TypeVar("_T")
 UNREAD_BYTES = 2**20
 
 #: Approximate bytes of a candidate token in memory and in a response; also of a small event.
-_CANDIDATE_BYTES = 150
+CANDIDATE_BYTES = 150
 _EVENT_BYTES = 150
 
 
 def size_of(probs: Sequence[TokenProbs]) -> int:
     """Estimate the bytes that the candidates for some tokens take."""
-    return _CANDIDATE_BYTES * sum([1 + len(one.top) for one in probs])
+    return CANDIDATE_BYTES * sum([1 + len(one.top) for one in probs])
 
 
 #: Stands for the single tokens of a mailbox among its events.

@@ -92,6 +92,7 @@ class CompletionFields(ContextFields, total=False):
     lora: Sequence[tuple[int, float]]
     priority: int
     n_probs: int
+    prompt_logprobs: int | None
     post_sampling_probs: bool
     t_max_predict_ms: float
     return_progress: bool

@@ -172,6 +172,22 @@ class LoadedModel:
         if self.pooling == "rank":
             raise NotSupportedError("This server ranks documents and computes no embeddings.")
 
+    def check_classifies(self) -> None:
+        """Check that the model has a head that scores texts. Raises NotSupportedError."""
+        if self.pooling != "rank":
+            raise NotSupportedError(
+                "This server does not classify texts. Start it with `--reranking` and a model that "
+                "has a classification head"
+            )
+
+    def check_scores(self) -> None:
+        """Check that the model compares texts. Raises NotSupportedError."""
+        if self.pooling is None:
+            raise NotSupportedError(
+                "This server does not score texts. Start it with `--reranking`, or with "
+                "`--embeddings`"
+            )
+
     def check_ranks(self) -> None:
         """Check that the model ranks documents. Raises NotSupportedError."""
         if self.pooling != "rank":

@@ -17,7 +17,7 @@ from trioserve.config import Config
 from trioserve.server.context import RequestContext, refuse, take
 from trioserve.server.core import ServerCore
 from trioserve.server.former import former_attribute
-from trioserve.server.generation.embeddings import Embeddings, Ranking
+from trioserve.server.generation.embeddings import Classification, Embeddings, Ranking
 from trioserve.server.keywords import (
     ChatFields,
     CompletionFields,
@@ -274,13 +274,15 @@ class Server(EnteredOnce):
 
     async def rerank(
         self,
-        query: str,
+        query: str | Sequence[str],
         documents: str | Sequence[str],
         *,
         priority: int = 0,
         **fields: Unpack[ContextFields],
     ) -> Ranking:
         """Score how well each document fits a query; see `Ranking.best`. Arguments as in `embed`.
+
+        With several queries, there is one for each document.
 
         Raises:
             InvalidRequestError: there are no documents, or one is too long.
@@ -289,6 +291,23 @@ class Server(EnteredOnce):
         """
         context = _only_context(fields)
         return await self._core.rerank(query, documents, priority=priority, context=context)
+
+    async def classify(
+        self,
+        inputs: str | Sequence[str],
+        *,
+        priority: int = 0,
+        **fields: Unpack[ContextFields],
+    ) -> Classification:
+        """Score each text for each class of a model that classifies. Arguments as in `embed`.
+
+        Raises:
+            InvalidRequestError: there are no texts, or one is too long.
+            NotSupportedError: the model has no classification head.
+            TrioServeError: as `embed`.
+        """
+        context = _only_context(fields)
+        return await self._core.classify(inputs, priority=priority, context=context)
 
     # -- recordings
 

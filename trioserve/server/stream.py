@@ -25,6 +25,7 @@ from trioserve.types import (
     Finished,
     Progress,
     Prompt,
+    PromptScores,
     TokenId,
     TokenProbs,
 )
@@ -41,6 +42,8 @@ class Completion:
     probs: tuple[TokenProbs, ...]
     prompt: Prompt
     finished: Finished
+    #: Of the tokens of the prompt, if they were asked for.
+    scores: PromptScores | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +58,7 @@ class ChatCompletion:
     finished: Finished
     #: The parts of the message with the candidates for their tokens; none where there are none.
     chunks: tuple[ChatChunk, ...] = ()
+    scores: PromptScores | None = None  # as in `Completion`
 
 
 #: Factor on `size_of` for candidates in a response that is written at its end. It exists as
@@ -79,6 +83,8 @@ class Stream:
         self.prompt = prompt
         self.finished: Finished | None = None
         self.n_tokens = 0  # generated and read so far
+        #: Of the tokens of the prompt, once they have been read, if they were asked for.
+        self.scores: PromptScores | None = None
         #: The text read so far, in pieces, for readers that need it at the end.
         self.texts: list[str] | None = None
         self.mailbox = mailbox
@@ -123,6 +129,7 @@ class Stream:
             self.finished = event
         elif isinstance(event, Chunk):
             self.n_tokens += len(event.tokens)
+            self.scores = self.scores if event.scores is None else event.scores
             if self.texts is not None:
                 self.texts.append(event.text)
         return event
@@ -180,6 +187,7 @@ async def _read(
         "probs": tuple(itertools.chain.from_iterable(chunk.probs for chunk in chunks)),
         "prompt": stream.prompt,
         "finished": stream.finished,
+        "scores": stream.scores,
     }
 
 
@@ -194,8 +202,8 @@ def _pace(event: Event) -> float:
 def _merge(events: list[Event], *, is_paced: bool = False) -> list[Event]:
     """Join adjacent chunks, up to `UNREAD_BYTES`.
 
-    Chunks with candidates stay separate: one event for each token, as in llama-server. Paced chunks
-    stay separate while the last one is paced.
+    Chunks with candidates or scores stay separate: one event for each token, as in llama-server.
+    Paced chunks stay separate while the last one is paced.
     """
     if len(events) == 1:
         return events
@@ -204,7 +212,9 @@ def _merge(events: list[Event], *, is_paced: bool = False) -> list[Event]:
     chunks: list[Chunk] = []
     n_bytes = 0
     for event in events:
-        joins = isinstance(event, Chunk) and not event.probs and not (is_paced and event.pace)
+        joins = isinstance(event, Chunk) and not (
+            event.probs or event.scores is not None or (is_paced and event.pace)
+        )
         if chunks and (n_bytes >= UNREAD_BYTES or not joins):
             merged.append(_join(chunks))
             chunks, n_bytes = [], 0

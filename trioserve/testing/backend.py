@@ -33,6 +33,7 @@ from trioserve.types import (
     Constraint,
     Grammar,
     ModelInfo,
+    PromptScores,
     SamplingParams,
     SlotState,
     TokenId,
@@ -158,7 +159,7 @@ class ScriptedBackend:
     def __attrs_post_init__(self) -> None:
         self.current_adapters: Adapters = ()
         self.vocab = byte_vocab
-        self.n_outputs = self.n_batch
+        self.n_outputs = self.n_score_rows = self.n_batch
         if self.can_cut:
             self.cuttable = self.n_ctx_seq
         self.spare_ram: int | None = None
@@ -238,7 +239,7 @@ class ScriptedBackend:
     def decode(self) -> None:
         """Append the batch to the sequences, or raise the scripted error."""
         rows = self.batch.rows
-        assert sum(row[-1] for row in rows) <= self.n_outputs, "too many logits"
+        assert sum(row[-1] for row in rows) <= self.n_outputs + self.n_score_rows, "too many logits"
         self._begin_decode(len(rows), {seq for _, _, seq, _ in rows})
         for row, (token, pos, seq, logits) in enumerate(rows):
             assert 0 <= token < self.vocab.n_tokens
@@ -316,6 +317,15 @@ class ScriptedBackend:
     def interrupt(self) -> None:
         """End the decode that runs."""
         self.interrupted = self.can_cut
+
+    def score(self, scores: PromptScores, row: int, tokens: Sequence[TokenId]) -> None:
+        """Make a token the less probable, the further it is in its text and the higher its id."""
+        for i, token in enumerate(tokens, start=row):
+            seq, n_held = self.logits.pop(i)
+            assert self.sequences[seq][n_held : n_held + 1] in ([], [token]), "another token's row"
+            logprob = -(n_held + token / 256)
+            best = [(id_, logprob - id_) for id_ in range(scores.n_top)]
+            scores.add(token, logprob, scores.n_top + 1, best)
 
     def check_sampling(self, params: SamplingParams) -> None:
         """Refuse biases of tokens that do not exist."""

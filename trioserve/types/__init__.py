@@ -23,6 +23,7 @@ from trioserve.types.events import (
     ModelInfo as ModelInfo,
     Preempted as Preempted,
     Progress as Progress,
+    PromptScores as PromptScores,
     Returned as Returned,
     SlotState as SlotState,
     SlotStatus as SlotStatus,

@@ -119,6 +119,73 @@ class TokenProbs:
 
     chosen: TokenProb
     top: Candidates
+    #: How many tokens of the vocabulary are as probable as it or more; 0: not counted.
+    rank: int = 0
+
+
+class PromptScores(Sequence[TokenProbs]):
+    """How probable each token of a prompt is after those before it.
+
+    The first token has no score, so item 0 is of the second one. An engine adds to it until the
+    prompt is computed.
+
+    Args:
+        n_top: candidates for each token.
+        piece_of: returns the bytes of a token.
+    """
+
+    __slots__ = ("_ids", "_logprobs", "_ranks", "_top_ids", "_top_logprobs", "n_top", "piece_of")
+
+    def __init__(self, n_top: int, piece_of: Callable[[TokenId], bytes]) -> None:
+        self.n_top = n_top
+        self.piece_of = piece_of
+        self._ids, self._ranks, self._top_ids = array("i"), array("i"), array("i")
+        self._logprobs, self._top_logprobs = array("d"), array("d")
+
+    def add(
+        self,
+        token: TokenId,
+        logprob: float,
+        rank: int,
+        top: Iterable[tuple[TokenId, float]],
+    ) -> None:
+        """Add the next token of the prompt, with `n_top` candidates for its place."""
+        self._ids.append(token)
+        self._logprobs.append(logprob)
+        self._ranks.append(rank)
+        for id_, its_logprob in top:
+            self._top_ids.append(id_)
+            self._top_logprobs.append(its_logprob)
+
+    def head(self, n: int) -> PromptScores:
+        """Copy the first `n` scores."""
+        copied = PromptScores(self.n_top, self.piece_of)
+        copied._ids, copied._ranks = self._ids[:n], self._ranks[:n]
+        copied._logprobs = self._logprobs[:n]
+        copied._top_ids = self._top_ids[: n * self.n_top]
+        copied._top_logprobs = self._top_logprobs[: n * self.n_top]
+        return copied
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenProbs: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenProbs]: ...
+
+    def __getitem__(self, index: int | slice) -> TokenProbs | list[TokenProbs]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        id_ = self._ids[index]
+        start = index % len(self) * self.n_top
+        places = slice(start, start + self.n_top)
+        return TokenProbs(
+            TokenProb(id_, self.piece_of(id_), self._logprobs[index]),
+            Candidates(self._top_ids[places], self._top_logprobs[places], self.piece_of),
+            self._ranks[index],
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -177,6 +244,7 @@ class Chunk:
     stop string, is held back. `tokens` are those generated since the last chunk. `pace` is
     the seconds until the reader should get the next one, which hides how long steps are; 0: none.
     `drafts` are `Timings.draft_n` and `draft_n_accepted` so far; zeros say that nothing is new.
+    `scores` come with the first chunk, if `prompt_logprobs` asks for them.
     """
 
     task_id: int
@@ -185,6 +253,7 @@ class Chunk:
     probs: tuple[TokenProbs, ...] = ()
     pace: float = 0.0
     drafts: tuple[int, int] = (0, 0)
+    scores: PromptScores | None = None
 
 
 @attrs.frozen

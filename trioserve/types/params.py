@@ -33,7 +33,7 @@ def in_range(low: float, high: float = math.inf) -> Validator:
     """Make an attrs validator: a finite number with ``low <= value <= high``."""
 
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        wants = int if attribute.type in (int, "int") else (int, float)
+        wants = int if attribute.type in (int, "int", "int | None") else (int, float)
         if isinstance(value, bool) or not isinstance(value, wants):
             raise _wrong(attribute, "an integer" if wants is int else "a number")
         if not _is_finite(value) or not low <= value <= high:
@@ -350,6 +350,10 @@ class GenerationParams:
     )
     priority: int = attrs.field(default=0, validator=in_range(-100, 100))  # higher goes first
     n_probs: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))  # per output token
+    #: Candidates to report for each token of the prompt, with its probability; None: no report.
+    prompt_logprobs: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(in_range(0, INT32_MAX))
+    )
     post_sampling_probs: bool = attrs.field(default=False, validator=is_bool)
     t_max_predict_ms: float = attrs.field(default=0, validator=in_range(0.0))  # 0: no limit
     #: Send a `Progress` after each prefill chunk.

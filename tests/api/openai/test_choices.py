@@ -212,7 +212,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 1, "n": 2}, "best_of"),
     ({"best_of": 2, "stream": True}, "best_of"),
     ({"best_of": 2, "post_sampling_probs": True}, "best_of"),
-    ({"echo": True, "logprobs": 1}, "echo"),
     ({"echo": True, "suffix": "b"}, "echo"),
     ({"suffix": "b"}, "suffix"),  # the vocabulary has no tokens for it
 ]

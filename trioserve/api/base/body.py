@@ -24,6 +24,7 @@ from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDeco
 from trioserve.api.base import limits
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.connection import Request, current_request
+from trioserve.api.base.vendors import vendor_of
 from trioserve.concurrency import Patience, check_cancelled
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
 from trioserve.server.limits.memory import weight_of
@@ -452,7 +453,8 @@ async def _received(current: Request) -> bytes:
 
 
 def _is_lower_first() -> bool:
-    return current_app_state().config.priority_order == "lower-first"
+    is_flag_set = current_app_state().config.priority_order == "lower-first"
+    return is_flag_set and not vendor_of(current_request().path).orders_priorities
 
 
 def _with_vllm_priority(data: bytes) -> dict[str, Any]:

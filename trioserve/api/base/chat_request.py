@@ -287,6 +287,7 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     logprobs: bool = False
     top_logprobs: int | None = field(read=readers.probs, default=None)
     n_candidates: int = field("n_probs", read=readers.probs, default=0)
+    prompt_logprobs: int | None = field(read=readers.probs, default=None)
     run_tools: RunToolsOptions | None = field(RUN_TOOLS, read=run_tools, default=None)
 
     @property
@@ -313,6 +314,11 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     def __attrs_post_init__(self) -> None:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError.at("top_logprobs", "needs 'logprobs' to be true.")
+        for other, given in (("stream", self.stream), (RUN_TOOLS, self.run_tools is not None)):
+            if given and self.prompt_logprobs is not None:
+                raise InvalidRequestError.at(
+                    "prompt_logprobs", f"and '{other}' exclude each other."
+                )
         if self.run_tools is not None:
             _check_run(self, self.run_tools)
 

@@ -8,7 +8,8 @@ together is checked in ``__attrs_post_init__``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from types import NoneType, UnionType
 from typing import (
@@ -305,6 +306,19 @@ def named(reader: Callable[[Any], _T], value: Any, name: str) -> _T:
         return reader(value)
     except MismatchError as error:
         raise InvalidRequestError.at(name, f"must be {error.expected}.") from None
+
+
+@contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Give errors the names that fields have in this request, where the server has others."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        name = names.get(error.param or "")
+        if name is not None:
+            error.message = error.message.replace(f"'{error.param}'", f"'{name}'")
+            error.param = name
+        raise
 
 
 def required(fields: Mapping[str, Any], name: str, read: Callable[[Any], _T], path: str = "") -> _T:

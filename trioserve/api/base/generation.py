@@ -66,6 +66,10 @@ async def admit(request: GenerationRequest) -> tuple[ServerCore, GenerationParam
                 asked, f"must be at most {limit}, which --max-logprobs sets."
             )
         given["n_probs"] = limit
+    if (given.get("prompt_logprobs") or 0) > limit:
+        raise InvalidRequestError.at(
+            "prompt_logprobs", f"must be at most {limit}, which --max-logprobs sets."
+        )
     # First, so that an invalid request neither counts nor wakes the model.
     context = current_context(request.timeout, request.keep_alive)
     params = await server.params(given, n=request.n_copies, context=context)

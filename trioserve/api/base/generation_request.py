@@ -67,6 +67,7 @@ UNSUPPORTED_IN_LLAMA: Mapping[str, Only] = {
     **UNSUPPORTED,
     "best_of": Only(1),
     "echo": Only(False),
+    "prompt_logprobs": Only(),
     "suffix": Only(""),
 }
 UNSUPPORTED_IN_CHAT: Mapping[str, Only] = {

@@ -140,7 +140,12 @@ async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 def size_of_outputs(outputs: Iterable[Completion | ChatCompletion]) -> int:
     """The size of outputs, for `long_response`."""
-    return sum(len(each.prompt) + 32 * sse.n_candidates(each.probs) for each in outputs)
+    size = 0
+    for each in outputs:
+        size += len(each.prompt) + 32 * sse.n_candidates(each.probs)
+        if (scores := each.scores) is not None:
+            size += 32 * len(scores) * (1 + scores.n_top)
+    return size
 
 
 def receive_of(body: bytes) -> Callable[[], Awaitable[Any]]:

@@ -7,6 +7,7 @@ import json
 import math
 import secrets
 from collections.abc import Collection, Sequence
+from itertools import count
 from typing import Any
 
 import attrs
@@ -21,6 +22,7 @@ from trioserve.types import (
     GenerationParams,
     Progress,
     Prompt,
+    PromptScores,
     SamplingParams,
     Timings,
     TokenId,
@@ -128,6 +130,27 @@ def probs(
         return {**one(each.chosen), list_key: [one(top) for top in each.top[:n_top]]}
 
     return LazyList(write, values)
+
+
+def prompt_logprobs(scores: PromptScores, n_top: int) -> LazyList:
+    """Write the scores of a prompt as vLLM does: null for the first token, and for each other one
+    an object that has it and the `n_top` candidates for its place, by their ids.
+    """
+
+    def write(index: int) -> dict[str, Any] | None:
+        if not index:
+            return None
+        each = scores[index - 1]
+        return {
+            str(one.id): {
+                "logprob": figure_of(one, post_sampling=False),
+                "rank": rank,
+                "decoded_token": decode_piece(one.piece),
+            }
+            for one, rank in [(each.chosen, each.rank), *zip(each.top[:n_top], count(1))]
+        }
+
+    return LazyList(write, range(len(scores) + 1))
 
 
 def figure_of(candidate: TokenProb, *, post_sampling: bool) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -28,10 +28,17 @@ from trioserve.api.base.fields import (
     text,
 )
 from trioserve.chat.markers import media_marker, split_at
-from trioserve.chat.messages import MAX_PARTS, source_of
+from trioserve.chat.messages import MAX_PARTS, parse_media_part, source_of
 from trioserve.errors import InvalidRequestError
 from trioserve.server.prompts.media import MixedPrompt
-from trioserve.types import MAX_SALT, MAX_SCALE, SAMPLER_LETTERS, GenerationParams, Grammar
+from trioserve.types import (
+    MAX_SALT,
+    MAX_SCALE,
+    SAMPLER_LETTERS,
+    GenerationParams,
+    Grammar,
+    MediaSource,
+)
 from trioserve.types.params import INT32_MAX
 
 #: A prompt before it is tokenized: text, or token ids and text mixed.
@@ -353,6 +360,30 @@ def one_or_many(
         return (read(value, name),)
     check_count(len(value), *limits_of)
     return tuple(read(each, f"{name}[{i}]") for i, each in enumerate(value))
+
+
+def joined(parts: Sequence[dict[str, Any]], path: str) -> GivenPrompt:
+    """Put the parts of a text together, which may be media.
+
+    Raises:
+        MismatchError: a part is of another type.
+        InvalidRequestError: media cannot be read; `param` names them.
+    """
+    check_count(len(parts), MAX_PARTS, "parts")
+    found = [_part(part, f"{path}[{i}]") for i, part in enumerate(parts)]
+    texts = [part for part in found if isinstance(part, str)]
+    return "".join(texts) if len(texts) == len(found) else MixedPrompt(found)
+
+
+def _part(part: dict[str, Any], path: str) -> str | MediaSource:
+    kind = part.get("type")
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    read = parse_media_part(kind, part, path) if isinstance(kind, str) else None
+    if read is None or read["type"] != "media":
+        raise MismatchError("made of parts of the types text, image_url, input_audio and video_url")
+    source: MediaSource = read["media"]
+    return source
 
 
 def any_prompt(value: Any, path: str) -> GivenPrompt:

@@ -124,6 +124,7 @@ class Vendor:
         lists: the paths that list models, and for each the list of a model that has only a name.
         common_paths: what all servers answer alike, whatever their model.
         answer_rules: rules of POSTs about an answer which is being given: only its server knows it.
+        orders_priorities: whether priorities are in the vendor's order, whatever a flag says.
         unloaded: the answer to a request whose model is not loaded; none: to be loaded for it.
     """
 
@@ -139,6 +140,7 @@ class Vendor:
     lists: Mapping[str, Callable[[str], Mapping[str, Any]]] = attrs.field(factory=dict)
     common_paths: frozenset[str] = frozenset()
     answer_rules: tuple[str, ...] = ()
+    orders_priorities: bool = False
     unloaded: Callable[[str, Fields], Mapping[str, Any] | None] = _loads_always
 
     _beginnings: tuple[str, ...] = attrs.field(init=False)

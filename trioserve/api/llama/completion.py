@@ -134,11 +134,12 @@ def _text(value: Any) -> RawPrompt:
 
 @attrs.frozen(kw_only=True)
 class TokenizeRequest(RequestBody):
-    """``POST /tokenize``."""
+    """``POST /tokenize``. `prompt` asks for vLLM's form."""
 
     model: str | None = field(read=readers.model_name, default=None)
     content: RawPrompt = field(read=_text, default="")
-    add_special: bool = False
+    prompt: RawPrompt | None = field(read=_text, default=None)
+    add_special: bool | None = field("add_special", "add_special_tokens", default=None)
     parse_special: bool = True
     with_pieces: bool = False
 
@@ -163,21 +164,23 @@ async def tokenize() -> Response:
     """Turn text into token ids, or check ids."""
     request = await read_body_as(TokenizeRequest.parse)
     server = await awake_server(request.model)
+    is_vllm = request.prompt is not None
     tokens = await server.tokenize(
-        request.content,
-        param="content",
-        add_special=request.add_special,
+        request.content if request.prompt is None else request.prompt,
+        param="prompt" if is_vllm else "content",
+        add_special=is_vllm if request.add_special is None else request.add_special,
         parse_special=request.parse_special,
     )
+    more = {"count": len(tokens), "max_model_len": server.model.n_ctx_seq} if is_vllm else {}
     if not request.with_pieces:
-        return await long_response(lambda: {"tokens": tokens}, len(tokens))
+        return await long_response(lambda: {**more, "tokens": tokens}, len(tokens))
     detokenize = server.model.vocab.detokenize
 
     def with_piece(token: TokenId) -> dict[str, Any]:
         return {"id": token, "piece": _text_or_bytes(detokenize([token]))}
 
     return await long_response(
-        lambda: {"tokens": sse.LazyList(with_piece, tokens)}, 32 * len(tokens)
+        lambda: {**more, "tokens": sse.LazyList(with_piece, tokens)}, 32 * len(tokens)
     )
 
 

@@ -5,7 +5,6 @@ A request with `texts` is of the latter kind, one with `documents` of the former
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -132,11 +131,10 @@ def _results(
 ) -> list[dict[str, Any]]:
     """Write the scores, the best first."""
     is_tei = request.texts is not None
+    scores = ranking.scores if request.raw_scores else ranking.shares
     results = []
     for index in ranking.best(request.top_n):
-        score = ranking.scores[index]
-        if is_tei and not request.raw_scores:
-            score = _sigmoid(score)
+        score = scores[index]
         result: dict[str, Any] = {"index": index, "score" if is_tei else "relevance_score": score}
         if is_tei and request.return_text:
             result["text"] = given[index]
@@ -144,8 +142,3 @@ def _results(
             result["document"] = {"text": given[index]}
         results.append(result)
     return results
-
-
-def _sigmoid(score: float) -> float:
-    """Map a score to 0…1, without overflow."""
-    return 0.5 * (1 + math.tanh(score / 2))

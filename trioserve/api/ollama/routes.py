@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -34,6 +34,7 @@ from trioserve.api.base.generation import (
 from trioserve.api.base.http import current_context, json_response, long_response, size_of_outputs
 from trioserve.api.base.service import current_server, keep_awake, read_for_model
 from trioserve.api.base.text_tokens import probs_of
+from trioserve.api.base.truncation import embed_cut
 from trioserve.api.ollama.events import (
     CONTENT_TYPE,
     TEXT,
@@ -52,14 +53,13 @@ from trioserve.api.ollama.request import (
 )
 from trioserve.api.openapi import takes
 from trioserve.chat.deltas import Message
-from trioserve.errors import InputTooLongError
 from trioserve.server import RequestContext
 from trioserve.server.core import ServerCore
 from trioserve.server.generation.embeddings import Array
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.prompts.text import PromptLike
 from trioserve.server.stream import ChatCompletion, ChatStream, Stream
-from trioserve.types import GenerationParams, TokenId
+from trioserve.types import GenerationParams
 
 # -- text
 
@@ -218,22 +218,16 @@ async def embed() -> Response:
     context = await _ready(server, request)
     ready = monotonic()
     arrived = ready - (trio.current_time() - current_request().arrived)
-    prompts: Sequence[PromptLike] = request.texts
-    done = None
-    while prompts and done is None:
-        try:
-            done = await server.embed(
-                prompts,
-                dimensions=request.dimensions,
-                normalize=_EUCLIDEAN,
-                priority=request.priority,
-                context=context,
-            )
-        except InputTooLongError as error:
-            if not request.truncate:
-                raise
-            limit = error.n_ctx  # that of the context; there may be a smaller one of a batch
-            prompts = [await _cut(server, each, limit) for each in request.texts]
+    embed = partial(
+        server.embed,
+        dimensions=request.dimensions,
+        normalize=_EUCLIDEAN,
+        priority=request.priority,
+        context=context,
+    )
+    done = await embed_cut(server, request.texts, embed) if request.truncate else None
+    if done is None and request.texts:
+        done = await embed(request.texts)
     vectors = () if done is None else done.vectors
     head = {
         "model": server.model.info.name,
@@ -272,13 +266,3 @@ async def _ready(server: ServerCore, request: _EmbeddingRequest) -> RequestConte
     context = current_context(request.timeout, request.keep_alive)
     await keep_awake(server, context)
     return context
-
-
-async def _cut(server: ServerCore, text: str, limit: int) -> tuple[TokenId, ...]:
-    """Cut a text that has too many tokens. A token that ends every text stays the last one."""
-    tokens = await server.tokenize(text, param="input")
-    if len(tokens) <= limit:
-        return tokens
-    ending = await server.tokenize("")
-    n_last = int(tokens[-1:] == ending[-1:])
-    return tokens[: limit - n_last] + tokens[len(tokens) - n_last :]

@@ -31,6 +31,7 @@ from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
     chat_logprobs,
+    echoed_logprobs,
     finish_reason,
     text_logprobs,
     usage as run_usage,
@@ -43,9 +44,10 @@ from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
 from trioserve.server.core import ServerCore
 from trioserve.server.generation.text import best_of
+from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt
 from trioserve.server.stream import ChatCompletion, Completion, read_all
-from trioserve.types import GenerationParams, Prompt
+from trioserve.types import FinishReason, GenerationParams, Prompt
 
 # -- what requests for text may hold; for chats, see `trioserve.api.base.chat_request`
 
@@ -59,6 +61,7 @@ class CompletionRequest(TextRequest):
     suffix: str = ""
     echo: bool = False
     best_of: int | None = field(read=readers.copies, default=None)
+    prompt_logprobs: int | None = field(read=readers.probs, default=None)
 
     @property
     def n_copies(self) -> int:
@@ -71,12 +74,36 @@ class CompletionRequest(TextRequest):
         n, asked = super().asked_probs
         return n or int(self.n_copies > self.n), asked
 
+    @property
+    def echoes_scores(self) -> bool:
+        """Whether the answer begins with the prompt and the scores of its tokens."""
+        return self.echo and self.logprobs > 0
+
+    def given_params(self) -> dict[str, Any]:
+        """The fields of `GenerationParams` and `SamplingParams` that the request sets."""
+        params = super().given_params()
+        if self.echoes_scores:
+            params["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+        return params
+
     def __attrs_post_init__(self) -> None:
         if self.best_of is not None:
             _check_best_of(self, self.best_of)
-        for other, given in (("suffix", self.suffix), ("logprobs", self.logprobs)):
-            if self.echo and given:
-                raise InvalidRequestError.at("echo", f"and '{other}' exclude each other.")
+        if self.echo and self.suffix:
+            raise InvalidRequestError.at("echo", "and 'suffix' exclude each other.")
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequestError.at("prompt_logprobs", "and 'stream' exclude each other.")
+        if self.echoes_scores:
+            _check_echo(self)
+
+
+def _check_echo(request: CompletionRequest) -> None:
+    if request.scalars.get("post_sampling_probs"):
+        raise InvalidRequestError.at(
+            "post_sampling_probs", "has no meaning for the tokens of the prompt, which 'echo' adds."
+        )
+    if any(isinstance(prompt, MixedPrompt) for prompt in request.prompts):
+        raise InvalidRequestError.at("echo", "with 'logprobs' takes prompts without media.")
 
 
 def _check_best_of(request: CompletionRequest, best_of: int) -> None:
@@ -167,7 +194,10 @@ def whole_chat(
     answers = [_with_echo(request, each) for each in answers]
     pieces = server.model.vocab.pieces
     choices = [_choice(request, params, i, each, pieces) for i, each in enumerate(answers)]
-    return _whole("chat.completion", choices, server, request, params, answers)
+    whole = _whole("chat.completion", choices, server, request, params, answers)
+    if request.prompt_logprobs is not None and (scores := answers[0].scores) is not None:
+        whole["prompt_logprobs"] = writers.prompt_logprobs(scores, request.prompt_logprobs)
+    return whole
 
 
 def _whole(
@@ -308,18 +338,29 @@ def whole_completion(
     """Write outputs that have ended."""
     pieces = server.model.vocab.pieces
 
-    def logprobs(output: Completion) -> dict[str, Any] | None:
+    def logprobs(output: Completion, echo: str) -> dict[str, Any] | None:
         if not request.logprobs:
             return None
-        return text_logprobs(probs_of_text(pieces, output), params)
+        if output.scores is None or not request.echo:
+            return text_logprobs(probs_of_text(pieces, output), params)
+        # A client that cuts the output off the end counts its tokens, also those without text.
+        ends_in_text = output.finished.reason is FinishReason.WORD
+        values = probs_of_text(pieces, output) if ends_in_text else output.probs
+        written = text_logprobs(values, params, offset=len(echo))
+        return echoed_logprobs(echo, output.prompt, output.scores, request.logprobs, written)
 
-    choices = [
-        {
-            "text": _echo(server, request, index // request.n, each.prompt) + each.text,
+    def choice(index: int, output: Completion) -> dict[str, Any]:
+        echo = _echo(server, request, index // request.n, output.prompt)
+        written = {
+            "text": echo + output.text,
             "index": index,
-            "logprobs": logprobs(each),
-            "finish_reason": writers.finish_reason(each.finished.reason),
+            "logprobs": logprobs(output, echo),
+            "finish_reason": writers.finish_reason(output.finished.reason),
         }
-        for index, each in enumerate(best_of(outputs, request.n_copies, request.n))
-    ]
+        if request.prompt_logprobs is not None and (scores := output.scores) is not None:
+            written["prompt_logprobs"] = writers.prompt_logprobs(scores, request.prompt_logprobs)
+        return written
+
+    chosen = best_of(outputs, request.n_copies, request.n)
+    choices = [choice(index, each) for index, each in enumerate(chosen)]
     return _whole("text_completion", choices, server, request, params, outputs)

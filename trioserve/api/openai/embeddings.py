@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import attrs
@@ -17,7 +17,6 @@ from trioserve.api.base.fields import (
     STRING,
     MismatchError,
     RequestBody,
-    check_count,
     field,
     integer,
     json_type,
@@ -29,12 +28,9 @@ from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
 from trioserve.api.openapi import takes
-from trioserve.chat.messages import MAX_PARTS, parse_media_part
 from trioserve.errors import InvalidRequestError
 from trioserve.server.core import ServerCore
 from trioserve.server.generation.embeddings import Array, Embeddings
-from trioserve.server.prompts.media import MixedPrompt
-from trioserve.types import MediaSource
 
 blueprint = Blueprint("embeddings", __name__)
 
@@ -74,7 +70,7 @@ def _inputs(name: str) -> Callable[[Any], tuple[GivenPrompt, ...]]:
 
 def _input(value: Any, path: str) -> GivenPrompt:
     if isinstance(value, dict) and isinstance(value.get("content"), list):
-        return _joined(objects(value["content"]), f"{path}.content")
+        return readers.joined(objects(value["content"]), f"{path}.content")
     if isinstance(value, dict) and isinstance(value.get("prompt_string"), str):
         return readers.any_prompt(value, path)
     if isinstance(value, str):
@@ -82,25 +78,6 @@ def _input(value: Any, path: str) -> GivenPrompt:
     if isinstance(value, list) and all(type(each) in (int, str) for each in value):
         return tuple(value)
     raise MismatchError(_EXPECTED)
-
-
-def _joined(parts: Sequence[dict[str, Any]], path: str) -> GivenPrompt:
-    """Put the parts of a text together."""
-    check_count(len(parts), MAX_PARTS, "parts")
-    found = [_part(part, f"{path}[{i}]") for i, part in enumerate(parts)]
-    texts = [part for part in found if isinstance(part, str)]
-    return "".join(texts) if len(texts) == len(found) else MixedPrompt(found)
-
-
-def _part(part: dict[str, Any], path: str) -> str | MediaSource:
-    kind = part.get("type")
-    if kind == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    read = parse_media_part(kind, part, path) if isinstance(kind, str) else None
-    if read is None or read["type"] != "media":
-        raise MismatchError("made of parts of the types text, image_url, input_audio and video_url")
-    source: MediaSource = read["media"]
-    return source
 
 
 @json_type({"type": "integer", "minimum": -1})

@@ -6,10 +6,11 @@ What is the same in all chunks of a response is written once; each chunk adds it
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -42,7 +43,17 @@ from trioserve.server.runs.events import (
     ToolStarted,
 )
 from trioserve.server.stream import ChatChunk
-from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt, Timings, TokenProbs
+from trioserve.types import (
+    Chunk,
+    Finished,
+    GenerationParams,
+    Progress,
+    Prompt,
+    PromptScores,
+    Timings,
+    TokenProb,
+    TokenProbs,
+)
 
 
 def chat_logprobs(
@@ -65,15 +76,54 @@ def text_logprobs(
     figure = partial(outputs.figure_of, post_sampling=post)
     tokens = [outputs.decode_piece(each.chosen.piece) for each in values]
 
-    def top_of(each: TokenProbs) -> dict[str, float]:
-        return {outputs.decode_piece(top.piece): figure(top) for top in each.top}
-
     return {
         "content": outputs.probs(values, post_sampling=post),
         "tokens": tokens,
         "token_logprobs": [figure(each.chosen) for each in values],
-        "top_logprobs": sse.LazyList(top_of, values),
+        "top_logprobs": sse.LazyList(lambda each: _top(each.top, figure), values),
         "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else [],
+    }
+
+
+def _top(candidates: Sequence[TokenProb], figure: Callable[[TokenProb], float]) -> dict[str, float]:
+    return {outputs.decode_piece(each.piece): figure(each) for each in candidates}
+
+
+def echoed_logprobs(
+    text: str,
+    prompt: Prompt,
+    scores: PromptScores,
+    n_top: int,
+    written: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Write the scores of a prompt, whose text begins an answer, before those of the output.
+
+    The first token has none. Of `written`, see `text_logprobs`, are those of the output.
+    """
+    figure = partial(outputs.figure_of, post_sampling=False)
+    pieces = [scores.piece_of(prompt.tokens[0]), *(each.chosen.piece for each in scores)]
+    tokens = [*map(outputs.decode_piece, pieces)]
+    # BOS, or a space that the vocabulary adds, is not in the text.
+    n_added = max(0, sum(map(len, tokens)) - len(text))
+    offsets = [max(0, start - n_added) for start in accumulate(map(len, tokens[:-1]), initial=0)]
+    n, rest = len(tokens), written.get("top_logprobs", ())
+
+    def top_of(index: int) -> dict[str, float] | None:
+        if index >= n:
+            top: dict[str, float] = rest[index - n]
+            return top
+        return _top(scores[index - 1].top[:n_top], figure) if index else None
+
+    return {
+        "content": written.get("content", []),
+        "tokens": [*tokens, *written.get("tokens", ())],
+        "token_logprobs": [
+            None,
+            *(figure(each.chosen) for each in scores),
+            *written.get("token_logprobs", ()),
+        ],
+        "top_logprobs": sse.LazyList(top_of, range(n + len(rest))),
+        "text_offset": [*offsets, *written.get("text_offset", ())],
     }
 
 
@@ -354,6 +404,8 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         self._live[index].on_output(len(event.tokens), event.drafts)
         if self._tokens:
             self._tokens[index].add(event.tokens, event.probs)
+        if event.scores is not None:
+            return self._frame.chunk(self._choice(index, "", logprobs=self._echoed(index, event)))
         if not event.text:
             return ""
         choice = self._choice(index, event.text, logprobs=self._logprobs(index, event.text))
@@ -361,6 +413,11 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
             return self._frame.chunk(choice)
         live = outputs.timings(self._live[index].now())
         return self._frame.chunk(choice, timings=live)
+
+    def _echoed(self, index: int, event: Chunk) -> dict[str, Any]:
+        assert event.scores is not None
+        echo, prompt = self._echoes[index], self._prompts[index]
+        return echoed_logprobs(echo, prompt, event.scores, self._params.n_probs)
 
     def _logprobs(self, index: int, text: str) -> dict[str, Any] | None:
         """Write the candidates for the tokens of a text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -46,11 +47,50 @@ class Ranking:
     scores: tuple[float, ...]
     n_tokens: tuple[int, ...]
     timings: Timings
+    #: Whether the model itself gives scores from 0 to 1.
+    are_probs: bool = False
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The scores as numbers from 0 to 1, by the logistic function if the model needs it."""
+        if self.are_probs:
+            return self.scores
+        return tuple(0.5 * (1 + math.tanh(score / 2)) for score in self.scores)
 
     def best(self, n: int | None = None) -> tuple[int, ...]:
         """The indices of the `n` best documents, or of all, the best one first."""
         order = sorted(range(len(self.scores)), key=lambda index: -self.scores[index])
         return tuple(order[:n])
+
+
+@attrs.frozen(eq=False)
+class Classification:
+    """The scores that some texts have for each class, in their order.
+
+    With `are_probs`, those of a text add up to 1.
+    """
+
+    scores: tuple[Array, ...]  # of each text, shape (classes,)
+    #: What the classes are called; none, if the model does not say.
+    labels: tuple[str, ...]
+    n_tokens: tuple[int, ...]
+    timings: Timings
+    are_probs: bool = False
+
+    @property
+    def probs(self) -> tuple[Array, ...]:
+        """The probabilities of the classes: softmax, or of one class the logistic function."""
+        if self.are_probs:
+            return self.scores
+        return tuple(map(_probs, self.scores))
+
+
+def _probs(scores: Array) -> Array:
+    if len(scores) == 1:
+        # As tanh, which does not overflow.
+        return np.asarray(0.5 * (1 + np.tanh(scores / 2)), np.float32)
+    powers = np.exp(scores - scores.max())
+    return np.asarray(powers / powers.sum(), np.float32)
 
 
 @attrs.frozen(kw_only=True)
@@ -169,23 +209,51 @@ class Embedder:
         ]
 
     async def rerank(
-        self, query: str, documents: str | Sequence[str], priority: int, context: RequestContext
+        self,
+        query: str | Sequence[str],
+        documents: str | Sequence[str],
+        priority: int,
+        context: RequestContext,
     ) -> Ranking:
-        """See `Server.rerank`."""
+        """See `Server.rerank`. With several queries, there is one for each document."""
         documents = [documents] if isinstance(documents, str) else documents
+        queries = [query] if isinstance(query, str) else query
         self._requests.resources.gate.check()
         with context.preparing():
-            self._check_lengths([query], "query")
+            self._check_lengths(queries, "query")
             self._check_lengths(documents, "documents")
-            pairs = (self._pair(query, document) for document in documents)
+            if len(queries) == 1:
+                queries = [*queries] * len(documents)
+            pairs = map(self._pair, queries, documents)
             task = await self._workers.offload(
                 partial(self._task, pairs, context, priority, "documents"),
-                (len(query) + 32) * len(documents) + sum(map(len, documents)),
+                sum(map(len, queries)) + 32 * len(documents) + sum(map(len, documents)),
             )
         with self._requests.open(task, context, "rerank") as stream:
             result = await _embedded(stream)
         scores = tuple(float(matrix[0, 0]) for matrix in result.embeddings)
-        return Ranking(scores, tuple(map(len, task.texts)), result.timings)
+        n_tokens = tuple(map(len, task.texts))
+        return Ranking(scores, n_tokens, result.timings, self._engine.scores_are_probs)
+
+    async def classify(
+        self, inputs: str | Sequence[PromptLike], priority: int, context: RequestContext
+    ) -> Classification:
+        """See `Server.classify`."""
+        texts = [inputs] if isinstance(inputs, str) else inputs
+        self._requests.resources.gate.check()
+        with context.preparing():
+            self._check_lengths(texts, "input")
+            make = partial(self._task, map(self._text_of, texts), context, priority, "input")
+            task = await self._workers.offload(make, sum(map(len, texts)) + 32 * len(texts))
+        with self._requests.open(task, context, "classify") as stream:
+            result = await _embedded(stream)
+        return Classification(
+            tuple(matrix[0] for matrix in result.embeddings),
+            tuple(self._engine.labels),
+            tuple(map(len, task.texts)),
+            result.timings,
+            self._engine.scores_are_probs,
+        )
 
     def _check_lengths(self, inputs: Sequence[PromptLike], param: str) -> None:
         """Reject texts that are far too long before they are tokenized.

@@ -21,6 +21,7 @@ from trioserve.engine.backend import Vocab
 from trioserve.errors import InvalidRequestError, UnavailableError, UnsupportedFieldError
 from trioserve.fair_limiter import FairLimiter, ThreadTime
 from trioserve.server.context import RequestContext
+from trioserve.server.dispatch import CANDIDATE_BYTES
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.model import AdapterScales, LoadedModel
@@ -115,6 +116,21 @@ def control_tokens(vocab: Vocab) -> frozenset[TokenId]:
     return frozenset(token for token, (piece, name) in enumerate(pairs) if name and not piece)
 
 
+def _hold_scores(hold: MemoryReservation, prompt: Prompt, params: GenerationParams, n: int) -> None:
+    """Reserve memory for the scores of a prompt, once for each of `n` outputs.
+
+    Raises:
+        InvalidRequestError: the prompt has media, which have no scores.
+        MemoryFullError: the memory budget has no room for them.
+        PayloadTooLargeError: they exceed what one request may hold.
+    """
+    if params.prompt_logprobs is None:
+        return
+    if prompt.media:
+        raise InvalidRequestError.at("prompt_logprobs", "and media exclude each other.")
+    hold.grow(n * len(prompt) * (params.prompt_logprobs + 1) * CANDIDATE_BYTES)
+
+
 @attrs.define(eq=False, slots=False)
 class TextGenerator:
     """Generates completions and chat answers with an engine."""
@@ -153,6 +169,8 @@ class TextGenerator:
         hold = stack.enter_context(self._resources.memory.hold(context.client))
         scope = self._sharing.scope(context.client, params.cache_salt)
         made = [await self._prompt_of(prompt, context, hold, scope) for prompt in prompts]
+        for prompt in made:
+            _hold_scores(hold, prompt, params, n)
         tasks = [task for each in made for task in await self._tasks(each, params, context, n)]
         return [
             stack.enter_context(self._requests.open(task, context, "text_completion"))
@@ -260,6 +278,7 @@ class TextGenerator:
         hold = stack.enter_context(self._resources.memory.hold(context.client))
         scope = self._sharing.scope(context.client, params.cache_salt)
         text, prompt, tail = await self._rendered(messages, chat, choice, context, hold, scope)
+        _hold_scores(hold, prompt, params, n)
         chat = self._with_defaults(chat, choice)
         thinking = thinking_of(
             self._model.template.format, tail, may_begin=chat.continue_final_message is None

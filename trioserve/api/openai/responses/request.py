@@ -50,6 +50,7 @@ _UNSUPPORTED: Mapping[str, Only] = {
     "n_cmpl": Only(1),
     "previous_response_id": Only(""),
     "prompt": Only(),
+    "prompt_logprobs": Only(),
     "reasoning_format": Only("auto", "deepseek", "none"),
     "truncation": Only("disabled", harmless="a prompt that is too long is an error"),
     "verbose": Only(False),
@@ -131,7 +132,7 @@ def _tool_choice(value: Any) -> str | dict[str, Any]:
 # -- the request
 
 #: Fields of a chat whose place others take here.
-_REPLACED = ("messages", "logprobs")
+_REPLACED = ("messages", "logprobs", "prompt_logprobs")
 
 
 @json_type(

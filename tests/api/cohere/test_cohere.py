@@ -1,0 +1,237 @@
+"""Cohere's routes, version 2."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from gguf import PoolingType
+from structlog.testing import capture_logs
+
+from tests.support.clients import client_of_app
+from tests.support.gguf_models import WIDTH, write_bert
+from tests.support.media_files import image_file
+from tests.support.media_models import write_pair
+from trioserve.app import create_app
+from trioserve.config import Config
+
+DOCUMENTS = ["a cat", "dog", "the mat"]
+CLOSE = 1e-4
+
+
+def opened(path: Path, **config: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    return client_of_app(create_app(Config(model=str(path), threads=1, **config)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+async def ranking(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    path = folder / "rank.gguf"
+    write_bert(path, pooling=PoolingType.RANK, labels=["relevant"], seed=2)
+    async with opened(path, reranking=True) as client:
+        yield client
+
+
+@pytest.fixture
+async def embedding(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with opened(write_bert(folder / "mean.gguf").path, embeddings=True) as client:
+        yield client
+
+
+async def test_documents_are_ranked_from_0_to_1(ranking: httpx.AsyncClient) -> None:
+    body = {"query": "cat", "documents": DOCUMENTS}
+    raw = (await ranking.post("/v1/rerank", json=body)).json()
+    body |= {"model": "m", "top_n": 2, "priority": 999}
+    answer = await ranking.post("/v2/rerank", json=body)
+    written = answer.json()
+    assert answer.status_code == 200
+    assert written["id"] == answer.headers["x-request-id"]
+    assert written["meta"]["api_version"] == {"version": "2", "is_experimental": False}
+    assert written["meta"]["billed_units"] == {"search_units": 1, "input_tokens": 20}
+    expected = [
+        (one["index"], pytest.approx(1 / (1 + math.exp(-one["relevance_score"])), abs=CLOSE))
+        for one in raw["results"][:2]
+    ]
+    assert [(one["index"], one["relevance_score"]) for one in written["results"]] == expected
+
+
+async def test_embeddings_by_type(embedding: httpx.AsyncClient) -> None:
+    openai = (await embedding.post("/v1/embeddings", json={"input": DOCUMENTS})).json()
+    wanted = [one["embedding"] for one in openai["data"]]
+    body = {
+        "model": "m",
+        "texts": DOCUMENTS,
+        "input_type": "search_document",
+        "embedding_types": ["float", "base64", "binary", "ubinary"],
+    }
+    with capture_logs() as logs:
+        written = (await embedding.post("/v2/embed", json=body)).json()
+    assert written["texts"] == DOCUMENTS
+    assert written["response_type"] == "embeddings_by_type"
+    n_tokens = openai["usage"]["prompt_tokens"]
+    assert written["meta"]["billed_units"] == {"input_tokens": n_tokens}
+    found = written["embeddings"]
+    assert found.keys() == {"float", "base64", "binary", "ubinary"}
+    for i, vector in enumerate(wanted):
+        assert found["float"][i] == pytest.approx(vector, abs=CLOSE)
+        packed = np.frombuffer(base64.b64decode(found["base64"][i]), "<f4")
+        assert packed == pytest.approx(vector, abs=CLOSE)
+        bits = np.packbits(np.array(found["float"][i]) > 0)
+        assert found["ubinary"][i] == bits.tolist()
+        assert found["binary"][i] == [int(byte) - 128 for byte in bits]
+        assert len(bits) == WIDTH // 8
+    assert any("input_type" in str(line) for line in logs)
+    short = (await embedding.post("/v2/embed", json={"texts": ["a"], "output_dimension": 4})).json()
+    assert short["embeddings"].keys() == {"float"}
+    assert np.linalg.norm(short["embeddings"]["float"]) == pytest.approx(1, abs=CLOSE)
+
+
+async def test_texts_that_are_too_long_are_cut(embedding: httpx.AsyncClient) -> None:
+    long, most = "cat " * 40 + "dog " * 40, 64
+
+    async def vector(text: str, **options: Any) -> list[float]:
+        answer = await embedding.post("/v2/embed", json={"texts": [text], **options})
+        found: list[float] = answer.json()["embeddings"]["float"][0]
+        return found
+
+    beginning, end = "cat " * 40 + "dog " * (most - 42), "cat " * (most - 42) + "dog " * 40
+    assert await vector(long) == pytest.approx(await vector(beginning), abs=CLOSE)
+    assert await vector(long, truncate="START") == pytest.approx(await vector(end), abs=CLOSE)
+    assert await vector(long, max_tokens=4) == pytest.approx(await vector("cat cat"), abs=CLOSE)
+    answer = await embedding.post("/v2/embed", json={"texts": ["a", long], "truncate": "NONE"})
+    assert answer.status_code == 400
+    assert answer.json()["message"].startswith("'texts': A text of 82 tokens is too large")
+
+
+@pytest.mark.system
+async def test_images_and_mixed_inputs(folder: Path) -> None:
+    pair = write_pair(folder, "mlp")
+    url = "data:image/png;base64," + base64.b64encode(image_file(size=(60, 60))).decode()
+    part = {"type": "image_url", "image_url": {"url": url}}
+    config = {"mmproj": str(pair.projector), "embeddings": True, "pooling": "mean"}
+    async with opened(pair.model, **config) as client:
+        alone = (
+            await client.post("/v2/embed", json={"images": [url], "input_type": "image"})
+        ).json()
+        mixed = [{"content": [part]}, {"content": [{"type": "text", "text": "a cat"}]}]
+        both = (await client.post("/v2/embed", json={"inputs": mixed})).json()
+        text = (await client.post("/v2/embed", json={"texts": ["a cat"]})).json()
+        assert "embeddings" in both, both
+    first, second = both["embeddings"]["float"]
+    assert first == pytest.approx(alone["embeddings"]["float"][0], abs=CLOSE)
+    assert second == pytest.approx(text["embeddings"]["float"][0], abs=CLOSE)
+    assert "texts" not in both
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"documents": ["a"]}, "'query' is required."),
+        ({"query": "a"}, "'documents' is required."),
+        ({"query": "a", "documents": []}, "'documents' must be a list of strings, and not empty."),
+        (
+            {"query": "a", "documents": [{"text": "b"}]},
+            "'documents' must be a list of strings.",
+        ),
+        (
+            {"query": "a", "documents": ["a"], "top_n": 0},
+            "'top_n' must be between 1 and 2147483647.",
+        ),
+        (
+            {"query": "a", "documents": ["a"], "priority": 1000},
+            "'priority' must be between 0 and 999.",
+        ),
+        (
+            {"query": "a", "documents": ["a"], "max_tokens_per_doc": 10},
+            "'max_tokens_per_doc' is not supported with this value; leave it out.",
+        ),
+        (
+            {"query": "a", "documents": ["cat " * 80]},
+            "'documents': A text of 85 tokens is too large: the context of the model holds 64.",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_a_ranking(
+    ranking: httpx.AsyncClient, body: dict[str, Any], message: str
+) -> None:
+    answer = await ranking.post("/v2/rerank", json=body)
+    assert answer.status_code == 400
+    assert answer.json() == {"id": answer.headers["x-request-id"], "message": message}
+
+
+TEXTS = {"texts": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "'texts' is required, or 'images', or 'inputs'."),
+        (TEXTS | {"images": ["data:,"]}, None),
+        (TEXTS | {"inputs": [{"content": []}]}, "'texts' and 'inputs' exclude each other."),
+        ({"texts": "a"}, "'texts' must be a list of strings."),
+        ({"inputs": ["a"]}, "'inputs' must be a list of objects."),
+        (
+            {"inputs": [{}]},
+            "'inputs' must be a list of objects with a list as 'content', and not empty.",
+        ),
+        (
+            TEXTS | {"embedding_types": ["int8"]},
+            "'embedding_types' must be a list of float, base64, binary, ubinary, and not empty.",
+        ),
+        (
+            TEXTS | {"embedding_types": []},
+            "'embedding_types' must be a list of float, base64, binary, ubinary, and not empty.",
+        ),
+        (
+            TEXTS | {"output_dimension": 99},
+            f"'output_dimension' is 99, and the model's embeddings have {WIDTH}.",
+        ),
+        (TEXTS | {"output_dimension": 0}, "'output_dimension' must be between 1 and 2147483647."),
+        (TEXTS | {"truncate": "MIDDLE"}, '\'truncate\' must be "NONE", "START" or "END".'),
+        (TEXTS | {"max_tokens": 0}, "'max_tokens' must be between 1 and 2147483647."),
+        (
+            {"inputs": [{"content": [{"type": "text", "text": "a"}]}], "max_tokens": 3},
+            "'max_tokens' is for 'texts'.",
+        ),
+        (
+            TEXTS | {"input_type": "poem"},
+            '\'input_type\' must be "search_document", "search_query", "classification", '
+            '"clustering" or "image".',
+        ),
+    ],
+)
+async def test_what_is_wrong_with_texts(
+    embedding: httpx.AsyncClient, body: dict[str, Any], message: str | None
+) -> None:
+    answer = await embedding.post("/v2/embed", json=body)
+    assert answer.status_code == 400
+    if message is not None:
+        assert answer.json()["message"] == message
+
+
+async def test_servers_that_cannot(
+    ranking: httpx.AsyncClient, embedding: httpx.AsyncClient
+) -> None:
+    for client, path in ((ranking, "/v2/embed"), (embedding, "/v2/rerank")):
+        answer = await client.post(path, json={})
+        assert answer.status_code == 501
+        assert answer.json().keys() == {"id", "message"}
+
+
+@pytest.mark.parametrize("order", ["higher-first", "lower-first"])
+async def test_the_order_of_priorities_is_cohere_s(folder: Path, order: str) -> None:
+    async with opened(folder / "mean.gguf", embeddings=True, priority_order=order) as client:
+        for priority, status in ((999, 200), (0, 200), (-1, 400)):
+            answer = await client.post("/v2/embed", json=TEXTS | {"priority": priority})
+            assert answer.status_code == status

@@ -1,0 +1,26 @@
+"""The routes of Cohere's API, version 2: ``/v2/rerank`` and ``/v2/embed``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trioserve.api.base.errors import message_of
+from trioserve.api.base.fields import STRING, object_schema
+from trioserve.api.base.vendors import ErrorShape, Vendor
+from trioserve.api.cohere import routes
+from trioserve.errors import TrioServeError
+
+
+def _error(error: TrioServeError, request_id: str) -> dict[str, Any]:
+    message, name = message_of(error, request_id), error.param
+    if name and f"'{name}'" not in message:
+        message = f"'{name}': {message}"
+    return {"id": request_id, "message": message}
+
+
+VENDOR = Vendor(
+    paths=("/v2/rerank", "/v2/embed"),
+    routes=(routes.blueprint,),
+    errors=ErrorShape(_error, object_schema("id", "message", id=STRING, message=STRING)),
+    orders_priorities=True,
+)

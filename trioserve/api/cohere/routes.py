@@ -1,0 +1,236 @@
+"""Cohere's routes: ``/v2/rerank`` and ``/v2/embed``."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import attrs
+import numpy as np
+from quart import Blueprint
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import limits, readers, sse
+from trioserve.api.base.fields import (
+    DATA,
+    PART,
+    STRING,
+    MismatchError,
+    Only,
+    RequestBody,
+    check_count,
+    field,
+    json_type,
+    list_schema,
+    naming,
+    objects,
+    strings,
+)
+from trioserve.api.base.generation import check_pools
+from trioserve.api.base.http import current_context, current_request_id, long_response
+from trioserve.api.base.readers import GivenPrompt
+from trioserve.api.base.service import read_for_model
+from trioserve.api.base.truncation import embed_cut
+from trioserve.api.openapi import takes
+from trioserve.errors import InvalidRequestError
+from trioserve.server.core import ServerCore
+from trioserve.server.generation.embeddings import Array, Embeddings
+from trioserve.types import GenerationParams
+
+blueprint = Blueprint("cohere", __name__)
+
+#: The largest number of a priority in this API, where 0 goes first; and the lowest of ours.
+_LAST, _LOWEST = 999, attrs.fields_dict(GenerationParams)["priority"].validator.bounds[0]  # type: ignore[union-attr]
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class _CohereRequest(RequestBody):
+    """What the two routes have in common."""
+
+    model: str | None = field(read=readers.model_name, default=None)
+    place: int = field("priority", read=readers.integer_in(0, _LAST), default=0)
+    timeout: float | None = field(read=readers.seconds, default=None)
+    keep_alive: float | None = field(read=readers.keep_alive, default=None)
+
+    @property
+    def priority(self) -> int:
+        """The priority as the queue has it: a higher one goes first."""
+        return max(int(_LOWEST), -self.place)
+
+
+@json_type(list_schema(STRING, limits.MAX_INPUTS, minItems=1))
+def _texts(value: Any) -> tuple[str, ...]:
+    texts = strings(value)
+    if not texts:
+        raise MismatchError("a list of strings, and not empty")
+    check_count(len(texts), limits.MAX_INPUTS, "texts")
+    return texts
+
+
+# -- ranking
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class CohereRerankRequest(_CohereRequest):
+    """``POST /v2/rerank``."""
+
+    unsupported: ClassVar[Mapping[str, Only]] = {
+        "max_tokens_per_doc": Only(),
+        "relevant_spans": Only(),
+    }
+    query: str
+    documents: tuple[str, ...] = field(read=_texts)
+    top_n: int | None = field(read=readers.integer_in(1), default=None)
+
+
+@blueprint.post("/v2/rerank")
+@takes(CohereRerankRequest)
+async def rerank() -> Response:
+    """Score how well documents fit a query, from 0 to 1."""
+    request, server = await read_for_model(
+        CohereRerankRequest.parse, lambda server: server.model.check_ranks()
+    )
+    ranking = await server.rerank(
+        request.query,
+        request.documents,
+        priority=request.priority,
+        context=current_context(request.timeout, request.keep_alive),
+    )
+    best, shares, request_id = ranking.best(request.top_n), ranking.shares, current_request_id()
+    return await long_response(
+        lambda: {
+            "id": request_id,
+            "results": [{"index": i, "relevance_score": shares[i]} for i in best],
+            "meta": _meta(search_units=1, input_tokens=sum(ranking.n_tokens)),
+        },
+        32 * len(best),
+    )
+
+
+def _meta(**units: int) -> dict[str, Any]:
+    return {"api_version": {"version": "2", "is_experimental": False}, "billed_units": units}
+
+
+# -- embeddings
+
+
+@json_type(list_schema(DATA, limits.MAX_INPUTS, minItems=1))
+def _images(value: Any) -> tuple[GivenPrompt, ...]:
+    """Read images, as data URLs."""
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in _texts(value)]
+    return tuple(readers.joined([part], f"images[{i}]") for i, part in enumerate(parts))
+
+
+@json_type(list_schema(PART, limits.MAX_INPUTS, minItems=1))
+def _mixed(value: Any) -> tuple[GivenPrompt, ...]:
+    """Read inputs with parts of text and images."""
+    given = objects(value)
+    check_count(len(given), limits.MAX_INPUTS, "inputs")
+    if not given or not all(isinstance(one.get("content"), list) for one in given):
+        raise MismatchError("a list of objects with a list as 'content', and not empty")
+    parts = [objects(one["content"]) for one in given]
+    return tuple(readers.joined(each, f"inputs[{i}].content") for i, each in enumerate(parts))
+
+
+#: How an embedding is written, by its type. Those of `int8` and `uint8` need the ranges of the
+#: numbers that a model makes, which a file does not have.
+_TYPES: Mapping[str, Callable[[Array], Any]] = {
+    "float": lambda vector: vector.tolist(),
+    "base64": lambda vector: base64.b64encode(vector.astype("<f4").tobytes()).decode(),
+    "binary": lambda vector: (np.packbits(vector > 0).astype(np.int16) - 128).tolist(),
+    "ubinary": lambda vector: np.packbits(vector > 0).tolist(),
+}
+
+
+@json_type({"type": "array", "items": {"enum": list(_TYPES)}, "minItems": 1, "maxItems": 8})
+def _types(value: Any) -> tuple[str, ...]:
+    types = tuple(dict.fromkeys(strings(value)))
+    if not types or not set(types) <= _TYPES.keys():
+        raise MismatchError(f"a list of {', '.join(_TYPES)}, and not empty")
+    return types
+
+
+#: The field of a request that has its inputs.
+_INPUTS = ("texts", "images", "inputs")
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class CohereEmbedRequest(_CohereRequest):
+    """``POST /v2/embed``."""
+
+    unsupported: ClassVar[Mapping[str, Only]] = {
+        "input_type": Only(harmless="the client writes the prefixes that a model was trained with")
+    }
+    texts: tuple[str, ...] | None = field(read=_texts, default=None)
+    images: tuple[GivenPrompt, ...] | None = field(read=_images, default=None)
+    inputs: tuple[GivenPrompt, ...] | None = field(read=_mixed, default=None)
+    input_type: (
+        Literal["search_document", "search_query", "classification", "clustering", "image"] | None
+    ) = None
+    embedding_types: tuple[str, ...] = field(read=_types, default=("float",))
+    output_dimension: int | None = field(read=readers.integer_in(1), default=None)
+    truncate: Literal["NONE", "START", "END"] = "END"
+    max_tokens: int | None = field(read=readers.integer_in(1), default=None)
+
+    def __attrs_post_init__(self) -> None:
+        given = [name for name in _INPUTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            problem = (
+                "is required, or 'images', or 'inputs'."
+                if not given
+                else (f"and {given[-1]!r} exclude each other.")
+            )
+            raise InvalidRequestError.at("texts" if not given else given[0], problem)
+        if self.max_tokens is not None and self.texts is None:
+            raise InvalidRequestError.at("max_tokens", "is for 'texts'.")
+
+    @property
+    def given(self) -> tuple[str, Sequence[GivenPrompt]]:
+        """The field with the inputs, and these."""
+        return next((name, value) for name in _INPUTS if (value := getattr(self, name)) is not None)
+
+
+@blueprint.post("/v2/embed")
+@takes(CohereEmbedRequest)
+async def embed() -> Response:
+    """Make a vector of each text, image, or mix of both; texts that are too long are cut."""
+    request, server = await read_for_model(CohereEmbedRequest.parse, check_pools)
+    done = await _embed(server, request)
+    written: dict[str, Any] = {"texts": request.texts} if request.texts is not None else {}
+    request_id = current_request_id()
+    return await long_response(
+        lambda: {
+            "id": request_id,
+            "response_type": "embeddings_by_type",
+            "embeddings": {
+                name: sse.LazyList(_TYPES[name], done.vectors) for name in request.embedding_types
+            },
+            **written,
+            "meta": _meta(input_tokens=sum(done.n_tokens)),
+        },
+        sum(vector.size for vector in done.vectors) * len(request.embedding_types),
+    )
+
+
+async def _embed(server: ServerCore, request: CohereEmbedRequest) -> Embeddings:
+    name, inputs = request.given
+    make = partial(
+        server.embed,
+        dimensions=request.output_dimension,
+        priority=request.priority,
+        context=current_context(request.timeout, request.keep_alive),
+    )
+    with naming({"input": name, "dimensions": "output_dimension"}):
+        if request.texts is None or request.truncate == "NONE":
+            return await make(inputs)
+        done = await embed_cut(
+            server,
+            request.texts,
+            make,
+            limit=request.max_tokens,
+            keeps_end=request.truncate == "START",
+        )
+    assert done is not None
+    return done

@@ -1,0 +1,243 @@
+"""vLLM's routes: ``/v1/score``, ``/v1/classify`` and ``/tokenizer_info``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import attrs
+import numpy as np
+from quart import Blueprint
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base import limits, outputs, readers, sse
+from trioserve.api.base.fields import (
+    STRING,
+    MismatchError,
+    Only,
+    RequestBody,
+    check_count,
+    field,
+    json_type,
+    list_schema,
+    naming,
+)
+from trioserve.api.base.generation import check_pools
+from trioserve.api.base.http import current_context, json_response, long_response
+from trioserve.api.base.readers import RawPrompt
+from trioserve.api.base.service import current_server, read_for_model
+from trioserve.api.openapi import takes
+from trioserve.errors import InvalidRequestError
+from trioserve.server.core import ServerCore
+
+blueprint = Blueprint("vllm", __name__)
+
+_T = TypeVar("_T")
+
+#: Fields of vLLM that would have to change the result.
+_UNSUPPORTED: Mapping[str, Only] = {
+    "add_special_tokens": Only(True),
+    "truncate_prompt_tokens": Only(),
+}
+
+
+@json_type({**STRING, "type": ["string", "array"], "items": STRING, "maxItems": limits.MAX_INPUTS})
+def _texts(value: Any) -> tuple[str, ...]:
+    """Read a text, or a list of them."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
+        raise MismatchError("a string, or a list of strings, and not empty")
+    check_count(len(texts), limits.MAX_INPUTS, "texts")
+    return tuple(texts)
+
+
+_RAW = {
+    **STRING,
+    "type": ["string", "array"],
+    "items": {**STRING, "type": ["string", "integer"]},
+    "maxItems": limits.MAX_PROMPT_TOKENS,
+}
+
+
+@json_type({"anyOf": [_RAW, list_schema(_RAW, limits.MAX_INPUTS, minItems=1)]})
+def _inputs(value: Any) -> tuple[RawPrompt, ...]:
+    """Read a text, a list of token ids, or a list of these."""
+
+    def read(one: Any, _path: str) -> RawPrompt:
+        if isinstance(one, str):
+            return one
+        if isinstance(one, list) and one and all(type(each) is int for each in one):
+            return tuple(one)
+        raise MismatchError("a string, a list of token ids, or a list of these")
+
+    bounds = (limits.MAX_INPUTS, "texts")
+    return readers.one_or_many(value, read, "input", bounds, "a string or a list")  # type: ignore[arg-type, return-value]
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class _TextsRequest(RequestBody):
+    """What the two routes have in common."""
+
+    unsupported = _UNSUPPORTED
+    model: str | None = field(read=readers.model_name, default=None)
+    use_activation: bool = field("use_activation", "activation", default=True)
+    priority: int = 0
+    timeout: float | None = field(read=readers.seconds, default=None)
+    keep_alive: float | None = field(read=readers.keep_alive, default=None)
+
+    def check_activation(self, are_probs: bool) -> None:
+        """Refuse scores without an activation of a model that has it in its graph."""
+        if are_probs and not self.use_activation:
+            raise InvalidRequestError.at(
+                "use_activation", "must be true: this model gives probabilities."
+            )
+
+
+# -- scores
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class ScoreRequest(_TextsRequest):
+    """``POST /v1/score``."""
+
+    text_1: tuple[str, ...] = field("text_1", "queries", "data_1", read=_texts)
+    text_2: tuple[str, ...] = field("text_2", "documents", "items", "data_2", read=_texts)
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.text_1) not in (1, len(self.text_2)):
+            raise InvalidRequestError.at(
+                "text_1", "must have one text, or as many as 'text_2': one for each of them."
+            )
+
+
+@blueprint.post("/score")
+@blueprint.post("/v1/score")
+@takes(ScoreRequest)
+async def score() -> Response:
+    """Score how well texts fit others: by a reranker, or by the cosine of their embeddings."""
+    request, server = await read_for_model(ScoreRequest.parse, _check_scores)
+    find = _by_reranker if server.model.pooling == "rank" else _by_cosine
+    scores, n_tokens = await find(server, request)
+    data = sse.LazyList(
+        lambda index: {"index": index, "object": "score", "score": scores[index]},
+        range(len(scores)),
+    )
+    return await _respond("score", server, data, n_tokens, len(scores))
+
+
+def _check_scores(server: ServerCore) -> None:
+    server.model.check_scores()
+    if server.model.pooling != "rank":
+        check_pools(server)
+
+
+async def _by_reranker(server: ServerCore, request: ScoreRequest) -> tuple[Sequence[float], int]:
+    queries: str | Sequence[str] = request.text_1
+    with naming({"query": "text_1", "documents": "text_2"}):
+        ranking = await server.rerank(
+            queries[0] if len(queries) == 1 else queries,
+            request.text_2,
+            priority=request.priority,
+            context=current_context(request.timeout, request.keep_alive),
+        )
+    request.check_activation(ranking.are_probs)
+    scores = ranking.shares if request.use_activation else ranking.scores
+    return scores, sum(ranking.n_tokens)
+
+
+async def _by_cosine(server: ServerCore, request: ScoreRequest) -> tuple[Sequence[float], int]:
+    if not request.use_activation:
+        raise InvalidRequestError.at(
+            "use_activation", "must be true: an embedding model gives cosines."
+        )
+    n_first = len(request.text_1)
+    with naming({"input": "text_2"}):
+        done = await server.embed(
+            (*request.text_1, *request.text_2),
+            normalize=2,
+            priority=request.priority,
+            context=current_context(request.timeout, request.keep_alive),
+        )
+    first, second = np.stack(done.vectors[:n_first]), np.stack(done.vectors[n_first:])
+    scores: list[float] = (first * second).sum(axis=1).tolist()
+    return scores, sum(done.n_tokens)
+
+
+# -- classes
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class ClassifyRequest(_TextsRequest):
+    """``POST /v1/classify``."""
+
+    input: tuple[RawPrompt, ...] = field("input", read=_inputs)
+
+
+@blueprint.post("/classify")
+@blueprint.post("/v1/classify")
+@takes(ClassifyRequest)
+async def classify() -> Response:
+    """Find the class of each text."""
+    request, server = await read_for_model(
+        ClassifyRequest.parse, lambda server: server.model.check_classifies()
+    )
+    found = await server.classify(
+        request.input,
+        priority=request.priority,
+        context=current_context(request.timeout, request.keep_alive),
+    )
+    request.check_activation(found.are_probs)
+    scores = found.probs if request.use_activation else found.scores
+
+    def write(index: int) -> dict[str, Any]:
+        best = int(scores[index].argmax())
+        return {
+            "index": index,
+            "label": found.labels[best] if best < len(found.labels) else None,
+            "probs": scores[index].tolist(),
+            "num_classes": len(scores[index]),
+        }
+
+    data = sse.LazyList(write, range(len(scores)))
+    n_tokens = sum(found.n_tokens)
+    return await _respond("classify", server, data, n_tokens, sum(map(len, scores)))
+
+
+async def _respond(
+    kind: str, server: ServerCore, data: sse.LazyList, n_tokens: int, n_numbers: int
+) -> Response:
+    written = {
+        "id": outputs.new_id(kind),
+        "object": "list",
+        "created": int(time.time()),
+        "model": server.model.info.name,
+        "data": data,
+        "usage": {
+            "prompt_tokens": n_tokens,
+            "total_tokens": n_tokens,
+            "completion_tokens": 0,
+            "prompt_tokens_details": None,
+        },
+    }
+    return await long_response(lambda: written, n_numbers + 32 * len(data))
+
+
+# -- the tokenizer
+
+
+@blueprint.get("/tokenizer_info")
+@takes(None, query={"model": "the name of the model, in a router"})
+async def tokenizer_info() -> Response:
+    """Describe the tokenizer and the chat template."""
+    model = current_server().model
+    return json_response(
+        {
+            "tokenizer_class": "LlamaCpp",
+            "bos_token": model.info.bos_token or None,
+            "eos_token": model.info.eos_token or None,
+            "add_bos_token": model.info.add_bos,
+            "model_max_length": model.n_ctx_seq,
+            "chat_template": model.info.chat_template,
+        }
+    )
