@@ -1,8 +1,10 @@
 """``GET /openapi.json``: the API as an OpenAPI description, made from the app's routes and classes.
 
-A handler says with `takes` which class its body becomes; all else is found in the app: paths and
-methods in the table of routes, what a route does in its docstring, fields in the class, errors in
-`trioserve.errors`. So the description has what the app has.
+A handler says with `takes` which class its body becomes, and with `gives` what it answers; all else
+is found in the app: paths and methods in the table of routes, what a route does in its docstring,
+fields in the class, errors in `trioserve.errors`. So the description has what the app has.
+
+``GET /openapi/NAME.json`` is the part of one API, for generators of clients.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from trioserve._version import __version__
 from trioserve.api.base import fields, vendors
 from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
 from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.fields import STRING, object_schema, or_null
+from trioserve.api.base.fields import OBJECT, STRING, object_schema, or_null
 from trioserve.api.base.http import json_response
-from trioserve.errors import TrioServeError
+from trioserve.errors import NotFoundError, TrioServeError
 
 blueprint = Blueprint("openapi", __name__)
 
@@ -60,7 +62,7 @@ _OF_STREAMS = {
     },
 }
 
-_ANYTHING: Mapping[str, Any] = {"schema": {}}
+_EVENTS = {**STRING, "description": "Events, where the body asks for a stream."}
 
 
 def takes(
@@ -89,21 +91,65 @@ def takes(
     return tell
 
 
+def gives(
+    schema: Mapping[str, Any], content: str = "application/json"
+) -> Callable[[_Handler], _Handler]:
+    """Tell of a handler what it answers: the schema of the whole answer, and its type.
+
+    The type of a stream is told by `takes`.
+    """
+
+    def tell(handler: _Handler) -> _Handler:
+        handler.gives = {content: {"schema": schema}}  # type: ignore[attr-defined]
+        return handler
+
+    return tell
+
+
 @blueprint.get("/openapi.json")
+@gives(object_schema("openapi", "info", "paths", openapi=STRING, info=OBJECT, paths=OBJECT))
 async def serve() -> Response:
     """Describe the routes of this server."""
-    described = current_app.extensions.get(_NAME)
-    if described is None:
-        described = describe(current_app, with_keys=bool(current_app_state().config.api_keys))
-        current_app.extensions[_NAME] = described
-    return json_response(described | {"servers": [{"url": request.root_path or "/"}]})
+    return _described(None)
 
 
-def describe(app: Quart, *, with_keys: bool = False) -> dict[str, Any]:
-    """Make the description of an app, as an OpenAPI 3.1 document without servers."""
+@blueprint.get("/openapi/<api>.json")
+@gives(object_schema("openapi", "info", "paths", openapi=STRING, info=OBJECT, paths=OBJECT))
+async def serve_one(api: str) -> Response:
+    """Describe the routes of one API: openai, anthropic, ollama, or llama, which has the others."""
+    if api not in APIS:
+        raise NotFoundError(f"There is no API {api!r:.80}; there are {', '.join(APIS)}.")
+    return _described(api)
+
+
+def _described(api: str | None) -> Response:
+    known = current_app.extensions.setdefault(_NAME, {})
+    if api not in known:
+        with_keys = bool(current_app_state().config.api_keys)
+        known[api] = describe(current_app, with_keys=with_keys, api=api)
+    return json_response(known[api] | {"servers": [{"url": request.root_path or "/"}]})
+
+
+#: The APIs that have documents of their own.
+APIS = ("openai", "anthropic", "ollama", "llama")
+
+#: Paths that OpenAI's clients use, too.
+_OF_OPENAI = ("/v1/models", "/v1/models/{name}")
+
+
+def _is_of(api: str | None, path: str, handler: Callable[..., Any]) -> bool:
+    """Whether a route is of an API; None: of any."""
+    own = next((one for one in APIS if f".{one}." in handler.__module__), "llama")
+    return api in (None, own) or (api == "openai" and path in _OF_OPENAI)
+
+
+def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> dict[str, Any]:
+    """Make the description of an app or of one API, as an OpenAPI 3.1 document without servers."""
     paths: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     classes = set()
     for path, method, handler in routes(app):
+        if not _is_of(api, path, handler):
+            continue
         paths[path][method.lower()] = _operation(path, method, handler)
         if (request_class := getattr(handler, "takes", None)) is not None:
             classes |= fields.classes_in(request_class)
@@ -121,6 +167,7 @@ def describe(app: Quart, *, with_keys: bool = False) -> dict[str, Any]:
         "components": {
             "schemas": {
                 **schemas,
+                **fields.answers_in(paths),
                 "Error": {"anyOf": errors},
             },
             "responses": _errors(),
@@ -142,18 +189,18 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
     request_class = getattr(handler, "takes", None)
     first, _, rest = (inspect.getdoc(handler) or "").partition("\n\n")
     operation: dict[str, Any] = {
-        "operationId": f"{method.lower()}{re.sub('[^a-zA-Z0-9]+', '_', path)}",
+        "operationId": re.sub("[^a-zA-Z0-9]+", "_", f"{method.lower()}{path}").strip("_"),
         "summary": " ".join(first.split()),
     }
     if rest:
         operation["description"] = rest
     parameters = _parameters(path, getattr(handler, "query", {}))
-    kinds: dict[str, Any] = {"application/json": _ANYTHING}
+    kinds: dict[str, Any] = dict(getattr(handler, "gives", {}))
     if request_class is not None:
         body = {"schema": {"$ref": fields.COMPONENTS + request_class.__name__}}
         operation["requestBody"] = {"required": True, "content": {handler.content: body}}  # type: ignore[attr-defined]
         if "stream" in fields.of_fields(request_class):
-            kinds[handler.streams] = _ANYTHING  # type: ignore[attr-defined]
+            kinds[handler.streams] = {"schema": _EVENTS}  # type: ignore[attr-defined]
             parameters += [
                 {"name": name, "in": "header", **about} for name, about in _OF_STREAMS.items()
             ]

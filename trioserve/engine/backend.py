@@ -412,7 +412,10 @@ class Backend(ModelBackend, Protocol):
 
     @property
     def adapters(self) -> Sequence[AdapterInfo]:
-        """The LoRA adapters that were loaded. Their ids are their places."""
+        """The LoRA adapters that were loaded. Their ids are their places.
+
+        One that was removed keeps its place, and has no path.
+        """
 
     @property
     def drafters(self) -> Sequence[Drafter]:
@@ -434,6 +437,23 @@ class Backend(ModelBackend, Protocol):
         Raises:
             DecodeError: it cannot.
         """
+
+    def try_adapter(self, path: Path) -> None:
+        """Try the file of a LoRA adapter, from any thread. Blocks.
+
+        Raises:
+            ModelLoadError: it cannot be used.
+        """
+
+    def add_adapter(self, path: Path) -> int:
+        """Load a LoRA adapter; returns its id.
+
+        Raises:
+            ModelLoadError: it cannot be used.
+        """
+
+    def remove_adapter(self, id_: int) -> None:
+        """Free a LoRA adapter that is not set."""
 
     def decode(self) -> None:
         """Run the batch. On `KVCacheFullError` the cache is as it was before.

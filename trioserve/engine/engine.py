@@ -6,8 +6,9 @@ test can call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from time import monotonic
 
 import attrs
@@ -43,6 +44,7 @@ from trioserve.errors import (
     TrioServeError,
 )
 from trioserve.types import (
+    AdapterInfo,
     Admitted,
     CacheRoot,
     EmbeddingTask,
@@ -86,15 +88,17 @@ class Engine(EngineLoop):
         context_shift: bool = False,
     ) -> None:
         super().__init__(backend, notify)
-        self.adapters = backend.adapters
         #: As `Backend` has them. From any thread but the event loop's and the inference thread.
         self.compile = backend.compile
         self.write_state, self.read_state = backend.write_state, backend.read_state
+        self.try_adapter = backend.try_adapter
         self._backend = backend
         self._cache = PrefixCache(
             backend, cache_ram, max_idle=max_idle, checkpoints=checkpoints, disk=disk
         )
         self._disk = disk
+        #: Ids of LoRA adapters that no further task may have. The event loop's thread sets it.
+        self.closed_adapters: frozenset[int] = frozenset()
         self._planner = Planner(
             strategy,
             n_batch=backend.n_batch,
@@ -116,6 +120,11 @@ class Engine(EngineLoop):
         self._slot_calls: list[Call] = []  # that wait until their slots are idle
 
     # -- from any thread
+
+    @property
+    def adapters(self) -> Sequence[AdapterInfo]:
+        """The LoRA adapters, as `Backend` has them."""
+        return self._backend.adapters
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -150,8 +159,9 @@ class Engine(EngineLoop):
                 f"'id_slot' must be less than {self.n_slots}.", param="id_slot"
             )
         adapters = task.root.adapters
-        if adapters and adapters[-1][0] >= len(self.adapters):
-            raise InvalidRequestError(f"There is no LoRA adapter {adapters[-1][0]}.", param="lora")
+        for id_, _ in adapters:
+            if id_ >= len(self.adapters) or id_ in self.closed_adapters:
+                raise InvalidRequestError(f"There is no LoRA adapter {id_}.", param="lora")
 
     def cancel(self, task_id: int) -> None:
         """Drop a task. A decode that is for its prompt ends within milliseconds."""
@@ -194,6 +204,26 @@ class Engine(EngineLoop):
         n_erased = self._cache.erase(slot.kept, slot.root)
         slot.kept = []
         return n_erased
+
+    # -- LoRA adapters. Use these two methods through `call`
+
+    def add_adapter(self, path: Path) -> int:
+        """Load a LoRA adapter; returns its id. Raises ModelLoadError if it cannot be used."""
+        id_ = self._backend.add_adapter(path)
+        self._planner.expect_adapters()
+        return id_
+
+    def remove_adapter(self, id_: int) -> bool:
+        """Free a LoRA adapter, unless a request runs or waits with it; returns whether it is freed.
+
+        What the caches hold of texts with it is never asked for again.
+        """
+        tasks = (request.task for request in self._scheduler.requests())
+        if any(id_ == used for task in tasks for used, _ in task.root.adapters):
+            return False
+        self._decoder.unset_adapters()
+        self._backend.remove_adapter(id_)
+        return True
 
     # -- on the inference thread
 

@@ -5,21 +5,29 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from trioserve.config import Config
 from trioserve.errors import DecodeError, EngineError, ModelLoadError
-from trioserve.llama import last_word, library
+from trioserve.llama import devices, last_word, library
 from trioserve.llama.context import Context
 from trioserve.llama.header import check_adapter, check_file
 from trioserve.llama.library import lib
+from trioserve.llama.machine import free_memory
 from trioserve.llama.model import LlamaModel
 from trioserve.models import gguf
+from trioserve.models.tried import LoadedFiles
 from trioserve.types import AdapterInfo, Adapters
+
+#: Tokens of the context in which an adapter is tried.
+_TRIAL_CONTEXT = 512
 
 #: The type of a pointer to an adapter, as the bindings have it.
 _HANDLE = ctypes.POINTER(ctypes.c_void_p)
@@ -33,29 +41,74 @@ class LoadedAdapters:
     """
 
     def __init__(self, model: LlamaModel, files: Sequence[tuple[str, float]]) -> None:
-        self._handles = [_load(model, Path(path)) for path, _ in files]
-        self.infos = tuple(
-            AdapterInfo(
-                path=path,
-                scale=scale,
-                task_name=_entry(handle, b"adapter.lora.task_name"),
-                prompt_prefix=_entry(handle, b"adapter.lora.prompt_prefix"),
-            )
-            for handle, (path, scale) in zip(self._handles, files, strict=True)
+        self._model = model
+        self._handles: list[Any] = []
+        #: What was loaded, by id. One that was removed has no path.
+        self.infos: tuple[AdapterInfo, ...] = ()
+        for path, scale in files:
+            self.add(path, scale)
+
+    def add(self, path: str, scale: float) -> int:
+        """Load one more, between two decodes; returns its id. Raises ModelLoadError."""
+        handle = _load(self._model, Path(path))
+        self._handles.append(handle)
+        info = AdapterInfo(
+            path=path,
+            scale=scale,
+            task_name=_entry(handle, b"adapter.lora.task_name"),
+            prompt_prefix=_entry(handle, b"adapter.lora.prompt_prefix"),
         )
+        self.infos = (*self.infos, info)
+        return len(self.infos) - 1
+
+    def remove(self, id_: int) -> None:
+        """Free one that no context uses. Its id is not used again."""
+        handle, self._handles[id_] = self._handles[id_], None
+        self.infos = (*self.infos[:id_], AdapterInfo(path=""), *self.infos[id_ + 1 :])
+        lib.llama_adapter_lora_free(handle)
 
     def use(self, context: Context, adapters: Adapters) -> None:
         """Make a context compute with these and no others.
 
         llama.cpp then plans its buffers again, which takes about as long as a token.
         """
-        n = len(adapters)
-        if any(not 0 <= id_ < len(self._handles) for id_, _ in adapters):
-            raise EngineError(f"Adapter ids are below {len(self._handles)}; got {adapters}.")
+        n, n_known = len(adapters), len(self._handles)
+        if any(not 0 <= id_ < n_known or self._handles[id_] is None for id_, _ in adapters):
+            raise EngineError(f"There are {n_known} adapters, or less; got {adapters}.")
         handles = (_HANDLE * n)(*(self._handles[i] for i, _ in adapters))
         scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
         if lib.llama_set_adapters_lora(context.handle, handles, n, scales):
             raise DecodeError("llama.cpp refused the LoRA adapters.")
+
+
+def try_adapter(config: Config, path: Path) -> None:
+    """Try an adapter with a model in another process, if the file is new to this machine. Blocks.
+
+    Raises:
+        ModelLoadError: it cannot be used, was replaced meanwhile, or needs more than is free.
+    """
+    check_adapter(path)
+    free = free_memory()
+    if free is not None and path.stat().st_size > free:
+        raise ModelLoadError(f"The LoRA adapter {path} is larger than the memory that is free.")
+    config = attrs.evolve(
+        config,
+        lora=(f"{path}:1",),
+        lora_init_without_apply=False,
+        control_vector=(),
+        spec_draft_model=None,
+        ctx_size=_TRIAL_CONTEXT,
+        parallel=1,
+    )
+    files = LoadedFiles.of(config, devices.versions())
+    if files.are_known or not config.trial_load or config.rpc or sys.platform == "win32":
+        return
+    from trioserve.llama import trial_process
+
+    trial_process.run(config)
+    if files != LoadedFiles.of(config, devices.versions()):
+        raise ModelLoadError(f"The LoRA adapter {path} was replaced while it was tried.")
+    files.remember()
 
 
 def _load(model: LlamaModel, path: Path) -> Any:

@@ -11,7 +11,7 @@ from trioserve.config import Config
 from trioserve.engine.backend import MediaPiece
 from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedError
 from trioserve.llama import identity, sampler_chain, state_file
-from trioserve.llama.adapters import LoadedAdapters, apply_control_vectors
+from trioserve.llama.adapters import LoadedAdapters, apply_control_vectors, try_adapter
 from trioserve.llama.batch import LlamaBatch, decode_pieces
 from trioserve.llama.context import Context, open_context, thread_choices, threads
 from trioserve.llama.drafter import LlamaDrafter, divide, load_drafter
@@ -72,8 +72,7 @@ class LlamaBackend:
         self.n_batch: int = context.n_batch
         self.n_outputs: int = context.n_outputs
         self.spare_ram: int | None = None
-        self._lora = adapters
-        self.adapters: Sequence[AdapterInfo] = adapters.infos if adapters is not None else ()
+        self._lora = LoadedAdapters(model, ()) if adapters is None else adapters
         self.drafters: Sequence[LlamaDrafter] = ()
         self.projector: LlamaProjector | None = None
         self.n_slots: int = n_slots
@@ -147,8 +146,32 @@ class LlamaBackend:
         Raises:
             DecodeError: llama.cpp refuses them.
         """
-        if self._lora is not None:
-            self._lora.use(self._context, adapters)
+        self._lora.use(self._context, adapters)
+
+    @property
+    def adapters(self) -> Sequence[AdapterInfo]:
+        """The LoRA adapters that were loaded, by id. One that was removed has no path."""
+        return self._lora.infos
+
+    def try_adapter(self, path: Path) -> None:
+        """Try a LoRA adapter with the model in another process, if its file is new. Blocks.
+
+        Raises:
+            ModelLoadError: it cannot be used, or does not fit into the free memory.
+        """
+        try_adapter(self._config, path)
+
+    def add_adapter(self, path: Path) -> int:
+        """Load a LoRA adapter, between two decodes; returns its id.
+
+        Raises:
+            ModelLoadError: it cannot be used.
+        """
+        return self._lora.add(str(path), 0.0)
+
+    def remove_adapter(self, id_: int) -> None:
+        """Free a LoRA adapter that is not set."""
+        self._lora.remove(id_)
 
     def set_threads(self, count: int) -> None:
         """Compute with `count` threads from the next `decode` on."""
@@ -240,7 +263,7 @@ class LlamaBackend:
         projector = "" if self.projector is None else self.projector.fingerprint
         shape = (self.unified, self.n_seqs if not self.unified else 1, projector)
         return identity.of_states(self._config, Path(self.info.path), shape), tuple(
-            identity.of_file(Path(one.path)) for one in self.adapters
+            identity.of_file(Path(one.path)) if one.path else "" for one in self.adapters
         )
 
     def write_state(self, path: Path, saved: SlotState) -> int:

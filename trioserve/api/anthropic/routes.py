@@ -14,6 +14,7 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.http import current_request_id, json_response
+from trioserve.api.base.outputs import name_of
 from trioserve.api.base.service import awake_server
 from trioserve.api.openapi import takes
 
@@ -36,7 +37,7 @@ async def messages() -> Response:
     (stream,) = await open_streams(
         server.stream_chats(request.messages, params, request.chat_params, context=context)
     )
-    head = MessageHead(server.model.info.name, len(stream.prompt))
+    head = MessageHead(name_of(server, request, params), len(stream.prompt))
     blocks = Blocks(show_thinking=request.thinking is None or request.thinking.shown)
     if not request.stream:
         return json_response(await whole_message(stream, head, blocks))

@@ -44,13 +44,16 @@ async def live() -> Response:
 @blueprint.get("/models")
 @blueprint.get("/v1/models")
 async def models() -> Response:
-    """List the one model: in OpenAI's form, and in Ollama's, as llama-server does."""
+    """List the one model: in OpenAI's form, and in Ollama's, as llama-server does.
+
+    In OpenAI's form, its LoRA adapters follow, as in vLLM's.
+    """
     server = current_server()
     return json_response(
         {
             "models": [_ollama_model(server)],
             "object": "list",
-            "data": [openai_model(server)],
+            "data": [openai_model(server), *_adapters(server)],
         }
     )
 
@@ -60,6 +63,9 @@ async def models() -> Response:
 async def model(name: str) -> Response:
     """Describe the one model, by any of its names."""
     server = current_server()
+    for adapter in _adapters(server):
+        if adapter["id"] == name:
+            return json_response(adapter)
     if name not in (server.model.info.name, *server.config.aliases):
         raise NotFoundError(
             f"There is no model {name!r} here. The model is {server.model.info.name!r}.",
@@ -84,6 +90,22 @@ def openai_model(server: ServerCore) -> dict[str, Any]:
         "meta": _meta(server),
         **_guidance(server),
     }
+
+
+def _adapters(server: ServerCore) -> list[dict[str, Any]]:
+    """Describe the LoRA adapters that requests can name."""
+    base = server.model.info
+    return [
+        {
+            "id": name,
+            "object": "model",
+            "created": base.modified,
+            "owned_by": "trioserve",
+            "root": path,
+            "parent": base.name,
+        }
+        for name, path in server.adapter_names.paths.items()
+    ]
 
 
 def _guidance(server: ServerCore) -> dict[str, Any]:

@@ -9,12 +9,11 @@ from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, outputs, readers, sse
-from trioserve.api.base.body import read_body_as, read_json
+from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
     RequestBody,
     field,
-    named,
 )
 from trioserve.api.base.http import json_response
 from trioserve.api.base.service import awake_server, current_server
@@ -167,39 +166,3 @@ async def act(id_slot: str) -> Response:
     tokens, size, time = names
     figures = {tokens: moved.n_tokens, size: moved.n_bytes, "timings": {time: moved.ms}}
     return json_response(head | figures)
-
-
-# -- adapters
-
-
-@blueprint.get("/lora-adapters")
-async def list_adapters() -> Response:
-    """List the adapters that were loaded with the model, each with its scale."""
-    adapters = (await awake_server()).adapters
-    return json_response(
-        [
-            {
-                "id": id_,
-                "path": info.path,
-                "scale": scale,
-                "task_name": info.task_name,
-                "prompt_prefix": info.prompt_prefix,
-            }
-            for id_, (info, scale) in enumerate(zip(adapters.infos, adapters.scales, strict=True))
-        ]
-    )
-
-
-@blueprint.post("/lora-adapters")
-@takes(None)
-async def set_scales() -> Response:
-    """Set the scales, by a list of objects with ``id`` and ``scale``; others get 0.
-
-    Requests that run or wait already keep theirs.
-    """
-    body = await read_json()
-    if not isinstance(body, list):
-        raise InvalidRequestError("Request body must be an array")
-    scales = named(readers.lora, body, "lora")
-    (await awake_server()).adapters.set(dict(scales))
-    return json_response({"success": True})

@@ -32,6 +32,7 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.http import current_context, json_response, long_response, size_of_outputs
+from trioserve.api.base.outputs import name_of
 from trioserve.api.base.service import current_server, keep_awake, read_for_model
 from trioserve.api.base.text_tokens import probs_of
 from trioserve.api.ollama.events import (
@@ -76,7 +77,7 @@ async def chat() -> Response:
     if not request.messages:
         return await _loaded(request, chat_body)
     server, params, context = await admit(request)
-    writer = _writer(server, request, chat_body)
+    writer = _writer(name_of(server, request, params), request, chat_body)
     (stream,) = await open_streams(
         server.stream_chats(request.messages, params, request.chat_params, context=context)
     )
@@ -92,7 +93,7 @@ async def generate() -> Response:
     if not (request.prompt or request.suffix or request.images):
         return await _loaded(request, generate_body)
     server, params, context = await admit(request)
-    writer = _writer(server, request, generate_body)
+    writer = _writer(name_of(server, request, params), request, generate_body)
     stream = await _generated(server, request, params, context)
     return await _answer(server, request, writer, stream)
 
@@ -123,15 +124,15 @@ async def _loaded(request: OllamaRequest, body: Body) -> Response:
     unload = request.keep_alive == 0
     if not (unload and server.state.value is ServerState.SLEEPING):
         await keep_awake(server, current_context(request.timeout, request.keep_alive))
-    writer = _writer(server, request, body)
+    writer = _writer(server.model.info.name, request, body)
     return json_response(writer.nothing("unload" if unload else "load"))
 
 
-def _writer(server: ServerCore, request: OllamaRequest, body: Body) -> Writer:
+def _writer(model: str, request: OllamaRequest, body: Body) -> Writer:
     """Make the writer of the answer to a request, once the model is loaded."""
     now = monotonic()
     return Writer(
-        model=server.model.info.name,
+        model=model,
         body=body,
         n_top=request.top_logprobs or 0,
         arrived=now - (trio.current_time() - current_request().arrived),

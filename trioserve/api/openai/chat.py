@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import attrs
@@ -13,6 +13,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base import outputs as writers, readers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.custom_tools import input_of
 from trioserve.api.base.fields import field
 from trioserve.api.base.generation import (
     admit,
@@ -37,7 +38,7 @@ from trioserve.api.openai.events import (
 )
 from trioserve.api.openai.runs import open_run, read_run, respond_run
 from trioserve.api.openapi import takes
-from trioserve.chat.deltas import Message, MessageBuilder
+from trioserve.chat.deltas import Message, MessageBuilder, ToolCall
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
@@ -184,7 +185,7 @@ def _whole(
     return {
         "choices": choices,
         "created": int(time.time()),
-        "model": server.model.info.name,
+        "model": writers.name_of(server, request, params),
         "system_fingerprint": writers.FINGERPRINT,
         "object": kind,
         "usage": writers.usage(sum(len(each.prompt) for each in outputs[::n]), timings, copies=n),
@@ -226,12 +227,12 @@ def _choice(
     return {
         "finish_reason": writers.finish_reason(answer.finished.reason, tool_calls=called),
         "index": index,
-        "message": message(answer.message),
+        "message": message(answer.message, request.custom_tools),
         "logprobs": logprobs,
     }
 
 
-def message(value: Message) -> dict[str, Any]:
+def message(value: Message, custom_tools: Container[str] = ()) -> dict[str, Any]:
     """Write the message of an assistant."""
     written: dict[str, Any] = {"role": "assistant", "content": value.content, "refusal": None}
     if value.reasoning_content:
@@ -239,14 +240,20 @@ def message(value: Message) -> dict[str, Any]:
     if value.tool_calls:
         written["content"] = value.content or None
         written["tool_calls"] = [
-            {
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-                "id": call.id,
-            }
+            _custom_call(call) if call.name in custom_tools else _call(call)
             for call in value.tool_calls
         ]
     return written
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"type": "function", "function": function, "id": call.id}
+
+
+def _custom_call(call: ToolCall) -> dict[str, Any]:
+    custom = {"name": call.name, "input": input_of(call.arguments)}
+    return {"type": "custom", "custom": custom, "id": call.id}
 
 
 # -- the prompt alone

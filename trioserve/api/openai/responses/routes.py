@@ -14,6 +14,7 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.http import long_response
+from trioserve.api.base.outputs import name_of
 from trioserve.api.openai.responses.events import (
     ResponseBuilder,
     ResponseEvents,
@@ -43,8 +44,8 @@ async def responses() -> Response:
         (stream,) = await open_streams(
             server.stream_chats(chat.messages, params, chat.chat_params, context=context)
         )
-    model, n_prompt = server.model, len(stream.prompt)
-    builder = ResponseBuilder(model.info.name, request, chat, params, n_prompt, model.vocab)
+    n_prompt, name = len(stream.prompt), name_of(server, chat, params)
+    builder = ResponseBuilder(name, request, chat, params, n_prompt, server.model.vocab)
     if not chat.stream:
         return await _whole(builder, stream)
     writer = ResponseEvents(builder, chat, n_prompt)
@@ -62,9 +63,9 @@ async def _run(
     """Make a response whose tools the server runs."""
     with request.input.naming_items():
         run = await open_run(server, chat, params, context)
-    model = server.model
+    name, vocab = name_of(server, chat, params), server.model.vocab
     labels = {name: tool.info.mcp_server for name, tool in server.tools.tools.items()}
-    builder = ResponseBuilder(model.info.name, request, chat, params, 0, model.vocab, labels)
+    builder = ResponseBuilder(name, request, chat, params, 0, vocab, labels)
     if not chat.stream:
         return await _whole(builder, run)
     writer = ResponseEvents(builder, chat, 0)
