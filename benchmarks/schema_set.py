@@ -1,6 +1,5 @@
 """How much of JSON Schema is enforced, and what that costs, in the manner of JSONSchemaBench.
 
-    pip install hypothesis-jsonschema
     python -m benchmarks.schema_set --model MODEL [--count 300] [--write FILE]
 
 The schemas are drawn by Hypothesis, always the same for a count. Each that the server accepts is
@@ -24,6 +23,8 @@ from typing import Any
 
 import attrs
 import jsonschema
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from trioserve import llama
 from trioserve.config import Config
@@ -35,87 +36,84 @@ from trioserve.types import Grammar
 N_OUTPUTS = 3
 MAX_TOKENS = 3000
 
-#: The values of keywords that a schema of each type may have, as JSON Schema.
-_SMALL = {"type": "integer", "minimum": 0, "maximum": 4}
-_LARGE = {"type": "integer", "minimum": 5, "maximum": 30}
-_BOUND = {"type": "integer", "minimum": -1000, "maximum": 1000}
-LEAVES: Mapping[str, Mapping[str, Any]] = {
-    "string": {
-        "minLength": _SMALL,
-        "maxLength": _LARGE,
-        "pattern": {"enum": ["^[a-z]{2,8}$", "^\\d{3}-\\d{4}$", "^(foo|bar)", "x$", "^[^@]+@ab$"]},
-        "format": {"enum": ["date", "date-time", "time", "ipv4", "ipv6", "email", "uuid", "uri"]},
-        "enum": {
-            "type": "array",
-            "items": {"type": "string", "maxLength": 6},
-            "minItems": 1,
-            "maxItems": 4,
-            "uniqueItems": True,
-        },
-        "description": {"type": "string", "maxLength": 20},
-    },
-    "integer": {
-        "minimum": _BOUND,
-        "exclusiveMaximum": {"type": "integer", "minimum": 1001, "maximum": 99999},
-        "multipleOf": {"enum": [2, 5, 10]},
-    },
-    "number": {"minimum": _BOUND, "maximum": {"type": "number", "minimum": 1001, "maximum": 1e6}},
-    "boolean": {"default": {"type": "boolean"}},
-    "null": {},
-}
+KINDS = ("string", "integer", "number", "boolean", "null")
+PATTERNS = ("^[a-z]{2,8}$", r"^\d{3}-\d{4}$", "^(foo|bar)", "x$", "^[^@]+@ab$")
+FORMATS = ("date", "date-time", "time", "ipv4", "ipv6", "email", "uuid", "uri")
 NAMES = ("id", "name", "tags", "$type", "createdAt", "a b", "größe", "url", "meta")
 
 _Schema = dict[str, Any]
 
 
+def leaves(kind: str) -> SearchStrategy[_Schema]:
+    """Draw the keywords of a schema without others in it."""
+    short, bound = st.integers(0, 4), st.integers(-1000, 1000)
+    texts = st.text(max_size=6)
+    optional: Mapping[str, Mapping[str, SearchStrategy[Any]]] = {
+        "string": {
+            "minLength": short,
+            "maxLength": st.integers(5, 30),
+            "pattern": st.sampled_from(PATTERNS),
+            "format": st.sampled_from(FORMATS),
+            "enum": st.lists(texts, min_size=1, max_size=4, unique=True),
+            "description": texts,
+        },
+        "integer": {
+            "minimum": bound,
+            "exclusiveMaximum": st.integers(1001, 99999),
+            "multipleOf": st.sampled_from([2, 5, 10]),
+        },
+        "number": {"minimum": bound, "maximum": st.integers(1001, 10**6)},
+        "boolean": {"default": st.booleans()},
+        "null": {},
+    }
+    return st.fixed_dictionaries({"type": st.just(kind)}, optional=optional[kind])
+
+
+@st.composite
+def inner(draw: st.DrawFn, depth: int) -> _Schema:
+    """Draw a schema with others in it, at most this deep."""
+    kind = draw(st.sampled_from([*KINDS, "object", "object", "array", "combined", "const"]))
+    if kind in KINDS or depth == 0:
+        return draw(leaves(kind if kind in KINDS else "string"))
+    child = inner(depth - 1)
+    match kind:
+        case "object":
+            return draw(objects(child))
+        case "array":
+            optional: Mapping[str, SearchStrategy[Any]] = {
+                "minItems": st.integers(0, 4),
+                "maxItems": st.integers(5, 30),
+                "uniqueItems": st.just(True),
+            }
+            array = {"type": st.just("array"), "items": child}
+            return draw(st.fixed_dictionaries(array, optional=optional))
+        case "const":
+            return {"const": draw(st.one_of(st.text(max_size=6), st.integers(), st.none()))}
+    word = draw(st.sampled_from(["anyOf", "anyOf", "oneOf", "allOf"]))
+    return {word: draw(st.lists(child, min_size=1, max_size=3))}
+
+
+@st.composite
+def objects(draw: st.DrawFn, child: SearchStrategy[_Schema]) -> _Schema:
+    """Draw a schema of objects."""
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5, unique=True))
+    made: _Schema = {"type": "object", "properties": {name: draw(child) for name in names}}
+    if draw(st.booleans()):
+        made["required"] = draw(st.lists(st.sampled_from(names), unique=True))
+    match draw(st.sampled_from(["", "closed", "closed", "open", "schema", "pattern", "count"])):
+        case "closed" | "open" as extra:
+            made["additionalProperties"] = extra == "open"
+        case "schema":
+            made["additionalProperties"] = draw(child)
+        case "pattern":
+            made["patternProperties"] = {"^x-": draw(child)}
+        case "count":
+            made["minProperties"] = draw(st.integers(1, len(names)))
+    return made
+
+
 def drawn(count: int) -> list[_Schema]:
     """Draw schemas, always the same ones."""
-    from hypothesis import HealthCheck, Phase, given, settings, strategies as st
-    from hypothesis_jsonschema import from_schema
-
-    def leaf(kind: str) -> st.SearchStrategy[_Schema]:
-        keywords = from_schema(
-            {"type": "object", "properties": LEAVES[kind], "additionalProperties": False}
-        )
-        return keywords.map(lambda found: {"type": kind, **found})
-
-    @st.composite
-    def inner(draw: st.DrawFn, depth: int) -> _Schema:
-        kind = draw(st.sampled_from([*LEAVES, "object", "object", "array", "combined", "const"]))
-        if kind in LEAVES or depth == 0:
-            return draw(leaf(kind if kind in LEAVES else "string"))
-        child = inner(depth - 1)
-        match kind:
-            case "object":
-                return draw(objects(child))
-            case "array":
-                bounds = from_schema({"type": "object", "properties": {
-                    "minItems": _SMALL, "maxItems": _LARGE, "uniqueItems": {"const": True},
-                }, "additionalProperties": False})  # fmt: skip
-                return {"type": "array", "items": draw(child), **draw(bounds)}
-            case "const":
-                return {"const": draw(from_schema({"type": ["string", "integer", "null"]}))}
-        word = draw(st.sampled_from(["anyOf", "anyOf", "oneOf", "allOf"]))
-        return {word: draw(st.lists(child, min_size=1, max_size=3))}
-
-    @st.composite
-    def objects(draw: st.DrawFn, child: st.SearchStrategy[_Schema]) -> _Schema:
-        names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5, unique=True))
-        made: _Schema = {"type": "object", "properties": {name: draw(child) for name in names}}
-        if draw(st.booleans()):
-            made["required"] = draw(st.lists(st.sampled_from(names), unique=True))
-        extra = draw(st.sampled_from([None, False, False, True, "schema", "pattern", "count"]))
-        match extra:
-            case bool():
-                made["additionalProperties"] = extra
-            case "schema":
-                made["additionalProperties"] = draw(child)
-            case "pattern":
-                made["patternProperties"] = {"^x-": draw(child)}
-            case "count":
-                made["minProperties"] = draw(st.integers(1, len(names)))
-        return made
-
     found: list[_Schema] = []
 
     @settings(
