@@ -20,7 +20,7 @@ from trioserve.errors import InvalidRequestError, ModelLoadError, UnknownModelEr
 from trioserve.models.catalog.catalog import ModelEntry, Source, find_named
 from trioserve.server import Server
 from trioserve.server.adapters import AdapterNames, names_of
-from trioserve.testing import ScriptedBackend, scripted
+from trioserve.testing import ScriptedBackend
 from trioserve.types import AdapterInfo
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"

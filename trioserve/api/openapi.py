@@ -23,7 +23,7 @@ from trioserve._version import __version__
 from trioserve.api.base import fields, vendors
 from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
 from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.fields import OBJECT, STRING, object_schema, or_null
+from trioserve.api.base.fields import OBJECT, STRING, answer, object_schema, or_null
 from trioserve.api.base.http import json_response
 from trioserve.errors import NotFoundError, TrioServeError
 
@@ -62,7 +62,13 @@ _OF_STREAMS = {
     },
 }
 
-_EVENTS = {**STRING, "description": "Events, where the body asks for a stream."}
+_LATER = answer("Later", object_schema("location", location={"type": "string"}))
+_MEANINGS = {
+    "200": "What was asked for.",
+    "202": "Where the answer can be read, if the request prefers that.",
+    "204": "There is nothing to say.",
+}
+_EVENTS = {"type": "string", "description": "Events, where the body asks for a stream."}
 
 
 def takes(
@@ -92,29 +98,40 @@ def takes(
 
 
 def gives(
-    schema: Mapping[str, Any], content: str = "application/json"
+    schema: Mapping[str, Any] | None,
+    content: str = "application/json",
+    *,
+    status: int | None = None,
+    may_be_empty: bool = False,
 ) -> Callable[[_Handler], _Handler]:
-    """Tell of a handler what it answers: the schema of the whole answer, and its type.
+    """Tell of a handler what it answers. `takes` tells the type of a stream.
 
-    The type of a stream is told by `takes`.
+    Args:
+        schema: of the whole answer, as JSON Schema; none: the answer is empty.
+        content: its type.
+        status: of the answer; by default 200, or 204 if it is empty.
+        may_be_empty: the answer may also be a 204.
     """
+    kinds = {} if schema is None else {content: {"schema": schema}}
 
     def tell(handler: _Handler) -> _Handler:
-        handler.gives = {content: {"schema": schema}}  # type: ignore[attr-defined]
+        handler.gives = {str(status or (200 if kinds else 204)): kinds}  # type: ignore[attr-defined]
+        if may_be_empty:
+            handler.gives["204"] = {}  # type: ignore[attr-defined]
         return handler
 
     return tell
 
 
 @blueprint.get("/openapi.json")
-@gives(object_schema("openapi", "info", "paths", openapi=STRING, info=OBJECT, paths=OBJECT))
+@gives(OBJECT)
 async def serve() -> Response:
     """Describe the routes of this server."""
     return _described(None)
 
 
 @blueprint.get("/openapi/<api>.json")
-@gives(object_schema("openapi", "info", "paths", openapi=STRING, info=OBJECT, paths=OBJECT))
+@gives(OBJECT)
 async def serve_one(api: str) -> Response:
     """Describe the routes of one API: openai, anthropic, ollama, or llama, which has the others."""
     if api not in APIS:
@@ -177,10 +194,15 @@ def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> 
     }
 
 
+def path_of(rule: str) -> str:
+    """Write the path of a route as OpenAPI does."""
+    return re.sub(r"<(?:[^:<>]*:)?(\w+)>", r"{\1}", rule)
+
+
 def routes(app: Quart) -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """Each route as OpenAPI writes its path, each of its methods, and its handler."""
     for rule in app.url_map.iter_rules():
-        path = re.sub(r"<(?:[^:<>]*:)?(\w+)>", r"{\1}", rule.rule)
+        path = path_of(rule.rule)
         for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
             yield path, method, app.view_functions[rule.endpoint]
 
@@ -195,19 +217,25 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
     if rest:
         operation["description"] = rest
     parameters = _parameters(path, getattr(handler, "query", {}))
-    kinds: dict[str, Any] = dict(getattr(handler, "gives", {}))
+    given: dict[str, Any] = {
+        status: dict(kinds) for status, kinds in getattr(handler, "gives", {}).items()
+    }
     if request_class is not None:
         body = {"schema": {"$ref": fields.COMPONENTS + request_class.__name__}}
         operation["requestBody"] = {"required": True, "content": {handler.content: body}}  # type: ignore[attr-defined]
         if "stream" in fields.of_fields(request_class):
-            kinds[handler.streams] = {"schema": _EVENTS}  # type: ignore[attr-defined]
+            given["200"][handler.streams] = {"schema": _EVENTS}  # type: ignore[attr-defined]
+            given["202"] = {"application/json": {"schema": _LATER}}
             parameters += [
                 {"name": name, "in": "header", **about} for name, about in _OF_STREAMS.items()
             ]
     if parameters:
         operation["parameters"] = parameters
     operation["responses"] = {
-        "2XX": {"description": "What was asked for.", "content": kinds},
+        **{
+            status: {"description": _MEANINGS[status], **({"content": kinds} if kinds else {})}
+            for status, kinds in given.items()
+        },
         **{status: {"$ref": f"#/components/responses/{status}"} for status in _errors()},
     }
     if path in PUBLIC or path.startswith((PUBLIC_RULES, *PAGE_RULES)):

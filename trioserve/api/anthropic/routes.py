@@ -5,8 +5,10 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.anthropic import answers
 from trioserve.api.anthropic.events import Blocks, MessageEvents, MessageHead, whole_message
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
+from trioserve.api.base.answers import INPUT_TOKENS
 from trioserve.api.base.generation import (
     admit,
     open_streams,
@@ -16,7 +18,7 @@ from trioserve.api.base.generation import (
 from trioserve.api.base.http import current_request_id, json_response
 from trioserve.api.base.outputs import name_of
 from trioserve.api.base.service import awake_server
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 
 blueprint = Blueprint("anthropic", __name__)
 
@@ -30,6 +32,7 @@ async def name_request(response: Response) -> Response:
 
 @blueprint.post("/v1/messages")
 @takes(MessagesRequest)
+@gives(answers.MESSAGE)
 async def messages() -> Response:
     """Answer a chat, at once or as a stream."""
     request = await read_chat(MessagesRequest.parse)
@@ -47,6 +50,7 @@ async def messages() -> Response:
 
 @blueprint.post("/v1/messages/count_tokens")
 @takes(CountTokensRequest)
+@gives(INPUT_TOKENS)
 async def count_tokens() -> Response:
     """Count the tokens of a prompt, without generating."""
     request = await read_chat(CountTokensRequest.parse)

@@ -10,17 +10,20 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers
+from trioserve.api.base.answers import SUCCESS, TEXT
 from trioserve.api.base.body import read_body_as, read_json
 from trioserve.api.base.fields import Only, RequestBody, field, named
 from trioserve.api.base.http import current_context, json_response
 from trioserve.api.base.service import awake_server, current_server
-from trioserve.api.openapi import takes
+from trioserve.api.llama import answers
+from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 
 blueprint = Blueprint("adapters", __name__)
 
 
 @blueprint.get("/lora-adapters")
+@gives(answers.ADAPTERS)
 async def list_adapters() -> Response:
     """List the adapters that are loaded, each with its default scale."""
     adapters = (await awake_server()).adapters
@@ -41,6 +44,7 @@ async def list_adapters() -> Response:
 
 @blueprint.post("/lora-adapters")
 @takes(None)
+@gives(SUCCESS)
 async def set_scales() -> Response:
     """Set the scales, by a list of objects with ``id`` and ``scale``; others get 0.
 
@@ -75,6 +79,7 @@ class UnloadAdapterRequest(RequestBody):
 
 @blueprint.post("/v1/load_lora_adapter")
 @takes(LoadAdapterRequest)
+@gives(TEXT, "text/plain")
 async def load_adapter() -> Response:
     """Load an adapter from the folder of ``--lora-dir``, while requests run."""
     request = await read_body_as(LoadAdapterRequest.parse)
@@ -85,6 +90,7 @@ async def load_adapter() -> Response:
 
 @blueprint.post("/v1/unload_lora_adapter")
 @takes(UnloadAdapterRequest)
+@gives(TEXT, "text/plain")
 async def unload_adapter() -> Response:
     """Free an adapter that was loaded while the server ran, unless a request uses it."""
     name = (await read_body_as(UnloadAdapterRequest.parse)).lora_name

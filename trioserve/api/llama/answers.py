@@ -27,10 +27,7 @@ TOKENS = answer(
 CONTENT = answer("Content", record(content=TEXT))
 PROMPT = answer("PromptOfChat", record(prompt=TEXT))
 
-_META = {
-    name: COUNT
-    for name in ("vocab_type", "n_vocab", "n_ctx", "n_ctx_train", "n_embd", "n_params", "size")
-}
+_NUMBERS = ("vocab_type", "n_vocab", "n_ctx", "n_ctx_train", "n_embd", "n_params", "size")
 #: A model, or one of its LoRA adapters, which has only its names.
 MODEL = answer(
     "Model",
@@ -43,7 +40,7 @@ MODEL = answer(
         aliases=each(TEXT),
         tags=each(TEXT),
         architecture=ARCHITECTURE,
-        meta=record(**_META, ftype=TEXT),
+        meta=record(**dict.fromkeys(_NUMBERS, COUNT), ftype=TEXT),
         root=TEXT,
         parent=or_null(TEXT),
         **GUIDANCE,
@@ -117,9 +114,7 @@ MOVED = answer(
 )
 ADAPTERS = answer(
     "Adapters",
-    each(
-        record(id=COUNT, name=TEXT, path=TEXT, scale=FIGURE, task_name=TEXT, prompt_prefix=TEXT)
-    ),
+    each(record(id=COUNT, name=TEXT, path=TEXT, scale=FIGURE, task_name=TEXT, prompt_prefix=TEXT)),
 )
 RANKING = either(
     answer(
@@ -129,9 +124,7 @@ RANKING = either(
             object=texts("list"),
             usage=PROMPT_USAGE,
             results=each(
-                record(
-                    "document", index=COUNT, relevance_score=FIGURE, document=record(text=TEXT)
-                )
+                record("document", index=COUNT, relevance_score=FIGURE, document=record(text=TEXT))
             ),
         ),
     ),

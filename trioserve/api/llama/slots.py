@@ -17,7 +17,8 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.http import json_response
 from trioserve.api.base.service import awake_server, current_server
-from trioserve.api.openapi import takes
+from trioserve.api.llama import answers
+from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
 from trioserve.types import SlotStatus
 
@@ -36,6 +37,7 @@ blueprint = Blueprint("slots", __name__)
         "and totals",
     },
 )
+@gives(answers.SLOTS)
 async def slots() -> Response:
     """Tell what each slot does. ``?fail_on_no_slot=1``: 503 when none is idle.
 
@@ -140,6 +142,7 @@ class SlotRequest(RequestBody):
 
 @blueprint.post("/slots/<id_slot>")
 @takes(SlotRequest, query={"action": "save, restore or erase"})
+@gives(answers.MOVED)
 async def act(id_slot: str) -> Response:
     """Save what a slot computed last to a file, restore it from one, or erase it.
 

@@ -6,11 +6,12 @@ from trioserve.api.base.answers import COUNT, FIGURE, FLAG, TEXT, TOKEN_PROBS, e
 from trioserve.api.base.fields import OBJECT, answer
 
 _TIMES = {
-    name: COUNT
-    for name in (
-        *("total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration"),
-        *("eval_count", "eval_duration"),
-    )
+    "total_duration": COUNT,
+    "load_duration": COUNT,
+    "prompt_eval_count": COUNT,
+    "prompt_eval_duration": COUNT,
+    "eval_count": COUNT,
+    "eval_duration": COUNT,
 }
 _WHOLE = {
     "model": TEXT,

@@ -35,6 +35,7 @@ from trioserve.api.base.http import current_context, json_response, long_respons
 from trioserve.api.base.outputs import name_of
 from trioserve.api.base.service import current_server, keep_awake, read_for_model
 from trioserve.api.base.text_tokens import probs_of
+from trioserve.api.ollama import answers
 from trioserve.api.ollama.events import (
     CONTENT_TYPE,
     TEXT,
@@ -51,7 +52,7 @@ from trioserve.api.ollama.request import (
     OllamaGenerateRequest,
     OllamaRequest,
 )
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 from trioserve.chat.deltas import Message
 from trioserve.errors import InputTooLongError
 from trioserve.server import RequestContext
@@ -70,6 +71,7 @@ blueprint = Blueprint("ollama", __name__)
 
 @blueprint.post("/api/chat")
 @takes(OllamaChatRequest, streams=CONTENT_TYPE)
+@gives(answers.CHAT)
 async def chat() -> Response:
     """Answer a chat, as a stream or at once. Without messages: load the model, or unload it."""
     request = await read_chat(OllamaChatRequest.parse)
@@ -86,6 +88,7 @@ async def chat() -> Response:
 
 @blueprint.post("/api/generate")
 @takes(OllamaGenerateRequest, streams=CONTENT_TYPE)
+@gives(answers.GENERATED)
 async def generate() -> Response:
     """Answer or continue a prompt, or fill the gap before a suffix. Without a prompt: as chat."""
     request = await read_body_as(OllamaGenerateRequest.parse)
@@ -213,6 +216,7 @@ class OllamaEmbeddingsRequest(_EmbeddingRequest):
 
 @blueprint.post("/api/embed")
 @takes(OllamaEmbedRequest)
+@gives(answers.EMBED)
 async def embed() -> Response:
     """Make a vector of length 1 of each text; texts that are too long are cut."""
     request, server = await read_for_model(OllamaEmbedRequest.parse, check_pools)
@@ -249,6 +253,7 @@ async def embed() -> Response:
 
 @blueprint.post("/api/embeddings")
 @takes(OllamaEmbeddingsRequest)
+@gives(answers.EMBEDDING)
 async def embeddings() -> Response:
     """Make a vector of a text, with the length that the model gives it."""
     request, server = await read_for_model(OllamaEmbeddingsRequest.parse, check_pools)

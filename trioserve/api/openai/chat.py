@@ -11,6 +11,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import outputs as writers, readers
+from trioserve.api.base.answers import INPUT_TOKENS
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.custom_tools import input_of
@@ -28,6 +29,7 @@ from trioserve.api.base.http import long_response, size_of_outputs
 from trioserve.api.base.outputs import OutputWriter
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.text_tokens import probs_of, probs_of_text
+from trioserve.api.openai import answers
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
@@ -37,7 +39,7 @@ from trioserve.api.openai.events import (
     usage as run_usage,
 )
 from trioserve.api.openai.runs import open_run, read_run, respond_run
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 from trioserve.chat.deltas import Message, MessageBuilder, ToolCall
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import InvalidRequestError
@@ -107,6 +109,7 @@ PREFIXES = {"chat.completion": "chatcmpl", "text_completion": "cmpl"}
 @blueprint.post("/v1/chat/completions")
 @blueprint.post("/chat/completions")
 @takes(ChatRequest)
+@gives(answers.CHAT)
 async def chat_completions() -> Response:
     """Answer a chat, at once or as a stream."""
     request = await read_chat(ChatRequest.parse)
@@ -262,6 +265,7 @@ def _custom_call(call: ToolCall) -> dict[str, Any]:
 @blueprint.post("/v1/chat/completions/input_tokens")
 @blueprint.post("/chat/completions/input_tokens")
 @takes(ChatRequest)
+@gives(INPUT_TOKENS)
 async def count_tokens() -> Response:
     """Count the tokens of a chat's prompt, without generating."""
     return await counted_tokens(await read_chat(ChatRequest.parse))
@@ -272,6 +276,7 @@ async def count_tokens() -> Response:
 
 @blueprint.post("/v1/completions")
 @takes(CompletionRequest)
+@gives(answers.COMPLETION)
 async def completions() -> Response:
     """Continue one or more prompts, or fill the gap between each and the suffix."""
     request = await read_body_as(CompletionRequest.parse)

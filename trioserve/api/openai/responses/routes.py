@@ -5,6 +5,7 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base.answers import INPUT_TOKENS
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation import (
     admit,
@@ -15,13 +16,14 @@ from trioserve.api.base.generation import (
 )
 from trioserve.api.base.http import long_response
 from trioserve.api.base.outputs import name_of
+from trioserve.api.openai import answers
 from trioserve.api.openai.responses.events import (
     ResponseBuilder,
     ResponseEvents,
 )
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.api.openai.runs import open_run, respond_run
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 from trioserve.server import RequestContext
 from trioserve.server.core import ServerCore
 from trioserve.server.runs.run import AgentRun
@@ -34,6 +36,7 @@ blueprint = Blueprint("responses", __name__)
 @blueprint.post("/v1/responses")
 @blueprint.post("/responses")
 @takes(ResponsesRequest)
+@gives(answers.RESPONSE)
 async def responses() -> Response:
     """Make a response, at once or as a stream. Nothing is stored."""
     request, chat = await read_chat(ResponsesRequest.parse_with_chat)
@@ -86,6 +89,7 @@ async def _whole(builder: ResponseBuilder, answer: ChatStream | AgentRun) -> Res
 @blueprint.post("/v1/responses/input_tokens")
 @blueprint.post("/responses/input_tokens")
 @takes(ResponsesRequest)
+@gives(INPUT_TOKENS)
 async def input_tokens() -> Response:
     """Count the tokens that a response would begin with."""
     request, chat = await read_chat(ResponsesRequest.parse_with_chat)
