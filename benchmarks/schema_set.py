@@ -23,6 +23,7 @@ from typing import Any
 
 import attrs
 import jsonschema
+import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -30,6 +31,7 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import TrioServeError
 from trioserve.llama import LlamaBackend
+from trioserve.llama.grammar.matcher import CompiledGrammar
 from trioserve.types import Grammar
 
 #: Outputs of each schema, and the most tokens of one.
@@ -173,7 +175,8 @@ class Report:
 
 def examine(backend: LlamaBackend, schemas: Sequence[_Schema], seed: int = 0) -> Report:
     """Compile schemas, and follow each with outputs of random tokens."""
-    report, chance = Report(n_schemas=len(schemas)), random.Random(seed)
+    report, walker = Report(n_schemas=len(schemas)), _Walker(backend, seed)
+    report.mask_us = walker.mask_us
     for schema in schemas:
         began = time.perf_counter()
         try:
@@ -186,7 +189,7 @@ def examine(backend: LlamaBackend, schemas: Sequence[_Schema], seed: int = 0) ->
         validator = checker(schema, format_checker=jsonschema.FormatChecker())
         for _ in range(N_OUTPUTS):
             report.n_outputs += 1
-            output = _walk(backend, compiled, chance, report.mask_us)
+            output = walker.walk(compiled)
             if output is None:
                 report.n_unfinished += 1
             elif problem := _problem(output, validator):
@@ -200,27 +203,36 @@ def _reason(message: str) -> str:
     return re.sub(r"\d{2,}|\"[^\"]*\"", "…", text)[:80].rstrip(".")
 
 
-def _walk(
-    backend: LlamaBackend, compiled: Any, chance: random.Random, mask_us: list[float]
-) -> bytes | None:
-    """Choose tokens at random, and rather those that lead to the end; None: it did not come."""
-    matcher, mask = compiled.matcher(), compiled.first
-    pieces, ends = backend.vocab.pieces, backend.vocab.end_of_generation
-    output: list[bytes] = []
-    for n in range(MAX_TOKENS):
-        ids = mask.ids
-        if any(end in mask for end in ends) and (chance.random() < 0.3 or len(ids) == len(ends)):
-            return b"".join(output)
-        ids = [token for token in ids.tolist() if token not in ends]
-        closing = [token for token in ids if pieces[token].strip()[:1] in (b'"', b"}", b"]")]
-        if closing and chance.random() < min(0.9, 0.3 + n / 500):
-            ids = closing
-        token = chance.choice(ids)
-        output.append(pieces[token])
-        began = time.perf_counter()
-        mask = matcher.advance(token)
-        mask_us.append((time.perf_counter() - began) * 1e6)
-    return None
+class _Walker:
+    """Follows grammars with random tokens, and rather with those that lead to the end."""
+
+    def __init__(self, backend: LlamaBackend, seed: int) -> None:
+        self._pieces = backend.vocab.pieces
+        self._chance = random.Random(seed)
+        self._is_end = np.zeros(len(self._pieces), dtype=np.bool_)
+        self._is_end[sorted(backend.vocab.end_of_generation)] = True
+        closing = (piece.strip()[:1] in (b'"', b"}", b"]") for piece in self._pieces)
+        self._is_closing = np.fromiter(closing, dtype=np.bool_)
+        self.mask_us: list[float] = []
+
+    def walk(self, compiled: CompiledGrammar) -> bytes | None:
+        """Make an output; None: it did not come to an end."""
+        matcher, mask, chance = compiled.matcher(), compiled.first, self._chance
+        output: list[bytes] = []
+        for n in range(MAX_TOKENS):
+            ids = mask.ids
+            others = ids[~self._is_end[ids]]
+            if len(others) < len(ids) and (chance.random() < 0.3 or not len(others)):
+                return b"".join(output)
+            closing = others[self._is_closing[others]]
+            if len(closing) and chance.random() < min(0.9, 0.3 + n / 500):
+                others = closing
+            token = int(others[chance.randrange(len(others))])
+            output.append(self._pieces[token])
+            began = time.perf_counter()
+            mask = matcher.advance(token)
+            self.mask_us.append((time.perf_counter() - began) * 1e6)
+        return None
 
 
 def _problem(output: bytes, validator: Any) -> str:

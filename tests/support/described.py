@@ -66,8 +66,10 @@ class _Described:
             return ""
         key = (path, method, status)
         if key not in self._validators:
-            content = self._paths[path][method]["responses"][status].get("content", {})
-            schema = content.get("application/json", {"schema": False})["schema"]
+            answer = self._paths[path][method]["responses"].get(status, {})
+            content = answer.get("content", {})
+            schema = {} if "*/*" in content else False
+            schema = content.get("application/json", {"schema": schema})["schema"]
             self._validators[key] = Draft202012Validator(
                 {"allOf": [schema], "components": self._components}
             )

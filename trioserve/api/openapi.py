@@ -150,14 +150,20 @@ def _described(api: str | None) -> Response:
 #: The APIs that have documents of their own.
 APIS = ("openai", "anthropic", "ollama", "llama")
 
+#: Paths of the page, which are in no document of an API.
+_PAGE = ("/", "/licenses.txt", "/sw.js")
+
 #: Paths that OpenAI's clients use, too.
 _OF_OPENAI = ("/v1/models", "/v1/models/{name}")
 
 
 def _is_of(api: str | None, path: str, handler: Callable[..., Any]) -> bool:
     """Whether a route is of an API; None: of any."""
-    own = next((one for one in APIS if f".{one}." in handler.__module__), "llama")
-    return api in (None, own) or (api == "openai" and path in _OF_OPENAI)
+    if api is None or (api == "openai" and path in _OF_OPENAI):
+        return True
+    if path == "/cors-proxy" or path in _PAGE or path.startswith(PAGE_RULES):
+        return False
+    return api == next((one for one in APIS if f".{one}." in handler.__module__), "llama")
 
 
 def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> dict[str, Any]:
@@ -173,10 +179,6 @@ def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> 
     schemas = {
         cls.__name__: fields.of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)
     }
-    errors = [
-        _ERROR,
-        *(one.schema for each in vendors.registered if (one := each.errors) and one.schema),
-    ]
     return {
         "openapi": "3.1.0",
         "info": {"title": "trioserve", "version": __version__},
@@ -185,13 +187,26 @@ def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> 
             "schemas": {
                 **schemas,
                 **fields.answers_in(paths),
-                "Error": {"anyOf": errors},
+                **_error_schemas(api),
             },
             "responses": _errors(),
             "securitySchemes": _KEYS,
         },
         "security": [{name: []} for name in _KEYS] if with_keys else [],
     }
+
+
+def _error_schemas(api: str | None) -> dict[str, Any]:
+    """The forms of errors on the routes of an API, by the names of their schemas."""
+    own = {
+        each.routes[0].import_name.split(".")[2]: each.errors.schema
+        for each in vendors.registered
+        if each.errors and each.errors.schema
+    }
+    if api is not None:
+        return {"Error": own.get(api, _ERROR)}
+    named = {"CommonError": _ERROR, **{f"{one.title()}Error": own[one] for one in own}}
+    return {**named, "Error": {"anyOf": [{"$ref": fields.COMPONENTS + name} for name in named]}}
 
 
 def path_of(rule: str) -> str:

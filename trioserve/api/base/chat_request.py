@@ -160,7 +160,7 @@ class Continuation:
     echo: bool = False
 
 
-@json_type({"enum": [True, False, "content", "reasoning_content"]})
+@json_type({"anyOf": [{"type": "boolean"}, {"enum": ["content", "reasoning_content"]}]})
 def _part(value: Any) -> ContinueFinalMessage | bool:
     """Take a boolean, or the part of the message that is continued; false: none is."""
     if isinstance(value, bool):

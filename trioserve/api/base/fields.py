@@ -473,6 +473,8 @@ def of_fields(cls: Any, names: Iterable[str] | None = None) -> dict[str, Schema]
             continue
         first, *others = field.names
         found[first] = schema = _of_field(field)
+        # In generated clients, a name with brackets is the same as one without.
+        others = [name for name in others if f"{name}[]" != first]
         about = f"Another name of {first}, which wins."
         found |= {name: {**schema, "description": about} for name in others}
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from trioserve.api.base.answers import (
-    ARCHITECTURE,
     COUNT,
     FIGURE,
     FLAG,
@@ -40,7 +39,7 @@ MODEL = answer(
             display_name=TEXT,
             created_at=TEXT,
             status=_STATUS,
-            architecture=ARCHITECTURE,
+            architecture=OBJECT,
             is_toy=FLAG,
             example_prompts=each(TEXT),
             aliases=each(TEXT),
