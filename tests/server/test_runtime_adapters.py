@@ -318,15 +318,15 @@ def test_an_engine_refuses_a_task_with_an_adapter_that_is_being_unloaded() -> No
     from trioserve.types import CacheRoot, Prompt, Task
 
     engine = Engine(ScriptedBackend(), DecodeMaximal(), lambda: None)
-    assert engine.add_adapter(Path("a.gguf")) == 0
+    assert engine.adapter_table.add(Path("a.gguf")) == 0
     task = Task(1, Prompt((65,)), root=CacheRoot(((0, 1.0),)))
     engine.check(task)
     engine.submit(task)
     engine.step()
-    assert engine.remove_adapter(0) is False
+    assert engine.adapter_table.remove(0) is False
     engine.cancel(1)
     engine.step()
-    engine.closed_adapters |= {0}
+    engine.adapter_table.closed |= {0}
     with pytest.raises(InvalidRequestError, match="no LoRA adapter 0"):
         engine.check(Task(2, Prompt((65,)), root=CacheRoot(((0, 1.0),))))
-    assert engine.remove_adapter(0) is True
+    assert engine.adapter_table.remove(0) is True

@@ -15,8 +15,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from trioserve.engine.adapters import AdapterBackend
 from trioserve.types import (
-    AdapterInfo,
     Adapters,
     CacheRoot,
     Constraint,
@@ -364,7 +364,7 @@ class ModelBackend(Protocol):
         """Free everything. Closing twice is fine."""
 
 
-class Backend(ModelBackend, Protocol):
+class Backend(ModelBackend, AdapterBackend, Protocol):
     """A loaded model, with a context of `n_seqs` KV sequences for `n_slots` requests."""
 
     @property
@@ -411,13 +411,6 @@ class Backend(ModelBackend, Protocol):
     cuttable: int
 
     @property
-    def adapters(self) -> Sequence[AdapterInfo]:
-        """The LoRA adapters that were loaded. Their ids are their places.
-
-        One that was removed keeps its place, and has no path.
-        """
-
-    @property
     def drafters(self) -> Sequence[Drafter]:
         """Drafters that came with the model, in the order in which to ask them.
 
@@ -430,30 +423,6 @@ class Backend(ModelBackend, Protocol):
 
         The backend closes it.
         """
-
-    def set_adapters(self, adapters: Adapters) -> None:
-        """Use these LoRA adapters, and no others, from the next `decode` on.
-
-        Raises:
-            DecodeError: it cannot.
-        """
-
-    def try_adapter(self, path: Path) -> None:
-        """Try the file of a LoRA adapter, from any thread. Blocks.
-
-        Raises:
-            ModelLoadError: it cannot be used.
-        """
-
-    def add_adapter(self, path: Path) -> int:
-        """Load a LoRA adapter; returns its id.
-
-        Raises:
-            ModelLoadError: it cannot be used.
-        """
-
-    def remove_adapter(self, id_: int) -> None:
-        """Free a LoRA adapter that is not set."""
 
     def decode(self) -> None:
         """Run the batch. On `KVCacheFullError` the cache is as it was before.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from time import monotonic
 
 import attrs
 
+from trioserve.engine.adapters import AdapterTable
 from trioserve.engine.backend import Backend
 from trioserve.engine.cache.disk_cache import DiskCache
 from trioserve.engine.cache.prefix_cache import (
@@ -91,14 +91,11 @@ class Engine(EngineLoop):
         #: As `Backend` has them. From any thread but the event loop's and the inference thread.
         self.compile = backend.compile
         self.write_state, self.read_state = backend.write_state, backend.read_state
-        self.try_adapter = backend.try_adapter
         self._backend = backend
         self._cache = PrefixCache(
             backend, cache_ram, max_idle=max_idle, checkpoints=checkpoints, disk=disk
         )
         self._disk = disk
-        #: Ids of LoRA adapters that no further task may have. The event loop's thread sets it.
-        self.closed_adapters: frozenset[int] = frozenset()
         self._planner = Planner(
             strategy,
             n_batch=backend.n_batch,
@@ -109,6 +106,12 @@ class Engine(EngineLoop):
         self._scheduler = Scheduler(backend, self._cache, self._planner)
         self.drafts = Drafts(self._scheduler, backend.drafters)
         self._decoder = BatchDecoder(backend, self.inbox.has_cancel, self.encoder)
+        self.adapter_table = AdapterTable(
+            backend,
+            lambda: (one.task.root.adapters for one in self._scheduler.requests()),
+            self._planner.expect_adapters,
+            self._decoder.unset_adapters,
+        )
         self._strategy = strategy
         strategy.begin(unified=backend.unified)
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
@@ -158,10 +161,7 @@ class Engine(EngineLoop):
             raise InvalidRequestError(
                 f"'id_slot' must be less than {self.n_slots}.", param="id_slot"
             )
-        adapters = task.root.adapters
-        for id_, _ in adapters:
-            if id_ >= len(self.adapters) or id_ in self.closed_adapters:
-                raise InvalidRequestError(f"There is no LoRA adapter {id_}.", param="lora")
+        self.adapter_table.check(task.root.adapters)
 
     def cancel(self, task_id: int) -> None:
         """Drop a task. A decode that is for its prompt ends within milliseconds."""
@@ -204,26 +204,6 @@ class Engine(EngineLoop):
         n_erased = self._cache.erase(slot.kept, slot.root)
         slot.kept = []
         return n_erased
-
-    # -- LoRA adapters. Use these two methods through `call`
-
-    def add_adapter(self, path: Path) -> int:
-        """Load a LoRA adapter; returns its id. Raises ModelLoadError if it cannot be used."""
-        id_ = self._backend.add_adapter(path)
-        self._planner.expect_adapters()
-        return id_
-
-    def remove_adapter(self, id_: int) -> bool:
-        """Free a LoRA adapter, unless a request runs or waits with it; returns whether it is freed.
-
-        What the caches hold of texts with it is never asked for again.
-        """
-        tasks = (request.task for request in self._scheduler.requests())
-        if any(id_ == used for task in tasks for used, _ in task.root.adapters):
-            return False
-        self._decoder.unset_adapters()
-        self._backend.remove_adapter(id_)
-        return True
 
     # -- on the inference thread
 

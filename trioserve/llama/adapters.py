@@ -5,29 +5,21 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from trioserve.config import Config
 from trioserve.errors import DecodeError, EngineError, ModelLoadError
-from trioserve.llama import devices, last_word, library
+from trioserve.llama import last_word, library
 from trioserve.llama.context import Context
 from trioserve.llama.header import check_adapter, check_file
 from trioserve.llama.library import lib
-from trioserve.llama.machine import free_memory
 from trioserve.llama.model import LlamaModel
 from trioserve.models import gguf
-from trioserve.models.tried import LoadedFiles
 from trioserve.types import AdapterInfo, Adapters
-
-#: Tokens of the context in which an adapter is tried.
-_TRIAL_CONTEXT = 512
 
 #: The type of a pointer to an adapter, as the bindings have it.
 _HANDLE = ctypes.POINTER(ctypes.c_void_p)
@@ -79,36 +71,6 @@ class LoadedAdapters:
         scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
         if lib.llama_set_adapters_lora(context.handle, handles, n, scales):
             raise DecodeError("llama.cpp refused the LoRA adapters.")
-
-
-def try_adapter(config: Config, path: Path) -> None:
-    """Try an adapter with a model in another process, if the file is new to this machine. Blocks.
-
-    Raises:
-        ModelLoadError: it cannot be used, was replaced meanwhile, or needs more than is free.
-    """
-    check_adapter(path)
-    free = free_memory()
-    if free is not None and path.stat().st_size > free:
-        raise ModelLoadError(f"The LoRA adapter {path} is larger than the memory that is free.")
-    config = attrs.evolve(
-        config,
-        lora=(f"{path}:1",),
-        lora_init_without_apply=False,
-        control_vector=(),
-        spec_draft_model=None,
-        ctx_size=_TRIAL_CONTEXT,
-        parallel=1,
-    )
-    files = LoadedFiles.of(config, devices.versions())
-    if files.are_known or not config.trial_load or config.rpc or sys.platform == "win32":
-        return
-    from trioserve.llama import trial_process
-
-    trial_process.run(config)
-    if files != LoadedFiles.of(config, devices.versions()):
-        raise ModelLoadError(f"The LoRA adapter {path} was replaced while it was tried.")
-    files.remember()
 
 
 def _load(model: LlamaModel, path: Path) -> Any:

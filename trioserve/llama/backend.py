@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
@@ -11,12 +11,13 @@ from trioserve.config import Config
 from trioserve.engine.backend import MediaPiece
 from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedError
 from trioserve.llama import identity, sampler_chain, state_file
-from trioserve.llama.adapters import LoadedAdapters, apply_control_vectors, try_adapter
+from trioserve.llama.adapters import LoadedAdapters, apply_control_vectors
 from trioserve.llama.batch import LlamaBatch, decode_pieces
 from trioserve.llama.context import Context, open_context, thread_choices, threads
 from trioserve.llama.drafter import LlamaDrafter, divide, load_drafter
 from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.matcher import CompiledGrammar, matcher_for
+from trioserve.llama.header import check_adapter
 from trioserve.llama.machine import free_memory
 from trioserve.llama.media.projector import LlamaProjector
 from trioserve.llama.model import LlamaModel, Progress
@@ -73,6 +74,8 @@ class LlamaBackend:
         self.n_outputs: int = context.n_outputs
         self.spare_ram: int | None = None
         self._lora = LoadedAdapters(model, ()) if adapters is None else adapters
+        #: As `Backend` has it. `trioserve.llama.load` sets one that uses another process.
+        self.try_adapter: Callable[[Path], None] = check_adapter
         self.drafters: Sequence[LlamaDrafter] = ()
         self.projector: LlamaProjector | None = None
         self.n_slots: int = n_slots
@@ -152,14 +155,6 @@ class LlamaBackend:
     def adapters(self) -> Sequence[AdapterInfo]:
         """The LoRA adapters that were loaded, by id. One that was removed has no path."""
         return self._lora.infos
-
-    def try_adapter(self, path: Path) -> None:
-        """Try a LoRA adapter with the model in another process, if its file is new. Blocks.
-
-        Raises:
-            ModelLoadError: it cannot be used, or does not fit into the free memory.
-        """
-        try_adapter(self._config, path)
 
     def add_adapter(self, path: Path) -> int:
         """Load a LoRA adapter, between two decodes; returns its id.

@@ -14,6 +14,7 @@ import trio
 from trioserve.config import Config
 from trioserve.config.readers import parse_adapter
 from trioserve.engine import Engine
+from trioserve.engine.adapters import AdapterTable
 from trioserve.errors import (
     AdapterInUseError,
     InvalidRequestError,
@@ -217,12 +218,11 @@ class AdapterNames:
             self.paths[name] = str(found)
 
     async def _add(self, services: EngineServices, name: str, path: Path) -> None:
-        engine = services.loop
-        assert isinstance(engine, Engine)
-        await trio.to_thread.run_sync(engine.try_adapter, path)
+        table = _table(services)
+        await trio.to_thread.run_sync(table.try_file, path)
         with trio.CancelScope(shield=True):  # it takes a step, and must be noted
-            id_ = await services.dispatcher.call(partial(engine.add_adapter, path))
-            services.adapters.add(name, id_, engine.adapters[id_])
+            id_ = await services.dispatcher.call(partial(table.add, path))
+            services.adapters.add(name, id_, table.infos[id_])
         _log.info("adapter loaded", name=name, path=str(path))
 
     async def unload(self, services: EngineServices, name: str) -> None:
@@ -235,8 +235,7 @@ class AdapterNames:
             NotSupportedError: the server was started without a folder.
         """
         self.check()
-        engine = services.loop
-        assert isinstance(engine, Engine)
+        table = _table(services)
         async with self._one:
             if name in self._scales:
                 raise InvalidRequestError.at("lora_name", "was loaded with the model, by --lora.")
@@ -244,19 +243,22 @@ class AdapterNames:
                 raise UnknownModelError.at("lora_name", f"is {name!r:.200}, which is not loaded.")
             id_ = services.adapters.ids[name]
             with trio.CancelScope(shield=True):
-                engine.closed_adapters |= {id_}
-                if not await services.dispatcher.call(partial(engine.remove_adapter, id_)):
-                    engine.closed_adapters -= {id_}
+                table.closed |= {id_}
+                if not await services.dispatcher.call(partial(table.remove, id_)):
+                    table.closed -= {id_}
                     raise AdapterInUseError.at("lora_name", "is in use by a request.")
                 services.adapters.remove(name)
                 del self.paths[name]
         _log.info("adapter unloaded", name=name)
 
-    async def restore(self, services: EngineServices, scales: Mapping[str, float]) -> None:
+    async def restore(self, services: EngineServices, scales: Mapping[str, float] | None) -> None:
         """Load the adapters that were loaded before the model was, and set the default scales.
 
-        One that cannot be loaded any more is dropped, and logged.
+        One that cannot be loaded any more is dropped, and logged. Without scales, it is the first
+        time that the model is loaded, and there is nothing to do.
         """
+        if scales is None:
+            return
         async with self._one:
             for name, path in list(self.paths.items()):
                 if name in services.adapters.ids:
@@ -268,6 +270,11 @@ class AdapterNames:
                     _log.error("adapter cannot be loaded again", name=name, reason=error.message)
         ids = services.adapters.ids
         services.adapters.set({ids[name]: one for name, one in scales.items() if name in ids})
+
+
+def _table(services: EngineServices) -> AdapterTable:
+    assert isinstance(services.loop, Engine)
+    return services.loop.adapter_table
 
 
 def _inside(folder: Path, path: str) -> Path:

@@ -118,3 +118,22 @@ GUIDANCE: Mapping[str, Schema] = {
     "context_advice": or_null(TEXT),
     "suggested_tools": each(TEXT),
 }
+PROPERTIES = answer(
+    "Properties",
+    {
+        "type": "object",
+        "properties": {
+            "default_generation_settings": record(params=SETTINGS, n_ctx=COUNT),
+            "total_slots": COUNT,
+            "model_alias": TEXT,
+            "model_path": TEXT,
+            "chat_template": TEXT,
+            "build_info": TEXT,
+            "is_sleeping": FLAG,
+            **GUIDANCE,
+        },
+        "additionalProperties": True,
+    },
+)
+#: The groups are described on the page about operations.
+METRICS = answer("Metrics", {**record(object=texts("metrics")), "additionalProperties": True})

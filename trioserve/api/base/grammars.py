@@ -79,7 +79,9 @@ def read_grammar(body: Mapping[str, Any]) -> Grammar | None:
 _Reader = Callable[[Any, str], Grammar | None]
 
 
-def _only(given: Mapping[str, Any], readers: Mapping[str, _Reader], path: str = "") -> Any:
+def _only(
+    given: Mapping[str, Any], readers: Mapping[str, _Reader], path: str = ""
+) -> Grammar | None:
     """Read the one field that says something. Raises InvalidRequestError if there are two."""
     grammars = [
         grammar
@@ -194,7 +196,7 @@ def _structured(value: Any, name: str) -> Grammar | None:
         if key not in _KINDS and key not in _OPTIONS:
             known = ", ".join(_KINDS)
             raise InvalidRequestError.at(f"{name}.{key:.80}", f"is not known; there are {known}.")
-    grammar: Grammar | None = _only(value, _KINDS, f"{name}.")
+    grammar = _only(value, _KINDS, f"{name}.")
     if grammar is None and value.get("json_object") is not False:
         raise InvalidRequestError.at(name, f"must have one of {', '.join(_KINDS)}.")
     return grammar

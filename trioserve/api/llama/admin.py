@@ -10,7 +10,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base
 from trioserve.api.base import outputs
-from trioserve.api.base.answers import HEALTH, SUCCESS, TEXT
+from trioserve.api.base.answers import HEALTH, METRICS, PROPERTIES, SUCCESS, TEXT
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.http import json_response
 from trioserve.api.base.service import current_server, current_service
@@ -166,7 +166,7 @@ def _meta(server: ServerCore) -> dict[str, Any]:
 
 
 @blueprint.get("/props")
-@gives(answers.PROPERTIES)
+@gives(PROPERTIES)
 async def props() -> Response:
     """Describe the model, and the defaults of requests."""
     server = current_server()
@@ -235,7 +235,7 @@ async def metrics() -> Response:
 
 
 @blueprint.get("/v1/metrics")
-@gives(answers.METRICS)
+@gives(METRICS)
 async def metrics_as_json() -> Response:
     """Tell what the server has done so far and what it does now, as one JSON object."""
     server, metrics = _current()

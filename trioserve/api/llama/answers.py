@@ -130,22 +130,3 @@ RANKING = either(
     ),
     each(record("text", index=COUNT, score=FIGURE, text=TEXT)),
 )
-PROPERTIES = answer(
-    "Properties",
-    {
-        "type": "object",
-        "properties": {
-            "default_generation_settings": record(params=SETTINGS, n_ctx=COUNT),
-            "total_slots": COUNT,
-            "model_alias": TEXT,
-            "model_path": TEXT,
-            "chat_template": TEXT,
-            "build_info": TEXT,
-            "is_sleeping": FLAG,
-            **GUIDANCE,
-        },
-        "additionalProperties": True,
-    },
-)
-#: The groups are described on the page about operations.
-METRICS = answer("Metrics", {**record(object=texts("metrics")), "additionalProperties": True})

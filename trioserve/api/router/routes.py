@@ -12,11 +12,10 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base_metrics
 from trioserve.api.base import sse
-from trioserve.api.base.answers import HEALTH, SUCCESS, TEXT
+from trioserve.api.base.answers import HEALTH, METRICS, PROPERTIES, SUCCESS, TEXT
 from trioserve.api.base.body import read_body
 from trioserve.api.base.connection import PING, KeepAlive, current_request
 from trioserve.api.base.http import json_response
-from trioserve.api.llama.answers import METRICS, PROPERTIES
 from trioserve.api.openapi import gives, takes
 from trioserve.api.router import answers, forwarding, metrics as router_metrics, proxy
 from trioserve.api.router.service import RouterService, current_fleet, current_router

@@ -128,8 +128,8 @@ class _Writer:
     def _content(self, tag: Mapping[str, Any], path: str) -> str:
         """Write the content of a tag, and one of the texts that end it."""
         given = tag.get("end")
-        ends = _texts(tag, "end", path) if isinstance(given, list) else [given]
-        if not ends or not all(isinstance(end, str) for end in ends):
+        ends = [given] if isinstance(given, str) else _texts(tag, "end", path)
+        if not ends:
             raise InvalidRequestError.at(f"{path}.end", "must be text, or a list of texts.")
         content = _object(_get(tag, "content", path), f"{path}.content")
         each = []

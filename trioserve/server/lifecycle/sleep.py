@@ -243,8 +243,7 @@ class ModelLifecycle:
             note_failure = partial(self._note_failure, services)
             async with alongside(dispatcher.run, services.health.run, note_failure):
                 try:
-                    if self._scales is not None:
-                        await self.adapter_names.restore(services, self._scales)
+                    await self.adapter_names.restore(services, self._scales)
                     yield services
                 finally:
                     await services.close()
