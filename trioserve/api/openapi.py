@@ -147,7 +147,7 @@ def _described(api: str | None) -> Response:
     return json_response(known[api] | {"servers": [{"url": request.root_path or "/"}]})
 
 
-#: The APIs that have documents of their own.
+#: The APIs that have separate documents.
 APIS = ("openai", "anthropic", "ollama", "llama")
 
 #: Paths of the page, which are in no document of an API.

@@ -303,7 +303,7 @@ class ChoiceEvents:
         return {"index": index, "function": {"arguments": delta.text}}
 
     def _rest(self) -> str:
-        """Write what is left of the texts of custom tools, at the end."""
+        """Write the rest of the texts of custom tools, at the end."""
         rest = [(index, argument.rest()) for index, argument in self._inputs.items()]
         calls = [{"index": index, "custom": {"input": text}} for index, text in rest if text]
         if not calls:
