@@ -176,6 +176,13 @@ class AmbiguousModelError(InvalidRequestError):
     code = "model_ambiguous"
 
 
+class AdapterInUseError(InvalidRequestError):
+    """The LoRA adapter cannot be unloaded while a request runs or waits with it."""
+
+    status = 409
+    code = "adapter_in_use"
+
+
 class ModelNotLoadedError(InvalidRequestError):
     """The model is not loaded, and the request or the configuration says not to load it."""
 

@@ -134,7 +134,7 @@ def test_a_fault_is_named(messages: Any, param: str) -> None:
         ({"role": "user", "content": [{"type": "hologram"}]}, "messages[0].content[0].type"),
         ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
         (
-            {"role": "assistant", "tool_calls": [{"type": "custom"}]},
+            {"role": "assistant", "tool_calls": [{"type": "other"}]},
             "messages[0].tool_calls[0].type",
         ),
     ],

@@ -92,6 +92,9 @@ PROGRAMS: Mapping[str, Program] = {
     "guidellm": Program(title="GuideLLM", pypi=["guidellm==0.8.1"]),
     "aiperf": Program(title="AIPerf", pypi=["aiperf==0.13.0"]),
     "llm-comply": Program(title="llm-comply", pypi=["llm-comply==0.5.0"]),
+    "openapi-python-client": Program(
+        title="openapi-python-client", pypi=["openapi-python-client==0.29.1"]
+    ),
     "schemathesis": Program(title="Schemathesis", pypi=["schemathesis==4.32.5"]),
 }
 

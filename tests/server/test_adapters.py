@@ -22,7 +22,7 @@ from trioserve.errors import ConfigError, EngineError, InvalidRequestError, Mode
 from trioserve.llama import load
 from trioserve.models import BUNDLED
 from trioserve.server import Server
-from trioserve.server.model import AdapterScales
+from trioserve.server.adapters import AdapterScales
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.types import AdapterInfo, CacheRoot, Prompt, Task
 
@@ -227,8 +227,9 @@ async def test_the_adapters_over_http(files: tuple[Path, Path]) -> None:
                 "scale": 1.0,
                 "task_name": "pirate",
                 "prompt_prefix": "pirate: ",
+                "name": "a",
             },
-            {"id": 1, "path": b, "scale": 0.5, "task_name": "", "prompt_prefix": ""},
+            {"id": 1, "path": b, "scale": 0.5, "task_name": "", "prompt_prefix": "", "name": "b"},
         ]
         answer = await client.post("/lora-adapters", json=[{"id": 1, "scale": -2}])
         assert (answer.status_code, answer.json()) == (200, {"success": True})

@@ -14,6 +14,7 @@ import hypercorn
 import hypercorn.trio
 import trio
 
+from tests.support.described import watch
 from tests.support.waiting import patiently
 from trioserve.api.base.service import Service
 from trioserve.app import create_app
@@ -33,7 +34,11 @@ def hypercorn_config() -> hypercorn.Config:
 
 @asynccontextmanager
 async def serving(app: Callable[..., Any], bind: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    """Serve an app; gives its base URL. The model may still be loading."""
+    """Serve an app; gives its base URL. The model may still be loading.
+
+    What it answers must be as ``/openapi.json`` says.
+    """
+    problems = watch(app)
     stop, config = trio.Event(), hypercorn_config()
     config.bind = [bind]
     async with trio.open_nursery() as nursery:
@@ -42,6 +47,7 @@ async def serving(app: Callable[..., Any], bind: str = "127.0.0.1:0") -> AsyncIt
         )
         yield str(binds[0])
         stop.set()
+    assert not problems, problems[0]
 
 
 @asynccontextmanager

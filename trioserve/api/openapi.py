@@ -1,8 +1,10 @@
 """``GET /openapi.json``: the API as an OpenAPI description, made from the app's routes and classes.
 
-A handler says with `takes` which class its body becomes; all else is found in the app: paths and
-methods in the table of routes, what a route does in its docstring, fields in the class, errors in
-`trioserve.errors`. So the description has what the app has.
+A handler says with `takes` which class its body becomes, and with `gives` what it answers; all else
+is found in the app: paths and methods in the table of routes, what a route does in its docstring,
+fields in the class, errors in `trioserve.errors`. So the description has what the app has.
+
+``GET /openapi/NAME.json`` is the part of one API, for generators of clients.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from trioserve._version import __version__
 from trioserve.api.base import fields, vendors
 from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
 from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.fields import STRING, object_schema, or_null
+from trioserve.api.base.fields import OBJECT, STRING, answer, object_schema, or_null
 from trioserve.api.base.http import json_response
-from trioserve.errors import TrioServeError
+from trioserve.errors import NotFoundError, TrioServeError
 
 blueprint = Blueprint("openapi", __name__)
 
@@ -60,7 +62,13 @@ _OF_STREAMS = {
     },
 }
 
-_ANYTHING: Mapping[str, Any] = {"schema": {}}
+_LATER = answer("Later", object_schema("location", location={"type": "string"}))
+_MEANINGS = {
+    "200": "What was asked for.",
+    "202": "Where the answer can be read, if the request prefers that.",
+    "204": "There is nothing to say.",
+}
+_EVENTS = {"type": "string", "description": "Events, where the body asks for a stream."}
 
 
 def takes(
@@ -89,31 +97,88 @@ def takes(
     return tell
 
 
+def gives(
+    schema: Mapping[str, Any] | None,
+    content: str = "application/json",
+    *,
+    status: int | None = None,
+    may_be_empty: bool = False,
+) -> Callable[[_Handler], _Handler]:
+    """Tell of a handler what it answers. `takes` tells the type of a stream.
+
+    Args:
+        schema: of the whole answer, as JSON Schema; none: the answer is empty.
+        content: its type.
+        status: of the answer; by default 200, or 204 if it is empty.
+        may_be_empty: the answer may also be a 204.
+    """
+    kinds = {} if schema is None else {content: {"schema": schema}}
+
+    def tell(handler: _Handler) -> _Handler:
+        handler.gives = {str(status or (200 if kinds else 204)): kinds}  # type: ignore[attr-defined]
+        if may_be_empty:
+            handler.gives["204"] = {}  # type: ignore[attr-defined]
+        return handler
+
+    return tell
+
+
 @blueprint.get("/openapi.json")
+@gives(OBJECT)
 async def serve() -> Response:
     """Describe the routes of this server."""
-    described = current_app.extensions.get(_NAME)
-    if described is None:
-        described = describe(current_app, with_keys=bool(current_app_state().config.api_keys))
-        current_app.extensions[_NAME] = described
-    return json_response(described | {"servers": [{"url": request.root_path or "/"}]})
+    return _described(None)
 
 
-def describe(app: Quart, *, with_keys: bool = False) -> dict[str, Any]:
-    """Make the description of an app, as an OpenAPI 3.1 document without servers."""
+@blueprint.get("/openapi/<api>.json")
+@gives(OBJECT)
+async def serve_one(api: str) -> Response:
+    """Describe the routes of one API: openai, anthropic, ollama, or llama, which has the others."""
+    if api not in APIS:
+        raise NotFoundError(f"There is no API {api!r:.80}; there are {', '.join(APIS)}.")
+    return _described(api)
+
+
+def _described(api: str | None) -> Response:
+    known = current_app.extensions.setdefault(_NAME, {})
+    if api not in known:
+        with_keys = bool(current_app_state().config.api_keys)
+        known[api] = describe(current_app, with_keys=with_keys, api=api)
+    return json_response(known[api] | {"servers": [{"url": request.root_path or "/"}]})
+
+
+#: The APIs that have separate documents.
+APIS = ("openai", "anthropic", "ollama", "llama")
+
+#: Paths of the page, which are in no document of an API.
+_PAGE = ("/", "/licenses.txt", "/sw.js")
+
+#: Paths that OpenAI's clients use, too.
+_OF_OPENAI = ("/v1/models", "/v1/models/{name}")
+
+
+def _is_of(api: str | None, path: str, handler: Callable[..., Any]) -> bool:
+    """Whether a route is of an API; None: of any."""
+    if api is None or (api == "openai" and path in _OF_OPENAI):
+        return True
+    if path == "/cors-proxy" or path in _PAGE or path.startswith(PAGE_RULES):
+        return False
+    return api == next((one for one in APIS if f".{one}." in handler.__module__), "llama")
+
+
+def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> dict[str, Any]:
+    """Make the description of an app or of one API, as an OpenAPI 3.1 document without servers."""
     paths: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     classes = set()
     for path, method, handler in routes(app):
+        if not _is_of(api, path, handler):
+            continue
         paths[path][method.lower()] = _operation(path, method, handler)
         if (request_class := getattr(handler, "takes", None)) is not None:
             classes |= fields.classes_in(request_class)
     schemas = {
         cls.__name__: fields.of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)
     }
-    errors = [
-        _ERROR,
-        *(one.schema for each in vendors.registered if (one := each.errors) and one.schema),
-    ]
     return {
         "openapi": "3.1.0",
         "info": {"title": "trioserve", "version": __version__},
@@ -121,7 +186,8 @@ def describe(app: Quart, *, with_keys: bool = False) -> dict[str, Any]:
         "components": {
             "schemas": {
                 **schemas,
-                "Error": {"anyOf": errors},
+                **fields.answers_in(paths),
+                **_error_schemas(api),
             },
             "responses": _errors(),
             "securitySchemes": _KEYS,
@@ -130,10 +196,28 @@ def describe(app: Quart, *, with_keys: bool = False) -> dict[str, Any]:
     }
 
 
+def _error_schemas(api: str | None) -> dict[str, Any]:
+    """The forms of errors on the routes of an API, by the names of their schemas."""
+    own = {
+        each.routes[0].import_name.split(".")[2]: each.errors.schema
+        for each in vendors.registered
+        if each.errors and each.errors.schema
+    }
+    if api is not None:
+        return {"Error": own.get(api, _ERROR)}
+    named = {"CommonError": _ERROR, **{f"{one.title()}Error": own[one] for one in own}}
+    return {**named, "Error": {"anyOf": [{"$ref": fields.COMPONENTS + name} for name in named]}}
+
+
+def path_of(rule: str) -> str:
+    """Write the path of a route as OpenAPI does."""
+    return re.sub(r"<(?:[^:<>]*:)?(\w+)>", r"{\1}", rule)
+
+
 def routes(app: Quart) -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """Each route as OpenAPI writes its path, each of its methods, and its handler."""
     for rule in app.url_map.iter_rules():
-        path = re.sub(r"<(?:[^:<>]*:)?(\w+)>", r"{\1}", rule.rule)
+        path = path_of(rule.rule)
         for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
             yield path, method, app.view_functions[rule.endpoint]
 
@@ -142,25 +226,31 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
     request_class = getattr(handler, "takes", None)
     first, _, rest = (inspect.getdoc(handler) or "").partition("\n\n")
     operation: dict[str, Any] = {
-        "operationId": f"{method.lower()}{re.sub('[^a-zA-Z0-9]+', '_', path)}",
+        "operationId": re.sub("[^a-zA-Z0-9]+", "_", f"{method.lower()}{path}").strip("_"),
         "summary": " ".join(first.split()),
     }
     if rest:
         operation["description"] = rest
     parameters = _parameters(path, getattr(handler, "query", {}))
-    kinds: dict[str, Any] = {"application/json": _ANYTHING}
+    given: dict[str, Any] = {
+        status: dict(kinds) for status, kinds in getattr(handler, "gives", {}).items()
+    }
     if request_class is not None:
         body = {"schema": {"$ref": fields.COMPONENTS + request_class.__name__}}
         operation["requestBody"] = {"required": True, "content": {handler.content: body}}  # type: ignore[attr-defined]
         if "stream" in fields.of_fields(request_class):
-            kinds[handler.streams] = _ANYTHING  # type: ignore[attr-defined]
+            given["200"][handler.streams] = {"schema": _EVENTS}  # type: ignore[attr-defined]
+            given["202"] = {"application/json": {"schema": _LATER}}
             parameters += [
                 {"name": name, "in": "header", **about} for name, about in _OF_STREAMS.items()
             ]
     if parameters:
         operation["parameters"] = parameters
     operation["responses"] = {
-        "2XX": {"description": "What was asked for.", "content": kinds},
+        **{
+            status: {"description": _MEANINGS[status], **({"content": kinds} if kinds else {})}
+            for status, kinds in given.items()
+        },
         **{status: {"$ref": f"#/components/responses/{status}"} for status in _errors()},
     }
     if path in PUBLIC or path.startswith((PUBLIC_RULES, *PAGE_RULES)):

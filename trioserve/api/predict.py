@@ -20,9 +20,11 @@ import trio
 from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base.answers import each, record
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.errors import body as error_body
 from trioserve.api.base.http import json_response, receive_of
+from trioserve.api.openapi import gives
 from trioserve.config import Config
 from trioserve.errors import ConfigError, InvalidRequestError, TrioServeError
 
@@ -51,6 +53,7 @@ def configure(app: QuartTrio, config: Config) -> None:
     if config.predict_route:
         formats = _formats(app)
 
+        @gives(record(predictions=each({})))
         async def predict() -> Response:
             return await _predict(app, formats)
 

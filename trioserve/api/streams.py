@@ -26,6 +26,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
 from trioserve.api.base import access, errors, fields as json_schema, limits, readers, sse
+from trioserve.api.base.answers import COUNT, FLAG, TEXT, each, record
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import (
     boundary_of,
@@ -37,9 +38,9 @@ from trioserve.api.base.body import (
     with_field,
 )
 from trioserve.api.base.connection import WAITED_HEADER, current_request
-from trioserve.api.base.fields import RequestBody, field
+from trioserve.api.base.fields import RequestBody, field, or_null
 from trioserve.api.base.http import ID_HEADER, current_request_id, json_response, receive_of
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 from trioserve.api.sessions import OffsetError, Send, StreamFormat, StreamSession
 from trioserve.errors import (
     InvalidRequestError,
@@ -326,6 +327,7 @@ class LookupRequest(RequestBody):
         "from": "the offset in bytes from which on to read; Last-Event-ID wins",
     },
 )
+@gives(TEXT, "text/event-stream")
 async def read() -> Response:
     """Read a stream from an offset on, and follow it until it ends."""
     session = _named()
@@ -336,6 +338,7 @@ async def read() -> Response:
 
 @blueprint.delete("/v1/stream")
 @takes(None, query={"conv_id": "the id of the conversation"})
+@gives(None)
 async def stop() -> Response:
     """Stop a stream, and forget it. Has no effect if there is none."""
     if (session := _named()) is not None:
@@ -343,8 +346,18 @@ async def stop() -> Response:
     return Response(status=204)
 
 
+_STREAM = record(
+    conversation_id=TEXT,
+    is_done=FLAG,
+    total_bytes=COUNT,
+    started_at=COUNT,
+    completed_at=or_null(COUNT),
+)
+
+
 @blueprint.post("/v1/streams/lookup")
 @takes(LookupRequest)
+@gives(each(_STREAM))
 async def lookup() -> Response:
     """Describe the streams of the given conversations."""
     wanted = await read_body_as(LookupRequest.parse)
@@ -376,6 +389,7 @@ def _named() -> StreamSession | None:
 
 @blueprint.get("/v1/stream/<id_>")
 @takes(None, query={"from": "as for /v1/stream"})
+@gives(TEXT, "text/event-stream", may_be_empty=True)
 async def read_secret(id_: str) -> Response:
     """Read a stream, as an `EventSource` does. The last event is called ``done``."""
     session = _secret(id_)
@@ -390,6 +404,7 @@ async def read_secret(id_: str) -> Response:
 
 
 @blueprint.delete("/v1/stream/<id_>")
+@gives(None)
 async def stop_secret(id_: str) -> Response:
     """Stop a stream, and forget it. Has no effect if there is none."""
     if (session := _secret(id_)) is not None:

@@ -46,6 +46,9 @@ NOT_HOSTED = "this server has no such tool"
 #: Characters of the arguments of a call, as JSON.
 MAX_ARGUMENTS = 2**20
 
+#: The argument of a function that stands for a custom tool, which takes one text.
+INPUT_ARGUMENT = "input"
+
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
@@ -174,11 +177,14 @@ def _parse_part(part: object, path: str) -> dict[str, Any]:
 
 def _parse_call(call: object, path: str) -> dict[str, Any]:
     fields = _mapping(call, path)
-    if fields.get("type", "function") != "function":
-        raise _unsupported(f"{path}.type", 'must be "function"')
-    function = _mapping(fields.get("function"), f"{path}.function")
-    name = _text(function, "name", f"{path}.function", filled=True)
+    kind = fields.get("type", "function")
+    if kind not in ("function", "custom"):
+        raise _unsupported(f"{path}.type", 'must be "function" or "custom"')
+    function = _mapping(fields.get(kind), f"{path}.{kind}")
+    name = _text(function, "name", f"{path}.{kind}", filled=True)
     arguments = function.get("arguments")
+    if kind == "custom":
+        arguments = {INPUT_ARGUMENT: _text(function, "input", f"{path}.custom")}
     if isinstance(arguments, Mapping):
         arguments = json.dumps(arguments, ensure_ascii=False)
     elif arguments is None or arguments == "":

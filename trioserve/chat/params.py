@@ -35,7 +35,7 @@ def parse_tool_choice(value: object, path: str = "tool_choice") -> ToolChoice:
     match value:
         case {"type": "auto" | "none" | "required" as mode}:
             return ToolChoice(mode)
-        case {"type": "function"}:
+        case {"type": "function" | "custom"}:
             return ToolChoice("required", (_function_name(value, path),))
         case {"type": "allowed_tools", "allowed_tools": {} as allowed}:
             return _parse_allowed(allowed, f"{path}.allowed_tools")
@@ -62,9 +62,10 @@ def _function_names(tools: object, path: str) -> tuple[str, ...]:
 
 def _function_name(tool: object, path: str) -> str:
     match tool:
-        case {"function": {"name": str(name)}}:
+        case {"function": {"name": str(name)}} | {"custom": {"name": str(name)}}:
             return name
-    path = f"{path}.function.name"
+    is_custom = isinstance(tool, Mapping) and tool.get("type") == "custom"
+    path = f"{path}.{'custom' if is_custom else 'function'}.name"
     raise InvalidRequestError(f"'{path}' must be the name of a function.", param=path)
 
 

@@ -231,6 +231,7 @@ def _conflicts_with_embeddings(config: Config) -> Iterator[tuple[object, str]]:
     generates = not config.serves_embeddings
     for field, value in (
         ("lora", config.lora),
+        ("lora_dir", config.lora_dir),
         ("control_vector", config.control_vector),
         ("spec_draft_model", config.has_draft_model),
         ("spec_type", config.draft_types),

@@ -110,6 +110,9 @@ class Config:
     lora: tuple[str, ...] = _model((), "--lora", read=csv_row, check=parse_adapter,
         help="LoRA adapters to load, each as PATH or PATH:SCALE, separated by commas; the scale is "
         "1 if not given")
+    lora_dir: str | None = _model(None, "--lora-dir", check=checks.directory,
+        help="folder from which POST /v1/load_lora_adapter loads adapters while the server runs; "
+        "without it, the route is refused")
     control_vector: tuple[str, ...] = _model((), "--control-vector", read=csv_row,
         check=parse_adapter,
         help="control vectors to add to the model's layers, each as PATH or PATH:SCALE, separated "

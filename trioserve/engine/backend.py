@@ -15,8 +15,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from trioserve.engine.adapters import AdapterBackend
 from trioserve.types import (
-    AdapterInfo,
     Adapters,
     CacheRoot,
     Constraint,
@@ -367,7 +367,7 @@ class ModelBackend(Protocol):
         """Free everything. Closing twice is fine."""
 
 
-class Backend(ModelBackend, Protocol):
+class Backend(ModelBackend, AdapterBackend, Protocol):
     """A loaded model, with a context of `n_seqs` KV sequences for `n_slots` requests."""
 
     @property
@@ -416,10 +416,6 @@ class Backend(ModelBackend, Protocol):
     cuttable: int
 
     @property
-    def adapters(self) -> Sequence[AdapterInfo]:
-        """The LoRA adapters that were loaded. Their ids are their places."""
-
-    @property
     def drafters(self) -> Sequence[Drafter]:
         """Drafters that came with the model, in the order in which to ask them.
 
@@ -431,12 +427,6 @@ class Backend(ModelBackend, Protocol):
         """Turns media into embeddings; None: the model takes text only.
 
         The backend closes it.
-        """
-
-    def set_adapters(self, adapters: Adapters) -> None:
-        """Use these LoRA adapters, and no others, from the next `decode` on.
-
-        Raises DecodeError: it cannot.
         """
 
     def decode(self) -> None:

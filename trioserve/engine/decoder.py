@@ -277,6 +277,12 @@ class BatchDecoder:
         self._task_id: int | None = None  # whose prompt most of the batch is
         self._was_interrupted = False
 
+    def unset_adapters(self) -> None:
+        """Have the backend use no LoRA adapters until the next batch."""
+        if self._adapters:
+            self._backend.set_adapters(())
+            self._adapters = ()
+
     def decode(self, plan: StepPlan, adapters: Adapters) -> list[int]:
         """Decode one batch; returns the row to sample from of each slot in it.
 

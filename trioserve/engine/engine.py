@@ -6,12 +6,13 @@ test can call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 
 import attrs
 
+from trioserve.engine.adapters import AdapterTable
 from trioserve.engine.backend import Backend
 from trioserve.engine.cache.disk_cache import DiskCache
 from trioserve.engine.cache.prefix_cache import (
@@ -43,6 +44,7 @@ from trioserve.errors import (
     TrioServeError,
 )
 from trioserve.types import (
+    AdapterInfo,
     Admitted,
     CacheRoot,
     Chunk,
@@ -87,7 +89,6 @@ class Engine(EngineLoop):
         context_shift: bool = False,
     ) -> None:
         super().__init__(backend, notify)
-        self.adapters = backend.adapters
         #: As `Backend` has them. From any thread but the event loop's and the inference thread.
         self.compile = backend.compile
         self.write_state, self.read_state = backend.write_state, backend.read_state
@@ -107,6 +108,12 @@ class Engine(EngineLoop):
         self._scheduler = Scheduler(backend, self._cache, self._planner)
         self.drafts = Drafts(self._scheduler, backend.drafters)
         self._decoder = BatchDecoder(backend, self.inbox.has_cancel, self.encoder)
+        self.adapter_table = AdapterTable(
+            backend,
+            lambda: (one.task.root.adapters for one in self._scheduler.requests()),
+            self._planner.expect_adapters,
+            self._decoder.unset_adapters,
+        )
         self._strategy = strategy
         strategy.begin(unified=backend.unified)
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
@@ -118,6 +125,11 @@ class Engine(EngineLoop):
         self._slot_calls: list[Call] = []  # that wait until their slots are idle
 
     # -- from any thread
+
+    @property
+    def adapters(self) -> Sequence[AdapterInfo]:
+        """The LoRA adapters, as `Backend` has them."""
+        return self._backend.adapters
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -149,9 +161,7 @@ class Engine(EngineLoop):
             raise EngineError("The grammar of the task was not compiled.")
         if params.id_slot >= self.n_slots:
             raise InvalidRequestError.at("id_slot", f"must be less than {self.n_slots}.")
-        adapters = task.root.adapters
-        if adapters and adapters[-1][0] >= len(self.adapters):
-            raise InvalidRequestError(f"There is no LoRA adapter {adapters[-1][0]}.", param="lora")
+        self.adapter_table.check(task.root.adapters)
 
     def cancel(self, task_id: int) -> None:
         """Drop a task. A decode that is for its prompt ends within milliseconds."""

@@ -154,8 +154,6 @@ class EngineLoop(abc.ABC):
         self.n_slots = backend.n_slots  # requests that are worked on at the same time
         #: What makes embeddings of media; None: the model takes text only.
         self.projector: Projector | None = backend.projector
-        #: The LoRA adapters that were loaded. Their ids are their places.
-        self.adapters: Sequence[AdapterInfo] = ()
         self.inbox = Inbox()
         #: Runs the projector in a separate thread.
         self.encoder: MediaEncoder | None = None
@@ -190,6 +188,11 @@ class EngineLoop(abc.ABC):
         self._is_busy = False  # there is something to do in the next step
         #: Seconds without a command after which there is something to do; None: there is nothing.
         self._tidy_after: float | None = None
+
+    @property
+    def adapters(self) -> Sequence[AdapterInfo]:
+        """The LoRA adapters, as `Backend` has them."""
+        return ()
 
     # -- from the event loop's thread
 

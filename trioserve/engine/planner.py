@@ -243,12 +243,19 @@ class Planner:
         self._n_batch, self._n_score_rows = n_batch, n_score_rows
         self._by_sequence = not unified
         self._encoder = encoder
-        self.turns = AdapterTurns(TURN_S) if has_adapters else None
+        self.turns: AdapterTurns | None = None
+        if has_adapters:
+            self.expect_adapters()
         self._was_media = False  # the last step that had anything of a prompt
         self._owes_streams = False  # the last step had media, and streams waited for it
         self._held_up: tuple[int, float] = 0, 0.0  # its cells, and its seconds
         self._n_other_streams = 0  # that decode in another turn
         self._has_asked = False  # the encoder was asked for media
+
+    def expect_adapters(self) -> None:
+        """From now on, requests may have LoRA adapters."""
+        if self.turns is None:
+            self.turns = AdapterTurns(TURN_S)
 
     @property
     def adapters(self) -> Adapters:

@@ -7,7 +7,8 @@ Only this package imports llama_cpp.
 allows them. `drafter` and `heads` guess what comes next. `devices` and `machine` describe the
 hardware; `shape`, `fit` and `room` make a model fit its memory. `backend` combines them for the
 engine, and `embedding` for the embedding engine. `trial` computes what requests will ask for, and
-where the files are new, `trial_process` does that in another process.
+where the files are new, `trial_process` does that in another process; `adapter_trial` does so for
+adapters that come later.
 All arguments are checked before they reach C, because llama.cpp aborts the process on bad values.
 Importing this package is cheap: the first call of `load` imports llama_cpp.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trioserve.errors import ModelLoadError
@@ -47,7 +49,7 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
             `progress` cancelled.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
-    from trioserve.llama import devices, library, room, trial
+    from trioserve.llama import adapter_trial, devices, library, room, trial
     from trioserve.llama.backend import LlamaBackend
     from trioserve.models.tried import LoadedFiles
 
@@ -67,8 +69,10 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
         if files != LoadedFiles.of(config, devices.versions()):
             raise ModelLoadError("a file of the model was replaced while it was tried")
     backend = load_here(fitted, progress=progress)
-    if found is not None and isinstance(backend, LlamaBackend):
-        backend.spare_ram = room.spare_ram(config, found)
+    if isinstance(backend, LlamaBackend):
+        backend.try_adapter = partial(adapter_trial.try_adapter, fitted)
+        if found is not None:
+            backend.spare_ram = room.spare_ram(config, found)
     try:
         trial.try_out(backend, everything=is_new)
     except BaseException:

@@ -33,25 +33,40 @@ class LoadedAdapters:
     """
 
     def __init__(self, model: LlamaModel, files: Sequence[tuple[str, float]]) -> None:
-        self._handles = [_load(model, Path(path)) for path, _ in files]
-        self.infos = tuple(
-            AdapterInfo(
-                path=path,
-                scale=scale,
-                task_name=_entry(handle, b"adapter.lora.task_name"),
-                prompt_prefix=_entry(handle, b"adapter.lora.prompt_prefix"),
-            )
-            for handle, (path, scale) in zip(self._handles, files, strict=True)
+        self._model = model
+        self._handles: list[Any] = []
+        #: What was loaded, by id. One that was removed has no path.
+        self.infos: tuple[AdapterInfo, ...] = ()
+        for path, scale in files:
+            self.add(path, scale)
+
+    def add(self, path: str, scale: float) -> int:
+        """Load one more, between two decodes; returns its id. Raises ModelLoadError."""
+        handle = _load(self._model, Path(path))
+        self._handles.append(handle)
+        info = AdapterInfo(
+            path=path,
+            scale=scale,
+            task_name=_entry(handle, b"adapter.lora.task_name"),
+            prompt_prefix=_entry(handle, b"adapter.lora.prompt_prefix"),
         )
+        self.infos = (*self.infos, info)
+        return len(self.infos) - 1
+
+    def remove(self, id_: int) -> None:
+        """Free one that no context uses. Its id is not used again."""
+        handle, self._handles[id_] = self._handles[id_], None
+        self.infos = (*self.infos[:id_], AdapterInfo(path=""), *self.infos[id_ + 1 :])
+        lib.llama_adapter_lora_free(handle)
 
     def use(self, context: Context, adapters: Adapters) -> None:
         """Make a context compute with these and no others.
 
         llama.cpp then plans its buffers again, which takes about as long as a token.
         """
-        n = len(adapters)
-        if any(not 0 <= id_ < len(self._handles) for id_, _ in adapters):
-            raise EngineError(f"Adapter ids are below {len(self._handles)}; got {adapters}.")
+        n, n_known = len(adapters), len(self._handles)
+        if any(not 0 <= id_ < n_known or self._handles[id_] is None for id_, _ in adapters):
+            raise EngineError(f"There are {n_known} adapters, or less; got {adapters}.")
         handles = (_HANDLE * n)(*(self._handles[i] for i, _ in adapters))
         scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
         if lib.llama_set_adapters_lora(context.handle, handles, n, scales):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
@@ -25,6 +25,7 @@ from trioserve.llama.context import (
 from trioserve.llama.drafter import LlamaDrafter, divide, load_drafter
 from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.matcher import CompiledGrammar, matcher_for
+from trioserve.llama.header import check_adapter
 from trioserve.llama.heads import HeadDrafter
 from trioserve.llama.machine import free_memory
 from trioserve.llama.media.projector import LlamaProjector
@@ -84,8 +85,9 @@ class LlamaBackend:
         self.n_outputs: int = sampled_rows(model, self._config, context.n_seqs)
         self.n_score_rows: int = context.n_outputs - self.n_outputs
         self.spare_ram: int | None = None
-        self._lora = adapters
-        self.adapters: Sequence[AdapterInfo] = adapters.infos if adapters is not None else ()
+        self._lora = LoadedAdapters(model, ()) if adapters is None else adapters
+        #: As `Backend` has it. `trioserve.llama.load` sets one that uses another process.
+        self.try_adapter: Callable[[Path], None] = check_adapter
         self.drafters: Sequence[LlamaDrafter | HeadDrafter] = ()
         self._head: HeadDrafter | None = None
         self.projector: LlamaProjector | None = None
@@ -167,8 +169,24 @@ class LlamaBackend:
         Raises:
             DecodeError: llama.cpp refuses them.
         """
-        if self._lora is not None:
-            self._lora.use(self._context, adapters)
+        self._lora.use(self._context, adapters)
+
+    @property
+    def adapters(self) -> Sequence[AdapterInfo]:
+        """The LoRA adapters that were loaded, by id. One that was removed has no path."""
+        return self._lora.infos
+
+    def add_adapter(self, path: Path) -> int:
+        """Load a LoRA adapter, between two decodes; returns its id.
+
+        Raises:
+            ModelLoadError: it cannot be used.
+        """
+        return self._lora.add(str(path), 0.0)
+
+    def remove_adapter(self, id_: int) -> None:
+        """Free a LoRA adapter that is not set."""
+        self._lora.remove(id_)
 
     def set_threads(self, count: int) -> None:
         """Compute with `count` threads from the next `decode` on."""
@@ -280,7 +298,7 @@ class LlamaBackend:
         if self._head is not None:
             shape = (*shape, *self._head.identity())
         return identity.of_states(self._config, Path(self.info.path), shape), tuple(
-            identity.of_file(Path(one.path)) for one in self.adapters
+            identity.of_file(Path(one.path)) if one.path else "" for one in self.adapters
         )
 
     def write_state(self, path: Path, saved: SlotState) -> int:

@@ -29,7 +29,8 @@ MIN_VERSION = "0.3.36"
 #: Every C function that this package calls. A test compares it with the sources.
 # fmt: off
 FUNCTIONS = (
-    "llama_adapter_get_alora_n_invocation_tokens", "llama_adapter_lora_init",
+    "llama_adapter_get_alora_n_invocation_tokens", "llama_adapter_lora_free",
+    "llama_adapter_lora_init",
     "llama_adapter_meta_val_str", "llama_backend_init", "llama_chat_apply_template",
     "llama_context_default_params",
     "llama_decode", "llama_encode", "llama_free", "llama_ftype_name", "llama_get_causal_attn",

@@ -276,7 +276,7 @@ def _root(note: object, loaded: Sequence[AdapterInfo]) -> CacheRoot:
 
 
 def _adapters(note: object, loaded: Sequence[AdapterInfo]) -> Adapters:
-    ids = {Path(one.path).name: id_ for id_, one in enumerate(loaded)}
+    ids = {Path(one.path).name: id_ for id_, one in enumerate(loaded) if one.path}
     match note:
         case {"lora": [*pairs]}:
             found = []

@@ -78,6 +78,8 @@ class Routes:
             ("DELETE", "/v1/stream"): self._stream_by_name,
             ("POST", "/v1/streams/lookup"): self._lookup,
             ("POST", "/lora-adapters"): self._all,
+            ("POST", "/v1/load_lora_adapter"): self._all,
+            ("POST", "/v1/unload_lora_adapter"): self._all,
             ("POST", "/props"): self._all,
         }
         self._below: Mapping[str, Handler] = {

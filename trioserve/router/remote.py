@@ -469,11 +469,17 @@ def _http(fields: Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
+def _format(syntax: str, source: str) -> dict[str, Any]:
+    return {"type": "grammar", "syntax": syntax, "definition": source}
+
+
 #: Where a grammar stands in a request, by its kind, and how its source is read.
 _GRAMMARS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "gbnf": ("grammar", str),
     "json_schema": ("json_schema", json.loads),
     "json_object": ("response_format", lambda _source: {"type": "json_object"}),
+    "lark": ("response_format", partial(_format, "lark")),
+    "regex": ("response_format", partial(_format, "regex")),
 }
 
 

@@ -19,6 +19,7 @@ from trioserve.chat.params import ChatParams
 from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError, ServerClosingError
+from trioserve.server.adapters import AdapterNames, AdapterScales
 from trioserve.server.context import ANYONE, RequestContext, take_params
 from trioserve.server.generation.embeddings import Classification, Embeddings, Ranking
 from trioserve.server.generation.requests import ServerResources
@@ -27,7 +28,7 @@ from trioserve.server.generation.text import check_copies
 from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
 from trioserve.server.lifecycle.sleep import ModelLifecycle
 from trioserve.server.limits.admission import Queue
-from trioserve.server.model import AdapterScales, LoadedModel
+from trioserve.server.model import LoadedModel
 from trioserve.server.prompts.infill import InfillPrompts
 from trioserve.server.prompts.text import AnyPrompt, Messages, PromptLike
 from trioserve.server.runs.loop import Question, check_chat, open_run
@@ -342,6 +343,51 @@ class ServerCore(EnteredOnce):
     def slots(self) -> SlotFiles:
         """Saves, restores and erases slots. Raises as `model`, and while asleep."""
         return self.lifecycle.services.slots
+
+    # -- LoRA adapters
+
+    @property
+    def adapter_names(self) -> AdapterNames:
+        """The LoRA adapters by name, also while the server sleeps."""
+        return self.lifecycle.adapter_names
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """The adapter that a name of a model means; None: it means the model without one.
+
+        Raises:
+            UnknownModelError: there is no such adapter.
+            ServerSleepingError: as `model`.
+        """
+        return self.adapter_names.named(model, self._names)
+
+    async def load_adapter(self, name: str, path: str, *, context: RequestContext = ANYONE) -> None:
+        """Load an adapter from a file in `Config.lora_dir`. Requests that run are not affected.
+
+        Raises:
+            InvalidRequestError: the name is taken, or the file cannot be used.
+            NotSupportedError: there is no such folder, or the model generates no text.
+        """
+        self.adapter_names.check()
+        with self._admitted(context):
+            async with self.lifecycle.use(context, LoadedModel.check_generates) as services:
+                await self.adapter_names.load(services, name, path, self._names)
+
+    async def unload_adapter(self, name: str, *, context: RequestContext = ANYONE) -> None:
+        """Free an adapter that `load_adapter` has loaded.
+
+        Raises:
+            UnknownModelError: there is none of this name.
+            AdapterInUseError: a request runs or waits with it.
+            NotSupportedError: as `load_adapter`.
+        """
+        self.adapter_names.check()
+        with self._admitted(context):
+            async with self.lifecycle.use(context, LoadedModel.check_generates) as services:
+                await self.adapter_names.unload(services, name)
+
+    @property
+    def _names(self) -> Sequence[str]:
+        return (self.model.info.name, *self.config.aliases)
 
     @property
     def adapters(self) -> AdapterScales:

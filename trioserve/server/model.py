@@ -1,8 +1,8 @@
-"""`LoadedModel`: the properties of a loaded model, and the default scales of its adapters."""
+"""`LoadedModel`: the properties of a loaded model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import attrs
@@ -15,7 +15,6 @@ from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.backend import Vocab
 from trioserve.engine.loop import EngineLoop
 from trioserve.errors import (
-    InvalidRequestError,
     ModelLoadError,
     NotSupportedError,
     ServerSleepingError,
@@ -23,8 +22,6 @@ from trioserve.errors import (
 )
 from trioserve.llama.model import apply_chat_template
 from trioserve.types import (
-    AdapterInfo,
-    Adapters,
     FimTokens,
     GenerationParams,
     Grammar,
@@ -226,57 +223,3 @@ def _default_grammar(config: Config) -> Grammar | None:
     if config.json_schema:
         return Grammar("json_schema", config.json_schema, param="json_schema")
     return Grammar("gbnf", config.grammar) if config.grammar else None
-
-
-class AdapterScales:
-    """The adapters of a server, and their default scales. Used on the event loop.
-
-    Args:
-        infos: the loaded adapters, in the order of their ids.
-    """
-
-    def __init__(self, infos: Sequence[AdapterInfo]) -> None:
-        self.infos = infos
-        self._scales = [info.scale for info in infos]
-
-    @property
-    def scales(self) -> tuple[float, ...]:
-        """The default scale of each adapter."""
-        return tuple(self._scales)
-
-    @property
-    def current(self) -> Adapters:
-        """The adapters with their default scales."""
-        return _in_use(enumerate(self._scales))
-
-    def set(self, scales: Mapping[int, float]) -> None:
-        """Change the default scales for later requests; an adapter that is not named gets 0.
-
-        Raises:
-            InvalidRequestError: an adapter does not exist; nothing has changed.
-        """
-        self._check(scales)
-        self._scales = [scales.get(id_, 0.0) for id_ in range(len(self.infos))]
-
-    def choose(self, given: Sequence[tuple[int, float]]) -> Adapters:
-        """The adapters for a request with these ids and scales; the default ones if it has none.
-
-        Raises:
-            InvalidRequestError: an adapter does not exist.
-        """
-        if not given:
-            return self.current
-        scales = dict(given)
-        self._check(scales)
-        return _in_use(sorted(scales.items()))
-
-    def _check(self, ids: Iterable[int]) -> None:
-        for id_ in ids:
-            if not 0 <= id_ < len(self.infos):
-                n = len(self.infos)
-                known = f"ids run from 0 to {n - 1}" if n else "the server was started without"
-                raise InvalidRequestError(f"There is no LoRA adapter {id_}: {known}.", param="lora")
-
-
-def _in_use(scales: Iterable[tuple[int, float]]) -> Adapters:
-    return tuple((id_, float(scale)) for id_, scale in scales if scale)

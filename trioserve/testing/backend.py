@@ -194,6 +194,7 @@ class ScriptedBackend:
         self.interrupted = False
         self.on_decode: Callable[[ScriptedBackend], None] | None = None
         self.on_compile: Callable[[Grammar], None] | None = None
+        self.on_adapter: Callable[[Path], None] | None = None
         self.info = ModelInfo(
             name="scripted",
             path="",
@@ -229,6 +230,23 @@ class ScriptedBackend:
         self.current_adapters = adapters
         if adapters not in self._sets:
             self._sets.append(adapters)
+
+    def try_adapter(self, path: Path) -> None:
+        """Call `on_adapter`, if it is set."""
+        if self.on_adapter is not None:
+            self.on_adapter(path)
+
+    def add_adapter(self, path: Path) -> int:
+        """Add an adapter."""
+        self.adapters = (*self.adapters, AdapterInfo(path=str(path), scale=0.0))
+        return len(self.adapters) - 1
+
+    def remove_adapter(self, id_: int) -> None:
+        """Remove an adapter, which must not be in use."""
+        assert all(id_ != used for used, _ in self.current_adapters)
+        kept = list(self.adapters)
+        kept[id_] = AdapterInfo(path="")
+        self.adapters = tuple(kept)
 
     def set_threads(self, count: int) -> None:
         """Record the number."""

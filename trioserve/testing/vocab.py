@@ -53,8 +53,9 @@ class ScriptedConstraint(Constraint):
 
     def __init__(self, grammar: Grammar) -> None:
         super().__init__(grammar)
-        if grammar.kind == "gbnf":
-            raise InvalidRequestError("A script knows no GBNF.", param=grammar.param)
+        if grammar.kind in ("gbnf", "lark", "structural"):
+            message = f"A script knows no grammar of the kind {grammar.kind!r}."
+            raise InvalidRequestError(message, param=grammar.param)
         try:
             if grammar.kind == "json_schema":
                 json.loads(grammar.source)

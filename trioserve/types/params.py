@@ -238,7 +238,7 @@ MAX_SCALE = 1e6
 MAX_SALT = 256
 
 #: What the `source` of a `Grammar` may be.
-GRAMMAR_KINDS = ("json_schema", "json_object", "gbnf", "regex", "tools")
+GRAMMAR_KINDS = ("json_schema", "json_object", "gbnf", "lark", "regex", "structural", "tools")
 
 
 def _known_kind(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -288,8 +288,9 @@ class Grammar:
     """
 
     #: "json_schema": the source is a JSON Schema, as JSON. "json_object": any object, no source.
-    #: "gbnf": a grammar in llama.cpp's notation. "regex": a regular expression. "tools": calls of
-    #: tools, as `trioserve.chat.grammar.schemas` describes them.
+    #: "gbnf": a grammar in llama.cpp's notation. "lark": one in llguidance's. "regex": a regular
+    #: expression, of the whole. "structural": structural tags, from `chat.grammar.structural`.
+    #: "tools": calls of tools, as `trioserve.chat.grammar.schemas` describes them.
     kind: str = attrs.field(validator=_known_kind)
     source: str = attrs.field(default="", validator=_is_text)
     #: The field of the request that errors name.

@@ -36,6 +36,7 @@ _NEVER_SENT = {
     ),
     "on Anthropic's routes alone; tests/api/anthropic has a test of it": "ThreadsUnsupportedError",
     "takes ten minutes; tests/api/tools has tests of it": "ProxyTimeoutError",
+    "needs an adapter in use; tests/server has a test of it": "AdapterInUseError",
     "ends the command before there is a server": "ConfigError BridgeError",
     "only its children are raised": "RequestEndedError TooManyRequestsError",
     "its client does not read; the connection is cut": "StalledReaderError",

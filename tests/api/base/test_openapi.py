@@ -42,6 +42,20 @@ def test_every_route_with_a_body_says_what_it_takes() -> None:
     assert silent == set(), "add @takes(...) of trioserve.api.openapi to the handler"
 
 
+def test_every_route_says_what_it_answers() -> None:
+    for path, method, operation in operations():
+        answers = {
+            status: answer
+            for status, answer in operation["responses"].items()
+            if status.startswith("2")
+        }
+        assert answers, (path, method, "add @gives(...) of trioserve.api.openapi to the handler")
+        for status, answer in answers.items():
+            kinds = answer.get("content", {})
+            assert bool(kinds) is (status != "204"), (path, method, status)
+            assert all(kind["schema"] for kind in kinds.values()), (path, method, status)
+
+
 def taken() -> set[Any]:
     """The classes of the bodies of all routes."""
     found = {getattr(handler, "takes", None) for _, _, handler in openapi.routes(APP)} - {None}
@@ -54,7 +68,8 @@ def test_every_field_of_a_request_class_is_in_it() -> None:
         properties = DESCRIBED["components"]["schemas"][cls.__name__]["properties"]
         for each in fields_of(cls):
             if each.whole is None:
-                assert set(each.names) <= properties.keys(), (cls, each.name)
+                names = {name for name in each.names if f"{name}[]" not in each.names}
+                assert names <= properties.keys(), (cls, each.name)
             else:
                 assert hasattr(each.whole, "json_properties"), (cls, each.name, "add json_type")
                 assert each.whole.json_properties.keys() <= properties.keys()

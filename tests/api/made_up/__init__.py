@@ -5,6 +5,7 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base.answers import TEXT, record
 from trioserve.api.base.body import read_body
 from trioserve.api.base.http import current_context, json_response
 from trioserve.api.base.service import awake_server
@@ -15,6 +16,7 @@ from trioserve.api.base.vendors import (
     StreamForm,
     Vendor,
 )
+from trioserve.api.openapi import gives
 from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError
 
@@ -25,6 +27,7 @@ blueprint = Blueprint("made_up", __name__)
 
 
 @blueprint.post(PATH)
+@gives(record(answer=TEXT))
 async def chat() -> Response:
     """Answer a question."""
     body = await read_body()

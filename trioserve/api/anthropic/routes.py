@@ -5,8 +5,10 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.anthropic import answers
 from trioserve.api.anthropic.events import Blocks, MessageEvents, MessageHead, whole_message
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
+from trioserve.api.base.answers import INPUT_TOKENS
 from trioserve.api.base.generation import (
     admit,
     open_streams,
@@ -14,8 +16,9 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.http import current_request_id, json_response
+from trioserve.api.base.outputs import name_of
 from trioserve.api.base.service import awake_server
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 
 blueprint = Blueprint("anthropic", __name__)
 
@@ -29,6 +32,7 @@ async def name_request(response: Response) -> Response:
 
 @blueprint.post("/v1/messages")
 @takes(MessagesRequest)
+@gives(answers.MESSAGE)
 async def messages() -> Response:
     """Answer a chat, at once or as a stream."""
     request = await read_chat(MessagesRequest.parse)
@@ -36,7 +40,7 @@ async def messages() -> Response:
     (stream,) = await open_streams(
         server.stream_chats(request.messages, params, request.chat_params, context=context)
     )
-    head = MessageHead(server.model.info.name, len(stream.prompt))
+    head = MessageHead(name_of(server, request, params), len(stream.prompt))
     blocks = Blocks(show_thinking=request.thinking is None or request.thinking.shown)
     if not request.stream:
         return json_response(await whole_message(stream, head, blocks))
@@ -46,6 +50,7 @@ async def messages() -> Response:
 
 @blueprint.post("/v1/messages/count_tokens")
 @takes(CountTokensRequest)
+@gives(INPUT_TOKENS)
 async def count_tokens() -> Response:
     """Count the tokens of a prompt, without generating."""
     request = await read_chat(CountTokensRequest.parse)

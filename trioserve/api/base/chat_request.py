@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import attrs
 
 from trioserve.api.base import limits, readers
 from trioserve.api.base.bounds import MAX_CHARS, is_within
+from trioserve.api.base.custom_tools import CustomTools
 from trioserve.api.base.fields import (
     ARGUMENTS,
     DATA,
@@ -128,9 +130,9 @@ _MESSAGE = object_schema(
 )
 _TOOL = object_schema(
     "type",
-    "function",
-    type={"const": "function"},
+    type={**NAME, "examples": ["function", "custom"]},
     function=object_schema("name", name=NAME, description=or_null(STRING), parameters=SCHEMA),
+    custom=object_schema("name", name=NAME, description=or_null(STRING), format=SCHEMA),
 )
 
 
@@ -158,7 +160,7 @@ class Continuation:
     echo: bool = False
 
 
-@json_type({"enum": [True, False, "content", "reasoning_content"]})
+@json_type({"anyOf": [{"type": "boolean"}, {"enum": ["content", "reasoning_content"]}]})
 def _part(value: Any) -> ContinueFinalMessage | bool:
     """Take a boolean, or the part of the message that is continued; false: none is."""
     if isinstance(value, bool):
@@ -199,6 +201,21 @@ def template_kwargs(value: Any) -> dict[str, Any]:
 # -- the routes
 
 
+def _read_tools(value: Any) -> Tools:
+    return parse_tools(CustomTools().in_chat(value))
+
+
+@json_type()
+def _custom_tools(body: Mapping[str, Any]) -> frozenset[str]:
+    """The names of the custom tools, whose calls have a text in place of arguments."""
+    found: set[str] = set()
+    for tool in body["tools"] if isinstance(body.get("tools"), list) else ():
+        match tool:
+            case {"type": "custom", "custom": {"name": str(name)}}:
+                found.add(name)
+    return frozenset(found)
+
+
 @attrs.frozen(kw_only=True, slots=False)
 class TemplateRequest(RequestBody):
     """``POST /apply-template``: the fields that the prompt of a chat is made of."""
@@ -207,7 +224,8 @@ class TemplateRequest(RequestBody):
     messages: Messages = field(
         read=parse_messages, schema=list_schema(_MESSAGE, MAX_MESSAGES, minItems=1)
     )
-    tools: Tools = field(read=parse_tools, schema=list_schema(_TOOL, MAX_TOOLS), factory=Tools)
+    tools: Tools = field(read=_read_tools, schema=list_schema(_TOOL, MAX_TOOLS), factory=Tools)
+    custom_tools: frozenset[str] = field(whole=_custom_tools)
     add_generation_prompt: bool | None = None
     continue_final_message: ContinueFinalMessage | bool | None = field(read=_part, default=None)
     echo: bool | None = None
@@ -330,6 +348,8 @@ def _check_run(request: ChatRequest, run: RunToolsOptions) -> None:
         raise InvalidRequestError.at(
             "messages", f"must not end with a message that is continued, with '{RUN_TOOLS}'."
         )
+    if request.custom_tools:
+        raise InvalidRequestError.at("tools", f"must not be custom, with '{RUN_TOOLS}'.")
     if not request.parse_tool_calls:
         raise InvalidRequestError(
             f"'{RUN_TOOLS}' needs 'parse_tool_calls' to be true.", param="parse_tool_calls"

@@ -37,6 +37,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 Schema = dict[str, Any]
 
+#: Where a description keeps schemas that have names.
+COMPONENTS = "#/components/schemas/"
+
 
 class MismatchError(Exception):
     """A value is not as expected; `expected` describes what is: "an integer"."""
@@ -134,6 +137,39 @@ def json_type(
         return reader
 
     return tell
+
+
+# -- answers
+
+
+#: An object with any fields.
+OBJECT: Schema = {"type": "object"}
+
+#: The schemas of answers, by their names in a description.
+_answers: dict[str, Schema] = {}
+
+
+def answer(name: str, schema: Schema) -> Schema:
+    """Give the schema of an answer, or of a part of one, a name; returns a reference to it."""
+    assert _answers.setdefault(name, schema) == schema, f"two schemas are called {name}"
+    return {"$ref": COMPONENTS + name}
+
+
+def answers_in(value: Any) -> dict[str, Schema]:
+    """The schemas of the answers that a description refers to, and those that they refer to."""
+    found: dict[str, Schema] = {}
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        elif isinstance(one, Mapping):
+            name = str(one.get("$ref", "")).removeprefix(COMPONENTS)
+            if name in _answers and name not in found:
+                found[name] = _answers[name]
+                waiting.append(found[name])
+            waiting += one.values()
+    return dict(sorted(found.items()))
 
 
 # -- fields without effect
@@ -442,10 +478,6 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
 # -- what JSON a request class takes, as JSON Schema
 
 
-#: Where a description keeps the schemas of classes.
-COMPONENTS = "#/components/schemas/"
-
-
 def of_fields(cls: Any, names: Iterable[str] | None = None) -> dict[str, Schema]:
     """The schemas of a class's fields by the names that they have in JSON."""
     found: dict[str, Schema] = {}
@@ -455,6 +487,8 @@ def of_fields(cls: Any, names: Iterable[str] | None = None) -> dict[str, Schema]
             continue
         first, *others = field.names
         found[first] = schema = _of_field(field)
+        # In generated clients, a name with brackets is the same as one without.
+        others = [name for name in others if f"{name}[]" != first]
         about = f"Another name of {first}, which wins."
         found |= {name: {**schema, "description": about} for name in others}
     return found

@@ -39,6 +39,7 @@ from trioserve.server.workers import offload
 from trioserve.tools.registry import select
 from trioserve.tools.tool import Tool
 from trioserve.types import GenerationParams
+from trioserve.types.params import changed
 
 _R = TypeVar("_R")
 _S = TypeVar("_S", Stream, ChatStream)
@@ -74,6 +75,11 @@ async def admit(request: GenerationRequest) -> tuple[ServerCore, GenerationParam
     context = current_context(request.timeout, request.keep_alive)
     params = await server.params(given, n=request.n_copies, context=context)
     await keep_awake(server, context)
+    if (adapter := server.adapter_of(request.model)) is not None:
+        if request.lora:
+            raise InvalidRequestError.at("lora", "and the name of an adapter exclude each other.")
+        chosen = server.adapter_names.choose(adapter, server.adapters)
+        params = changed(params, {"lora": chosen})
     return server, params, context
 
 

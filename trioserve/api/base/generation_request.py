@@ -23,7 +23,8 @@ from trioserve.api.base.fields import (
     of_fields,
     types_of,
 )
-from trioserve.api.base.readers import Bias, read_grammar
+from trioserve.api.base.grammars import read_grammar
+from trioserve.api.base.readers import Bias
 from trioserve.types import GenerationParams, Grammar, SamplingParams
 
 # -- fields without effect

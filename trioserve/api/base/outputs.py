@@ -284,6 +284,16 @@ class LiveTimings:
         )
 
 
+def name_of(server: ServerCore, request: GenerationRequest, params: GenerationParams) -> str:
+    """The name that an answer gives for its model: that of its adapter, if the request names one.
+
+    The server is awake.
+    """
+    if params.lora and not request.lora:
+        return server.adapters.names[params.lora[0][0]]
+    return server.model.info.name
+
+
 class OutputWriter:
     """Writes outputs that have ended as llama-server's own routes do; on others, as ``__verbose``.
 
@@ -293,7 +303,7 @@ class OutputWriter:
     def __init__(
         self, server: ServerCore, request: GenerationRequest, params: GenerationParams
     ) -> None:
-        self.model = server.model.info.name
+        self.model = name_of(server, request, params)
         #: The bytes of each token.
         self.pieces = server.model.vocab.pieces
         self._server, self._request, self._params = server, request, params

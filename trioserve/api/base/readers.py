@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -14,7 +13,6 @@ from trioserve.api.base import limits
 from trioserve.api.base.fields import (
     DATA,
     NAME,
-    SCHEMA,
     STRING,
     MismatchError,
     check_count,
@@ -29,14 +27,12 @@ from trioserve.api.base.fields import (
 )
 from trioserve.chat.markers import media_marker, split_at
 from trioserve.chat.messages import MAX_PARTS, parse_media_part, source_of
-from trioserve.errors import InvalidRequestError
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.types import (
     MAX_SALT,
     MAX_SCALE,
     SAMPLER_LETTERS,
     GenerationParams,
-    Grammar,
     MediaSource,
 )
 from trioserve.types.params import INT32_MAX
@@ -426,70 +422,3 @@ def content(value: Any) -> RawPrompt:
     if isinstance(value, list) and not value:
         return ()
     return _prompt(value)
-
-
-# -- the format of the output
-
-
-_FORMATS = ("text", "json_object", "json_schema")
-
-
-@json_type(
-    properties={
-        "grammar": {"type": "string", "maxLength": limits.MAX_SCHEMA},
-        "json_schema": {**SCHEMA, "type": ["object", "boolean"]},
-        "response_format": SCHEMA,
-    }
-)
-def read_grammar(body: Mapping[str, Any]) -> Grammar | None:
-    """Read what the output must look like; None where any text will do.
-
-    Raises:
-        InvalidRequestError: a field is wrong, or more than one says something.
-    """
-    grammars = [
-        grammar
-        for name, read in _READERS.items()
-        if (value := body.get(name)) is not None and (grammar := read(value, name)) is not None
-    ]
-    if len(grammars) > 1:
-        first, second = grammars[0].param, grammars[1].param
-        raise InvalidRequestError(f"'{first}' and '{second}' exclude each other.", param=second)
-    return grammars[0] if grammars else None
-
-
-def _gbnf(value: Any, name: str) -> Grammar | None:
-    if not value:
-        return None
-    if not isinstance(value, str):
-        raise InvalidRequestError.at(name, "must be text, in GBNF.")
-    return Grammar("gbnf", value, param=name)
-
-
-def _schema(value: Any, name: str) -> Grammar:
-    if not isinstance(value, dict | bool):
-        raise InvalidRequestError(f"The schema in '{name}' must be an object.", param=name)
-    return Grammar("json_schema", json.dumps(value), param=name)
-
-
-def _response_format(value: Any, name: str) -> Grammar | None:
-    if not isinstance(value, dict) or value.get("type") not in _FORMATS:
-        raise InvalidRequestError.at(name, f"must be an object with a type: {', '.join(_FORMATS)}.")
-    if value["type"] == "text":
-        return None
-    if value["type"] == "json_object":
-        schema = value.get("schema")
-        return Grammar("json_object", param=name) if schema is None else _schema(schema, name)
-    inner = value.get("json_schema", value)
-    if not isinstance(inner, dict) or "schema" not in inner:
-        raise InvalidRequestError.at(
-            name, "of type json_schema needs 'json_schema' with a 'schema'."
-        )
-    return _schema(inner["schema"], name)
-
-
-_READERS: Mapping[str, Callable[[Any, str], Grammar | None]] = {
-    "grammar": _gbnf,
-    "json_schema": _schema,
-    "response_format": _response_format,
-}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trioserve.api.base.vendors import PromptFields, Vendor
-from trioserve.api.llama import admin, completion, rerank, slots
+from trioserve.api.llama import adapters, admin, completion, rerank, slots
 from trioserve.api.router.proxy import description
 
 
@@ -17,7 +17,7 @@ def _list_of(name: str) -> Mapping[str, Any]:
 
 
 VENDOR = Vendor(
-    routes=(completion.blueprint, rerank.blueprint, slots.blueprint),
+    routes=(adapters.blueprint, completion.blueprint, rerank.blueprint, slots.blueprint),
     routes_of_server=(admin.blueprint,),
     prompts={
         "/completion": PromptFields(turns=("prompt",)),

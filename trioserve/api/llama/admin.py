@@ -10,10 +10,12 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base
 from trioserve.api.base import outputs
+from trioserve.api.base.answers import HEALTH, METRICS, PROPERTIES, SUCCESS, TEXT
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.http import json_response
 from trioserve.api.base.service import current_server, current_service
-from trioserve.api.openapi import takes
+from trioserve.api.llama import answers
+from trioserve.api.openapi import gives, takes
 from trioserve.chat.markers import media_marker
 from trioserve.config.extras import has_extra
 from trioserve.errors import NotFoundError, NotSupportedError
@@ -28,6 +30,7 @@ blueprint = Blueprint("admin", __name__)
 @blueprint.get("/health")
 @blueprint.get("/v1/health")
 @blueprint.get("/health/ready")
+@gives(HEALTH)
 async def ready() -> Response:
     """Say whether requests are taken."""
     current_service().check_ready()
@@ -35,6 +38,7 @@ async def ready() -> Response:
 
 
 @blueprint.get("/health/live")
+@gives(HEALTH)
 async def live() -> Response:
     """Say whether the engine works. A model that loads is alive."""
     current_service().check_live()
@@ -43,23 +47,31 @@ async def live() -> Response:
 
 @blueprint.get("/models")
 @blueprint.get("/v1/models")
+@gives(answers.MODELS)
 async def models() -> Response:
-    """List the one model: in OpenAI's form, and in Ollama's, as llama-server does."""
+    """List the one model: in OpenAI's form, and in Ollama's, as llama-server does.
+
+    In OpenAI's form, its LoRA adapters follow, as in vLLM's.
+    """
     server = current_server()
     return json_response(
         {
             "models": [_ollama_model(server)],
             "object": "list",
-            "data": [openai_model(server)],
+            "data": [openai_model(server), *_adapters(server)],
         }
     )
 
 
 @blueprint.get("/models/<path:name>")
 @blueprint.get("/v1/models/<path:name>")
+@gives(answers.MODEL)
 async def model(name: str) -> Response:
     """Describe the one model, by any of its names."""
     server = current_server()
+    for adapter in _adapters(server):
+        if adapter["id"] == name:
+            return json_response(adapter)
     if name not in (server.model.info.name, *server.config.aliases):
         raise NotFoundError(
             f"There is no model {name!r} here. The model is {server.model.info.name!r}.",
@@ -84,6 +96,22 @@ def openai_model(server: ServerCore) -> dict[str, Any]:
         "meta": _meta(server),
         **_guidance(server),
     }
+
+
+def _adapters(server: ServerCore) -> list[dict[str, Any]]:
+    """Describe the LoRA adapters that requests can name."""
+    base = server.model.info
+    return [
+        {
+            "id": name,
+            "object": "model",
+            "created": base.modified,
+            "owned_by": "trioserve",
+            "root": path,
+            "parent": base.name,
+        }
+        for name, path in server.adapter_names.paths.items()
+    ]
 
 
 def _guidance(server: ServerCore) -> dict[str, Any]:
@@ -138,6 +166,7 @@ def _meta(server: ServerCore) -> dict[str, Any]:
 
 
 @blueprint.get("/props")
+@gives(PROPERTIES)
 async def props() -> Response:
     """Describe the model, and the defaults of requests."""
     server = current_server()
@@ -182,6 +211,7 @@ async def props() -> Response:
 
 @blueprint.post("/props")
 @takes(None)
+@gives(SUCCESS)
 async def set_props() -> Response:
     """Say yes and change nothing, as llama-server does: there is no property to change yet."""
     if not current_server().config.props_endpoint:
@@ -192,6 +222,7 @@ async def set_props() -> Response:
 
 
 @blueprint.get("/metrics")
+@gives(TEXT, "text/plain")
 async def metrics() -> Response:
     """Write what the server has done so far, in Prometheus's text format."""
     server, metrics = _current()
@@ -204,6 +235,7 @@ async def metrics() -> Response:
 
 
 @blueprint.get("/v1/metrics")
+@gives(METRICS)
 async def metrics_as_json() -> Response:
     """Tell what the server has done so far and what it does now, as one JSON object."""
     server, metrics = _current()

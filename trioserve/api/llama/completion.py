@@ -11,6 +11,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, outputs as writers, readers, sse
+from trioserve.api.base.answers import SUCCESS
 from trioserve.api.base.app_state import NOT_RUNNING
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import TemplateRequest
@@ -37,7 +38,8 @@ from trioserve.api.base.service import (
     current_responses,
     read_for_model,
 )
-from trioserve.api.openapi import takes
+from trioserve.api.llama import answers
+from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
 from trioserve.server.core import ServerCore
@@ -160,6 +162,7 @@ blueprint = Blueprint("llama", __name__)
 
 @blueprint.post("/tokenize")
 @takes(TokenizeRequest)
+@gives(answers.TOKENS)
 async def tokenize() -> Response:
     """Turn text into token ids, or check ids."""
     request = await read_body_as(TokenizeRequest.parse)
@@ -193,6 +196,7 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 
 @blueprint.post("/detokenize")
 @takes(DetokenizeRequest)
+@gives(answers.CONTENT)
 async def detokenize() -> Response:
     """Turn token ids into text."""
     request = await read_body_as(DetokenizeRequest.parse)
@@ -202,6 +206,7 @@ async def detokenize() -> Response:
 
 @blueprint.post("/apply-template")
 @takes(TemplateRequest)
+@gives(answers.PROMPT)
 async def apply_template() -> Response:
     """Render a chat, and do no more."""
     request = await read_chat(TemplateRequest.parse)
@@ -216,6 +221,7 @@ async def apply_template() -> Response:
 @blueprint.post("/completion")
 @blueprint.post("/completions")
 @takes(LlamaCompletionRequest)
+@gives(answers.OUTPUTS)
 async def completion() -> Response:
     """Continue one or more prompts."""
     request = await read_body_as(LlamaCompletionRequest.parse)
@@ -358,6 +364,7 @@ class LlamaEvents(sse.EventWriter[sse.Event]):
 
 @blueprint.post("/infill")
 @takes(InfillRequest)
+@gives(answers.OUTPUTS)
 async def fill() -> Response:
     """Fill the gap between two texts."""
     request, _ = await read_for_model(
@@ -390,6 +397,7 @@ class ControlRequest(RequestBody):
 
 @blueprint.post("/v1/chat/completions/control")
 @takes(ControlRequest)
+@gives(SUCCESS)
 async def control() -> Response:
     """End the reasoning of a running answer, or the answer."""
     request = await read_body_as(ControlRequest.parse)

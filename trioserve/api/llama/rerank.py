@@ -25,7 +25,8 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.service import read_for_model
-from trioserve.api.openapi import takes
+from trioserve.api.llama import answers
+from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server.generation.embeddings import Ranking
 
@@ -102,6 +103,7 @@ _OF_FORM = {"documents": ("return_documents",), "texts": ("return_text", "raw_sc
 @blueprint.post("/v1/rerank")
 @blueprint.post("/v1/reranking")
 @takes(RerankRequest)
+@gives(answers.RANKING)
 async def rerank() -> Response:
     """Score how well documents fit a query."""
     request, server = await read_for_model(

@@ -9,16 +9,16 @@ from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, outputs, readers, sse
-from trioserve.api.base.body import read_body_as, read_json
+from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
     RequestBody,
     field,
-    named,
 )
 from trioserve.api.base.http import json_response
 from trioserve.api.base.service import awake_server, current_server
-from trioserve.api.openapi import takes
+from trioserve.api.llama import answers
+from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
 from trioserve.types import SlotStatus
 
@@ -37,6 +37,7 @@ blueprint = Blueprint("slots", __name__)
         "and totals",
     },
 )
+@gives(answers.SLOTS)
 async def slots() -> Response:
     """Tell what each slot does. ``?fail_on_no_slot=1``: 503 when none is idle.
 
@@ -141,6 +142,7 @@ class SlotRequest(RequestBody):
 
 @blueprint.post("/slots/<id_slot>")
 @takes(SlotRequest, query={"action": "save, restore or erase"})
+@gives(answers.MOVED)
 async def act(id_slot: str) -> Response:
     """Save what a slot computed last to a file, restore it from one, or erase it.
 
@@ -167,39 +169,3 @@ async def act(id_slot: str) -> Response:
     tokens, size, time = names
     figures = {tokens: moved.n_tokens, size: moved.n_bytes, "timings": {time: moved.ms}}
     return json_response(head | figures)
-
-
-# -- adapters
-
-
-@blueprint.get("/lora-adapters")
-async def list_adapters() -> Response:
-    """List the adapters that were loaded with the model, each with its scale."""
-    adapters = (await awake_server()).adapters
-    return json_response(
-        [
-            {
-                "id": id_,
-                "path": info.path,
-                "scale": scale,
-                "task_name": info.task_name,
-                "prompt_prefix": info.prompt_prefix,
-            }
-            for id_, (info, scale) in enumerate(zip(adapters.infos, adapters.scales, strict=True))
-        ]
-    )
-
-
-@blueprint.post("/lora-adapters")
-@takes(None)
-async def set_scales() -> Response:
-    """Set the scales, by a list of objects with ``id`` and ``scale``; others get 0.
-
-    Requests that run or wait already keep theirs.
-    """
-    body = await read_json()
-    if not isinstance(body, list):
-        raise InvalidRequestError("Request body must be an array")
-    scales = named(readers.lora, body, "lora")
-    (await awake_server()).adapters.set(dict(scales))
-    return json_response({"success": True})

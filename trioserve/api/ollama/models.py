@@ -21,8 +21,9 @@ from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import Only, RequestBody, field
 from trioserve.api.base.http import json_response
 from trioserve.api.base.service import current_server
+from trioserve.api.ollama import answers
 from trioserve.api.ollama.events import CONTENT_TYPE, rfc3339
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import NotSupportedError, UnknownModelError
 from trioserve.server.core import ServerCore
@@ -261,18 +262,21 @@ class OllamaDeleteRequest(_NamedRequest):
 
 
 @blueprint.get("/api/version")
+@gives(answers.VERSION)
 async def version() -> Response:
     """Report the version of Ollama's API, and the version of trioserve."""
     return json_response(describe_version())
 
 
 @blueprint.get("/api/tags")
+@gives(answers.TAGS)
 async def tags() -> Response:
     """List the model of this server."""
     return json_response(describe_tags([described(current_server())]))
 
 
 @blueprint.get("/api/ps")
+@gives(answers.PROCESSES)
 async def processes() -> Response:
     """List the one model, if it is in memory."""
     server = current_server()
@@ -289,6 +293,7 @@ async def processes() -> Response:
 
 @blueprint.post("/api/show")
 @takes(OllamaShowRequest)
+@gives(answers.SHOWN)
 async def show() -> Response:
     """Describe the one model, by any of its names."""
     request = await read_body_as(OllamaShowRequest.parse)
@@ -309,6 +314,7 @@ async def show() -> Response:
 
 @blueprint.post("/api/pull")
 @takes(OllamaPullRequest, streams=CONTENT_TYPE)
+@gives(answers.STATUS)
 async def pull() -> Response:
     """Refuse to download a model: this server has one."""
     request = await read_body_as(OllamaPullRequest.parse)
@@ -320,6 +326,7 @@ async def pull() -> Response:
 
 @blueprint.delete("/api/delete")
 @takes(OllamaDeleteRequest)
+@gives(answers.STATUS)
 async def delete() -> Response:
     """Refuse to delete the one model that the server runs."""
     request = await read_body_as(OllamaDeleteRequest.parse)

@@ -16,7 +16,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import json_response
-from trioserve.api.ollama import models as describe
+from trioserve.api.ollama import answers, models as describe
 from trioserve.api.ollama.events import CONTENT_TYPE, line
 from trioserve.api.ollama.models import (
     Described,
@@ -25,7 +25,7 @@ from trioserve.api.ollama.models import (
     OllamaShowRequest,
     parameters_of,
 )
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 from trioserve.api.router.forwarding import outgoing
 from trioserve.api.router.service import current_fleet, current_router
 from trioserve.chat.template.builtin import CHATML, source_of
@@ -47,12 +47,14 @@ _PATIENCE = 1.0
 
 
 @blueprint.get("/api/version")
+@gives(answers.VERSION)
 async def version() -> Response:
     """Report the version of Ollama's API, and the version of trioserve."""
     return json_response(describe.describe_version())
 
 
 @blueprint.get("/api/tags")
+@gives(answers.TAGS)
 async def tags() -> Response:
     """List the models."""
     entries = current_fleet().catalog.entries.values()
@@ -61,6 +63,7 @@ async def tags() -> Response:
 
 
 @blueprint.get("/api/ps")
+@gives(answers.PROCESSES)
 async def processes() -> Response:
     """List the models that are in memory, as the process of each tells it."""
     fleet = current_fleet()
@@ -84,6 +87,7 @@ async def _models_at(path: Path) -> list[dict[str, Any]]:
 
 @blueprint.post("/api/show")
 @takes(OllamaShowRequest)
+@gives(answers.SHOWN)
 async def show() -> Response:
     """Describe a model by its file, without loading it."""
     name = (await read_body_as(OllamaShowRequest.parse)).model
@@ -135,6 +139,7 @@ def _capabilities(config: Config, template: str) -> list[str]:
 
 @blueprint.post("/api/pull")
 @takes(OllamaPullRequest, streams=CONTENT_TYPE)
+@gives(answers.STATUS)
 async def pull() -> Response:
     """Download a model from the hub, and report the progress."""
     request = await read_body_as(OllamaPullRequest.parse)
@@ -171,6 +176,7 @@ async def _pulling(name: str, events: Feed[FleetEvent]) -> AsyncGenerator[bytes,
 
 @blueprint.delete("/api/delete")
 @takes(OllamaDeleteRequest)
+@gives(None, status=200)
 async def delete() -> Response:
     """Delete a model that was downloaded."""
     request = await read_body_as(OllamaDeleteRequest.parse)

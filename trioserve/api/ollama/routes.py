@@ -32,9 +32,11 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.http import current_context, json_response, long_response, size_of_outputs
+from trioserve.api.base.outputs import name_of
 from trioserve.api.base.service import current_server, keep_awake, read_for_model
 from trioserve.api.base.text_tokens import probs_of
 from trioserve.api.base.truncation import embed_cut
+from trioserve.api.ollama import answers
 from trioserve.api.ollama.events import (
     CONTENT_TYPE,
     TEXT,
@@ -51,7 +53,7 @@ from trioserve.api.ollama.request import (
     OllamaGenerateRequest,
     OllamaRequest,
 )
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 from trioserve.chat.deltas import Message
 from trioserve.server import RequestContext
 from trioserve.server.core import ServerCore
@@ -69,6 +71,7 @@ blueprint = Blueprint("ollama", __name__)
 
 @blueprint.post("/api/chat")
 @takes(OllamaChatRequest, streams=CONTENT_TYPE)
+@gives(answers.CHAT)
 async def chat() -> Response:
     """Answer a chat, as a stream or at once. Without messages: load the model, or unload it."""
     request = await read_chat(OllamaChatRequest.parse)
@@ -76,7 +79,7 @@ async def chat() -> Response:
     if not request.messages:
         return await _loaded(request, chat_body)
     server, params, context = await admit(request)
-    writer = _writer(server, request, chat_body)
+    writer = _writer(name_of(server, request, params), request, chat_body)
     (stream,) = await open_streams(
         server.stream_chats(request.messages, params, request.chat_params, context=context)
     )
@@ -85,6 +88,7 @@ async def chat() -> Response:
 
 @blueprint.post("/api/generate")
 @takes(OllamaGenerateRequest, streams=CONTENT_TYPE)
+@gives(answers.GENERATED)
 async def generate() -> Response:
     """Answer or continue a prompt, or fill the gap before a suffix. Without a prompt: as chat."""
     request = await read_body_as(OllamaGenerateRequest.parse)
@@ -92,7 +96,7 @@ async def generate() -> Response:
     if not (request.prompt or request.suffix or request.images):
         return await _loaded(request, generate_body)
     server, params, context = await admit(request)
-    writer = _writer(server, request, generate_body)
+    writer = _writer(name_of(server, request, params), request, generate_body)
     stream = await _generated(server, request, params, context)
     return await _answer(server, request, writer, stream)
 
@@ -123,15 +127,15 @@ async def _loaded(request: OllamaRequest, body: Body) -> Response:
     unload = request.keep_alive == 0
     if not (unload and server.state.value is ServerState.SLEEPING):
         await keep_awake(server, current_context(request.timeout, request.keep_alive))
-    writer = _writer(server, request, body)
+    writer = _writer(server.model.info.name, request, body)
     return json_response(writer.nothing("unload" if unload else "load"))
 
 
-def _writer(server: ServerCore, request: OllamaRequest, body: Body) -> Writer:
+def _writer(model: str, request: OllamaRequest, body: Body) -> Writer:
     """Make the writer of the answer to a request, once the model is loaded."""
     now = monotonic()
     return Writer(
-        model=server.model.info.name,
+        model=model,
         body=body,
         n_top=request.top_logprobs or 0,
         arrived=now - (trio.current_time() - current_request().arrived),
@@ -212,6 +216,7 @@ class OllamaEmbeddingsRequest(_EmbeddingRequest):
 
 @blueprint.post("/api/embed")
 @takes(OllamaEmbedRequest)
+@gives(answers.EMBED)
 async def embed() -> Response:
     """Make a vector of length 1 of each text; texts that are too long are cut."""
     request, server = await read_for_model(OllamaEmbedRequest.parse, check_pools)
@@ -242,6 +247,7 @@ async def embed() -> Response:
 
 @blueprint.post("/api/embeddings")
 @takes(OllamaEmbeddingsRequest)
+@gives(answers.EMBEDDING)
 async def embeddings() -> Response:
     """Make a vector of a text, with the length that the model gives it."""
     request, server = await read_for_model(OllamaEmbeddingsRequest.parse, check_pools)

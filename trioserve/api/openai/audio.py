@@ -32,7 +32,8 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.service import current_server, keep_awake
-from trioserve.api.openapi import takes
+from trioserve.api.openai import answers
+from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server.transcription.transcript import (
     Segment,
@@ -395,6 +396,7 @@ _SEGMENT_SIZE = 128
 @blueprint.post("/v1/audio/transcriptions")
 @blueprint.post("/audio/transcriptions")
 @takes(TranscriptionRequest, content="multipart/form-data")
+@gives(answers.TRANSCRIPT)
 async def transcriptions() -> Response:
     """Transcribe a recording, at once or as a stream."""
     return await _answer(TranscriptionRequest)
@@ -403,6 +405,7 @@ async def transcriptions() -> Response:
 @blueprint.post("/v1/audio/translations")
 @blueprint.post("/audio/translations")
 @takes(TranslationRequest, content="multipart/form-data")
+@gives(answers.TRANSCRIPT)
 async def translations() -> Response:
     """Translate the speech in a recording to English."""
     return await _answer(TranslationRequest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import attrs
@@ -11,8 +11,10 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import outputs as writers, readers
+from trioserve.api.base.answers import INPUT_TOKENS
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.custom_tools import input_of
 from trioserve.api.base.fields import field
 from trioserve.api.base.generation import (
     admit,
@@ -27,6 +29,7 @@ from trioserve.api.base.http import long_response, size_of_outputs
 from trioserve.api.base.outputs import OutputWriter
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.text_tokens import probs_of, probs_of_text
+from trioserve.api.openai import answers
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
@@ -37,8 +40,8 @@ from trioserve.api.openai.events import (
     usage as run_usage,
 )
 from trioserve.api.openai.runs import open_run, read_run, respond_run
-from trioserve.api.openapi import takes
-from trioserve.chat.deltas import Message, MessageBuilder
+from trioserve.api.openapi import gives, takes
+from trioserve.chat.deltas import Message, MessageBuilder, ToolCall
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
@@ -133,6 +136,7 @@ PREFIXES = {"chat.completion": "chatcmpl", "text_completion": "cmpl"}
 @blueprint.post("/v1/chat/completions")
 @blueprint.post("/chat/completions")
 @takes(ChatRequest)
+@gives(answers.CHAT)
 async def chat_completions() -> Response:
     """Answer a chat, at once or as a stream."""
     request = await read_chat(ChatRequest.parse)
@@ -214,7 +218,7 @@ def _whole(
     return {
         "choices": choices,
         "created": int(time.time()),
-        "model": server.model.info.name,
+        "model": writers.name_of(server, request, params),
         "system_fingerprint": writers.FINGERPRINT,
         "object": kind,
         "usage": writers.usage(sum(len(each.prompt) for each in outputs[::n]), timings, copies=n),
@@ -256,12 +260,12 @@ def _choice(
     return {
         "finish_reason": writers.finish_reason(answer.finished.reason, tool_calls=called),
         "index": index,
-        "message": message(answer.message),
+        "message": message(answer.message, request.custom_tools),
         "logprobs": logprobs,
     }
 
 
-def message(value: Message) -> dict[str, Any]:
+def message(value: Message, custom_tools: Container[str] = ()) -> dict[str, Any]:
     """Write the message of an assistant."""
     written: dict[str, Any] = {"role": "assistant", "content": value.content, "refusal": None}
     if value.reasoning_content:
@@ -269,14 +273,20 @@ def message(value: Message) -> dict[str, Any]:
     if value.tool_calls:
         written["content"] = value.content or None
         written["tool_calls"] = [
-            {
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-                "id": call.id,
-            }
+            _custom_call(call) if call.name in custom_tools else _call(call)
             for call in value.tool_calls
         ]
     return written
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"type": "function", "function": function, "id": call.id}
+
+
+def _custom_call(call: ToolCall) -> dict[str, Any]:
+    custom = {"name": call.name, "input": input_of(call.arguments)}
+    return {"type": "custom", "custom": custom, "id": call.id}
 
 
 # -- the prompt alone
@@ -285,6 +295,7 @@ def message(value: Message) -> dict[str, Any]:
 @blueprint.post("/v1/chat/completions/input_tokens")
 @blueprint.post("/chat/completions/input_tokens")
 @takes(ChatRequest)
+@gives(INPUT_TOKENS)
 async def count_tokens() -> Response:
     """Count the tokens of a chat's prompt, without generating."""
     return await counted_tokens(await read_chat(ChatRequest.parse))
@@ -295,6 +306,7 @@ async def count_tokens() -> Response:
 
 @blueprint.post("/v1/completions")
 @takes(CompletionRequest)
+@gives(answers.COMPLETION)
 async def completions() -> Response:
     """Continue one or more prompts, or fill the gap between each and the suffix."""
     request = await read_body_as(CompletionRequest.parse)

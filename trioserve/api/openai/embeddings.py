@@ -12,6 +12,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
+from trioserve.api.base.answers import either
 from trioserve.api.base.fields import (
     PART,
     STRING,
@@ -27,7 +28,8 @@ from trioserve.api.base.generation import check_pools
 from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
-from trioserve.api.openapi import takes
+from trioserve.api.openai import answers
+from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server.core import ServerCore
 from trioserve.server.generation.embeddings import Array, Embeddings
@@ -104,6 +106,7 @@ class EmbeddingsRequest(RequestBody):
 
 @blueprint.post("/v1/embeddings")
 @takes(EmbeddingsRequest)
+@gives(either(answers.EMBEDDINGS, answers.MATRICES))
 async def openai() -> Response:
     """Make a vector of each text."""
     request, server = await read_for_model(EmbeddingsRequest.parse, check_pools)
@@ -126,6 +129,7 @@ async def openai() -> Response:
 @blueprint.post("/embedding")
 @blueprint.post("/embeddings")
 @takes(EmbeddingsRequest)
+@gives(answers.MATRICES)
 async def own() -> Response:
     """Make a vector of each text, or of each token, in llama-server's own form."""
     request, server = await read_for_model(

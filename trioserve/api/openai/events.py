@@ -17,6 +17,7 @@ import attrs
 
 from trioserve.api.base import outputs, sse
 from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.custom_tools import TextArgument
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.outputs import OutputWriter
 from trioserve.api.base.text_tokens import TokensOfText
@@ -256,6 +257,7 @@ class ChoiceEvents:
         self._echo = final_message_deltas(request.messages) if request.continuation.echo else ()
         self._began = False
         self._called = False
+        self._inputs: dict[int, TextArgument] = {}  # of calls of custom tools
 
     def begin_prompt(self, n_prompt: int) -> None:
         """Begin a prompt: further measurements are about this one, and its output."""
@@ -293,7 +295,7 @@ class ChoiceEvents:
         self.timings = event.timings
         reason = reason or outputs.finish_reason(event.reason, tool_calls=self._called)
         choice = {"finish_reason": reason, "index": self._index, "delta": {}, "logprobs": None}
-        begin = self.begin()
+        begin = self.begin() + self._rest()
         if self._request.stream_options.include_usage:
             return begin + self._frame.chunk(sse.encode(choice), **more)
         timings = outputs.timings(event.timings)
@@ -335,22 +337,32 @@ class ChoiceEvents:
         if isinstance(delta, ReasoningDelta):
             return f'{{"reasoning_content":{sse.encode(delta.text)}}}'
         self._called = True
-        return sse.encode({"tool_calls": [_tool_call(delta)]})
+        return sse.encode({"tool_calls": [self._tool_call(delta)]})
+
+    def _tool_call(self, delta: ToolCallStart | ToolCallArguments) -> dict[str, Any]:
+        index, custom = delta.index, self._request.custom_tools
+        if isinstance(delta, ToolCallStart):
+            if delta.name not in custom:
+                function = {"name": delta.name, "arguments": ""}
+                return {"index": index, "id": delta.id, "type": "function", "function": function}
+            self._inputs[index] = TextArgument()
+            made = {"name": delta.name, "input": ""}
+            return {"index": index, "id": delta.id, "type": "custom", "custom": made}
+        if index in self._inputs:
+            return {"index": index, "custom": {"input": self._inputs[index].feed(delta.text)}}
+        return {"index": index, "function": {"arguments": delta.text}}
+
+    def _rest(self) -> str:
+        """Write the rest of the texts of custom tools, at the end."""
+        rest = [(index, argument.rest()) for index, argument in self._inputs.items()]
+        calls = [{"index": index, "custom": {"input": text}} for index, text in rest if text]
+        if not calls:
+            return ""
+        return self._frame.chunk(self._choice(sse.encode({"tool_calls": calls})))
 
 
 #: The first delta of a choice.
 _ROLE = '{"role":"assistant","content":null}'
-
-
-def _tool_call(delta: ToolCallStart | ToolCallArguments) -> dict[str, Any]:
-    if isinstance(delta, ToolCallStart):
-        return {
-            "index": delta.index,
-            "id": delta.id,
-            "type": "function",
-            "function": {"name": delta.name, "arguments": ""},
-        }
-    return {"index": delta.index, "function": {"arguments": delta.text}}
 
 
 class CompletionEvents(sse.EventWriter[sse.Event]):

@@ -9,6 +9,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, readers, sse
+from trioserve.api.base.answers import SUCCESS
 from trioserve.api.base.app_state import NOT_RUNNING, Running
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
@@ -20,7 +21,7 @@ from trioserve.api.base.fields import (
 from trioserve.api.base.generation import pings_of, tools_to_run
 from trioserve.api.base.http import json_response
 from trioserve.api.base.service import current_responses
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotFoundError
 from trioserve.server import RequestContext
 from trioserve.server.core import ServerCore
@@ -154,6 +155,7 @@ class StopRequest(RequestBody):
 @blueprint.post("/v1/chat/completions/<id_>/approve")
 @blueprint.post("/v1/responses/<id_>/approve")
 @takes(ApproveRequest)
+@gives(SUCCESS)
 async def approve(id_: str) -> Response:
     """Approve or deny a call that waits for approval. The model gets the `reason`."""
     asked = await read_body_as(ApproveRequest.parse)
@@ -168,6 +170,7 @@ async def approve(id_: str) -> Response:
 @blueprint.post("/v1/chat/completions/<id_>/stop")
 @blueprint.post("/v1/responses/<id_>/stop")
 @takes(StopRequest)
+@gives(SUCCESS)
 async def stop(id_: str) -> Response:
     """Stop a call that waits or runs. Its result tells the model that a person stopped it."""
     asked = await read_body_as(StopRequest.parse)

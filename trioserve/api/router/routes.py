@@ -12,11 +12,12 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base_metrics
 from trioserve.api.base import sse
+from trioserve.api.base.answers import HEALTH, METRICS, PROPERTIES, SUCCESS, TEXT
 from trioserve.api.base.body import read_body
 from trioserve.api.base.connection import PING, KeepAlive, current_request
 from trioserve.api.base.http import json_response
-from trioserve.api.openapi import takes
-from trioserve.api.router import forwarding, metrics as router_metrics, proxy
+from trioserve.api.openapi import gives, takes
+from trioserve.api.router import answers, forwarding, metrics as router_metrics, proxy
 from trioserve.api.router.service import RouterService, current_fleet, current_router
 from trioserve.concurrency import Feed
 from trioserve.errors import (
@@ -99,6 +100,7 @@ blueprint = Blueprint("router", __name__)
 @blueprint.get("/v1/health")
 @blueprint.get("/health/ready")
 @blueprint.get("/health/live")
+@gives(HEALTH)
 async def health() -> Response:
     """Report whether the router accepts requests. The list of models has the state of each."""
     current_fleet()
@@ -107,6 +109,7 @@ async def health() -> Response:
 
 @blueprint.get("/props")
 @takes(None, query={"model": "describe this model, in place of the router"})
+@gives(PROPERTIES)
 async def props() -> Response:
     """Describe the router."""
     if request.args.get("model"):
@@ -119,6 +122,7 @@ async def props() -> Response:
 
 @blueprint.post("/props")
 @takes(None)
+@gives(SUCCESS)
 async def set_props() -> Response:
     """Set the properties of a model."""
     return await forwarding.forward()
@@ -126,6 +130,7 @@ async def set_props() -> Response:
 
 @blueprint.get("/metrics")
 @takes(None, query={"model": "the metrics of this model only, as it has them"})
+@gives(TEXT, "text/plain")
 async def metrics() -> Response:
     """Write what the router and its models have done so far, in Prometheus's text format."""
     if request.args.get("model"):
@@ -142,6 +147,7 @@ async def metrics() -> Response:
 
 @blueprint.get("/v1/metrics")
 @takes(None, query={"model": "the metrics of this model only"})
+@gives(METRICS)
 async def metrics_as_json() -> Response:
     """Tell what each model that is loaded has done so far and does now, as one JSON object."""
     if request.args.get("model"):
@@ -167,6 +173,7 @@ def _router_with_metrics() -> RouterService:
 @blueprint.get("/models")
 @blueprint.get("/v1/models")
 @takes(None, query={"reload": "look for models again first"})
+@gives(answers.MODELS)
 async def models() -> Response:
     """List the models and what each of them does."""
     fleet = current_fleet()
@@ -186,6 +193,7 @@ async def models() -> Response:
 
 @blueprint.post("/models")
 @takes(None)
+@gives(answers.STARTED)
 async def download() -> Response:
     """Begin to download a model from the hub."""
     name = await current_router().downloads.start(await _name_in_body())
@@ -194,6 +202,7 @@ async def download() -> Response:
 
 @blueprint.delete("/models")
 @takes(None, query={"model": "the name of the model, whole"})
+@gives(SUCCESS)
 async def delete() -> Response:
     """Delete a model that was downloaded."""
     router = current_router()
@@ -203,6 +212,7 @@ async def delete() -> Response:
 
 @blueprint.get("/models/<path:name>")
 @blueprint.get("/v1/models/<path:name>")
+@gives(answers.MODEL)
 async def model(name: str) -> Response:
     """Describe one model."""
     fleet = current_fleet()
@@ -213,6 +223,7 @@ async def model(name: str) -> Response:
 
 @blueprint.post("/models/load")
 @takes(None)
+@gives(SUCCESS)
 async def load() -> Response:
     """Begin to load a model."""
     await current_fleet().load(_known(await _name_in_body()))
@@ -221,6 +232,7 @@ async def load() -> Response:
 
 @blueprint.post("/models/unload")
 @takes(None)
+@gives(SUCCESS)
 async def unload() -> Response:
     """Begin to unload a model, or cancel its download."""
     router, name = current_router(), await _name_in_body()
@@ -230,6 +242,7 @@ async def unload() -> Response:
 
 
 @blueprint.get("/models/sse")
+@gives(TEXT, "text/event-stream")
 async def events() -> Response:
     """Stream the events of the models from now on."""
     resources = current_request().resources

@@ -15,15 +15,17 @@ from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, readers, sse
+from trioserve.api.base.answers import FLAG, TEXT, each, record
 from trioserve.api.base.app_state import AppState, current_app_state
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import KeepAlive, current_request
 from trioserve.api.base.fields import (
+    OBJECT,
     RequestBody,
     field,
 )
 from trioserve.api.base.http import uncounted_context
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 from trioserve.concurrency import Bell, alongside
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
 from trioserve.server.observers.observer import ToolRecord, observed_tool
@@ -64,7 +66,21 @@ def _life() -> AppState:
 # -- the list
 
 
+_TOOL = record(
+    "mcp_server",
+    tool=TEXT,
+    display_name=TEXT,
+    type=TEXT,
+    permissions=record(write=FLAG),
+    uses_cwd=FLAG,
+    streams=FLAG,
+    definition=OBJECT,
+    mcp_server=TEXT,
+)
+
+
 @blueprint.get("/tools")
+@gives(each(_TOOL))
 async def tools() -> Response:
     """List the tools that the server runs for clients and models."""
     return await _json([_described(tool.info) for tool in _life().tools.tools.values()])
@@ -88,6 +104,7 @@ def _described(info: ToolInfo) -> dict[str, Any]:
 
 @blueprint.post("/tools")
 @takes(CallRequest)
+@gives(OBJECT)
 async def call() -> Response:
     """Call a tool, and answer with its result; with `stream`, with its output as it comes.
 

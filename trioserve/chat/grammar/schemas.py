@@ -109,6 +109,16 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+#: Characters that mean something in a regular expression.
+_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}/&~#\-]")
+
+
+def as_pattern(text: str) -> str:
+    """Write a text as a regular expression."""
+    escaped = _SPECIAL.sub(lambda found: f"\\{found[0]}", text)
+    return escaped.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+
+
 def choice(parts: Iterable[str]) -> str:
     """Write alternatives, each once."""
     each = list(dict.fromkeys(parts))

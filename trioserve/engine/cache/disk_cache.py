@@ -265,6 +265,10 @@ class DiskCache:
         folder.remove(name)
         self._index.drop(name)
 
+    def _is_kept(self, root: CacheRoot) -> bool:
+        """Whether texts are kept: not those with adapters that were loaded since the start."""
+        return all(id_ < len(self._adapters) for id_, _ in root.adapters)
+
     def _root(self, root: CacheRoot) -> bytes:
         """Make a digest of what a text must have in common with the one of a file."""
         used = [[self._adapters[id_], scale] for id_, scale in root.adapters]
@@ -314,7 +318,7 @@ class DiskCache:
 
     def _find(self, keys: list[CellKey], root: CacheRoot, n_held: int) -> Found:
         folder = self._folder
-        if folder is None:
+        if folder is None or not self._is_kept(root):
             return Found()
         digest = self._root(root)
         with self._lock:
@@ -418,7 +422,7 @@ class DiskCache:
     def lacks(self, keys: list[CellKey], root: CacheRoot) -> bool:
         """Whether more than a little of a sequence is not here, nor about to be."""
         folder = self._folder
-        if folder is None:
+        if folder is None or not self._is_kept(root):
             return False
         digest = self._root(root)
         with self._lock:
@@ -429,7 +433,7 @@ class DiskCache:
 
     def has(self, entry: CachedState) -> bool:
         """Whether a state is here, or cannot be."""
-        if self._folder is None:
+        if self._folder is None or not self._is_kept(entry.root):
             return True
         name = StateHead(self._root(entry.root), entry.keys, entry.is_checkpoint).name
         with self._lock:
@@ -439,7 +443,7 @@ class DiskCache:
         try:
             while not self._ready.wait(1.0) and not self.is_over:
                 pass
-            if self._folder is not None and not self.is_over:
+            if self._folder is not None and not self.is_over and self._is_kept(entry.root):
                 self._write_to(self._folder, entry)
         finally:
             with self._lock:
@@ -474,7 +478,7 @@ class DiskCache:
     def erase(self, keys: list[CellKey], root: CacheRoot) -> None:
         """Remove a text, and what it continues."""
         folder = self._folder
-        if folder is None:
+        if folder is None or not self._is_kept(root):
             return
         digest = self._root(root)
         with self._lock:

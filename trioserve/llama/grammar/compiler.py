@@ -2,7 +2,7 @@
 
 A grammar is compiled once, by whatever thread asks for it, and remembered. What llguidance cannot
 enforce is refused: no output may look as if a grammar held where it did not. So is what takes too
-much: a GBNF or a regular expression of more than 65,536 characters, a schema beyond the
+much: a grammar or a regular expression of more than 65,536 characters, a schema beyond the
 bounds below, and what fails its `trial`.
 """
 
@@ -18,12 +18,12 @@ import attrs
 from llguidance import LLMatcher, LLParserLimits
 
 from trioserve.errors import EngineError, InvalidRequestError, UnavailableError
-from trioserve.llama.grammar import gbnf, trial
+from trioserve.llama.grammar import gbnf, lark, trial
 from trioserve.llama.grammar.json_schema import UnusableError, brief, locate, read_schema
 from trioserve.llama.grammar.matcher import CompiledGrammar, MaskPool
 from trioserve.llama.grammar.stack import with_stack
 from trioserve.llama.grammar.tokens import GrammarVocab
-from trioserve.llama.grammar.tools import ToolGrammar
+from trioserve.llama.grammar.tools import ToolGrammar, as_lark
 from trioserve.llama.vocab import LlamaVocab
 from trioserve.types import Grammar
 
@@ -41,7 +41,7 @@ _LIMITS: dict[str, Any] = {
 }
 #: llama-server's whitespace in JSON: a model that writes nothing but blanks comes to an end.
 _JSON_OPTIONS: Any = {"lenient": False, "whitespace_pattern": r"[ ]|\n{1,2}[ \t]{0,20}"}
-_MAX_SOURCE = 2**16  # characters of GBNF, or of a regular expression
+_MAX_SOURCE = 2**16  # characters of GBNF, of Lark, or of a regular expression
 _MAX_CACHED = 64
 _RETRY_AFTER = 5.0  # seconds
 _MAX_CACHED_BYTES = 2**27
@@ -171,11 +171,19 @@ class Compiler:
                 return _schema_text(read_schema(source))
             case "json_object":
                 return _schema_text({"type": "object"})
+            case "structural":
+                parts, tokens = json.loads(source), self._tokens
+                written = as_lark(parts, tokens.control, tokens.ends, _JSON_OPTIONS)
+                return str(LLMatcher.grammar_from_lark(written))
         if (size := len(source)) > _MAX_SOURCE:
             raise UnusableError(f"it has {size} characters, more than {_MAX_SOURCE}")
         if grammar.kind == "regex":
-            return str(LLMatcher.grammar_from_regex(source))
-        return str(LLMatcher.grammar_from_lark(gbnf.to_lark(source, self._tokens.in_lark)))
+            return str(LLMatcher.grammar_from_regex(_without_anchors(source)))
+        if grammar.kind == "lark":
+            written = lark.to_llguidance(source, self._tokens.in_lark, _JSON_OPTIONS)
+        else:
+            written = gbnf.to_lark(source, self._tokens.in_lark)
+        return str(LLMatcher.grammar_from_lark(written))
 
     def _matcher(self, text: str) -> LLMatcher:
         """Compile a grammar in llguidance's form. Raises UnusableError."""
@@ -209,6 +217,13 @@ class Compiler:
                 _, oldest = self._compiled.popitem(last=False)
                 self._n_bytes -= oldest.n_bytes
             return compiled
+
+
+def _without_anchors(pattern: str) -> str:
+    """Leave out what an expression of the whole output need not say."""
+    body = pattern.removesuffix("$")
+    is_escaped = (len(body) - len(body.rstrip("\\"))) % 2 == 1
+    return (pattern if is_escaped else body).removeprefix("^")
 
 
 def _schema_text(schema: Any) -> str:

@@ -26,6 +26,7 @@ from trioserve.chat.grammar.schemas import (
     NAME,
     Part,
     Rules,
+    as_pattern,
     choice,
     enforceable,
     quoted,
@@ -310,16 +311,25 @@ class ToolGrammar:
         return rules.rule(write_arguments(rules, self._step, part, texts_in(function.schema)))
 
     def _written(self, parts: Mapping[str, Any]) -> str:
-        """Write a grammar in Lark. Raises UnusableError for a schema that cannot be enforced."""
-        lines = [parts["rules"]]
-        for name, text in parts["markers"].items():
-            lines.append(f"{name}: {_marker(text, self._control, self._ends)}")
-        for name, entry in parts["texts"].items():
-            lines += _text(name, entry["body"], entry["end"], self._control, self._ends)
-        for name, entry in parts["schemas"].items():
-            schema = {**_checked(entry), "x-guidance": self._options}
-            lines.append(f"{name}: %json {json.dumps(schema)}")
-        return "\n".join([*lines, ""])
+        return as_lark(parts, self._control, self._ends, self._options)
+
+
+def as_lark(
+    parts: Mapping[str, Any],
+    control: Mapping[str, TokenId],
+    ends: frozenset[TokenId],
+    options: Mapping[str, Any],
+) -> str:
+    """Write `Rules.parts` in Lark. Raises UnusableError for a schema that cannot be enforced."""
+    lines = [parts["rules"]]
+    for name, text in parts["markers"].items():
+        lines.append(f"{name}: {_marker(text, control, ends)}")
+    for name, entry in parts["texts"].items():
+        lines += _text(name, entry["body"], entry["end"], control, ends)
+    for name, entry in parts["schemas"].items():
+        schema = {**_checked(entry), "x-guidance": options}
+        lines.append(f"{name}: %json {json.dumps(schema)}")
+    return "\n".join([*lines, ""])
 
 
 _logged: OrderedDict[bytes, None] = OrderedDict()
@@ -404,16 +414,6 @@ def _checked(entry: Mapping[str, Any]) -> Any:
         return read_schema(json.dumps(entry["schema"]))
     except UnusableError as error:
         raise UnusableError(str(error), param=entry["param"]) from None
-
-
-#: Characters that mean something in a regular expression.
-_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}/&~#\-]")
-
-
-def as_pattern(text: str) -> str:
-    """Write a text as a regular expression."""
-    escaped = _SPECIAL.sub(lambda found: f"\\{found[0]}", text)
-    return escaped.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
 
 
 def _marker(text: str, control: Mapping[str, TokenId], ends: frozenset[TokenId]) -> str:

@@ -24,6 +24,7 @@ _MAX_STACK = 2**28
 
 #: Keywords of a schema that intersect sets of texts, or multiply others.
 _COSTLY = re.compile(r'"(allOf|patternProperties|multipleOf|pattern)\\*"|& /')
+_OF_LARK = re.compile(rf"[&~]|{_COSTLY.pattern}")
 _REPEATED = re.compile(r"(?<!x)\{[0-9]")
 _MAX_PLAIN_SCHEMA = 2**16  # characters
 _MAX_PLAIN_SOURCE = 2048
@@ -42,6 +43,8 @@ def is_needed(kind: str, grammar: str) -> bool:
     """Whether a grammar in llguidance's form may take long to compile."""
     if kind in ("json_schema", "json_object", "tools"):
         return len(grammar) > _MAX_PLAIN_SCHEMA or _COSTLY.search(grammar) is not None
+    if kind in ("lark", "structural") and _OF_LARK.search(grammar) is not None:
+        return True
     return len(grammar) > _MAX_PLAIN_SOURCE or _REPEATED.search(grammar) is not None
 
 

@@ -58,9 +58,17 @@ class ModelEntry:
     load_on_startup: bool = False
     stop_timeout: float = 10.0
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether requests may name LoRA adapters of it."""
+        return any(arg.partition("=")[0] in _ADAPTER_FLAGS for arg in self.args)
+
     def runs_like(self, other: ModelEntry) -> bool:
         """Whether a server of one is a server of the other: the same flags and the same file."""
         return (self.args, self.path, self.version) == (other.args, other.path, other.version)
+
+
+_ADAPTER_FLAGS = frozenset({"--lora", "--lora-scaled", "--lora-dir"})
 
 
 @attrs.frozen
@@ -111,6 +119,9 @@ def find_named(
         return found
     if "part" in steps and (found := _only(visible, name, lambda one: folded in one)) is not None:
         return found
+    found = _exact(entries, wanted.rpartition(":")[0])
+    if found is not None and found.has_adapters:
+        return found  # the rest is the name of an adapter
     if default is not None and (found := _exact(entries, default)) is not None:
         return found
     raise UnknownModelError(f"There is no model {name!r}. {_listed(visible)}", param="model")

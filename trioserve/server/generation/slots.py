@@ -20,8 +20,8 @@ from trioserve.errors import (
     PermissionDeniedError,
     TrioServeError,
 )
+from trioserve.server.adapters import AdapterScales
 from trioserve.server.dispatch import Dispatcher
-from trioserve.server.model import AdapterScales
 
 _T = TypeVar("_T")
 

@@ -20,11 +20,12 @@ from trioserve.engine import Engine
 from trioserve.engine.backend import Vocab
 from trioserve.errors import InvalidRequestError, UnavailableError, UnsupportedFieldError
 from trioserve.fair_limiter import FairLimiter, ThreadTime
+from trioserve.server.adapters import AdapterScales
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import CANDIDATE_BYTES
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.memory import MemoryReservation
-from trioserve.server.model import AdapterScales, LoadedModel
+from trioserve.server.model import LoadedModel
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import (
     AnyPrompt,

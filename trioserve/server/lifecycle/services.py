@@ -10,6 +10,7 @@ from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import EngineLoop
 from trioserve.log import get_logger
+from trioserve.server.adapters import AdapterScales
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.generation.embeddings import Embedder
 from trioserve.server.generation.requests import Requests, ServerResources
@@ -18,7 +19,7 @@ from trioserve.server.generation.text import TextGenerator
 from trioserve.server.lifecycle.engine import Health
 from trioserve.server.limits.admission import Admission, Queue
 from trioserve.server.media.loader import MediaLoader
-from trioserve.server.model import AdapterScales, LoadedModel
+from trioserve.server.model import LoadedModel
 from trioserve.server.prompts.infill import InfillPrompts
 from trioserve.server.prompts.media import MediaPrompts
 from trioserve.server.prompts.text import ChatPrompts, Tokenizer

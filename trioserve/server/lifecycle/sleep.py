@@ -12,7 +12,6 @@ from contextlib import (
     contextmanager,
 )
 from functools import partial
-from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 import attrs
@@ -28,6 +27,7 @@ from trioserve.errors import (
     TrioServeError,
 )
 from trioserve.log import get_logger
+from trioserve.server.adapters import AdapterNames
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import ServerResources
 from trioserve.server.lifecycle.engine import Driver, Loader, running_engine
@@ -124,7 +124,9 @@ class ModelLifecycle:
         # Kept from the last engine:
         self._model: LoadedModel | None = None
         self._status = EngineStatus(slots=(), waiting=())  # counts the work of all earlier engines
-        self._scales: tuple[float, ...] = ()  # the scales of its adapters
+        self._scales: dict[str, float] | None = None  # the scales of its adapters
+        #: The LoRA adapters by name.
+        self.adapter_names = AdapterNames(self._resources.config)
 
     async def run(self) -> None:
         """Start and end engines, one at a time, until cancelled.
@@ -174,7 +176,7 @@ class ModelLifecycle:
             status = await services.health.status()
             if self._ends_at <= trio.current_time():
                 break  # no request came meanwhile, and no checkpoint follows until the end
-        self._scales = services.adapters.scales
+        self._scales = services.adapters.by_name
         self._status = attrs.evolve(
             status,
             # The last tasks may be long.
@@ -231,17 +233,17 @@ class ModelLifecycle:
             model = await trio.to_thread.run_sync(introduce)
             services = EngineServices(self._resources, model, loop, dispatcher)
             if self._model is not None:
-                services.adapters.set(dict(enumerate(self._scales)))
                 seconds = round(trio.current_time() - began, 3)
                 _log.info("awake", model=model.info.name, seconds=seconds)
             self._model, self._begun = model, True
             if (metrics := self._resources.metrics) is not None:
                 metrics.model_name = model.info.name
-                metrics.adapters = [Path(one.path).stem for one in loop.adapters]
+                metrics.adapters = services.adapters.names
             telemetry.attach(loop)
             note_failure = partial(self._note_failure, services)
             async with alongside(dispatcher.run, services.health.run, note_failure):
                 try:
+                    await self.adapter_names.restore(services, self._scales)
                     yield services
                 finally:
                     await services.close()

@@ -15,7 +15,7 @@ from tests.support.clients import client_of, use_openai
 from tests.support.custom_tools import APPLY_PATCH, PATCH, namespace
 from tests.support.scripts import answering, noting
 from tests.support.tool_calls import calls
-from trioserve.api.openai.responses.items import TextArgument
+from trioserve.api.base.custom_tools import TextArgument
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.chat.params import ToolChoice
 from trioserve.errors import InvalidRequestError
@@ -177,7 +177,7 @@ async def test_a_call_that_is_cut_off() -> None:
 @given(text=st.text(), ascii=st.booleans(), cuts=st.lists(st.integers(0, 200)))
 def test_a_text_is_read_in_any_pieces(text: str, ascii: bool, cuts: list[int]) -> None:
     written = json.dumps({"input": text}, ensure_ascii=ascii)
-    argument = TextArgument("input")
+    argument = TextArgument()
     places = [0, *sorted(min(cut, len(written)) for cut in cuts), len(written)]
     pieces = [written[i:j] for i, j in itertools.pairwise(places)]
     read = [argument.feed(piece) for piece in pieces]
@@ -197,7 +197,7 @@ def test_a_text_is_read_in_any_pieces(text: str, ascii: bool, cuts: list[int]) -
     ],
 )
 def test_arguments_that_are_not_one_text(arguments: str, text: str) -> None:
-    argument = TextArgument("input")
+    argument = TextArgument()
     assert argument.feed(arguments) + argument.rest() == text
 
 

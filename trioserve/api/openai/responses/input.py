@@ -18,6 +18,7 @@ from trioserve.api.base.chat_request import as_content
 from trioserve.api.base.fields import mapping, named, objects, one_of, required, text
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS, ClientTool
 from trioserve.chat.messages import (
+    INPUT_ARGUMENT,
     MAX_ARGUMENTS,
     MAX_MESSAGES,
     MAX_PARTS,
@@ -129,9 +130,6 @@ _ROLES = {"user": INPUT, "system": INPUT, "developer": INPUT, "assistant": OUTPU
 
 #: The field of an item that names the step it is from, in an answer of several: one message.
 STEP = "trioserve_step"
-
-#: The argument of a custom tool.
-INPUT_ARGUMENT = "input"
 
 #: What stands before the id of a call that the server has made, in the id of its item.
 MCP_CALL = "mcp_"

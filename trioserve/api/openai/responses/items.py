@@ -6,19 +6,17 @@ Events are dicts with a ``type``, as OpenAI's SDK knows them.
 
 from __future__ import annotations
 
-import json
-import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from trioserve.api.base.custom_tools import TextArgument
 from trioserve.api.base.outputs import read_arguments
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
-from trioserve.api.openai.responses.input import INPUT_ARGUMENT, MCP_CALL, STEP
+from trioserve.api.openai.responses.input import MCP_CALL, STEP
 from trioserve.api.openai.responses.tools import OfferedTool
 from trioserve.chat.deltas import ToolCallStart
-from trioserve.chat.parse.cursor import SURROGATE
 
 # -- items
 
@@ -199,7 +197,7 @@ class CustomCallItem(CallItem):
 
     def __init__(self, index: int, start: ToolCallStart, tool: OfferedTool) -> None:
         super().__init__(index, start, tool, "ctc")
-        self._argument = TextArgument(INPUT_ARGUMENT)
+        self._argument = TextArgument()
 
     def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         more = self._argument.feed(text)
@@ -256,57 +254,6 @@ def call_item(index: int, start: ToolCallStart, tool: OfferedTool | None) -> Cal
     if tool is None or tool.kind == "function":
         return CallItem(index, start, tool)
     return (CustomCallItem if tool.kind == "custom" else ClientCallItem)(index, start, tool)
-
-
-class TextArgument:
-    """Takes a text out of arguments that are an object with it alone, while they are written."""
-
-    def __init__(self, name: str) -> None:
-        self._before = re.compile(rf'\s*\{{\s*"{name}"\s*:\s*"')
-        self._begun = self._ended = False
-        self._left = ""  # what is not taken yet
-
-    def feed(self, arguments: str) -> str:
-        """Take more of the arguments; gives more of the text."""
-        self._left += arguments
-        if not self._begun and (before := self._before.match(self._left)):
-            self._begun = True
-            self._left = self._left[before.end() :]
-        if not self._begun or self._ended:
-            return ""
-        whole = _WHOLE.match(self._left)
-        assert whole is not None
-        text, self._left = whole[0], self._left[whole.end() :]
-        self._ended = self._left.startswith('"')
-        return _unescaped(text)
-
-    def rest(self) -> str:
-        """End the arguments, and give the rest of the text: all of them, if they have none."""
-        if self._begun:
-            return "" if self._ended else _unescaped(_ESCAPES.sub("", self._left))
-        arguments = read_arguments(self._left)
-        values = [*arguments.values()] if isinstance(arguments, dict) else []
-        return values[0] if len(values) == 1 and isinstance(values[0], str) else self._left
-
-
-#: Characters of a JSON string: not half of an escape, and not the first half of a pair of them.
-_WHOLE = re.compile(
-    r"""(?:[^"\\]++
-    |\\["\\/bfnrt]
-    |\\u(?![dD][89abAB])[0-9a-fA-F]{4}
-    |\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u]))
-    )*""",
-    re.VERBOSE,
-)
-#: An escape that was cut off.
-_ESCAPES = re.compile(r"\\u?[0-9a-fA-F]{0,4}")
-
-
-def _unescaped(text: str) -> str:
-    """Read the characters of a JSON string. Half of a surrogate pair cannot be sent on."""
-    if "\\" not in text:
-        return text
-    return SURROGATE.sub("\ufffd", json.loads(f'"{text}"', strict=False))
 
 
 class MadeCallItem(Item):

@@ -202,8 +202,9 @@ class ResponsesRequest(RequestBody):
                 f"is not supported where the server runs tools; '{RUN_TOOLS}.max_steps' limits "
                 "them.",
             )
-        if chat.grammar is not None and chat.grammar.param == "response_format":
-            chat = attrs.evolve(chat, grammar=attrs.evolve(chat.grammar, param="text.format"))
+        if chat.grammar is not None and chat.grammar.param.startswith("response_format"):
+            param = chat.grammar.param.replace("response_format", "text.format", 1)
+            chat = attrs.evolve(chat, grammar=attrs.evolve(chat.grammar, param=param))
         return request, chat
 
     def _in_chat(self) -> dict[str, Any]:

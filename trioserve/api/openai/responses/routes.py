@@ -5,6 +5,7 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base.answers import INPUT_TOKENS
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.generation import (
     admit,
@@ -14,13 +15,15 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.http import long_response
+from trioserve.api.base.outputs import name_of
+from trioserve.api.openai import answers
 from trioserve.api.openai.responses.events import (
     ResponseBuilder,
     ResponseEvents,
 )
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.api.openai.runs import open_run, respond_run
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 from trioserve.server import RequestContext
 from trioserve.server.core import ServerCore
 from trioserve.server.runs.run import AgentRun
@@ -33,6 +36,7 @@ blueprint = Blueprint("responses", __name__)
 @blueprint.post("/v1/responses")
 @blueprint.post("/responses")
 @takes(ResponsesRequest)
+@gives(answers.RESPONSE)
 async def responses() -> Response:
     """Make a response, at once or as a stream. Nothing is stored."""
     request, chat = await read_chat(ResponsesRequest.parse_with_chat)
@@ -43,8 +47,8 @@ async def responses() -> Response:
         (stream,) = await open_streams(
             server.stream_chats(chat.messages, params, chat.chat_params, context=context)
         )
-    model, n_prompt = server.model, len(stream.prompt)
-    builder = ResponseBuilder(model.info.name, request, chat, params, n_prompt, model.vocab)
+    n_prompt, name = len(stream.prompt), name_of(server, chat, params)
+    builder = ResponseBuilder(name, request, chat, params, n_prompt, server.model.vocab)
     if not chat.stream:
         return await _whole(builder, stream)
     writer = ResponseEvents(builder, chat, n_prompt)
@@ -62,9 +66,9 @@ async def _run(
     """Make a response whose tools the server runs."""
     with request.input.naming_items():
         run = await open_run(server, chat, params, context)
-    model = server.model
+    name, vocab = name_of(server, chat, params), server.model.vocab
     labels = {name: tool.info.mcp_server for name, tool in server.tools.tools.items()}
-    builder = ResponseBuilder(model.info.name, request, chat, params, 0, model.vocab, labels)
+    builder = ResponseBuilder(name, request, chat, params, 0, vocab, labels)
     if not chat.stream:
         return await _whole(builder, run)
     writer = ResponseEvents(builder, chat, 0)
@@ -85,6 +89,7 @@ async def _whole(builder: ResponseBuilder, answer: ChatStream | AgentRun) -> Res
 @blueprint.post("/v1/responses/input_tokens")
 @blueprint.post("/responses/input_tokens")
 @takes(ResponsesRequest)
+@gives(INPUT_TOKENS)
 async def input_tokens() -> Response:
     """Count the tokens that a response would begin with."""
     request, chat = await read_chat(ResponsesRequest.parse_with_chat)

@@ -12,16 +12,12 @@ from typing import Any
 
 import attrs
 
+from trioserve.api.base.custom_tools import CustomTools
 from trioserve.api.base.fields import mapping, named, objects, required, text
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
-from trioserve.api.openai.responses.input import INPUT_ARGUMENT
-from trioserve.chat.grammar.regular import GrammarError, pattern_of
 from trioserve.chat.messages import MAX_TOOLS, NOT_HOSTED, check_count
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import UnsupportedFieldError
 from trioserve.left_out import leave_out
-
-#: Characters of all grammars of custom tools that are enforced.
-_MAX_GRAMMARS = 2**16
 
 #: What a function of an answer must have, also if the request does not.
 _OF_FUNCTION: dict[str, Any] = {"description": None, "parameters": None, "strict": False}
@@ -58,7 +54,7 @@ class Offer:
 
     def __init__(self, tools: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         self._left_out: set[str] = set()
-        self._n_grammar_chars = 0
+        self._custom = CustomTools()
         self.given: list[Mapping[str, Any]] = []  # without those that are left out
         by_key: dict[tuple[str | None, str], OfferedTool] = {}
         for place, tool in tools:
@@ -132,7 +128,8 @@ class Offer:
         if kind == "function":
             name, function = required(tool, "name", text, place), _function(tool)
         elif kind == "custom":
-            name, function = required(tool, "name", text, place), self._custom(tool, place)
+            name = required(tool, "name", text, place)
+            function = self._custom.function(tool, place)
         elif kind in CLIENT_TOOLS and not _is_hosted(tool):
             name, function = kind, _of_client(tool, kind, place)
         else:
@@ -146,36 +143,6 @@ class Offer:
             function=function,
             namespace=namespace,
         )
-
-    def _custom(self, tool: Mapping[str, Any], place: str) -> dict[str, Any]:
-        """Make a function of a tool that takes a text, which may have to follow a grammar."""
-        given = (
-            {} if tool.get("format") is None else named(mapping, tool["format"], f"{place}.format")
-        )
-        described = tool.get("description")
-        description = "" if described is None else named(text, described, f"{place}.description")
-        argument: dict[str, Any] = {"type": "string"}
-        if given.get("type", "text") != "text":
-            syntax, definition = _grammar(given, f"{place}.format")
-            description += f"\n\nThe input follows this grammar ({syntax}):\n{definition}"
-            try:
-                self._n_grammar_chars += len(definition)
-                if self._n_grammar_chars > _MAX_GRAMMARS:
-                    raise GrammarError(
-                        f"and those before it have more than {_MAX_GRAMMARS} characters"
-                    )
-                argument["pattern"] = pattern_of(syntax, definition)
-            except GrammarError as error:
-                leave_out(f"the grammar of the custom tool {tool['name']}", f"it {error}")
-        return {
-            "description": description.strip(),
-            "parameters": {
-                "type": "object",
-                "properties": {INPUT_ARGUMENT: argument},
-                "required": [INPUT_ARGUMENT],
-                "additionalProperties": False,
-            },
-        }
 
 
 def _is_hosted(tool: Mapping[str, Any]) -> bool:
@@ -203,12 +170,3 @@ def _of_client(tool: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]
         if parameters is None
         else named(mapping, parameters, f"{place}.parameters"),
     }
-
-
-def _grammar(format: Mapping[str, Any], path: str) -> tuple[str, str]:
-    if format["type"] != "grammar":
-        raise InvalidRequestError.at(f"{path}.type", 'must be "text" or "grammar".')
-    syntax = required(format, "syntax", text, path)
-    if syntax not in ("lark", "regex"):
-        raise InvalidRequestError.at(f"{path}.syntax", 'must be "lark" or "regex".')
-    return syntax, required(format, "definition", text, path)

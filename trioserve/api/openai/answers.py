@@ -1,0 +1,228 @@
+"""The schemas of answers of OpenAI's routes."""
+
+from __future__ import annotations
+
+from trioserve.api.base.answers import (
+    COUNT,
+    FIGURE,
+    FLAG,
+    NULL,
+    OUTPUT,
+    PROMPT_USAGE,
+    TEXT,
+    TIMINGS,
+    TOKEN_PROBS,
+    USAGE,
+    each,
+    either,
+    record,
+    texts,
+)
+from trioserve.api.base.fields import OBJECT, answer, or_null
+
+# -- chats and completions
+
+_CALL = answer(
+    "ToolCall",
+    record(
+        *("function", "custom"),
+        id=TEXT,
+        type=texts("function", "custom"),
+        function=record(name=TEXT, arguments=TEXT),
+        custom=record(name=TEXT, input=TEXT),
+    ),
+)
+_MESSAGE = answer(
+    "AssistantMessage",
+    record(
+        *("reasoning_content", "tool_calls"),
+        role=texts("assistant"),
+        content=or_null(TEXT),
+        refusal=NULL,
+        reasoning_content=TEXT,
+        tool_calls=each(_CALL),
+    ),
+)
+_REASON = texts("stop", "length", "tool_calls")
+_WHOLE = {
+    "id": TEXT,
+    "created": COUNT,
+    "model": TEXT,
+    "system_fingerprint": TEXT,
+    "usage": USAGE,
+    "timings": TIMINGS,
+    "__verbose": OUTPUT,
+}
+CHAT = answer(
+    "ChatCompletion",
+    record(
+        *("__verbose", "trioserve_messages"),
+        object=texts("chat.completion"),
+        choices=each(
+            record(
+                index=COUNT,
+                message=_MESSAGE,
+                finish_reason=_REASON,
+                logprobs=or_null(record(content=each(TOKEN_PROBS), refusal=NULL)),
+            )
+        ),
+        **_WHOLE,
+        trioserve_messages=each(OBJECT),
+    ),
+)
+COMPLETION = answer(
+    "Completion",
+    record(
+        "__verbose",
+        object=texts("text_completion"),
+        choices=each(
+            record(
+                index=COUNT,
+                text=TEXT,
+                finish_reason=_REASON,
+                logprobs=or_null(
+                    record(
+                        content=each(TOKEN_PROBS),
+                        tokens=each(TEXT),
+                        token_logprobs=each(FIGURE),
+                        top_logprobs=each({"type": "object", "additionalProperties": FIGURE}),
+                        text_offset=each(COUNT),
+                    )
+                ),
+            )
+        ),
+        **_WHOLE,
+    ),
+)
+
+# -- embeddings
+
+EMBEDDINGS = answer(
+    "EmbeddingList",
+    record(
+        model=TEXT,
+        object=texts("list"),
+        usage=PROMPT_USAGE,
+        data=each(
+            record(
+                "encoding_format",
+                index=COUNT,
+                object=texts("embedding"),
+                embedding=either(each(FIGURE), TEXT),
+                encoding_format=TEXT,
+            )
+        ),
+    ),
+)
+#: llama-server's form: a row for each text, or for each of its tokens.
+MATRICES = answer("Matrices", each(record(index=COUNT, embedding=each(each(FIGURE)))))
+
+# -- recordings
+
+_SEGMENT = record(
+    id=COUNT,
+    seek=COUNT,
+    start=FIGURE,
+    end=FIGURE,
+    text=TEXT,
+    tokens=each(COUNT),
+    temperature=FIGURE,
+    avg_logprob=FIGURE,
+    compression_ratio=FIGURE,
+    no_speech_prob=FIGURE,
+)
+_TOKENS = record(
+    type=texts("tokens"),
+    input_tokens=COUNT,
+    input_token_details=record(text_tokens=COUNT, audio_tokens=COUNT),
+    output_tokens=COUNT,
+    total_tokens=COUNT,
+)
+TRANSCRIPT = answer(
+    "Transcript",
+    record(
+        *("logprobs", "task", "language", "duration", "words", "segments"),
+        text=TEXT,
+        usage=either(_TOKENS, record(type=texts("duration"), seconds=COUNT)),
+        logprobs=each(record(token=TEXT, bytes=each(COUNT), logprob=FIGURE)),
+        task=TEXT,
+        language=TEXT,
+        duration=FIGURE,
+        words=each(record(word=TEXT, start=FIGURE, end=FIGURE)),
+        segments=each(_SEGMENT),
+    ),
+)
+
+# -- the Responses API
+
+_PART = record(
+    *("annotations", "logprobs"),
+    type=texts("output_text", "reasoning_text"),
+    text=TEXT,
+    annotations=each(OBJECT),
+    logprobs=each(TOKEN_PROBS),
+)
+#: An item of any type. The types of calls have the fields of OpenAI's SDK.
+_ITEM = answer(
+    "ResponseItem",
+    {
+        **record(
+            *("role", "content", "call_id", "name", "arguments", "input"),
+            id=TEXT,
+            type=TEXT,
+            status=TEXT,
+            role=TEXT,
+            content=each(_PART),
+            call_id=TEXT,
+            name=TEXT,
+            arguments=either(TEXT, OBJECT),
+            input=TEXT,
+        ),
+        "additionalProperties": True,
+    },
+)
+RESPONSE = answer(
+    "Response",
+    record(
+        id=TEXT,
+        object=texts("response"),
+        created_at=COUNT,
+        completed_at=or_null(COUNT),
+        model=TEXT,
+        status=TEXT,
+        output=each(_ITEM),
+        error=or_null(record(code=TEXT, message=TEXT)),
+        incomplete_details=or_null(record(reason=TEXT)),
+        usage=or_null(
+            record(
+                input_tokens=COUNT,
+                input_tokens_details=record(cached_tokens=COUNT, cache_write_tokens=COUNT),
+                output_tokens=COUNT,
+                output_tokens_details=record(reasoning_tokens=COUNT),
+                total_tokens=COUNT,
+            )
+        ),
+        background=FLAG,
+        frequency_penalty=FIGURE,
+        instructions=or_null(TEXT),
+        max_output_tokens=or_null(COUNT),
+        max_tool_calls=or_null(COUNT),
+        metadata={"type": "object", "additionalProperties": TEXT},
+        parallel_tool_calls=FLAG,
+        presence_penalty=FIGURE,
+        previous_response_id=NULL,
+        prompt_cache_key=or_null(TEXT),
+        reasoning=record(effort=or_null(TEXT), summary=NULL),
+        safety_identifier=or_null(TEXT),
+        service_tier=TEXT,
+        store=FLAG,
+        temperature=FIGURE,
+        text=OBJECT,
+        tool_choice=either(TEXT, OBJECT),
+        tools=each(OBJECT),
+        top_logprobs=COUNT,
+        top_p=FIGURE,
+        truncation=TEXT,
+        user=or_null(TEXT),
+    ),
+)

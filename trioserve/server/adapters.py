@@ -1,0 +1,294 @@
+"""LoRA adapters of a server: their names and default scales, and loading while requests run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from trioserve.config import Config
+from trioserve.config.readers import parse_adapter
+from trioserve.engine import Engine
+from trioserve.engine.adapters import AdapterTable
+from trioserve.errors import (
+    AdapterInUseError,
+    InvalidRequestError,
+    ModelLoadError,
+    NotSupportedError,
+    UnknownModelError,
+)
+from trioserve.log import get_logger
+from trioserve.types import AdapterInfo, Adapters
+
+if TYPE_CHECKING:
+    from trioserve.server.lifecycle.services import EngineServices
+
+_log = get_logger("trioserve.server")
+
+#: Adapters that are loaded at the same time.
+MAX_ADAPTERS = 256
+
+#: Names of adapters. A colon would stand for the model before it.
+_NAME = re.compile(r"[\w.@+-][\w.@+/ -]{0,127}")
+
+
+def names_of(paths: Iterable[str]) -> list[str]:
+    """Name adapters by their files; the second file of a name has a number."""
+    names: list[str] = []
+    for path in paths:
+        name, n = Path(path).stem, 1
+        while name in names:
+            n += 1
+            name = f"{Path(path).stem}-{n}"
+        names.append(name)
+    return names
+
+
+class AdapterScales:
+    """The adapters of a loaded model, and their default scales. Used on the event loop.
+
+    Args:
+        infos: the adapters that were loaded with the model, in the order of their ids.
+    """
+
+    def __init__(self, infos: Sequence[AdapterInfo]) -> None:
+        #: All adapters that were ever loaded, by their ids.
+        self.infos = list(infos)
+        #: The names of all, by their ids.
+        self.names = names_of(one.path for one in infos)
+        #: The ids of those that are loaded, by name.
+        self.ids = {name: id_ for id_, name in enumerate(self.names)}
+        self._scales = [info.scale for info in infos]
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The default scale of each adapter."""
+        return tuple(self._scales)
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        """The default scales of the loaded ones, by name."""
+        return {name: self._scales[id_] for name, id_ in self.ids.items()}
+
+    @property
+    def current(self) -> Adapters:
+        """The adapters with their default scales."""
+        return _in_use(enumerate(self._scales))
+
+    def set(self, scales: Mapping[int, float]) -> None:
+        """Change the default scales for later requests; an adapter that is not named gets 0.
+
+        Raises:
+            InvalidRequestError: an adapter does not exist; nothing has changed.
+        """
+        self._check(scales)
+        self._scales = [scales.get(id_, 0.0) for id_ in range(len(self.infos))]
+
+    def choose(self, given: Sequence[tuple[int, float]]) -> Adapters:
+        """The adapters for a request with these ids and scales; the default ones if it has none.
+
+        Raises:
+            InvalidRequestError: an adapter does not exist.
+        """
+        if not given:
+            return self.current
+        scales = dict(given)
+        self._check(scales)
+        return _in_use(sorted(scales.items()))
+
+    def id_of(self, name: str) -> int:
+        """The id of a loaded adapter. Raises UnknownModelError."""
+        if name not in self.ids:
+            raise UnknownModelError.at("model", f"names the adapter {name!r}, which is unloaded.")
+        return self.ids[name]
+
+    def add(self, name: str, id_: int, info: AdapterInfo) -> None:
+        """Note an adapter that was loaded. By default, requests do without it."""
+        assert id_ == len(self.infos)
+        self.infos.append(info)
+        self.names.append(name)
+        self._scales.append(0.0)
+        self.ids[name] = id_
+
+    def remove(self, name: str) -> None:
+        """Forget an adapter. Its id is not used again: caches know it."""
+        id_ = self.ids.pop(name)
+        self._scales[id_] = 0.0
+
+    def _check(self, ids: Iterable[int]) -> None:
+        loaded = self.ids.values()
+        for id_ in ids:
+            if id_ not in loaded:
+                n = len(self.infos)
+                known = f"ids run from 0 to {n - 1}" if n else "the server was started without"
+                if 0 <= id_ < n:
+                    known = "it was unloaded"
+                raise InvalidRequestError(f"There is no LoRA adapter {id_}: {known}.", param="lora")
+
+
+def _in_use(scales: Iterable[tuple[int, float]]) -> Adapters:
+    return tuple((id_, float(scale)) for id_, scale in scales if scale)
+
+
+@attrs.define(eq=False, slots=False)
+class AdapterNames:
+    """The adapters that requests can name, also while the model sleeps. Used on the event loop.
+
+    It loads and unloads adapters while the model is in memory, one at a time.
+    """
+
+    _config: Config
+
+    def __attrs_post_init__(self) -> None:
+        self._one = trio.Lock()
+        given = list(map(parse_adapter, self._config.lora))
+        names = names_of(path for path, _ in given)
+        #: The files of all adapters, by name.
+        self.paths = {name: path for name, (path, _) in zip(names, given, strict=True)}
+        self._scales = {name: scale for name, (_, scale) in zip(names, given, strict=True)}
+
+    def named(self, model: str | None, bases: Sequence[str]) -> str | None:
+        """Find the adapter that a name of a model means; None: it means the model without one.
+
+        That is its own name, or one of the model's (`bases`), a colon, and its own.
+
+        Raises:
+            UnknownModelError: there is no such adapter.
+        """
+        model = (model or "").removesuffix(":latest")  # of Ollama's clients
+        if not model or model in bases or not (self.paths or self._config.lora_dir):
+            return None
+        if model in self.paths:
+            return model
+        base, _, name = model.rpartition(":")
+        if base in bases and name in self.paths:
+            return name
+        if base in bases or self._config.lora_dir:
+            known = ", ".join([bases[0], *self.paths])
+            raise UnknownModelError.at("model", f"is {model!r:.200}; there are {known:.2000}.")
+        return None
+
+    def choose(self, name: str, scales: AdapterScales) -> Adapters:
+        """The adapter of a name and no other. Raises UnknownModelError if it was unloaded."""
+        return ((scales.id_of(name), self._scales.get(name) or 1.0),)
+
+    def check(self) -> str:
+        """Return the folder of files to load. Raises NotSupportedError without `--lora-dir`."""
+        if self._config.lora_dir is None:
+            raise NotSupportedError(
+                "This server does not load or unload adapters. Start it with `--lora-dir`"
+            )
+        return self._config.lora_dir
+
+    async def load(
+        self, services: EngineServices, name: str, path: str, bases: Sequence[str]
+    ) -> None:
+        """Load an adapter from a file in the folder. Requests that run are not affected.
+
+        The model and the adapter are first loaded in another process if the file is new. When
+        cancelled, the adapter is loaded or not, as a whole.
+
+        Raises:
+            InvalidRequestError: the name is taken, the file is not in the folder, or it cannot be
+                used; `param` names the field.
+            NotSupportedError: the server was started without a folder.
+        """
+        folder = self.check()
+        async with self._one:
+            if not _NAME.fullmatch(name):
+                raise InvalidRequestError.at("lora_name", "must be a name, without a colon.")
+            if name in self.paths or name in bases:
+                raise InvalidRequestError.at("lora_name", f"is {name!r}, which is loaded already.")
+            if len(self.paths) >= MAX_ADAPTERS:
+                raise InvalidRequestError.at(
+                    "lora_name", f"would be one more than {MAX_ADAPTERS} adapters."
+                )
+            found = await trio.to_thread.run_sync(partial(_inside, Path(folder), path))
+            try:
+                await self._add(services, name, found)
+            except ModelLoadError as error:
+                raise InvalidRequestError(
+                    f"'lora_path' cannot be used: {error.message}", param="lora_path"
+                ) from error
+            self.paths[name] = str(found)
+
+    async def _add(self, services: EngineServices, name: str, path: Path) -> None:
+        table = _table(services)
+        await trio.to_thread.run_sync(table.try_file, path)
+        with trio.CancelScope(shield=True):  # it takes a step, and must be noted
+            id_ = await services.dispatcher.call(partial(table.add, path))
+            services.adapters.add(name, id_, table.infos[id_])
+        _log.info("adapter loaded", name=name, path=str(path))
+
+    async def unload(self, services: EngineServices, name: str) -> None:
+        """Free an adapter that no request uses.
+
+        Raises:
+            UnknownModelError: there is no adapter of the name.
+            InvalidRequestError: it was loaded with the model.
+            AdapterInUseError: a request runs or waits with it.
+            NotSupportedError: the server was started without a folder.
+        """
+        self.check()
+        table = _table(services)
+        async with self._one:
+            if name in self._scales:
+                raise InvalidRequestError.at("lora_name", "was loaded with the model, by --lora.")
+            if name not in self.paths:
+                raise UnknownModelError.at("lora_name", f"is {name!r:.200}, which is not loaded.")
+            id_ = services.adapters.ids[name]
+            with trio.CancelScope(shield=True):
+                table.closed |= {id_}
+                if not await services.dispatcher.call(partial(table.remove, id_)):
+                    table.closed -= {id_}
+                    raise AdapterInUseError.at("lora_name", "is in use by a request.")
+                services.adapters.remove(name)
+                del self.paths[name]
+        _log.info("adapter unloaded", name=name)
+
+    async def restore(self, services: EngineServices, scales: Mapping[str, float] | None) -> None:
+        """Load the adapters that were loaded before the model was, and set the default scales.
+
+        One that cannot be loaded any more is dropped, and logged. Without scales, it is the first
+        time that the model is loaded, and there is nothing to do.
+        """
+        if scales is None:
+            return
+        async with self._one:
+            for name, path in list(self.paths.items()):
+                if name in services.adapters.ids:
+                    continue
+                try:
+                    await self._add(services, name, Path(path))
+                except ModelLoadError as error:
+                    del self.paths[name]
+                    _log.error("adapter cannot be loaded again", name=name, reason=error.message)
+        ids = services.adapters.ids
+        services.adapters.set({ids[name]: one for name, one in scales.items() if name in ids})
+
+
+def _table(services: EngineServices) -> AdapterTable:
+    assert isinstance(services.loop, Engine)
+    return services.loop.adapter_table
+
+
+def _inside(folder: Path, path: str) -> Path:
+    """Find a file in a folder, also by a path within it. Links may not lead out of it.
+
+    Raises:
+        InvalidRequestError: it is not there.
+    """
+    try:
+        base = folder.resolve(strict=True)
+        found = (base / path).resolve(strict=True)
+        is_file = found.is_relative_to(base) and found.is_file()
+    except (OSError, RuntimeError, ValueError):  # a loop of links; a character that no path has
+        is_file = False
+    if not is_file:
+        raise InvalidRequestError.at("lora_path", "is not the path of a file in --lora-dir.")
+    return found
