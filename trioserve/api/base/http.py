@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import structlog
-import trio
 from quart import g, request
 from quart_trio.wrappers import TrioResponse as Response
 
@@ -141,18 +140,6 @@ async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
 def size_of_outputs(outputs: Iterable[Completion | ChatCompletion]) -> int:
     """The size of outputs, for `long_response`."""
     return sum(len(each.prompt) + 32 * sse.n_candidates(each.probs) for each in outputs)
-
-
-def receive_of(body: bytes) -> Callable[[], Awaitable[Any]]:
-    """Make the ASGI ``receive`` of a client that sends a body and stays connected."""
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Any:
-        if not messages:
-            await trio.sleep_forever()
-        return messages.pop()
-
-    return receive
 
 
 async def give_id() -> None:
