@@ -95,7 +95,7 @@ class Batches:
     async def _live(self, batch: Record) -> None:
         end = "cancelled"
         if batch.body["status"] != "cancelling":
-            left = batch.body["expires_at"] - time.time()
+            left = max(0.0, batch.body["expires_at"] - time.time())
             with trio.CancelScope() as scope:
                 self._running[batch.id] = scope
                 try:

@@ -17,7 +17,7 @@ import trio.testing
 from tests.support.clients import TIMEOUT, client_and_service, client_of, use_openai
 from tests.support.event_source import gated
 from tests.support.fake_fleet import routed
-from tests.support.http_server import serving_script
+from tests.support.http_server import chunks_of, post, serving_script
 from tests.support.scripts import answering, noting
 from tests.support.waiting import until
 from trioserve.errors import StoreError
@@ -210,11 +210,11 @@ async def test_the_sdk_comes_back_to_a_background_stream() -> None:
 async def test_a_client_that_leaves_stops_nothing_in_the_background() -> None:
     backend, gate = gated("0123456789" * 5)
     async with client_and_service(backend) as (client, service):
-        body = {"input": "Hi", "background": True, "stream": True}
-        async with client.stream("POST", RESPONSES, json=body) as response:
+        body = json.dumps({"input": "Hi", "background": True, "stream": True}).encode()
+        async with chunks_of(str(client.base_url), post(RESPONSES, body)) as next_chunk:
             gate.allow(3)
-            line = await anext(each async for each in response.aiter_lines() if "data:" in each)
-        id_ = json.loads(line[6:])["response"]["id"]
+            event = data_in(await next_chunk())[0]
+        id_ = event["response"]["id"]
         assert (await client.get(f"{RESPONSES}/{id_}")).json()["status"] == "in_progress"
         gate.open()
         await until(lambda: not service.stored_runs)
@@ -293,9 +293,9 @@ async def test_a_server_that_was_killed_left_it_incomplete(tmp_path: Path) -> No
 
 async def test_responses_survive_a_restart(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-    backend, prompts = noting("Fine.")
-    async with client_of(backend, store=path) as client:
+    async with client_of(answering("Fine."), store=path) as client:
         first = await stored(client, input="How are you?")
+    backend, prompts = noting("Fine.")
     async with client_of(backend, store=path) as client:
         assert (await client.get(f"{RESPONSES}/{first['id']}")).json() == first
         await stored(client, input="And now?", previous_response_id=first["id"])

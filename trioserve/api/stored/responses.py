@@ -330,6 +330,8 @@ async def _keep_end(run: StoredRun, status: str, message: str) -> None:
     """Store how a run has ended that has not come to its last event."""
     if run.is_kept:
         return
+    if run.has_to_end():
+        status = "cancelled"
     error = {"code": "server_error", "message": message} if status == "failed" else None
     run.body = {**run.body, "status": status, "error": error, "output": []}
     try:
