@@ -21,4 +21,4 @@ def test_no_kill_loses_what_was_acknowledged(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     n_kills, n_responses, n_lines = map(int, done.stdout.split())
     assert n_kills == KILLS
-    assert n_responses > 0 and n_lines == 25 * KILLS
+    assert n_responses >= KILLS and n_lines == 25 * KILLS

@@ -13,8 +13,9 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -48,8 +49,11 @@ def serve(store: Path, listening: socket.socket) -> None:
 
 
 @contextmanager
-def server(store: Path) -> Iterator[Client]:
-    """Run a server in a process for a block, which ends with SIGKILL."""
+def server(store: Path) -> Iterator[tuple[Client, Callable[[float], None]]]:
+    """Run a server in a process for a block, which ends with SIGKILL.
+
+    Gives a client, and a function that kills the server some seconds later in the block.
+    """
     listening = socket.create_server(("127.0.0.1", 0))
     pid = os.fork()
     if not pid:
@@ -59,10 +63,18 @@ def server(store: Path) -> Iterator[Client]:
             os._exit(1)
     client = Client(listening.getsockname()[1])
     listening.close()
+    timers: list[threading.Timer] = []
+
+    def kill_in(seconds: float) -> None:
+        timers.append(threading.Timer(seconds, os.kill, (pid, signal.SIGKILL)))
+        timers[0].start()
+
     try:
         client.until_ready()
-        yield client
+        yield client, kill_in
     finally:
+        for timer in timers:
+            timer.join()
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         assert os.WIFSIGNALED(status), "the server has ended by itself"
@@ -126,35 +138,37 @@ def begin_batch(client: Client, n_lines: int) -> str:
     return str(client.json("POST", "/v1/batches", **wanted)["id"])
 
 
-def store_until(client: Client, end: float) -> Iterator[dict[str, Any]]:
-    """Have responses stored until a time; yields those that were acknowledged."""
-    previous = None
-    while time.monotonic() < end:
-        fields = {"input": "Hi", "store": True, "previous_response_id": previous}
-        response = client.json("POST", "/v1/responses", **fields)
-        previous = response["id"]
-        yield response
+def stored(client: Client, previous: str | None) -> dict[str, Any]:
+    """Have a response stored that continues another one."""
+    fields = {"input": "Hi", "store": True, "previous_response_id": previous}
+    response: dict[str, Any] = client.json("POST", "/v1/responses", **fields)
+    return response
 
 
 def main(folder: Path, n_kills: int) -> None:
     rng = random.Random(n_kills)
     store = folder / "a.db"
     n_lines = N_LINES_A_KILL * n_kills
-    with server(store) as client:
+    with server(store) as (client, _):
         batch = begin_batch(client, n_lines)
     acknowledged: list[dict[str, Any]] = []
     n_done = 0
     for kill in range(n_kills):
-        with server(store) as client:
+        with server(store) as (client, kill_in):
             for response in rng.sample(acknowledged, min(3, len(acknowledged))):
                 assert client.json("GET", f"/v1/responses/{response['id']}") == response
             counts = client.json("GET", f"/v1/batches/{batch}")["request_counts"]
             assert counts["completed"] >= n_done, "answers are lost"
             n_done = counts["completed"]
-            acknowledged += store_until(client, time.monotonic() + rng.uniform(0, LIFE))
+            previous = acknowledged[-1]["id"] if kill % 20 else None
+            acknowledged.append(stored(client, previous))
+            kill_in(rng.uniform(0, LIFE))
+            with suppress(OSError, http.client.HTTPException):
+                while True:
+                    acknowledged.append(stored(client, acknowledged[-1]["id"]))
         if kill % 10 == 9 or kill == n_kills - 1:
             assert problems(str(store)) == []
-    with server(store) as client:
+    with server(store) as (client, _):
         for response in acknowledged:
             assert client.json("GET", f"/v1/responses/{response['id']}") == response
         while (found := client.json("GET", f"/v1/batches/{batch}"))["status"] == "in_progress":

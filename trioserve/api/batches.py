@@ -95,19 +95,21 @@ class Batches:
     async def _live(self, batch: Record) -> None:
         end = "cancelled"
         if batch.body["status"] != "cancelling":
-            left = max(0.0, batch.body["expires_at"] - time.time())
             with trio.CancelScope() as scope:
                 self._running[batch.id] = scope
                 try:
-                    with trio.move_on_after(left) as window:
-                        await self._answer_lines(batch)
-                    end = "expired" if window.cancelled_caught else "completed"
+                    end = await self._run(batch)
                 finally:
                     del self._running[batch.id]
-            if scope.cancelled_caught:
-                end = "cancelled"
         if end != "completed" or self._may_begin:
             await self._surely(partial(_finish, batch=batch, end=end))
+
+    async def _run(self, batch: Record) -> str:
+        """Answer the lines of a batch in the time that it has; returns how it has ended."""
+        left = max(0.0, batch.body["expires_at"] - time.time())
+        with trio.move_on_after(left) as window:
+            await self._answer_lines(batch)
+        return "expired" if window.cancelled_caught else "completed"
 
     async def _answer_lines(self, batch: Record) -> None:
         """Answer the pending lines, those with the same beginning one after another."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from tests.support.http_server import serving_script
 from tests.support.scripts import answering
+from tests.support.trio_thread import TrioThread
 from trioserve.cli.commands import run
 
 
@@ -28,30 +28,30 @@ def ids_in(path: Path) -> list[str]:
     return [json.loads(each)["custom_id"] for each in path.read_text("utf-8").splitlines()]
 
 
-async def answered(*argv: str, **config: Any) -> int:
-    async with serving_script(answering("Hello"), **config) as (url, _):
-        argv = (*argv, "--url", url)
-        return await trio.to_thread.run_sync(lambda: run("batch", argv, {}))
+def answered(*argv: str, **config: Any) -> int:
+    served = serving_script(answering("Hello"), **config)
+    with TrioThread() as thread, thread.open(served) as (url, _):
+        return run("batch", [*argv, "--url", url], {})
 
 
-async def test_lines_are_answered_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_answered_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write(source, *map(line, range(5)))
-    assert await answered(str(source), "-o", str(target)) == 0
+    assert answered(str(source), "-o", str(target)) == 0
     assert ids_in(target) == [f"line-{n}" for n in range(5)]
     assert "5 answers, 0 errors" in capfd.readouterr().out
     write(source, *map(line, range(7)))
-    assert await answered(str(source), "--output", str(target)) == 0
+    assert answered(str(source), "--output", str(target)) == 0
     assert ids_in(target) == [f"line-{n}" for n in range(7)]
-    assert await answered(str(source), "-o", str(target)) == 0
+    assert answered(str(source), "-o", str(target)) == 0
     assert "has the answers of all lines" in capfd.readouterr().out
 
 
-async def test_a_line_that_fails_is_in_the_output(tmp_path: Path) -> None:
+def test_a_line_that_fails_is_in_the_output(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", line(0), line(1, temperature="hot"))
     target = tmp_path / "out.jsonl"
     argv = (str(source), "-o", str(target), "--api-key", "secret")
-    assert await answered(*argv, api_keys=("secret",)) == 1
+    assert answered(*argv, api_keys=("secret",)) == 1
     statuses = [
         json.loads(each)["response"]["status_code"]
         for each in target.read_text("utf-8").splitlines()
@@ -59,9 +59,9 @@ async def test_a_line_that_fails_is_in_the_output(tmp_path: Path) -> None:
     assert statuses == [200, 400]
 
 
-async def test_a_batch_that_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_that_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "in.jsonl", line(0), line(0))
-    assert await answered(str(source), "-o", str(tmp_path / "out.jsonl")) == 1
+    assert answered(str(source), "-o", str(tmp_path / "out.jsonl")) == 1
     assert "line 2: 'custom_id' must be" in capfd.readouterr().err
 
 

@@ -59,8 +59,8 @@ blueprint = Blueprint("stored_responses", __name__)
 #: The endpoints whose POSTs may continue stored responses; of the first, answers are stored.
 _RESPONSES, _COUNT = "responses.responses", "responses.input_tokens"
 
-#: The key of a `StoredRun` in the scope of the request whose answer it stores. Quart's `g` is shared
-#: with a request within the app.
+#: The key of a `StoredRun` in the scope of the request whose answer it stores. A request within the
+#: app shares Quart's `g`.
 _RUN = "trioserve.run"
 
 _OVER = ("completed", "incomplete", "failed", "cancelled")
@@ -263,21 +263,27 @@ async def _kept_stream(run: StoredRun, body: ResponseBody, path: str) -> AsyncIt
             if (last := _LAST_EVENT.search(events)) is None:
                 yield events
                 continue
-            if last.start():
-                yield events[: last.start()]
-            number, response = _response_in(events[last.start() :].partition(b"\n\n")[0])
-            if run.options.background and run.has_to_end():
-                response["status"] = "cancelled"
-            try:
-                await run.keep(response)
-            except UnavailableError as error:
-                if run.is_asked:
-                    yield errors.shape_of(path).event(errors.bodies_on(path)(error), number)
-                    return
-                _tell_not_stored(error)
+            yield events[: last.start()]
+            if (failure := await _keep_last(run, events[last.start() :], path)) is not None:
+                yield failure
+                return
             yield events[last.start() :]
     if rest:
         yield rest
+
+
+async def _keep_last(run: StoredRun, event: bytes, path: str) -> bytes | None:
+    """Store the response in the last event. Returns an error in place of it, if that is one."""
+    number, response = _response_in(event.partition(b"\n\n")[0])
+    if run.options.background and run.has_to_end():
+        response["status"] = "cancelled"
+    try:
+        await run.keep(response)
+    except UnavailableError as error:
+        if run.is_asked:
+            return errors.shape_of(path).event(errors.bodies_on(path)(error), number)
+        _tell_not_stored(error)
+    return None
 
 
 def _response_in(event: bytes) -> tuple[int, dict[str, Any]]:
