@@ -41,7 +41,7 @@ COVERAGE := --cov --cov-report= --cov-fail-under=0
 .DEFAULT_GOAL := help
 .PHONY: help serve install test test-all test-fast test-system test-chosen test-stress check format docs ui \
 	screenshots mutate fuzz soak test-vocabularies test-schemas test-models test-clients test-deploy test-image \
-	test-rpc test-ray test-hostile test-lowest test-wheel audit lock wheel clean distclean
+	test-rpc test-ray test-hostile test-kills test-lowest test-wheel audit lock wheel clean distclean
 
 help:
 	@echo "make serve        serve on $(HOST):$(PORT); PORT=, HOST=, MODEL=file.gguf, ARGS='--parallel 8'"
@@ -63,6 +63,7 @@ help:
 	@echo "make test-deploy  the tests of examples/deploy, with helm, hadolint and schemas, which it installs"
 	@echo "make test-rpc     one model over two RPC servers on this machine, which fail in every way"
 	@echo "make test-hostile clients, commands and MCP servers that attack a server, a quarter of an hour"
+	@echo "make test-kills   kill servers KILLS=200 times while they store responses and run a batch"
 	@echo "make test-ray     the Serve application on a cluster of three nodes; RAY=2.49.2 takes that version of Ray"
 	@echo "make test-image   build the image with CONTAINER_ENGINE=docker or podman, and run it; IMAGE_ARGS='--build-arg ...'"
 	@echo "make test-lowest  the fast tests with the oldest versions that pyproject.toml allows"
@@ -152,6 +153,11 @@ fuzz: $(VENV)/.installed-fuzz
 
 SOAK_SECONDS ?= 600
 SOAK_ARGS ?=
+
+KILLS ?= 200
+
+test-kills: $(VENV)/.installed-dev
+	@TEST_KILLS=$(KILLS) $(PY) -m pytest -m system tests/store/test_kills.py $(PYTEST_ARGS)
 
 soak: $(VENV)/.installed-dev
 	@$(PY) -m tests.soak $(SOAK_SECONDS) $(SOAK_ARGS)

@@ -431,6 +431,23 @@ class MemoryFullError(UnavailableError):
     retry_after: float
 
 
+class StoreError(UnavailableError):
+    """The store cannot be used: a full disk, a damaged file, or one that others hold."""
+
+    code = "store_failed"
+    public = "The server cannot store anything at the moment. Its log has the reason."
+
+
+class StoreInUseError(StoreError):
+    """Another server uses the store."""
+
+
+class StoreFullError(UnavailableError):
+    """The store holds as much as it may, and nothing of it can be deleted."""
+
+    code = "store_full"
+
+
 class ModelLoadingError(UnavailableError):
     """The model is not loaded yet."""
 

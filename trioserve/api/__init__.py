@@ -3,9 +3,10 @@
 `openai`, `anthropic`, `ollama`, `llama`, `vllm` and `cohere` each have the routes of one family of
 APIs: their handlers read the request, call the server and write the answer, and `VENDOR` says what
 others need to know of it (`base.vendors`). `base` is what they share.
-`streams` has chats for an `EventSource`, `pages` the files that the server serves, and `tools` what
-it runs for clients. `install` puts all of it into an app with one model. `router` forwards requests
-to the processes of many models, and `install_router` puts it into an app, with the same routes.
+`streams` has chats for an `EventSource`, `stored` what outlives a connection, `pages` the files
+that the server serves, and `tools` what it runs for clients. `install` puts all of it into an app
+with one model. `router` forwards requests to the processes of many models, and `install_router`
+puts it into an app, with the same routes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from trioserve.api import (
     pages,
     predict,
     router,
+    stored,
     streams,
     vllm,
 )
@@ -99,6 +101,7 @@ def _install_base(app: QuartTrio, served: app_state.AppState) -> None:
         http.show_rate_limits,
     ):
         app.after_request(last_to_first)
+    stored.install(app, served)  # which sees an answer before those do
     errors.install(app)
     _add(app, openapi.blueprint, pages.blueprint, proxy.blueprint, tools.blueprint)
 

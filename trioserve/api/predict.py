@@ -23,8 +23,9 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base.answers import each, record
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.errors import body as error_body
-from trioserve.api.base.http import json_response, receive_of
+from trioserve.api.base.http import json_response
 from trioserve.api.openapi import gives
+from trioserve.api.within import ask
 from trioserve.config import Config
 from trioserve.errors import ConfigError, InvalidRequestError, TrioServeError
 
@@ -129,29 +130,9 @@ async def _ask(
     app: QuartTrio, scope: Mapping[str, Any], path: str, payload: Mapping[str, Any]
 ) -> Any:
     """Send a request to the app itself; gives the answer's JSON, or its text."""
-    body = json.dumps(payload).encode()
     headers = [pair for pair in scope["headers"] if pair[0].lower() in _HEADERS]
-    headers += [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-    ]
-    whole = scope.get("root_path", "") + path
-    inner = {
-        **scope,
-        "path": whole,
-        "raw_path": whole.encode(),
-        "query_string": b"",
-        "headers": headers,
-    }
-    parts: list[bytes] = []
-
-    async def send(message: Any) -> None:
-        parts.append(message.get("body", b""))
-        await trio.lowlevel.checkpoint()
-
-    await app(inner, receive_of(body), send)  # type: ignore[arg-type]
-    answer = b"".join(parts).decode()
+    answer = await ask(app, scope, path, json.dumps(payload).encode(), headers)
     try:
-        return json.loads(answer)
+        return json.loads(answer.body)
     except ValueError:
-        return answer
+        return answer.body.decode()

@@ -280,14 +280,14 @@ class StreamSession:
         elif self.failure is None:
             self.failure = ServerClosingError("The server ended before the stream did.")
         if not (self._whole and self.is_stream):
-            event = self.form.event(self._what_went_wrong(), self._framing.n_events)
+            event = self.form.event(self.what_went_wrong(), self._framing.n_events)
             self._append(self._framing.write(event, self.ring.end))
         self.ring.close()
         self.completed_at = int(time.time())
         self._answered.set()
         self._readers.unpark_all()
 
-    def _what_went_wrong(self) -> Mapping[str, Any]:
+    def what_went_wrong(self) -> Mapping[str, Any]:
         """The error body that says why the stream is missing or incomplete."""
         if self.failure is None and self.head is not None and self.head.status >= 400:
             with suppress(ValueError):

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import trio
@@ -39,9 +39,10 @@ from trioserve.api.base.body import (
 )
 from trioserve.api.base.connection import WAITED_HEADER, current_request
 from trioserve.api.base.fields import RequestBody, field, or_null
-from trioserve.api.base.http import ID_HEADER, current_request_id, json_response, receive_of
+from trioserve.api.base.http import ID_HEADER, current_request_id, json_response
 from trioserve.api.openapi import gives, takes
 from trioserve.api.sessions import OffsetError, Send, StreamFormat, StreamSession
+from trioserve.api.within import receive_of
 from trioserve.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -221,9 +222,24 @@ async def _stream_body(*, default: bool, always: bool) -> bytes | None:
 
 async def _begin(wanted: _Wanted, body: bytes) -> Response:
     """Begin a session, and make the response to the current request."""
-    current, sessions = current_request(), current_app_state().streams
+    session = begin(wanted.conversation, asking(body), secret=wanted.wait is not None)
+    wait = math.inf if wanted.wait is None else wanted.wait
+    if (failed := await answer_of_failed(session, wait)) is not None:
+        return failed
+    if wanted.wait is not None:
+        return _accepted(session)
+    return respond(session, 0, headers=_passed_on(session))
+
+
+#: Runs a request, whose answer goes to a function.
+Ask: TypeAlias = Callable[[Send], Awaitable[None]]
+
+
+def asking(body: bytes, **extra: Any) -> Ask:
+    """Have a session run the current request, with a body and more in its scope."""
+    current = current_request()
     app: Any = current_app._get_current_object()  # type: ignore[attr-defined]
-    scope = {**current.scope, "headers": _headers(current.scope["headers"], len(body))}
+    scope = {**current.scope, **extra, "headers": _headers(current.scope["headers"], len(body))}
     receive = receive_of(body)
     current.body.clear()
     current.held.release()  # the request within the app now holds it
@@ -231,16 +247,26 @@ async def _begin(wanted: _Wanted, body: bytes) -> Response:
     async def ask(send: Send) -> None:
         await app.asgi_http_class(app, scope)(receive, send)
 
-    session = sessions.start(
-        current.api_key, wanted.conversation, _form(), ask, secret=wanted.wait is not None
-    )
-    with trio.move_on_after(math.inf if wanted.wait is None else wanted.wait):
+    return ask
+
+
+def begin(conversation: str | None, ask: Ask, *, secret: bool = False) -> StreamSession:
+    """Begin a session for the client of the current request. Raises as `Sessions.start`."""
+    sessions = current_app_state().streams
+    return sessions.start(current_request().api_key, conversation, _form(), ask, secret=secret)
+
+
+async def answer_of_failed(session: StreamSession, wait: float = _WAIT) -> Response | None:
+    """Wait for a stream to begin, or some seconds. Returns the answer of one that failed.
+
+    Raises:
+        TrioServeError: what prevented an answer.
+    """
+    with trio.move_on_after(wait):
         await session.wait_answer()
     if session.is_stream or not session.is_answered:
-        if wanted.wait is not None:
-            return _accepted(session)
-        return respond(session, 0, headers=_passed_on(session))
-    sessions.forget(session)
+        return None
+    current_app_state().streams.forget(session)
     return _as_it_is(session)
 
 

@@ -553,6 +553,14 @@ class Config:
         help="who shares what the cache holds of prompts: key = requests with the same API key; "
         "all = all requests, so that a client can find out what others have sent. Without API keys "
         "all share")
+    store: str | None = _server(None, "--store",
+        help="SQLite file in which stored responses, conversations, files and batches survive a "
+        "restart; without it, they are kept in memory")
+    store_size: int = _server(256 * 2**20, "--store-size", read=size, min=2**20,
+        help="bytes that are stored, such as 256M or 4G; beyond that, what was not used for "
+        "longest is deleted")
+    store_days: float = _server(30.0, min=0.01, max=36500,
+        help="days after its last use in which something is stored")
     slots_endpoint: bool = _server(True, "--slots | --no-slots LLAMA_ARG_ENDPOINT_SLOTS",
         help="serve GET /slots")
     slot_save_path: str | None = _server(None, "--slot-save-path", check=checks.directory,

@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
+from functools import partial
 from typing import Any
 
 import attrs
@@ -14,8 +20,9 @@ import trio
 from quart import Quart, Response, current_app, request
 from trio_util import AsyncValue
 
+from trioserve.api.batches import Batches
 from trioserve.api.sessions import Sessions
-from trioserve.concurrency import Gate, Phase, deadline_scope
+from trioserve.concurrency import Gate, Phase, alongside, deadline_scope
 from trioserve.config import Config
 from trioserve.errors import (
     TrioServeError,
@@ -29,6 +36,7 @@ from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer, ToolRecord
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatStream
+from trioserve.store import Store, open_store
 from trioserve.tools.registry import ToolRegistry
 from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 
@@ -251,7 +259,10 @@ class AppState(Connections, ABC):
         super().__init__(config)
         self.n_answers: Counter[tuple[str, int]] = Counter()  # by route and status
         self.n_answering = AsyncValue(0)  # requests whose responses are not sent yet
+        self.n_others = AsyncValue(0)  # POSTs that are being answered, without lines of batches
         self.streams = Sessions()  # that outlive the connections of their readers
+        self._store: Store | None = None
+        self.stored_runs: dict[str, Any] = {}  # responses in the background that run, by id
         self._own_memory = MemoryBudget.of(config)
         #: Why nothing answers: it could not begin, or it broke.
         self.failure: TrioServeError | None = None
@@ -259,6 +270,7 @@ class AppState(Connections, ABC):
         self.tool_calls = ClientToolCalls()
         #: Refuses requests while the app drains, and has ended when the app is to end, or broke.
         self.gate = Gate()
+        self.batches = Batches(self.gate, self.n_others)
         self._scope = trio.CancelScope()
         self._loaded = trio.Event()
 
@@ -266,6 +278,32 @@ class AppState(Connections, ABC):
     def memory(self) -> MemoryBudget:
         """The budget of the memory that requests hold."""
         return self._own_memory
+
+    @property
+    def store(self) -> Store:
+        """What outlives connections. Raises UnavailableError: the server is starting or ending."""
+        if self._store is None:
+            raise UnavailableError("The server is starting or ending: nothing can be stored.")
+        return self._store
+
+    @asynccontextmanager
+    async def _storing(self) -> AsyncIterator[Store]:
+        """Open the store for a block. Raises StoreError."""
+        config = self.config
+        async with open_store(
+            config.store, max_bytes=config.store_size, days=config.store_days
+        ) as store:
+            self._store = store
+            try:
+                yield store
+            finally:
+                self._store = None
+
+    def _outliving(self, store: Store, config: Config) -> AbstractAsyncContextManager[trio.Nursery]:
+        """Run what outlives the requests that began it, for a block."""
+        return alongside(
+            partial(self.streams.run, config), partial(self.batches.run, store, config)
+        )
 
     @property
     @abstractmethod

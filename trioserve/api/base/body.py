@@ -245,6 +245,7 @@ class Form:
 
     fields: dict[str, list[str]]
     files: dict[str, bytes] = attrs.field(repr=False)
+    names: dict[str, str] = attrs.field(factory=dict)  # of the files, as the client has them
 
     def flag(self, name: str) -> bool | None:
         """Read a boolean field; None if it is absent or not a boolean."""
@@ -305,6 +306,7 @@ class _FormParser:
         )
         self._fields: defaultdict[str, list[str]] = defaultdict(list)
         self._files: dict[str, bytes] = {}
+        self._names: dict[str, str] = {}
         self._part: Field | File | None = None
         self._pieces: list[bytes] = []
         self._n_field_bytes = 0
@@ -317,7 +319,7 @@ class _FormParser:
             self._take_events()
         self._decoder.receive_data(None)
         self._take_events()
-        return Form(fields=dict(self._fields), files=self._files)
+        return Form(fields=dict(self._fields), files=self._files, names=self._names)
 
     def _take_events(self) -> None:
         while not isinstance(event := self._decoder.next_event(), NeedData | Epilogue):
@@ -340,6 +342,7 @@ class _FormParser:
         whole = b"".join(self._pieces)
         if isinstance(self._part, File):
             self._files[self._part.name] = whole
+            self._names[self._part.name] = self._part.filename
         else:
             self._fields[self._part.name].append(whole.decode())
 

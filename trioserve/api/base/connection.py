@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any, cast
@@ -34,6 +34,7 @@ from quart_trio.wrappers import TrioRequest
 from trio_util import AsyncValue
 
 from trioserve.api.base.app_state import app_state_of
+from trioserve.api.within import BEHIND
 from trioserve.concurrency import alongside
 from trioserve.errors import TrioServeError
 from trioserve.types import CancelReason
@@ -180,7 +181,13 @@ class Connection(TrioASGIHTTPConnection):
         self._sender = Sender(send)
         state = app_state_of(self.app)
         request.held = state.memory.hold()
-        with counted(state.n_answering), request.held, trio.CancelScope() as scope:
+        is_other = request.method == "POST" and BEHIND not in self.scope
+        with (
+            counted(state.n_answering),
+            counted(state.n_others) if is_other else nullcontext(),
+            request.held,
+            trio.CancelScope() as scope,
+        ):
             async with alongside(partial(self.handle_messages, scope, request, receive)) as nursery:
                 await self.handle_request(nursery, request, self._sender)
 

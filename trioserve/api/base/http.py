@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import structlog
-import trio
 from quart import g, request
 from quart_trio.wrappers import TrioResponse as Response
 
@@ -146,18 +145,6 @@ def size_of_outputs(outputs: Iterable[Completion | ChatCompletion]) -> int:
         if (scores := each.scores) is not None:
             size += 32 * len(scores) * (1 + scores.n_top)
     return size
-
-
-def receive_of(body: bytes) -> Callable[[], Awaitable[Any]]:
-    """Make the ASGI ``receive`` of a client that sends a body and stays connected."""
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Any:
-        if not messages:
-            await trio.sleep_forever()
-        return messages.pop()
-
-    return receive
 
 
 async def give_id() -> None:

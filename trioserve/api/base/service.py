@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import trio
@@ -12,7 +11,6 @@ from quart import current_app
 from trioserve.api.base.app_state import AppState, Responses, app_state_of
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
-from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import ModelLoadingError, UnavailableError
 from trioserve.models.fetch import fetch
@@ -97,13 +95,15 @@ class Service(AppState):
         Raises:
             ModelLoadError: the model cannot be loaded.
             HubError: it cannot be downloaded.
+            StoreError: the store cannot be used.
             EngineError: the engine has failed, and the configuration says that this is the end.
         """
-        server = self._make_server(await self.fetch(self.config))
-        async with server, alongside(partial(self.streams.run, server.config)):
-            self._server = server
-            self._began(task_status, server.tools)
-            await self._until_failure(server)
+        async with self._storing() as store:
+            server = self._make_server(await self.fetch(self.config))
+            async with server, self._outliving(store, server.config):
+                self._server = server
+                self._began(task_status, server.tools)
+                await self._until_failure(server)
 
     def _forget(self) -> None:
         self._server = None

@@ -14,7 +14,11 @@ from trioserve.api.router import forwarding
 
 #: Blueprints and endpoints that are answered by the router itself, beside those of vendors.
 _OWN = frozenset(
-    {"router", "openapi", "pages", "proxy", "streams", "tools", "vertex_health", "vertex_predict"}
+    {
+        *("router", "openapi", "pages", "proxy", "streams", "tools", "vertex_health"),
+        *("vertex_predict", "stored_batches", "stored_conversations", "stored_files"),
+        "stored_responses",
+    }
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import TypeAlias
 
 import trio
@@ -107,10 +106,11 @@ class RouterService(AppState):
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         async with (
+            self._storing() as store,
             open_registry(self.config) as tools,
             self._open_fleet() as fleet,
             alongside(self._own_memory.keep_trim),
-            alongside(partial(self.streams.run, self.config)),
+            self._outliving(store, self.config),
         ):
             await tools.listed()
             self._fleet, self._tools = fleet, tools

@@ -105,6 +105,26 @@ COMMANDS: Mapping[str, Command] = {
         "ARGUMENTS are passed to the agent.\n\n"
         "  --url URL    address of a server, such as http://127.0.0.1:8080; --api-key is its key\n",
     ),
+    "batch": Command(
+        "INPUT -o OUTPUT [--url URL] [flags]",
+        "answer the requests of a file, as OpenAI's batches do",
+        "INPUT has a request in JSON on each line: custom_id, url and body. Answers are appended\n"
+        "to OUTPUT. Lines that OUTPUT has an answer to are left out, so that the same command\n"
+        "continues after Ctrl-C. It uses the server at URL, or starts one with the flags.\n\n"
+        "  -o, --output FILE\n"
+        "               where the answers go\n"
+        "  --url URL    address of a server, such as http://127.0.0.1:8080; --api-key is its key\n",
+    ),
+    "store": Command(
+        "check FILE | compact FILE | export FILE TARGET | erase FILE [--api-key KEY]",
+        "check, compact or copy the file of --store, or erase a key's data",
+        "check looks for damage, and prints what is in the file. It runs beside a server.\n"
+        "compact gives back the space of what was deleted. No server may use the file.\n"
+        "export copies the file, consistently, also while a server uses it.\n"
+        "erase deletes what a client with this API key has stored; without a key, what was stored\n"
+        "while the server had no keys. No server may use the file.\n\n"
+        "  --api-key KEY    the key, or LLAMA_API_KEY in the environment\n",
+    ),
     "rpc": Command(
         "build [--sources PATH] | serve [flags]",
         "compute a part of a model for another machine's trioserve --rpc",

@@ -28,7 +28,7 @@ OF_THE_ROUTER = frozenset(
         "cors_methods", "cors_headers", "cors_credentials", "allowed_hosts", "predict_route",
         "health_route", "max_connections", "keep_alive_timeout", "models_dir", "models_preset",
         "models_max", "models_memory", "models_autoload", "models_match", "models_default",
-        "models_downloads",
+        "models_downloads", "store", "store_size", "store_days",
     }
 )  # fmt: skip
 

@@ -234,7 +234,7 @@ ITEMS: list[tuple[Any, str, str | None]] = [
     (
         {"id": "msg_1"},
         "",
-        "refers to a stored item, and nothing is stored here; send the item itself.",
+        "refers to an item that is not stored; send the item itself.",
     ),
     (
         {"type": "compaction", "encrypted_content": "gAAA"},

@@ -118,10 +118,11 @@ class ResponseBuilder:
         self._items: list[Item] = []
         self._written: dict[int, dict[str, Any]] = {}  # those that are closed, by their index
         self._fields = _repeated(request, params) | {
-            "id": new_id("resp"),
+            "id": request.stored.id or new_id("resp"),
             "object": "response",
             "created_at": int(time.time()),
             "model": model,
+            **request.stored.repeated,
         }
         self.begun = False
         self.response = self._response("in_progress")

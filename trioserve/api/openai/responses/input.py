@@ -131,6 +131,9 @@ _ROLES = {"user": INPUT, "system": INPUT, "developer": INPUT, "assistant": OUTPU
 #: The field of an item that names the step it is from, in an answer of several: one message.
 STEP = "trioserve_step"
 
+#: The field in which the part of the server that stores responses passes on what came before.
+STORED = "trioserve_stored"
+
 #: What stands before the id of a call that the server has made, in the id of its item.
 MCP_CALL = "mcp_"
 
@@ -219,6 +222,11 @@ def read_input(body: Mapping[str, Any]) -> Conversation:
     chat = Conversation()
     if (instructions := body.get("instructions")) is not None:
         chat.add("instructions", "system", named(text, instructions, "instructions"))
+    stored = named(mapping, body.get(STORED) or {}, STORED)
+    before = named(objects, stored.get("before") or [], f"{STORED}.before")
+    check_count(len(before), MAX_MESSAGES, "input", "items with those that are stored")
+    for item in before:
+        _read_item(chat, item, "previous_response_id")
     given = body.get("input")
     if isinstance(given, str):
         chat.add("input", "user", given)
@@ -244,7 +252,7 @@ def _read_item(chat: Conversation, item: object, path: str) -> None:
         kind = "message" if "role" in item else "item_reference" if "id" in item else None
     if kind == "item_reference":
         raise UnsupportedFieldError.at(
-            path, "refers to a stored item, and nothing is stored here; send the item itself."
+            path, "refers to an item that is not stored; send the item itself."
         )
     if isinstance(kind, str) and kind in _LEFT_OUT:
         leave_out(f"items of type {kind}", "they are for models and tools of OpenAI's servers")

@@ -29,10 +29,11 @@ from trioserve.api.base.fields import (
     named,
     objects,
     of_fields,
+    refuse_unsupported,
     strings,
     text,
 )
-from trioserve.api.openai.responses.input import Conversation, read_input
+from trioserve.api.openai.responses.input import STORED, Conversation, read_input
 from trioserve.api.openai.responses.tools import Offer
 from trioserve.chat.messages import MAX_MESSAGES, MAX_TOOLS, NOT_HOSTED, check_count
 from trioserve.chat.params import MODES
@@ -41,19 +42,23 @@ from trioserve.left_out import leave_out
 
 #: Known fields without effect; see `RequestBody.unsupported`.
 _UNSUPPORTED: Mapping[str, Only] = {
-    "background": Only(False),
     "context_management": Only([], harmless="the client keeps the conversation"),
-    "conversation": Only(),
     "image": Only({}),
     "moderation": Only(),
     "n": Only(1),
     "n_cmpl": Only(1),
-    "previous_response_id": Only(""),
     "prompt": Only(),
     "prompt_logprobs": Only(),
     "reasoning_format": Only("auto", "deepseek", "none"),
     "truncation": Only("disabled", harmless="a prompt that is too long is an error"),
     "verbose": Only(False),
+}
+
+#: What `trioserve.api.stored` has taken out of a body before it is read here.
+_OF_THE_STORE: Mapping[str, Only] = {
+    "background": Only(False),
+    "conversation": Only(),
+    "previous_response_id": Only(""),
 }
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -129,6 +134,59 @@ def _tool_choice(value: Any) -> str | dict[str, Any]:
     return str(value)
 
 
+# -- what is stored
+
+
+@json_type({**NAME, "type": ["string", "object"]})
+def _conversation(value: Any) -> str:
+    """Read the id of a conversation, which may be in an object."""
+    id_ = mapping(value).get("id") if isinstance(value, dict) else value
+    return text(id_)
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class StoringRequest(RequestBody):
+    """The fields of a request that are about stored ones; see `trioserve.api.stored`."""
+
+    store: bool = True
+    background: bool = False
+    previous_response_id: str | None = field(read=readers.name, default=None)
+    conversation: str | None = field(read=_conversation, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        if self.background and not self.store:
+            raise InvalidRequestError.at("background", "needs 'store'.")
+        if self.previous_response_id and self.conversation:
+            raise InvalidRequestError.at(
+                "previous_response_id", "and 'conversation' exclude each other."
+            )
+
+
+@json_type(properties={})
+def _read_stored(body: Mapping[str, Any]) -> StoredAs:
+    given = body.get(STORED)
+    if given is None:
+        return StoredAs()
+    fields = named(mapping, given, STORED)
+    return StoredAs(
+        named(text, fields.get("id", ""), f"{STORED}.id"),
+        named(mapping, fields.get("repeated", {}), f"{STORED}.repeated"),
+    )
+
+
+@attrs.frozen
+class StoredAs:
+    """What the part of the server that stores responses has decided about one.
+
+    Attributes:
+        id: of the response; empty: any.
+        repeated: fields of the response that tell how it is stored.
+    """
+
+    id: str = ""
+    repeated: Mapping[str, Any] = attrs.field(factory=dict)
+
+
 # -- the request
 
 #: Fields of a chat whose place others take here.
@@ -145,7 +203,7 @@ def _for_chats(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @attrs.frozen(kw_only=True)
-class ResponsesRequest(RequestBody):
+class ResponsesRequest(StoringRequest):
     """``POST /v1/responses``. `for_chats` holds what a chat request understands as it is."""
 
     unsupported = _UNSUPPORTED
@@ -173,6 +231,7 @@ class ResponsesRequest(RequestBody):
     user: str | None = field(read=readers.name, default=None)
     safety_identifier: str | None = field(read=readers.name, default=None)
     prompt_cache_key: str | None = field(read=readers.name, default=None)
+    stored: StoredAs = field(whole=_read_stored)
     offer: Offer = attrs.field(init=False)
 
     @offer.default
@@ -187,6 +246,7 @@ class ResponsesRequest(RequestBody):
         Raises:
             InvalidRequestError: `param` names the field at fault.
         """
+        refuse_unsupported(body, _OF_THE_STORE)
         request = cls.parse(body)
         if request.top_logprobs and _LOGPROBS not in request.include:
             raise InvalidRequestError.at("top_logprobs", f"needs {_LOGPROBS!r} in 'include'.")

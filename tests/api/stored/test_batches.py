@@ -1,0 +1,370 @@
+"""Batches: OpenAI's SDK, their order and place behind other requests, restarts and cancels."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import trio
+import trio.testing
+
+from tests.support.clients import client_and_service, client_of, use_openai
+from tests.support.event_source import gated
+from tests.support.fake_fleet import routed
+from tests.support.scripts import CHAT, answering, noting
+from tests.support.waiting import until
+from trioserve.api import batches as batches_module
+from trioserve.api.base.app_state import AppState
+from trioserve.api.batches import KIND, OUTPUT, PENDING
+from trioserve.api.within import Answer
+from trioserve.errors import StoreError
+from trioserve.store import Part, Records, open_store
+
+CHATS = "/v1/chat/completions"
+
+
+def line(n: int, text: str = "Hi", url: str = CHATS, **body: Any) -> dict[str, Any]:
+    asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, **body}
+    return {"custom_id": f"line-{n}", "method": "POST", "url": url, "body": asked}
+
+
+def file_of(lines: Sequence[Any]) -> bytes:
+    return b"\n".join(
+        each if isinstance(each, bytes) else json.dumps(each).encode() for each in lines
+    )
+
+
+async def upload(client: httpx.AsyncClient, lines: Sequence[Any]) -> str:
+    made = await client.post(
+        "/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", file_of(lines))}
+    )
+    assert made.status_code == 200, made.text
+    return str(made.json()["id"])
+
+
+async def begin(
+    client: httpx.AsyncClient, lines: Sequence[Any], endpoint: str = CHATS
+) -> dict[str, Any]:
+    wanted = {"input_file_id": await upload(client, lines), "endpoint": endpoint}
+    made = await client.post("/v1/batches", json={**wanted, "completion_window": "24h"})
+    assert made.status_code == 200, made.text
+    body: dict[str, Any] = made.json()
+    return body
+
+
+async def until_over(client: httpx.AsyncClient, id_: str) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+
+    async def is_over() -> bool:
+        body.update((await client.get(f"/v1/batches/{id_}")).json())
+        return body["status"] not in ("in_progress", "cancelling")
+
+    await until(is_over)
+    return body
+
+
+async def lines_of(client: httpx.AsyncClient, id_: str | None) -> list[dict[str, Any]]:
+    if id_ is None:
+        return []
+    content = (await client.get(f"/v1/files/{id_}/content")).text
+    return [json.loads(each) for each in content.splitlines()]
+
+
+async def test_the_sdk_runs_a_batch() -> None:
+    def use(client: openai.OpenAI) -> None:
+        lines = [*(line(n) for n in range(10)), line(10, temperature="hot")]
+        file = client.files.create(file=io.BytesIO(file_of(lines)), purpose="batch")
+        assert (file.purpose, file.bytes) == ("batch", len(file_of(lines)))
+        batch = client.batches.create(
+            input_file_id=file.id,
+            endpoint=CHATS,
+            completion_window="24h",
+            metadata={"a": "b"},
+        )
+        while batch.status == "in_progress":
+            batch = client.batches.retrieve(batch.id)
+        assert batch.status == "completed" and batch.metadata == {"a": "b"}
+        counts = batch.request_counts
+        assert counts is not None
+        assert (counts.total, counts.completed, counts.failed) == (11, 10, 1)
+        assert batch.output_file_id is not None and batch.error_file_id is not None
+        answers = [json.loads(e) for e in client.files.content(batch.output_file_id).iter_lines()]
+        assert [each["custom_id"] for each in answers] == [f"line-{n}" for n in range(10)]
+        body = answers[0]["response"]["body"]
+        assert body["choices"][0]["message"]["content"] == "Hello"
+        assert answers[0]["response"]["status_code"] == 200 and answers[0]["error"] is None
+        (failed,) = client.files.content(batch.error_file_id).iter_lines()
+        assert json.loads(failed)["response"]["body"]["error"]["param"] == "temperature"
+        assert [each.id for each in client.batches.list(limit=1)] == [batch.id]
+        names = {each.id for each in client.files.list()}
+        assert names == {file.id, batch.output_file_id, batch.error_file_id}
+        assert client.files.delete(file.id).deleted is True
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve(file.id)
+        with pytest.raises(openai.BadRequestError, match="is completed"):
+            client.batches.cancel(batch.id)
+
+    await use_openai(answering("Hello"), use)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 4}),
+        ("/v1/responses", {"input": "Hi", "stream": True, "background": True}),
+    ],
+)
+async def test_other_endpoints(endpoint: str, body: dict[str, Any]) -> None:
+    async with client_of(answering("Hello")) as client:
+        lines = [{"custom_id": "a", "url": endpoint, "body": body}]
+        over = await until_over(client, (await begin(client, lines, endpoint))["id"])
+        (answer,) = await lines_of(client, over["output_file_id"])
+        assert answer["response"]["body"]["object"] in ("text_completion", "response")
+
+
+async def test_lines_with_the_same_beginning_follow_one_another() -> None:
+    backend, prompts = noting("Yes", n_slots=1)
+    shared = ["A" * 2000, "B" * 2000]
+    lines = [line(n, shared[n % 2] + f" question {n}") for n in range(12)]
+    async with client_of(backend, parallel=1) as client:
+        over = await until_over(client, (await begin(client, lines))["id"])
+        assert over["request_counts"]["completed"] == 12
+    kinds = ["A" * 9 in prompt for prompt in prompts]
+    assert kinds in ([True] * 6 + [False] * 6, [False] * 6 + [True] * 6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        (b"{", None),
+        (b"[]", None),
+        ({**line(1), "custom_id": 7}, "custom_id"),
+        ({**line(1), "custom_id": "line-0"}, "custom_id"),
+        ({**line(1), "method": "GET"}, "method"),
+        ({**line(1), "url": "/v1/embeddings"}, "url"),
+        ({**line(1), "body": "Hi"}, "body"),
+    ],
+)
+async def test_a_wrong_line_fails_the_batch(wrong: Any, param: str | None) -> None:
+    async with client_of() as client:
+        made = await begin(client, [line(0), b"", wrong])
+        assert made["status"] == "failed"
+        (error,) = made["errors"]["data"]
+        assert (error["line"], error["param"]) == (3, param)
+
+
+async def test_what_is_no_batch_is_refused() -> None:
+    async with client_of() as client:
+        empty = await begin(client, [])
+        assert empty["errors"]["data"][0]["code"] == "empty_file"
+        file = await upload(client, [line(0)])
+        for fields, param in (
+            ({"input_file_id": "file-none", "endpoint": CHATS}, "input_file_id"),
+            ({"input_file_id": file, "endpoint": "/v1/images"}, "endpoint"),
+            ({"input_file_id": file, "endpoint": CHATS, "completion_window": "1h"}, None),
+        ):
+            answer = await client.post("/v1/batches", json=fields)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == (param or "completion_window")
+        answer = await client.post(
+            "/v1/files", data={"purpose": "vision"}, files={"file": ("a.png", b"x")}
+        )
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "purpose")
+
+
+async def test_another_key_finds_no_batch_and_no_file() -> None:
+    async with client_of(answering("Hello"), api_keys=("one", "two")) as client:
+        client.headers["Authorization"] = "Bearer one"
+        made = await begin(client, [line(0)])
+        over = await until_over(client, made["id"])
+        assert over["request_counts"]["completed"] == 1  # with the key of the batch
+        client.headers["Authorization"] = "Bearer two"
+        for method, url in (
+            ("GET", f"/v1/batches/{made['id']}"),
+            ("POST", f"/v1/batches/{made['id']}/cancel"),
+            ("GET", f"/v1/files/{over['output_file_id']}"),
+            ("GET", f"/v1/files/{over['output_file_id']}/content"),
+            ("DELETE", f"/v1/files/{made['input_file_id']}"),
+        ):
+            assert (await client.request(method, url)).status_code == 404, url
+        wanted = {"input_file_id": made["input_file_id"], "endpoint": CHATS}
+        assert (await client.post("/v1/batches", json=wanted)).status_code == 400
+        for url in ("/v1/batches", "/v1/files"):
+            assert (await client.get(url)).json()["data"] == []
+
+
+async def test_a_cancelled_batch_keeps_its_answers() -> None:
+    backend, gate = gated("Hello", n_slots=1)
+    async with client_and_service(backend, parallel=1) as (client, service):
+        made = await begin(client, [line(n) for n in range(20)])
+        gate.allow(30)
+        await until(lambda: _n_done(client, made["id"], 2))
+        cancelled = (await client.post(f"/v1/batches/{made['id']}/cancel")).json()
+        assert cancelled["status"] == "cancelling"
+        gate.open()
+        over = await until_over(client, made["id"])
+        assert over["status"] == "cancelled" and over["cancelled_at"]
+        answers = await lines_of(client, over["output_file_id"])
+        assert len(answers) == over["request_counts"]["completed"] < 20
+        await until(lambda: not service.batches._running)
+
+
+async def _n_done(client: httpx.AsyncClient, id_: str, n: int) -> bool:
+    counts = (await client.get(f"/v1/batches/{id_}")).json()["request_counts"]
+    return bool(counts["completed"] >= n)
+
+
+async def test_a_restart_goes_on_with_the_lines_that_are_left(tmp_path: Path) -> None:
+    backend, gate = gated("Hello", n_slots=1)
+    lines = [line(n, f"question {n}") for n in range(12)]
+    config: Mapping[str, Any] = {"store": str(tmp_path / "a.db"), "parallel": 1}
+
+    async def open_at_the_end(service: AppState) -> None:
+        await until(lambda: service.batches._nursery is None)
+        gate.open()
+
+    async with (
+        trio.open_nursery() as nursery,
+        client_and_service(backend, **config) as (client, service),
+    ):
+        made = await begin(client, lines)
+        gate.allow(30)
+        await until(lambda: _n_done(client, made["id"], 3))
+        nursery.start_soon(open_at_the_end, service)
+    backend, prompts = noting("Hello", n_slots=1)
+    async with client_of(backend, **config) as client:
+        over = await until_over(client, made["id"])
+        assert over["status"] == "completed"
+        answers = await lines_of(client, over["output_file_id"])
+        assert [each["custom_id"] for each in answers] == [f"line-{n}" for n in range(12)]
+        assert 0 < len(prompts) <= 9
+
+
+async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
+    path, id_ = str(tmp_path / "a.db"), "batch_1"
+    counts = {"total": 3, "completed": 1, "failed": 0}
+    body = {"id": id_, "status": "in_progress", "expires_at": 1, "request_counts": counts}
+
+    def write(records: Records) -> None:
+        records.add(id_, KIND, own, body, is_open=True)
+        records.append(id_, PENDING, [Part.of(n, "", line(n)) for n in (1, 2)])
+        records.append(id_, OUTPUT, [Part(0, "", b'{"custom_id": "line-0"}\n')])
+
+    async with open_store(path) as store:
+        own = store.owner_of("")
+        await store.do(write)
+    async with client_of(store=path) as client:
+        over = await until_over(client, id_)
+        assert over["status"] == "expired" and over["expired_at"]
+        assert over["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
+        errors = await lines_of(client, over["error_file_id"])
+        assert {each["error"]["code"] for each in errors} == {"batch_expired"}
+        assert [each["custom_id"] for each in errors] == ["line-1", "line-2"]
+        (done,) = await lines_of(client, over["output_file_id"])
+        assert done["custom_id"] == "line-0"
+
+
+# -- the place of a batch
+
+
+class Asked:
+    """Plays the app to the batches of a service: answers when a test says so."""
+
+    def __init__(self, service: AppState, status: Callable[[int], int] = lambda n: 200) -> None:
+        self.n_asked, self._status = 0, status
+        self.bodies: list[dict[str, Any]] = []
+        service.batches.ask = self._ask
+
+    async def _ask(self, key: str, path: str, body: bytes) -> Answer:
+        self.n_asked += 1
+        self.bodies.append(json.loads(body))
+        await trio.lowlevel.checkpoint()
+        return Answer(self._status(self.n_asked), {b"retry-after": b"0"}, b"{}")
+
+
+async def test_lines_wait_for_other_requests() -> None:
+    async with client_and_service() as (client, service):
+        asked = Asked(service)
+        service.n_others.value += 1  # a request that lasts
+        made = await begin(client, [line(n) for n in range(5)])
+        await until(lambda: service.batches._places.n_held)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert asked.n_asked == 0
+        service.n_others.value -= 1
+        over = await until_over(client, made["id"])
+        assert over["request_counts"]["completed"] == 5
+        assert {each["priority"] for each in asked.bodies} == {-100}
+
+
+async def test_lines_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_module, "_PATIENCE", 0)
+    async with client_and_service() as (client, service):
+        Asked(service)
+        service.n_others.value += 1
+        over = await until_over(client, (await begin(client, [line(0)]))["id"])
+        assert over["status"] == "completed"
+
+
+async def test_lines_are_no_other_requests() -> None:
+    seen: list[int] = []
+
+    def script(prompt: str) -> str:
+        seen.append(service.n_others.value)
+        return "Hello"
+
+    async with client_and_service(answering(script)) as (client, service):
+        await until_over(client, (await begin(client, [line(0)]))["id"])
+        assert seen == [0]
+        await client.post(CHATS, json=CHAT)
+        assert seen[1] == 1
+
+
+async def test_the_lowest_priority_in_the_order_of_vllm() -> None:
+    async with client_and_service(priority_order="lower-first") as (client, service):
+        asked = Asked(service)
+        await until_over(client, (await begin(client, [line(0)]))["id"])
+        assert asked.bodies[0]["priority"] == 100
+
+
+async def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_module, "_PAUSE", 0.001)
+    async with client_and_service() as (client, service):
+        asked = Asked(service, lambda n: 429 if n < 3 else 503 if n < 5 else 200)
+        over = await until_over(client, (await begin(client, [line(0)]))["id"])
+        assert over["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+        assert asked.n_asked == 5
+
+
+async def test_a_batch_waits_while_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_module, "_PAUSE", 0.001)
+    async with client_and_service() as (client, service):
+        asked = Asked(service)
+        do, n_failed = service.store.do, 0
+
+        async def fail(work: Any) -> Any:
+            nonlocal n_failed
+            if asked.n_asked and n_failed < 3:
+                n_failed += 1
+                raise StoreError("The store x cannot be used: its disk is full.")
+            return await do(work)
+
+        made = await begin(client, [line(0)])
+        monkeypatch.setattr(service.store, "do", fail)
+        await until(lambda: n_failed == 3 or not service.batches._running)
+        monkeypatch.undo()
+        over = await until_over(client, made["id"])
+        assert over["request_counts"]["completed"] == 1
+        assert asked.n_asked == 1  # the answer was kept meanwhile
+
+
+async def test_a_router_runs_batches() -> None:
+    async with routed({"a": answering("Hello")}) as router:
+        lines = [line(n, model="a") for n in range(4)]
+        over = await until_over(router.client, (await begin(router.client, lines))["id"])
+        assert over["request_counts"] == {"total": 4, "completed": 4, "failed": 0}

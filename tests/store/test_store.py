@@ -1,0 +1,290 @@
+"""The store of an event loop: transactions, bounds, and what happens when its file fails."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from trioserve.errors import StoreError, StoreFullError, StoreInUseError
+from trioserve.store import Part, Record, Records, Store, open_store, records as records_module
+
+ME, YOU = b"me", b"you"
+_DAY = 86400.0
+
+
+def add(records: Records, id_: str, owner: bytes = ME, size: int = 0, **options: Any) -> None:
+    records.add(id_, "note", owner, {"id": id_, "text": "x" * size}, **options)
+
+
+def ids(records: Records, owner: bytes = ME, **options: Any) -> list[str]:
+    return [each.id for each in records.listed("note", owner, limit=100, **options)]
+
+
+async def ids_in(store: Store, owner: bytes = ME) -> list[str]:
+    return await store.do(lambda records: ids(records, owner))
+
+
+class Hold:
+    """Keeps the thread of a store at work until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self._over = trio.Event(), threading.Event()
+
+    def __call__(self, records: Records) -> None:
+        trio.from_thread.run_sync(self.begun.set)
+        assert self._over.wait(60)
+
+    def let_go(self) -> None:
+        self._over.set()
+
+
+@contextmanager
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    now = [time.time()]
+    monkeypatch.setattr(records_module.time, "time", lambda: now[0])
+    yield now
+
+
+async def test_what_is_committed_is_there_after_a_restart(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    async with open_store(path) as store:
+        owner = store.owner_of("key")
+        await store.do(lambda records: add(records, "a", owner))
+        await store.do(lambda records: records.append("a", "in", [Part.of(0, "p", {"é": 1})]))
+    async with open_store(path) as store:
+        assert store.owner_of("key") == owner != store.owner_of("other")
+        found = await store.do(lambda records: records.find("a", "note", owner))
+        assert isinstance(found, Record) and found.body == {"id": "a", "text": ""}
+        (part,) = await store.do(lambda records: records.parts("a", "in"))
+        assert (part.name, part.value) == ("p", {"é": 1})
+    assert (tmp_path / "a.db").stat().st_mode & 0o777 == 0o600
+
+
+async def test_an_owner_sees_only_what_is_theirs() -> None:
+    async with open_store() as store:
+        await store.do(lambda records: add(records, "a", ME))
+        await store.do(lambda records: records.append("a", "in", [Part.of(0, "p", 1)]))
+        assert await store.do(lambda records: records.find("a", "note", YOU)) is None
+        assert await store.do(lambda records: records.find("a", "other", ME)) is None
+        assert await store.do(lambda records: records.named("p", YOU)) is None
+        assert await ids_in(store, YOU) == []
+        assert await store.do(lambda records: records.erase(YOU)) == 0
+        assert await store.do(lambda records: records.erase(ME)) == 1
+        assert await store.do(lambda records: records.parts("a", "in")) == []
+
+
+async def test_work_that_fails_changes_nothing_and_spares_the_others() -> None:
+    def fail(records: Records) -> None:
+        add(records, "bad")
+        raise ValueError("no")
+
+    async with open_store() as store, trio.open_nursery() as nursery:
+        hold = Hold()
+        nursery.start_soon(store.do, hold)
+        await hold.begun.wait()
+        failed: list[str] = []
+
+        async def try_it() -> None:
+            try:
+                await store.do(fail)
+            except ValueError as error:
+                failed.append(str(error))
+
+        nursery.start_soon(store.do, lambda records: add(records, "a"))
+        nursery.start_soon(try_it)
+        nursery.start_soon(store.do, lambda records: add(records, "b"))
+        await trio.testing.wait_all_tasks_blocked()
+        hold.let_go()
+    assert failed == ["no"]
+
+
+async def test_what_waits_is_done_in_one_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_store() as store:
+        batches: list[int] = []
+        work = store._work
+
+        def noted(jobs: Any) -> None:
+            batches.append(len(jobs))
+            work(jobs)
+
+        monkeypatch.setattr(store, "_work", noted)
+        async with trio.open_nursery() as nursery:
+            hold = Hold()
+            nursery.start_soon(store.do, hold)
+            await hold.begun.wait()
+            for n in range(20):
+                nursery.start_soon(store.do, lambda records, n=n: add(records, str(n)))
+            await trio.testing.wait_all_tasks_blocked()
+            hold.let_go()
+        assert batches == [1, 20]
+        assert len(await ids_in(store)) == 20
+
+
+async def test_the_event_loop_does_not_wait_for_the_thread() -> None:
+    async with open_store() as store, trio.open_nursery() as nursery:
+        hold = Hold()
+        nursery.start_soon(store.do, hold)
+        await hold.begun.wait()
+        # All other threads are free, too: the store has a limiter of its own.
+        assert await trio.to_thread.run_sync(lambda: "free") == "free"
+        hold.let_go()
+
+
+async def test_cancelled_work_that_waits_is_left_out() -> None:
+    async with open_store() as store:
+        async with trio.open_nursery() as nursery:
+            hold = Hold()
+            nursery.start_soon(store.do, hold)
+            await hold.begun.wait()
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await store.do(lambda records: add(records, "cancelled"))
+            nursery.start_soon(store.do, lambda records: add(records, "kept"))
+            await trio.testing.wait_all_tasks_blocked()
+            hold.let_go()
+        assert await ids_in(store) == ["kept"]
+
+
+# -- bounds
+
+
+async def test_the_owner_with_most_loses_what_was_not_used_for_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with clock(monkeypatch) as now:
+        async with open_store(max_bytes=5000) as store:
+            await store.do(lambda records: add(records, "yours", YOU, 800))
+            for n in range(4):
+                now[0] += _DAY
+                await store.do(lambda records, n=n: add(records, f"mine {n}", ME, 900))
+            now[0] += _DAY
+            assert await store.do(lambda records: records.find("mine 0", "note", ME))
+            await store.do(lambda records: add(records, "mine 4", ME, 900))
+            assert await ids_in(store) == ["mine 4", "mine 3", "mine 2", "mine 0"]
+            assert await ids_in(store, YOU) == ["yours"]
+
+
+async def test_open_work_is_never_evicted() -> None:
+    async with open_store(max_bytes=2000) as store:
+        await store.do(lambda records: add(records, "open", size=1500, is_open=True))
+        with pytest.raises(StoreFullError, match="--store-size is 2000 bytes"):
+            await store.do(lambda records: add(records, "more", size=1000))
+        await store.do(lambda records: records.change("open", {"id": "open"}))
+        await store.do(lambda records: add(records, "more", size=1000))
+        with pytest.raises(StoreFullError):
+            await store.do(lambda records: add(records, "huge", size=3000))
+        assert await ids_in(store) == ["more", "open"]
+
+
+async def test_parts_count_too_and_do_not_evict_their_own_record() -> None:
+    async with open_store(max_bytes=2000) as store:
+        await store.do(lambda records: add(records, "a"))
+        parts = [Part(n, "", b"x" * 900) for n in range(3)]
+        with pytest.raises(StoreFullError):
+            await store.do(lambda records: records.append("a", "in", parts))
+        await store.do(lambda records: records.append("a", "in", parts[:2]))
+        await store.do(lambda records: records.remove("a", "in", 0))
+        await store.do(lambda records: records.append("a", "out", parts[2:]))
+        assert await ids_in(store) == ["a"]
+
+
+async def test_records_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    with clock(monkeypatch) as now:
+        async with open_store(days=2) as store:
+            await store.do(lambda records: add(records, "old"))
+            await store.do(lambda records: add(records, "open", is_open=True))
+            now[0] += 1.5 * _DAY
+            await store.do(lambda records: add(records, "new"))
+            now[0] += _DAY
+            await store.do(lambda records: records.expire())
+            assert sorted(await ids_in(store)) == ["new", "open"]
+
+
+async def test_pages_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    with clock(monkeypatch) as now:
+        async with open_store() as store:
+            for name in "abc":
+                await store.do(lambda records, name=name: add(records, name))
+                now[0] += 1
+            for name in "ed":  # in the same moment
+                await store.do(lambda records, name=name: add(records, name))
+
+            def listed(**options: Any) -> Any:
+                return lambda records: ids(records, **options)
+
+            assert await store.do(listed()) == ["e", "d", "c", "b", "a"]
+            assert await store.do(listed(after="d")) == ["c", "b", "a"]
+            assert await store.do(listed(newest=False, after="c")) == ["d", "e"]
+
+
+# -- failures
+
+
+def filled(size: int = 10**6) -> Any:
+    return lambda records: add(records, "big", size=size)
+
+
+async def test_a_full_disk_fails_what_is_stored_and_nothing_else(tmp_path: Path) -> None:
+    async with open_store(str(tmp_path / "a.db")) as store:
+        await store.do(lambda records: add(records, "a"))
+        connection = store._database.connection
+        (n_pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {n_pages + 2}")
+        with pytest.raises(StoreError, match="its disk is full"):
+            await store.do(filled())
+        assert await ids_in(store) == ["a"]
+        connection.execute("PRAGMA max_page_count = 1000000")
+        await store.do(filled())
+        assert await ids_in(store) == ["big", "a"]
+
+
+async def test_a_lock_of_another_program_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    async with open_store(str(path)) as store:
+        store._database.connection.execute("PRAGMA busy_timeout = 1")
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="another program has locked it"):
+            await store.do(lambda records: add(records, "a"))
+        other.execute("ROLLBACK")
+        other.close()
+        await store.do(lambda records: add(records, "a"))
+
+
+async def test_two_servers_cannot_share_a_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    async with open_store(path):
+        with pytest.raises(StoreInUseError, match="in use by another server"):
+            async with open_store(path):
+                pass
+    async with open_store(path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none/a.db", "No such file or directory"),
+        ("folder", "cannot be opened"),
+        ("text", "not an SQLite database"),
+        ("foreign", "a database of another program"),
+    ],
+)
+async def test_files_that_cannot_be_a_store(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("no database " * 1000, encoding="utf-8")
+    with sqlite3.connect(tmp_path / "foreign") as foreign:
+        foreign.execute("CREATE TABLE t (a)")
+    foreign.close()
+    with pytest.raises(StoreError, match=message):
+        async with open_store(str(tmp_path / name)):
+            pass

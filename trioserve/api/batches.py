@@ -1,0 +1,266 @@
+"""Runs batches: requests of a file, which are answered while nothing else needs the model.
+
+A batch is a record with its body as clients see it and three sides of parts: the lines that are
+``pending``, and the lines of the ``output`` and of the ``errors``. One transaction takes a line
+from the first side and adds its answer to another one. So a process that dies answers no line
+twice, and the next one goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import trio
+from trio_util import AsyncValue
+
+from trioserve.api.within import Answer
+from trioserve.concurrency import Gate, Phase
+from trioserve.config import Config
+from trioserve.errors import TrioServeError, UnavailableError
+from trioserve.fair_limiter import FairLimiter, set_client
+from trioserve.log import get_logger
+from trioserve.store import Part, Record, Records, Store, new_id
+
+_T = TypeVar("_T")
+_log = get_logger("trioserve.api.batches")
+
+KIND, FILE = "batch", "file"
+PENDING, OUTPUT, ERRORS, DATA = "pending", "output", "errors", "data"
+
+#: Sends the body of a line to a path of the app, for the client with an API key.
+Ask = Callable[[str, str, bytes], Awaitable[Answer]]
+
+#: The lowest `priority` of a request.
+_PRIORITY = -100
+
+#: Seconds that a line waits for other requests to end, before it begins beside them.
+_PATIENCE = 10.0
+
+#: Seconds before a line is tried again that the server had no place for, or could not store.
+_PAUSE = 1.0
+_MAX_PAUSE = 30.0
+
+#: What a line is answered with if nothing could be done with it.
+_EXPIRED = {"code": "batch_expired", "message": "The batch expired before this line was answered."}
+
+
+class Batches:
+    """The batches of an app. They run as long as `run` does.
+
+    Args:
+        gate: of the app. No line begins once it drains.
+        n_others: how many other requests are being answered.
+    """
+
+    def __init__(self, gate: Gate, n_others: AsyncValue[int]) -> None:
+        self._gate, self._n_others = gate, n_others
+        #: Set by what makes the app.
+        self.ask: Ask
+        self._store: Store
+        self._config: Config
+        self._places: FairLimiter
+        self._nursery: trio.Nursery | None = None
+        self._running: dict[str, trio.CancelScope] = {}
+
+    async def run(self, store: Store, config: Config) -> None:
+        """Run the batches that are not over, and those that begin, until cancelled."""
+        self._store, self._config = store, config
+        # A few more than slots, so that a line waits when a slot is free.
+        self._places = FairLimiter(config.parallel + max(1, config.parallel // 4))
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                for record in await self._surely(lambda records: records.open_ones(KIND)):
+                    self.start(record)
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def start(self, batch: Record) -> None:
+        """Run a batch that is in the store."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self._live, batch)
+
+    def cancel(self, id_: str) -> None:
+        """End a batch that the store has as ``cancelling``."""
+        if (scope := self._running.get(id_)) is not None:
+            scope.cancel()
+
+    # -- the life of a batch
+
+    async def _live(self, batch: Record) -> None:
+        end = "cancelled"
+        if batch.body["status"] != "cancelling":
+            with trio.CancelScope() as scope:
+                self._running[batch.id] = scope
+                try:
+                    end = await self._run(batch)
+                finally:
+                    del self._running[batch.id]
+        if end != "completed" or self._may_begin:
+            await self._surely(partial(_finish, batch=batch, end=end))
+
+    async def _run(self, batch: Record) -> str:
+        """Answer the lines of a batch in the time that it has; returns how it has ended."""
+        left = max(0.0, batch.body["expires_at"] - time.time())
+        with trio.move_on_after(left) as window:
+            await self._answer_lines(batch)
+        return "expired" if window.cancelled_caught else "completed"
+
+    async def _answer_lines(self, batch: Record) -> None:
+        """Answer the pending lines, those with the same beginning one after another."""
+        key = next((k for k in self._config.api_keys if self._store.owner_of(k) == batch.owner), "")
+        if self._config.api_keys and not key:
+            _log.warning("a batch is left alone: its API key is not valid any more", id=batch.id)
+            await trio.sleep_forever()
+        set_client(key or "batches")
+        numbers = await self._surely(lambda records: records.numbers_by_name(batch.id, PENDING))
+        room = trio.Semaphore(2 * self._places.n_places)
+        async with trio.open_nursery() as nursery:
+            for n in numbers:
+                await room.acquire()
+                if not self._may_begin:
+                    return
+                nursery.start_soon(self._answer_line, batch, key, n, room)
+
+    async def _answer_line(self, batch: Record, key: str, n: int, room: trio.Semaphore) -> None:
+        try:
+            part = await self._surely(lambda records: records.part(batch.id, PENDING, n))
+            if part is None:
+                return  # the batch was deleted
+            line = part.value
+            async with self._places.place():
+                with trio.move_on_after(_PATIENCE):
+                    await self._n_others.wait_value(0)
+                if not self._may_begin:
+                    return
+                answer = await self._answer_of(key, line)
+            if answer is not None:
+                await self._surely(partial(_keep, batch=batch, n=n, line=line, answer=answer))
+        finally:
+            room.release()
+
+    async def _answer_of(self, key: str, line: Mapping[str, Any]) -> Answer | None:
+        """Answer a line, however often the server has no place for it. None: the server ends."""
+        lowest = -_PRIORITY if self._config.priority_order == "lower-first" else _PRIORITY
+        body = json.dumps({**line["body"], "priority": lowest}).encode()
+        pause = _PAUSE
+        while True:
+            try:
+                answer = await self.ask(key, line["url"], body)
+            except TrioServeError as error:  # the answer broke off
+                answer = Answer(error.status, {}, json.dumps({"error": error.message}).encode())
+            if answer.status not in (429, 503):
+                return answer
+            if not self._may_begin:
+                return None
+            told = answer.headers.get(b"retry-after", b"")
+            await trio.sleep(max(pause, float(told) if told.isdigit() else 0.0))
+            pause = min(2 * pause, _MAX_PAUSE)
+
+    @property
+    def _may_begin(self) -> bool:
+        return self._gate.phase.value is Phase.OPEN
+
+    async def _surely(self, work: Callable[[Records], _T]) -> _T:
+        """Run work on the store. If it cannot, such as when the disk is full, try again later."""
+        pause = _PAUSE
+        while True:
+            try:
+                return await self._store.do(work)
+            except UnavailableError as error:
+                _log.warning("a batch waits for the store", problem=error.message)
+            await trio.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE)
+
+
+# -- in the thread of the store
+
+
+def _keep(
+    records: Records, *, batch: Record, n: int, line: Mapping[str, Any], answer: Answer
+) -> None:
+    """Put an answer in the place of a pending line."""
+    if not records.remove(batch.id, PENDING, n):
+        return
+    is_good = answer.status == 200
+    try:
+        body = json.loads(answer.body)
+    except ValueError:
+        body = answer.body.decode(errors="replace")
+    request_id = answer.headers.get(b"x-request-id", b"").decode()
+    written = {
+        "id": f"batch_req_{batch.id.removeprefix('batch_')}_{n}",
+        "custom_id": line["custom_id"],
+        "response": {"status_code": answer.status, "request_id": request_id, "body": body},
+        "error": None,
+    }
+    records.append(batch.id, OUTPUT if is_good else ERRORS, [_line(n, written)])
+    _count(records, batch, "completed" if is_good else "failed", 1)
+
+
+def _line(n: int, value: Mapping[str, Any]) -> Part:
+    part = Part.of(n, "", value)
+    return Part(n, "", part.body + b"\n")
+
+
+def _count(records: Records, batch: Record, name: str, number: int) -> None:
+    if (now := records.find(batch.id, KIND, batch.owner)) is not None:
+        now.body["request_counts"][name] += number
+        records.change(batch.id, now.body, is_open=True)
+
+
+def _finish(records: Records, *, batch: Record, end: str) -> None:
+    """End a batch, and make files of its output and its errors."""
+    if end == "expired":
+        late = records.parts(batch.id, PENDING)
+        records.append(
+            batch.id,
+            ERRORS,
+            [
+                _line(
+                    each.n,
+                    {
+                        "id": f"batch_req_{batch.id.removeprefix('batch_')}_{each.n}",
+                        "custom_id": each.value["custom_id"],
+                        "response": None,
+                        "error": _EXPIRED,
+                    },
+                )
+                for each in late
+            ],
+        )
+        _count(records, batch, "failed", len(late))
+    records.remove(batch.id, PENDING)
+    if (now := records.find(batch.id, KIND, batch.owner)) is None:
+        return
+    body, moment = now.body, int(time.time())
+    for side in (OUTPUT, ERRORS):
+        n_bytes = records.size_of(batch.id, side)
+        if n_bytes:
+            name = "output" if side == OUTPUT else "error"
+            made = file_body(f"{batch.id}_{name}.jsonl", n_bytes, "batch_output")
+            records.add(made["id"], FILE, batch.owner, made)
+            records.move(batch.id, side, made["id"], DATA)
+            body[f"{name}_file_id"] = made["id"]
+    body |= {"status": end, f"{end}_at": moment, "finalizing_at": moment}
+    records.change(batch.id, body)
+
+
+def file_body(name: str, n_bytes: int, purpose: str) -> dict[str, Any]:
+    """Make a file as clients see it, with a new id."""
+    return {
+        "id": new_id("file", "-"),
+        "object": "file",
+        "bytes": n_bytes,
+        "created_at": int(time.time()),
+        "expires_at": None,
+        "filename": name,
+        "purpose": purpose,
+        "status": "processed",
+        "status_details": None,
+    }

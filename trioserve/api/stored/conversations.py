@@ -1,0 +1,199 @@
+"""``/v1/conversations``: lists of items that responses continue and are added to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+from quart import Blueprint
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api.base.app_state import current_app_state
+from trioserve.api.base.body import read_body_as
+from trioserve.api.base.fields import PART, RequestBody, field, json_type, list_schema, objects
+from trioserve.api.base.http import json_response
+from trioserve.api.openai.responses.input import read_input
+from trioserve.api.openapi import takes
+from trioserve.api.stored.items import (
+    CONVERSATION,
+    ITEMS,
+    Item,
+    add_to_conversation,
+    conversation_items,
+    resolved,
+    with_ids,
+)
+from trioserve.api.stored.listing import QUERY, Page, current_owner, missing
+from trioserve.chat.messages import MAX_MESSAGES, check_count
+from trioserve.errors import InvalidRequestError
+from trioserve.store import Record, Records, new_id
+
+blueprint = Blueprint("stored_conversations", __name__)
+
+_T = TypeVar("_T")
+
+
+@json_type(list_schema(PART, MAX_MESSAGES))
+def _items(value: Any) -> tuple[Item, ...]:
+    items = objects(value)
+    check_count(len(items), MAX_MESSAGES, "items", "items")
+    return items
+
+
+@attrs.frozen(kw_only=True)
+class ConversationRequest(RequestBody):
+    """``POST /v1/conversations``."""
+
+    metadata: dict[str, str] = attrs.field(factory=dict)
+    items: tuple[Item, ...] = field(read=_items, default=())
+
+
+@attrs.frozen(kw_only=True)
+class ConversationChange(RequestBody):
+    """``POST /v1/conversations/{id}``."""
+
+    metadata: dict[str, str]
+
+
+@attrs.frozen(kw_only=True)
+class ItemsRequest(RequestBody):
+    """``POST /v1/conversations/{id}/items``."""
+
+    items: tuple[Item, ...] = field(read=_items)
+
+
+def _parse(
+    parse: Callable[[Mapping[str, Any]], _T],
+) -> Callable[[dict[str, Any]], _T]:
+    """Check that the items of a body can be the input of a response, and parse it."""
+
+    def read(body: dict[str, Any]) -> _T:
+        parsed = parse(body)
+        items = [each for each in body.get("items") or () if each.get("type") != "item_reference"]
+        if items:
+            try:
+                read_input({"input": items})
+            except InvalidRequestError as error:
+                error.message = error.message.replace("input[", "items[")
+                error.param = error.param and error.param.replace("input[", "items[")
+                raise
+        return parsed
+
+    return read
+
+
+@blueprint.post("/v1/conversations")
+@takes(ConversationRequest)
+async def create() -> Response:
+    """Begin a conversation."""
+    wanted, own = await read_body_as(_parse(ConversationRequest.parse)), current_owner()
+    id_ = new_id("conv")
+    body = {"metadata": wanted.metadata}
+
+    def write(records: Records) -> Record:
+        records.add(id_, CONVERSATION, own, body)
+        made = _found(records, id_, own)
+        add_to_conversation(records, made, with_ids(resolved(records, own, wanted.items)))
+        return made
+
+    return json_response(_shown(await current_app_state().store.do(write)))
+
+
+@blueprint.get("/v1/conversations/<id_>")
+async def show(id_: str) -> Response:
+    """Give a conversation, without its items."""
+    return json_response(_shown(await _find(id_)))
+
+
+@blueprint.post("/v1/conversations/<id_>")
+@takes(ConversationChange)
+async def change(id_: str) -> Response:
+    """Replace the metadata of a conversation."""
+    wanted, own = await read_body_as(ConversationChange.parse), current_owner()
+
+    def write(records: Records) -> Record:
+        _found(records, id_, own)
+        records.change(id_, {"metadata": wanted.metadata})
+        return _found(records, id_, own)
+
+    return json_response(_shown(await current_app_state().store.do(write)))
+
+
+@blueprint.delete("/v1/conversations/<id_>")
+async def delete(id_: str) -> Response:
+    """Delete a conversation with its items. Responses that continued it stay."""
+    await _find(id_)
+    await current_app_state().store.do(lambda records: records.delete(id_))
+    return json_response({"id": id_, "object": "conversation.deleted", "deleted": True})
+
+
+@blueprint.post("/v1/conversations/<id_>/items")
+@takes(ItemsRequest)
+async def add_items(id_: str) -> Response:
+    """Add items to a conversation."""
+    wanted, own = await read_body_as(_parse(ItemsRequest.parse)), current_owner()
+
+    def write(records: Records) -> list[Item]:
+        conversation = _found(records, id_, own)
+        items = with_ids(resolved(records, own, wanted.items))
+        add_to_conversation(records, conversation, items)
+        return items
+
+    items = await current_app_state().store.do(write)
+    return Page(len(items), None, newest=False).respond(items)
+
+
+@blueprint.get("/v1/conversations/<id_>/items")
+@takes(None, query=QUERY)
+async def list_items(id_: str) -> Response:
+    """List the items of a conversation."""
+    page = Page.of_request()
+    await _find(id_)
+    items = await current_app_state().store.do(lambda records: conversation_items(records, id_))
+    return page.respond(page.of(items))
+
+
+@blueprint.get("/v1/conversations/<id_>/items/<item>")
+async def show_item(id_: str, item: str) -> Response:
+    """Give one item of a conversation."""
+    await _find(id_)
+    _, found = await _item(id_, item)
+    return json_response(found)
+
+
+@blueprint.delete("/v1/conversations/<id_>/items/<item>")
+async def delete_item(id_: str, item: str) -> Response:
+    """Delete one item of a conversation."""
+    conversation = await _find(id_)
+    n, _ = await _item(id_, item)
+    await current_app_state().store.do(lambda records: records.remove(id_, ITEMS, n))
+    return json_response(_shown(conversation))
+
+
+async def _item(id_: str, item: str) -> tuple[int, Item]:
+    parts = await current_app_state().store.do(lambda records: records.parts(id_, ITEMS))
+    for part in parts:
+        if part.name == item:
+            return part.n, part.value
+    raise missing("item", item)
+
+
+async def _find(id_: str) -> Record:
+    own = current_owner()
+    return await current_app_state().store.do(lambda records: _found(records, id_, own))
+
+
+def _found(records: Records, id_: str, owner: bytes) -> Record:
+    if (record := records.find(id_, CONVERSATION, owner)) is None:
+        raise missing(CONVERSATION, id_)
+    return record
+
+
+def _shown(record: Record) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "object": CONVERSATION,
+        "created_at": int(record.created),
+        **record.body,
+    }

@@ -1,0 +1,497 @@
+"""Stored responses: ``store``, ``previous_response_id``, ``conversation`` and ``background``.
+
+`take_over` changes a POST before its handler gets it: items that are stored stand before its input.
+`keep` reads the answer on its way to the client, and holds back its last event until the response
+is stored. With ``background``, both happen in a stream that outlives the connection; see
+`trioserve.api.streams`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import attrs
+import trio
+from quart import Blueprint, request
+from quart.wrappers.response import IterableBody, ResponseBody
+from quart_trio.wrappers import TrioResponse as Response
+
+from trioserve.api import streams
+from trioserve.api.base import errors, sse
+from trioserve.api.base.app_state import current_app_state
+from trioserve.api.base.body import look_into, parse_object
+from trioserve.api.base.connection import current_request
+from trioserve.api.base.http import json_response
+from trioserve.api.openai.responses.input import STORED
+from trioserve.api.openai.responses.request import StoringRequest
+from trioserve.api.openapi import takes
+from trioserve.api.sessions import Send, StreamSession
+from trioserve.api.stored.items import (
+    CONVERSATION,
+    INPUT,
+    OUTPUT,
+    RESPONSE,
+    Item,
+    add_to_conversation,
+    conversation_items,
+    history,
+    parts_of,
+    resolved,
+    with_ids,
+)
+from trioserve.api.stored.listing import QUERY, Page, current_owner, deleted, missing
+from trioserve.concurrency import Gate, Phase
+from trioserve.errors import (
+    InvalidRequestError,
+    PayloadTooLargeError,
+    TrioServeError,
+    UnavailableError,
+)
+from trioserve.left_out import leave_out
+from trioserve.store import Records, Store, new_id
+
+blueprint = Blueprint("stored_responses", __name__)
+
+#: The endpoints whose POSTs may continue stored responses; of the first, answers are stored.
+_RESPONSES, _COUNT = "responses.responses", "responses.input_tokens"
+
+#: The key of a `StoredRun` in the scope of the request whose answer it stores. A request within the
+#: app shares Quart's `g`.
+_RUN = "trioserve.run"
+
+_OVER = ("completed", "incomplete", "failed", "cancelled")
+_LAST_EVENT = re.compile(rb"event: response\.(?:completed|incomplete|failed)\n")
+_FIRST_EVENT = b"event: response.created\n"
+_NUMBER = re.compile(rb'\ndata: \{"type":"[\w.]+","sequence_number":(\d+),')
+
+#: Seconds to store how a response has ended, when its run is cancelled.
+_FAREWELL = 10.0
+
+
+@attrs.define(eq=False)
+class StoredRun:
+    """A request whose response is to be stored.
+
+    Attributes:
+        id: of the response.
+        owner: who may see it.
+        store: where it is stored.
+        gate: of the app.
+        options: how.
+        input: the items of the request, without those before them.
+        body: the response as far as it is known; only of one in the background.
+        is_kept: whether its end is stored.
+    """
+
+    id: str
+    owner: bytes
+    store: Store
+    gate: Gate
+    options: StoringRequest
+    is_asked: bool  # rather than stored by default: if it cannot be, that is an error
+    input: list[Item]
+    body: dict[str, Any] = attrs.field(factory=dict)
+    is_kept: bool = False
+    ended: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def repeated(self) -> dict[str, Any]:
+        """The fields of the response that say how it is stored."""
+        conversation = self.options.conversation
+        return {
+            "background": self.options.background,
+            "conversation": None if conversation is None else {"id": conversation},
+            "previous_response_id": self.options.previous_response_id or None,
+            "store": self.options.store,
+        }
+
+    def has_to_end(self) -> bool:
+        """Whether the server ends, and the response for this reason."""
+        return self.gate.phase.value is not Phase.OPEN
+
+    async def keep(self, response: Mapping[str, Any]) -> None:
+        """Store the response as it has ended, with its items. Raises UnavailableError."""
+        body = {name: value for name, value in response.items() if name != "output"}
+        output = [each for each in response["output"] if isinstance(each, dict)]
+
+        def write(records: Records) -> None:
+            if not self.options.background:
+                records.add(self.id, RESPONSE, self.owner, body)
+            elif records.find(self.id, RESPONSE, self.owner) is None:
+                return  # deleted meanwhile
+            else:
+                records.change(self.id, body)
+            records.append(self.id, INPUT, parts_of(self.input))
+            records.append(self.id, OUTPUT, parts_of(output))
+            id_ = self.options.conversation
+            if id_ is None or body["status"] not in ("completed", "incomplete"):
+                return
+            if (conversation := records.find(id_, CONVERSATION, self.owner)) is not None:
+                add_to_conversation(records, conversation, [*self.input, *output])
+
+        await self.store.do(write)
+        self.is_kept = True
+
+
+# -- POSTs
+
+
+async def take_over() -> Response | None:
+    """Have the answer to the current POST stored, or run it in the background, as it asks for.
+
+    Raises:
+        InvalidRequestError: it continues what is not there.
+        UnavailableError: the store cannot be used, and the request asks for it.
+    """
+    if request.endpoint not in (_RESPONSES, _COUNT):
+        return None
+    if _RUN in request.scope:
+        return None
+    try:
+        n_bytes, fields = await look_into(lambda data: (len(data), parse_object(data)))
+        options = StoringRequest.parse(fields)
+    except PayloadTooLargeError:
+        return None  # for the handler to say
+    except InvalidRequestError as error:
+        if error.param is None:
+            return None
+        raise
+    if not (options.store or options.previous_response_id or options.conversation):
+        return None
+    run = await _prepare(fields, options)
+    if options.background and request.endpoint == _RESPONSES:
+        return await _begin(run, fields)
+    _replace_body(n_bytes, sse.encode(fields).encode())
+    if options.store and request.endpoint == _RESPONSES:
+        request.scope[_RUN] = run
+    return None
+
+
+async def _prepare(fields: dict[str, Any], options: StoringRequest) -> StoredRun:
+    """Find what the request continues, and put that into its body."""
+    is_asked = fields.get("store") is True or options.background
+    continues = options.previous_response_id or options.conversation
+    own, given = current_owner(), fields.get("input")
+    items = given if isinstance(given, list) else []
+
+    def look_up(records: Records) -> tuple[list[Item], list[Any]]:
+        before: list[Item] = []
+        if options.previous_response_id:
+            before = history(records, own, options.previous_response_id)
+        elif options.conversation:
+            if records.find(options.conversation, CONVERSATION, own) is None:
+                raise InvalidRequestError.at("conversation", "is not stored here.")
+            before = conversation_items(records, options.conversation)
+        return before, resolved(records, own, items)
+
+    before: list[Item] = []
+    state = current_app_state()
+    if continues or any(isinstance(each, dict) and "id" in each for each in items):
+        before, items = await state.store.do(look_up)
+    if isinstance(given, str):
+        part = {"type": "input_text", "text": given}
+        items = [{"type": "message", "role": "user", "content": [part]}]
+    run = StoredRun(
+        id=new_id("resp"),
+        owner=own,
+        store=state.store,
+        gate=state.gate,
+        options=options,
+        is_asked=is_asked or bool(continues),
+        input=with_ids(each for each in items if isinstance(each, dict)),
+    )
+    for name in attrs.fields_dict(StoringRequest):
+        fields.pop(name, None)
+    fields[STORED] = {"id": run.id, "repeated": run.repeated, "before": before}
+    if isinstance(given, list):
+        fields["input"] = items
+    fields["store"] = False  # the process of a model stores nothing
+    return run
+
+
+def _replace_body(n_before: int, body: bytes) -> None:
+    """Give the handler of the current request another body than that of `n_before` bytes."""
+    current = current_request()
+    current.held.grow(max(0, len(body) - n_before))
+    current.body.clear()
+    current.body.append(body)
+
+
+async def keep(response: Response) -> Response:
+    """Store the answer to the current request, if it is to be stored."""
+    run: StoredRun | None = request.scope.get(_RUN)
+    if run is None or response.status_code != 200:
+        return response
+    path = request.path
+    if response.content_type == sse.CONTENT_TYPE:
+        body = response.response
+        response.response = IterableBody(_kept_stream(run, body, path))
+        return response
+    whole = json.loads(await response.get_data(as_text=False))
+    try:
+        await run.keep(whole)
+    except UnavailableError as error:
+        if run.is_asked:
+            return errors.response(error)
+        _tell_not_stored(error)
+        response.set_data(sse.encode({**whole, "store": False}).encode())
+    return response
+
+
+def _tell_not_stored(error: UnavailableError) -> None:
+    leave_out("store", f"it is the default, and not possible at the moment: {error.message}")
+
+
+async def _kept_stream(run: StoredRun, body: ResponseBody, path: str) -> AsyncIterator[bytes]:
+    """Pass on a stream; its last event waits until the response is stored."""
+    # An async generator, so no nursery or cancel scope may be open at a `yield`.
+    rest = b""
+    async with body as parts:
+        async for part in parts:
+            rest += part.encode() if isinstance(part, str) else part
+            end = rest.rfind(b"\n\n") + 2
+            if end < 2:
+                continue
+            events, rest = rest[:end], rest[end:]
+            if run.body.get("status") == "queued" and _FIRST_EVENT in events:
+                first = events[events.index(_FIRST_EVENT) :]
+                run.body = _response_in(first.partition(b"\n\n")[0])[1]
+            if (last := _LAST_EVENT.search(events)) is None:
+                yield events
+                continue
+            yield events[: last.start()]
+            if (failure := await _keep_last(run, events[last.start() :], path)) is not None:
+                yield failure
+                return
+            yield events[last.start() :]
+    if rest:
+        yield rest
+
+
+async def _keep_last(run: StoredRun, event: bytes, path: str) -> bytes | None:
+    """Store the response in the last event. Returns an error in place of it, if that is one."""
+    number, response = _response_in(event.partition(b"\n\n")[0])
+    if run.options.background and run.has_to_end():
+        response["status"] = "cancelled"
+    try:
+        await run.keep(response)
+    except UnavailableError as error:
+        if run.is_asked:
+            return errors.shape_of(path).event(errors.bodies_on(path)(error), number)
+        _tell_not_stored(error)
+    return None
+
+
+def _response_in(event: bytes) -> tuple[int, dict[str, Any]]:
+    """The number of an event, and the response in it."""
+    fields = json.loads(event.partition(b"\ndata: ")[2])
+    return fields["sequence_number"], fields["response"]
+
+
+# -- in the background
+
+
+async def _begin(run: StoredRun, fields: dict[str, Any]) -> Response:
+    """Run the current request in the background; make the response that says that it runs."""
+    wants_stream = fields.get("stream") is True
+    fields["stream"] = True
+    run.body = _queued(run, fields)
+    await run.store.do(lambda records: records.add(run.id, RESPONSE, run.owner, run.body))
+    ask = streams.asking(sse.encode(fields).encode(), **{_RUN: run})
+    runs = current_app_state().stored_runs
+
+    async def live(send: Send) -> None:
+        runs[run.id] = run
+        status, error = "failed", None
+        try:
+            await ask(send)
+        except trio.Cancelled:
+            status = "cancelled"
+            raise
+        except TrioServeError as failure:
+            error = failure.message
+            raise
+        finally:
+            del runs[run.id]
+            with trio.move_on_after(_FAREWELL, shield=True):
+                await _keep_end(run, status, error or session.what_went_wrong()["error"]["message"])
+            run.ended.set()
+
+    try:
+        session = streams.begin(run.id, live)
+    except TrioServeError:
+        await run.store.do(lambda records: records.delete(run.id))
+        raise
+    if (failed := await streams.answer_of_failed(session)) is not None:
+        await run.store.do(lambda records: records.delete(run.id))
+        return failed
+    return streams.respond(session, 0) if wants_stream else json_response(run.body)
+
+
+async def _keep_end(run: StoredRun, status: str, message: str) -> None:
+    """Store how a run has ended that has not come to its last event."""
+    if run.is_kept:
+        return
+    if run.has_to_end():
+        status = "cancelled"
+    error = {"code": "server_error", "message": message} if status == "failed" else None
+    run.body = {**run.body, "status": status, "error": error, "output": []}
+    try:
+        await run.keep(run.body)
+    except UnavailableError as failure:
+        leave_out("the end of a background response", failure.message)
+
+
+def _queued(run: StoredRun, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The response before its request has a place."""
+    none = ("completed_at", "error", "incomplete_details", "usage")
+    given = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
+    return {
+        **dict.fromkeys(none),
+        **{name: fields.get(name) for name in given},
+        "id": run.id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": fields.get("model") or "",
+        "parallel_tool_calls": fields.get("parallel_tool_calls", True),
+        "tool_choice": fields.get("tool_choice", "auto"),
+        "tools": fields.get("tools") or [],
+        "status": "queued",
+        "output": [],
+        **run.repeated,
+    }
+
+
+# -- routes
+
+
+@blueprint.get("/v1/responses/<id_>")
+@blueprint.get("/responses/<id_>", endpoint="show_short")
+@takes(
+    None,
+    query={
+        "stream": "true: the events of a response in the background",
+        "starting_after": "with stream: the number of the last event that is not wanted",
+    },
+)
+async def show(id_: str) -> Response:
+    """Give a stored response, or the events of one in the background from an event on."""
+    body, _ = await _find(id_)
+    if request.args.get("stream") != "true":
+        return json_response(body)
+    return _resume(id_)
+
+
+def _resume(id_: str) -> Response:
+    """Make the response with the events after the one that a client has.
+
+    Raises:
+        InvalidRequestError: they are not kept, or there is no such event.
+    """
+    session = current_app_state().streams.find(current_request().api_key, id_)
+    if session is None:
+        raise InvalidRequestError.at(
+            "stream", "needs a response in the background whose events are still kept."
+        )
+    after = request.args.get("starting_after")
+    if after is None:
+        session.ring.check(0, "starting_after")
+        return streams.respond(session, 0)
+    if not after.isascii() or not after.isdigit():
+        raise InvalidRequestError.at("starting_after", "must be the number of an event.")
+    return streams.respond(session, _offset_after(session, int(after)))
+
+
+def _offset_after(session: StreamSession, number: int) -> int:
+    """Where the events after one begin. Raises InvalidRequestError: that one is not kept."""
+    ring = session.ring
+    offset, last = ring.start, -1
+    while offset < ring.end:
+        events = ring.read(offset, 2**16)
+        for found in _NUMBER.finditer(events):
+            last = int(found[1])
+            if last == number:
+                return offset + events.index(ring.mark, found.start()) + len(ring.mark)
+            if last > number:
+                raise InvalidRequestError.at("starting_after", "is an event that is not kept.")
+        offset += len(events)
+    raise InvalidRequestError.at("starting_after", f"is above {last}, the last event so far.")
+
+
+@blueprint.delete("/v1/responses/<id_>")
+@blueprint.delete("/responses/<id_>", endpoint="delete_short")
+async def delete(id_: str) -> Response:
+    """Delete a stored response. One that runs in the background is cancelled first."""
+    await _find(id_)
+    await _stop(id_)
+    await current_app_state().store.do(lambda records: records.delete(id_))
+    return deleted(RESPONSE, id_)
+
+
+@blueprint.post("/v1/responses/<id_>/cancel")
+@blueprint.post("/responses/<id_>/cancel", endpoint="cancel_short")
+@takes(None)
+async def cancel(id_: str) -> Response:
+    """Cancel a response that runs in the background."""
+    body, _ = await _find(id_)
+    if not body["background"]:
+        raise InvalidRequestError("Only a response in the background can be cancelled.")
+    await _stop(id_)
+    body, _ = await _find(id_)
+    return json_response(body)
+
+
+async def _stop(id_: str) -> None:
+    """Cancel a run, and wait for its end. Has no effect if there is none."""
+    state = current_app_state()
+    run, session = (
+        state.stored_runs.get(id_),
+        state.streams.find(current_request().api_key, id_),
+    )
+    if run is not None and session is not None:
+        state.streams.stop(session, "The response was cancelled.")
+        await run.ended.wait()
+
+
+@blueprint.get("/v1/responses/<id_>/input_items")
+@blueprint.get("/responses/<id_>/input_items", endpoint="input_items_short")
+@takes(None, query=QUERY)
+async def input_items(id_: str) -> Response:
+    """List the input items of a stored response, with those that it continues."""
+    page, own = Page.of_request(), current_owner()
+
+    def read(records: Records) -> list[Item] | None:
+        if (record := records.find(id_, RESPONSE, own)) is None:
+            return None
+        previous = record.body["previous_response_id"]
+        before = [] if previous is None else history(records, own, previous)
+        return [*before, *(part.value for part in records.parts(id_, INPUT))]
+
+    items = await current_app_state().store.do(read)
+    if items is None:
+        raise missing(RESPONSE, id_)
+    return page.respond(page.of(items))
+
+
+async def _find(id_: str) -> tuple[dict[str, Any], bytes]:
+    """Find a response of the client, as it is now. Raises NotFoundError."""
+    own, state = current_owner(), current_app_state()
+
+    def read(records: Records) -> dict[str, Any] | None:
+        if (record := records.find(id_, RESPONSE, own)) is None:
+            return None
+        return {**record.body, "output": [part.value for part in records.parts(id_, OUTPUT)]}
+
+    body = await state.store.do(read)
+    if body is None:
+        raise missing(RESPONSE, id_)
+    if body["status"] not in _OVER:
+        run = state.stored_runs.get(id_)
+        # Without a run, the server has ended before the response did, without time to say so.
+        cut = {"status": "incomplete", "incomplete_details": {"reason": "server_restarted"}}
+        body = {**body, **cut} if run is None else run.body
+    return body, own
