@@ -48,6 +48,12 @@ def serve(store: Path, listening: socket.socket) -> None:
     trio.run(partial(hypercorn.trio.serve, app, made))
 
 
+def _end_with(lifeline: int) -> None:
+    """End this process with the one that holds the other end of a pipe."""
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
 @contextmanager
 def server(store: Path) -> Iterator[tuple[Client, Callable[[float], None]]]:
     """Run a server in a process for a block, which ends with SIGKILL.
@@ -55,14 +61,18 @@ def server(store: Path) -> Iterator[tuple[Client, Callable[[float], None]]]:
     Gives a client, and a function that kills the server some seconds later in the block.
     """
     listening = socket.create_server(("127.0.0.1", 0))
+    lifeline, held = os.pipe()
     pid = os.fork()
     if not pid:
+        os.close(held)
+        threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
         try:
             serve(store, listening)
         finally:
             os._exit(1)
     client = Client(listening.getsockname()[1])
     listening.close()
+    os.close(lifeline)
     timers: list[threading.Timer] = []
 
     def kill_in(seconds: float) -> None:
@@ -76,6 +86,7 @@ def server(store: Path) -> Iterator[tuple[Client, Callable[[float], None]]]:
         for timer in timers:
             timer.join()
         os.kill(pid, signal.SIGKILL)
+        os.close(held)
         _, status = os.waitpid(pid, 0)
         assert os.WIFSIGNALED(status), "the server has ended by itself"
 

@@ -250,6 +250,5 @@ _SELECT = "SELECT id, kind, owner, created, is_open, body FROM records"
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    *fields, is_open, body = row
-    value: Mapping[str, Any] = json.loads(body)
-    return Record(*fields, is_open=bool(is_open), body=dict(value))
+    id_, kind, owner, created, is_open, body = row
+    return Record(id_, kind, owner, created, bool(is_open), json.loads(body))

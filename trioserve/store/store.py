@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import trio
 from outcome import Error, Outcome, Value
@@ -43,7 +43,7 @@ class Store:
         self._database = database
         self._salt = database.salt
         self._records = Records(database.connection, max_bytes, seconds)
-        self._waiting: list[_Job[object]] = []
+        self._waiting: list[_Job[Any]] = []
         self._turn = trio.Lock()
         #: For this work alone: other threads must neither delay it nor wait for it.
         self._limiter = trio.CapacityLimiter(1)
@@ -89,7 +89,7 @@ class Store:
 
     # -- in the thread
 
-    def _work(self, jobs: Sequence[_Job[object]]) -> None:
+    def _work(self, jobs: Sequence[_Job[Any]]) -> None:
         connection = self._database.connection
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -106,11 +106,11 @@ class Store:
         for job, outcome in zip(jobs, outcomes, strict=True):
             job.outcome = outcome
 
-    def _do(self, job: _Job[object]) -> Outcome[object]:
+    def _do(self, job: _Job[Any]) -> Outcome[Any]:
         connection = self._database.connection
         connection.execute("SAVEPOINT job")
         try:
-            result: Outcome[object] = Value(job.work(self._records))
+            result: Outcome[Any] = Value(job.work(self._records))
         except Exception as error:
             if not connection.in_transaction:  # SQLite has undone all of it
                 raise
