@@ -1,4 +1,4 @@
-"""Kills servers while they store responses and run a batch, and looks at what is left.
+"""Kills servers while they store responses and run a batch, and checks what they have stored.
 
 Run as ``python -m tests.support.killed_servers FOLDER KILLS``. Prints the number of kills, of the
 responses that were acknowledged, and of the lines that were answered.
@@ -92,7 +92,7 @@ def server(store: Path) -> Iterator[tuple[Client, Callable[[float], None]]]:
 
 
 class Client:
-    """Sends requests to a server, each over a connection of its own."""
+    """Sends requests to a server, each over a new connection."""
 
     def __init__(self, port: int) -> None:
         self._port = port

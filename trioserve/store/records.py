@@ -17,7 +17,7 @@ import attrs
 
 from trioserve.errors import StoreFullError
 
-#: Seconds for which the time of the last use is not written again.
+#: Seconds before the time of the last use is written again.
 _SOON = 3600.0
 
 
@@ -223,7 +223,7 @@ class Records:
         """Delete what was not used for longest, until `n_bytes` more fit.
 
         Raises:
-            StoreFullError: what is left is work that is not over, or the record itself.
+            StoreFullError: all else is work that is not over, or the record itself.
         """
         excess = self._n_bytes() + n_bytes - self._max_bytes
         while excess > 0:

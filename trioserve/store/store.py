@@ -33,7 +33,7 @@ class _Job(Generic[_T]):
 
 
 class Store:
-    """Runs work on the records of a database, in a thread of its own. Made by `open_store`.
+    """Runs work on the records of a database, one thread at a time. Made by `open_store`.
 
     What waits while the thread works is done in one transaction after that, so that many writers
     wait for one write to the disk.
@@ -56,8 +56,8 @@ class Store:
     async def do(self, work: Callable[[Records], _T]) -> _T:
         """Run work in a transaction, and wait until that is on the disk.
 
-        When cancelled while it waits for the thread, the work is left out, or done all the same if
-        the thread has taken it.
+        When cancelled while it waits for the thread, the work is left out, unless the thread has
+        taken it.
 
         Raises:
             StoreError: the database cannot be used. Nothing has changed then.
@@ -134,7 +134,7 @@ async def open_store(
     Args:
         path: its file; by default it is in memory, and ends with the block.
         max_bytes: bytes of all records.
-        days: for which a record is kept after its last use.
+        days: how long a record is kept after its last use.
 
     Raises:
         StoreError: the file cannot be used, or another server has it.

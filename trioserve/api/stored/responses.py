@@ -493,7 +493,7 @@ async def _find(id_: str) -> tuple[dict[str, Any], bytes]:
         raise missing(RESPONSE, id_)
     if body["status"] not in _OVER:
         run = state.stored_runs.get(id_)
-        # Without a run, the server has ended before the response did, without time to say so.
+        # Without a run, the server was killed while the response ran.
         cut = {"status": "incomplete", "incomplete_details": {"reason": "server_restarted"}}
         body = {**body, **cut} if run is None else run.body
     return body, own
