@@ -1,4 +1,4 @@
-"""What is left of a store when its server is killed."""
+"""A store whose server is killed keeps all that was acknowledged."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ async def ids_in(store: Store, owner: bytes = ME) -> list[str]:
 
 
 class Hold:
-    """Keeps the thread of a store at work until it is let go."""
+    """Keeps the thread of a store at work until `let_go`."""
 
     def __init__(self) -> None:
         self.begun, self._over = trio.Event(), threading.Event()
@@ -134,7 +134,7 @@ async def test_the_event_loop_does_not_wait_for_the_thread() -> None:
         hold = Hold()
         nursery.start_soon(store.do, hold)
         await hold.begun.wait()
-        # All other threads are free, too: the store has a limiter of its own.
+        # The store does not use the limiter of other threads.
         assert await trio.to_thread.run_sync(lambda: "free") == "free"
         hold.let_go()
 

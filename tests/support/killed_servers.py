@@ -1,4 +1,4 @@
-"""Kills servers while they store responses and run a batch, and looks at what is left.
+"""Kills servers while they store responses and run a batch, and checks what they have stored.
 
 Run as ``python -m tests.support.killed_servers FOLDER KILLS``. Prints the number of kills, of the
 responses that were acknowledged, and of the lines that were answered.
@@ -48,6 +48,12 @@ def serve(store: Path, listening: socket.socket) -> None:
     trio.run(partial(hypercorn.trio.serve, app, made))
 
 
+def _end_with(lifeline: int) -> None:
+    """End this process with the one that holds the other end of a pipe."""
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
 @contextmanager
 def server(store: Path) -> Iterator[tuple[Client, Callable[[float], None]]]:
     """Run a server in a process for a block, which ends with SIGKILL.
@@ -55,14 +61,18 @@ def server(store: Path) -> Iterator[tuple[Client, Callable[[float], None]]]:
     Gives a client, and a function that kills the server some seconds later in the block.
     """
     listening = socket.create_server(("127.0.0.1", 0))
+    lifeline, held = os.pipe()
     pid = os.fork()
     if not pid:
+        os.close(held)
+        threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
         try:
             serve(store, listening)
         finally:
             os._exit(1)
     client = Client(listening.getsockname()[1])
     listening.close()
+    os.close(lifeline)
     timers: list[threading.Timer] = []
 
     def kill_in(seconds: float) -> None:
@@ -76,12 +86,13 @@ def server(store: Path) -> Iterator[tuple[Client, Callable[[float], None]]]:
         for timer in timers:
             timer.join()
         os.kill(pid, signal.SIGKILL)
+        os.close(held)
         _, status = os.waitpid(pid, 0)
         assert os.WIFSIGNALED(status), "the server has ended by itself"
 
 
 class Client:
-    """Sends requests to a server, each over a connection of its own."""
+    """Sends requests to a server, each over a new connection."""
 
     def __init__(self, port: int) -> None:
         self._port = port

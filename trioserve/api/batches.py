@@ -3,7 +3,7 @@
 A batch is a record with its body as clients see it and three sides of parts: the lines that are
 ``pending``, and the lines of the ``output`` and of the ``errors``. One transaction takes a line
 from the first side and adds its answer to another one. So a process that dies answers no line
-twice, and the next one goes on with the rest.
+twice, and the next one continues with the rest.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import attrs
 
 from trioserve.errors import StoreFullError
 
-#: Seconds for which the time of the last use is not written again.
+#: Seconds before the time of the last use is written again.
 _SOON = 3600.0
 
 
@@ -223,7 +223,7 @@ class Records:
         """Delete what was not used for longest, until `n_bytes` more fit.
 
         Raises:
-            StoreFullError: what is left is work that is not over, or the record itself.
+            StoreFullError: all else is work that is not over, or the record itself.
         """
         excess = self._n_bytes() + n_bytes - self._max_bytes
         while excess > 0:
@@ -250,6 +250,5 @@ _SELECT = "SELECT id, kind, owner, created, is_open, body FROM records"
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    *fields, is_open, body = row
-    value: Mapping[str, Any] = json.loads(body)
-    return Record(*fields, is_open=bool(is_open), body=dict(value))
+    id_, kind, owner, created, is_open, body = row
+    return Record(id_, kind, owner, created, bool(is_open), json.loads(body))

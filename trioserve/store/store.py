@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import trio
 from outcome import Error, Outcome, Value
@@ -33,7 +33,7 @@ class _Job(Generic[_T]):
 
 
 class Store:
-    """Runs work on the records of a database, in a thread of its own. Made by `open_store`.
+    """Runs work on the records of a database, one thread at a time. Made by `open_store`.
 
     What waits while the thread works is done in one transaction after that, so that many writers
     wait for one write to the disk.
@@ -43,7 +43,7 @@ class Store:
         self._database = database
         self._salt = database.salt
         self._records = Records(database.connection, max_bytes, seconds)
-        self._waiting: list[_Job[object]] = []
+        self._waiting: list[_Job[Any]] = []
         self._turn = trio.Lock()
         #: For this work alone: other threads must neither delay it nor wait for it.
         self._limiter = trio.CapacityLimiter(1)
@@ -56,8 +56,8 @@ class Store:
     async def do(self, work: Callable[[Records], _T]) -> _T:
         """Run work in a transaction, and wait until that is on the disk.
 
-        When cancelled while it waits for the thread, the work is left out, or done all the same if
-        the thread has taken it.
+        When cancelled while it waits for the thread, the work is left out, unless the thread has
+        taken it.
 
         Raises:
             StoreError: the database cannot be used. Nothing has changed then.
@@ -89,7 +89,7 @@ class Store:
 
     # -- in the thread
 
-    def _work(self, jobs: Sequence[_Job[object]]) -> None:
+    def _work(self, jobs: Sequence[_Job[Any]]) -> None:
         connection = self._database.connection
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -106,11 +106,11 @@ class Store:
         for job, outcome in zip(jobs, outcomes, strict=True):
             job.outcome = outcome
 
-    def _do(self, job: _Job[object]) -> Outcome[object]:
+    def _do(self, job: _Job[Any]) -> Outcome[Any]:
         connection = self._database.connection
         connection.execute("SAVEPOINT job")
         try:
-            result: Outcome[object] = Value(job.work(self._records))
+            result: Outcome[Any] = Value(job.work(self._records))
         except Exception as error:
             if not connection.in_transaction:  # SQLite has undone all of it
                 raise
@@ -134,7 +134,7 @@ async def open_store(
     Args:
         path: its file; by default it is in memory, and ends with the block.
         max_bytes: bytes of all records.
-        days: for which a record is kept after its last use.
+        days: how long a record is kept after its last use.
 
     Raises:
         StoreError: the file cannot be used, or another server has it.

@@ -274,7 +274,7 @@ async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
 
 
 class Asked:
-    """Plays the app to the batches of a service: answers when a test says so."""
+    """Plays the app to the batches of a service, with the statuses that a test chooses."""
 
     def __init__(self, service: AppState, status: Callable[[int], int] = lambda n: 200) -> None:
         self.n_asked, self._status = 0, status

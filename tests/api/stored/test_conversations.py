@@ -66,7 +66,7 @@ async def test_another_key_finds_no_conversation() -> None:
 
 async def test_items_are_checked() -> None:
     async with client_of() as client:
-        items = [{"role": "user", "content": "Hi"}, {"role": "nobody", "content": "Hi"}]
+        items = [{"role": "user", "content": "Hi"}, {"role": "guest", "content": "Hi"}]
         answer = await client.post(CONVERSATIONS, json={"items": items})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "items[1].role")
         made = (await client.post(CONVERSATIONS, json={})).json()

@@ -89,7 +89,7 @@ def test_both_files_are_named(argv: list[str], capsys: pytest.CaptureFixture[str
 def test_it_starts_a_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "in.jsonl", *(line(n, max_tokens=4) for n in range(3)))
     target = tmp_path / "out.jsonl"
-    assert run("batch", [str(source), "-o", str(target), "-m", "", "-t", "1"], {}) == 0, (
+    assert run("batch", [str(source), "-o", str(target), "-t", "1"], {}) == 0, (
         capfd.readouterr().err
     )
     assert ids_in(target) == ["line-0", "line-1", "line-2"]

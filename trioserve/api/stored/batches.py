@@ -59,7 +59,7 @@ async def ask_for_line(
         BEHIND: True,
     }
     headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
-    return await ask(app, scope, served.config.api_prefix + path, body, headers)  # type: ignore[arg-type]
+    return await ask(app, scope, served.config.api_prefix + path, body, headers)
 
 
 # -- reading lines

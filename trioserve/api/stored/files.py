@@ -100,7 +100,7 @@ def _some(records: Records, *, id_: str, after: int) -> list[Part]:
 
 @blueprint.delete("/v1/files/<id_>")
 async def delete(id_: str) -> Response:
-    """Delete a file. A batch that was made of it goes on."""
+    """Delete a file. A batch that was made of it continues."""
     await find(id_)
     await current_app_state().store.do(lambda records: records.delete(id_))
     return deleted(FILE, id_)

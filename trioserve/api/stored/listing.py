@@ -41,7 +41,7 @@ class Page:
         return cls(int(given), request.args.get("after") or None, order == "desc")
 
     def of(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The page of entries that are there as a whole, the oldest first, and one more.
+        """Cut a page, and one more entry, out of all entries, which are in their order.
 
         Raises:
             InvalidRequestError: there is no entry `after` which it begins.

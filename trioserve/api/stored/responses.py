@@ -149,7 +149,8 @@ async def take_over() -> Response | None:
     """
     if request.endpoint not in (_RESPONSES, _COUNT):
         return None
-    if _RUN in request.scope:
+    scope: Any = request.scope
+    if _RUN in scope:
         return None
     try:
         n_bytes, fields = await look_into(lambda data: (len(data), parse_object(data)))
@@ -167,7 +168,7 @@ async def take_over() -> Response | None:
         return await _begin(run, fields)
     _replace_body(n_bytes, sse.encode(fields).encode())
     if options.store and request.endpoint == _RESPONSES:
-        request.scope[_RUN] = run
+        scope[_RUN] = run
     return None
 
 
@@ -223,7 +224,8 @@ def _replace_body(n_before: int, body: bytes) -> None:
 
 async def keep(response: Response) -> Response:
     """Store the answer to the current request, if it is to be stored."""
-    run: StoredRun | None = request.scope.get(_RUN)
+    scope: Any = request.scope
+    run: StoredRun | None = scope.get(_RUN)
     if run is None or response.status_code != 200:
         return response
     path = request.path
@@ -491,7 +493,7 @@ async def _find(id_: str) -> tuple[dict[str, Any], bytes]:
         raise missing(RESPONSE, id_)
     if body["status"] not in _OVER:
         run = state.stored_runs.get(id_)
-        # Without a run, the server has ended before the response did, without time to say so.
+        # Without a run, the server was killed while the response ran.
         cut = {"status": "incomplete", "incomplete_details": {"reason": "server_restarted"}}
         body = {**body, **cut} if run is None else run.body
     return body, own
