@@ -25,6 +25,13 @@ test("a drawing that multiplies its parts is no picture", () => {
   assert.equal(pictureKind("svg", `<svg>${"<feBlend/>".repeat(41)}</svg>`), null);
 });
 
+test("no text takes long to look through", async () => {
+  assert.equal(pictureKind("", `${"<!---->".repeat(100)}x`), null);
+  const tags = "<svg ".repeat(16_000);
+  assert.equal(pictureKind("", tags), "svg");
+  assert.equal((await svgFile(tags).text()).length, `${tags} xmlns="http://www.w3.org/2000/svg"`.trim().length);
+});
+
 test("a drawing has its namespace, and is read as UTF-8", async () => {
   const named = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><g/></svg>';
   assert.equal(await svgFile(`<?xml version="1.0" encoding="utf-7"?>\n${SVG}\n`).text(), named);

@@ -4,7 +4,8 @@ export type PictureKind = "svg" | "mermaid" | "html";
 
 /** A longer text stays code. */
 const MAX = 200_000;
-const SVG = /^\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<svg[\s>]/is;
+// In each of these, at most one way to match: a model must not write a text that a browser takes minutes to look through.
+const SVG = /^\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?:(?!-->).)*-->\s*)*<svg[\s>]/is;
 
 /** What a block of code shows, beside its text; null: nothing else. */
 export function pictureKind(language: string, text: string): PictureKind | null {
@@ -28,6 +29,7 @@ function isHeavy(svg: string): boolean {
 /** A drawing as a file. In one, the browser runs no script and loads nothing. */
 export function svgFile(text: string): Blob {
   const bare = text.replace(/^\s*<\?xml[^>]*>/, ""); // it might name another encoding
-  const named = /<svg[^>]*\sxmlns\s*=/i.test(bare) ? bare : bare.replace(/<svg/i, '<svg xmlns="http://www.w3.org/2000/svg"');
+  const [tag] = /<svg[^>]*/i.exec(bare) ?? [""];
+  const named = /\sxmlns\s*=/i.test(tag) ? bare : bare.replace(/<svg/i, '<svg xmlns="http://www.w3.org/2000/svg"');
   return new Blob([named.trim()], { type: "image/svg+xml;charset=utf-8" });
 }
