@@ -45,7 +45,9 @@ def processor_seconds(pid: int) -> float:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:  # it has ended
         threads = []
-    started = [child for thread in threads for child in read(pid, f"task/{thread}/children").split()]
+    started = [
+        child for thread in threads for child in read(pid, f"task/{thread}/children").split()
+    ]
     return own + sum(processor_seconds(int(child)) for child in started)
 
 
