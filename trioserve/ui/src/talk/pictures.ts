@@ -23,7 +23,20 @@ const MAX_FILTERS = 40;
 function isHeavy(svg: string): boolean {
   const count = (what: RegExp) => svg.match(what)?.length ?? 0;
   if (count(/<!entity|data:image\/svg/gi) > 0 || count(/<(?:[^\s<>:]+:)?fe[A-Z]/g) > MAX_FILTERS) return true;
-  return count(/<\w/g) * 3 ** (count(/<(?:[^\s<>:]+:)?use\b/g) / 3) > MAX_ELEMENTS;
+  const reuses = 3 ** (count(/<(?:[^\s<>:]+:)?use\b/g) / 3) * named(svg, count(/<(?:[^\s<>:]+:)?(?:mask|pattern|clippath|marker)\b/gi));
+  return count(/<\w/g) * reuses > MAX_ELEMENTS;
+}
+
+const GRADIENT = /<(?:linear|radial)gradient\b[^<>]{0,999}?\bid\s*=\s*["']([^"']{0,99})["']/gi;
+const NAME = /url\(\s*["']?#([^"')]{0,99})/gi;
+
+/** How often masks, patterns and the like may be drawn, at most, where they name one another. */
+function named(svg: string, parts: number): number {
+  if (parts === 0) return 1;
+  if (/&#|\\|<style/i.test(svg)) return Infinity; // it may name them in other ways, or for many elements at once
+  const gradients = new Set(Array.from(svg.matchAll(GRADIENT), ([, id]) => id));
+  const names = Array.from(svg.matchAll(NAME)).filter(([, id]) => !gradients.has(id)).length;
+  return Math.max(1, names / parts) ** parts;
 }
 
 /** A drawing as a file. In one, the browser runs no script and loads nothing. */
