@@ -39,6 +39,13 @@ test("nor is one whose masks have masks", () => {
   assert.equal(pictureKind("svg", "<svg><style>rect { fill: red }</style><rect/></svg>"), "svg");
 });
 
+test("nor is one with large markers at many points", () => {
+  const of = (elements: number, points: number) =>
+    `<svg><marker id="m">${"<path/>".repeat(elements)}</marker><path d="M0 0${"L9 9".repeat(points)}" marker-mid="url(#m)"/></svg>`;
+  assert.equal(pictureKind("svg", of(1, 2000)), "svg");
+  assert.equal(pictureKind("svg", of(300, 2000)), null);
+});
+
 test("no text takes long to look through", async () => {
   assert.equal(pictureKind("", `${"<!---->".repeat(100)}x`), null);
   const tags = "<svg ".repeat(16_000);

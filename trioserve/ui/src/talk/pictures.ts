@@ -21,10 +21,13 @@ const MAX_FILTERS = 40;
 
 /** Whether it would take a browser long to draw. Each reuse of a part may contain others, and so multiply. */
 function isHeavy(svg: string): boolean {
-  const count = (what: RegExp) => svg.match(what)?.length ?? 0;
+  const count = (what: RegExp, where = svg) => where.match(what)?.length ?? 0;
   if (count(/<!entity|data:image\/svg/gi) > 0 || count(/<(?:[^\s<>:]+:)?fe[A-Z]/g) > MAX_FILTERS) return true;
   const reuses = 3 ** (count(/<(?:[^\s<>:]+:)?use\b/g) / 3) * named(svg, count(/<(?:[^\s<>:]+:)?(?:mask|pattern|clippath|marker)\b/gi));
-  return count(/<\w/g) * reuses > MAX_ELEMENTS;
+  // A marker is drawn at each point of a path.
+  const markers = Array.from(svg.matchAll(/<\/?(?:[^\s<>:]+:)?marker\b/gi), ({ index }) => index);
+  const ofMarkers = markers.length ? count(/<\w/g, svg.slice(markers[0], markers.at(-1))) * count(/\d/g) : 0;
+  return Math.max(count(/<\w/g) * reuses, ofMarkers) > MAX_ELEMENTS;
 }
 
 const GRADIENT = /<(?:linear|radial)gradient\b[^<>]{0,999}?\bid\s*=\s*["']([^"']{0,99})["']/gi;
