@@ -97,6 +97,19 @@ def test_a_size_that_is_too_large_to_compute_with_does_not_fit(
         room.plan(Config(model=str(path)))
 
 
+def test_a_file_without_tensors_is_measured(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(512)
+    writer.add_embedding_length(64)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    shape = header.check_model(tmp_path / "model.gguf")
+    assert shape is not None and shape.weights == 0
+
+
 def test_a_good_file_has_no_problem(tmp_path: Path) -> None:
     path = write_decoder(tmp_path / "model.gguf")
     header.check_model(path)

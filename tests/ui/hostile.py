@@ -61,7 +61,7 @@ _MASKS = "".join(
     for n in range(7)
 )
 
-_LARGE, _POINTS = '<rect width="900" height="900"/>' * 300, "L9 9 " * 20_000
+_LARGE, _POINTS = '<rect width="900" height="900"/>' * 40, "L9 9" * 600
 
 #: Drawings that would keep a browser busy for minutes.
 HEAVY = {
