@@ -206,16 +206,43 @@ async def test_a_page_of_this_machine_may_use_it() -> None:
     assert preflight.headers["access-control-allow-methods"]
 
 
-async def test_the_number_of_sessions_is_bounded() -> None:
+async def test_a_session_that_waits_makes_room_for_another() -> None:
     async with served(max_sessions=1) as (url, _), web(url) as client:
         first = await client.post("/mcp", json=INITIALIZE)
-        refused = await client.post("/mcp", json=INITIALIZE)
-        session = {"Mcp-Session-Id": first.headers["mcp-session-id"]}
-        ended = await client.delete("/mcp", headers=session)
-        gone = await client.post("/mcp", json=LIST, headers=session)
-        again = await client.post("/mcp", json=INITIALIZE)
-    answers = (first, refused, ended, gone, again)
-    assert [one.status_code for one in answers] == [200, 503, 200, 404, 200]
+        second = await client.post("/mcp", json=INITIALIZE)
+        session = {"Mcp-Session-Id": second.headers["mcp-session-id"]}
+        gone = {"Mcp-Session-Id": first.headers["mcp-session-id"]}
+        answers = [
+            await client.post("/mcp", json=LIST, headers=gone),
+            await client.post("/mcp", json=LIST, headers=session),
+        ]
+        async with client.stream("GET", "/mcp", headers=session):  # it is not waiting
+            answers.append(await client.post("/mcp", json=INITIALIZE))
+        answers.append(await client.delete("/mcp", headers=session))
+        answers.append(await client.post("/mcp", json=INITIALIZE))
+    assert (first.status_code, second.status_code) == (200, 200)
+    assert [one.status_code for one in answers] == [404, 200, 503, 200, 200]
+
+
+async def test_the_sessions_of_one_key_do_not_lock_out_another() -> None:
+    async with (
+        served(max_sessions=4, api_keys=("one", "two")) as (url, _),
+        web(url, **{"X-Api-Key": "one"}) as one,
+        web(url, **{"X-Api-Key": "two"}) as two,
+    ):
+
+        async def begin(client: httpx.AsyncClient) -> dict[str, str]:
+            answer = await client.post("/mcp", json=INITIALIZE)
+            return {"Mcp-Session-Id": answer.headers["mcp-session-id"]}
+
+        of_two = await begin(two)
+        of_one = [await begin(one) for _ in range(6)]
+        of_two = [of_two, await begin(two)]
+        used = [
+            *[await one.post("/mcp", json=LIST, headers=session) for session in of_one],
+            *[await two.post("/mcp", json=LIST, headers=session) for session in of_two],
+        ]
+    assert [answer.status_code for answer in used] == [*[404] * 4, 200, 200, 200, 200]
 
 
 async def test_paths_and_bodies() -> None:
@@ -232,9 +259,29 @@ async def test_paths_and_bodies() -> None:
     assert answers[1].json()["error"]["message"] == "The MCP server is at /ai/mcp."
 
 
+async def test_what_the_sdk_reads_on_the_event_loop_and_what_a_session_keeps_is_bounded() -> None:
+    client_info = {"name": "x" * 70_000, "version": "1"}
+    introduction = {**INITIALIZE, "params": {**INITIALIZE["params"], "clientInfo": client_info}}
+    values = LIST | {"params": {"cursor": [0] * 100_001}}
+    long_call = {"name": "tokenize", "arguments": {"text": "a" * 200_000}}
+    call = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": long_call}
+    async with served() as (url, _), web(url) as client:
+        session = (await client.post("/mcp", json=INITIALIZE)).headers["mcp-session-id"]
+        headers = {"Mcp-Session-Id": session}
+        answers = [
+            await client.post("/mcp", json=introduction),
+            await client.post("/mcp", json=introduction, headers=headers),
+            await client.post("/mcp", json=values, headers=headers),
+            await client.post("/mcp", json=call, headers=headers),
+        ]
+    assert [one.status_code for one in answers] == [413, 413, 413, 200]
+    assert "initialize" in answers[0].json()["error"]["message"]
+    assert "values" in answers[2].json()["error"]["message"]
+
+
 async def test_bodies_share_the_memory_of_requests() -> None:
     config = {"max_request_memory": 4 * 2**20, "max_body_size": 2**22}
-    many_values = b'{"a": [' + b"[]," * 100_000 + b"[]]}"
+    many_values = b'{"a": [' + b"[]," * 40_000 + b"[]]}"
     head = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000000\r\n\r\n"
     async with served(**config) as (url, _), web(url) as client, connected(url) as stream:
         assert (await client.post("/mcp", json=INITIALIZE)).status_code == 200

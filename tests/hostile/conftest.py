@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from tests.support.measured import pytest_terminal_summary, report
+from tests.support.measured import (
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+    report,
+)
 
-__all__ = ["pytest_terminal_summary", "report"]
+__all__ = ["pytest_sessionfinish", "pytest_terminal_summary", "pytest_testnodedown", "report"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -167,8 +166,7 @@ os.chdir(os.environ["TMPDIR"] + "/many")
 for number in range({N_NAMES}):
     os.mknod(str(number))
 """
-    began = time.perf_counter()
     output = await python(code, folder)
-    assert output.exit_code == 0 and time.perf_counter() - began < 120
+    assert output.exit_code == 0
     await until(lambda: os.listdir(folder.parent) == ["inside"])
     assert_nothing_left(folder)

@@ -14,7 +14,7 @@ import pytest
 from tests.support.file_trials import DIED_IN_SERVICE, OUTCOMES, run
 from tests.support.measured import Report
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
 #: How many of each kind: as many as an attack tried, and a thousand more.
 _SERIES = [

@@ -19,7 +19,7 @@ from tests.support.mcp_servers import call, odd, opened
 from tests.support.process_memory import resident
 from trioserve.tools.mcp.tools import McpServers
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 ATTACKS = (
     "pages", "descriptions", "schemas", "required", "nested", "dialects", "names", "requests",

@@ -15,7 +15,7 @@ import pytest
 from tests.support.gguf_models import write_decoder
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
-from trioserve.llama import header
+from trioserve.llama import header, room
 from trioserve.llama.model import LlamaModel
 from trioserve.models import gguf as gguf_files
 
@@ -83,6 +83,31 @@ def test_what_is_overridden_is_not_looked_at(
     write(path, monkeypatch, key, (0, INT))
     with LlamaModel.load(Config(model=str(path), override_kv=(f"{key}=int:256",))) as model:
         assert model.info.n_ctx_train == 256
+
+
+@pytest.mark.parametrize(
+    "key", ["feed_forward_length", "attention.key_length", "attention.value_length"]
+)
+def test_a_size_that_is_too_large_to_compute_with_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, monkeypatch, f"llama.{key}", (1e308, gguf.GGUFValueType.FLOAT64))
+    with pytest.raises(ModelLoadError, match="does not fit into memory"):
+        room.plan(Config(model=str(path)))
+
+
+def test_a_file_without_tensors_is_measured(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(512)
+    writer.add_embedding_length(64)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    shape = header.check_model(tmp_path / "model.gguf")
+    assert shape is not None and shape.weights == 0
 
 
 def test_a_good_file_has_no_problem(tmp_path: Path) -> None:

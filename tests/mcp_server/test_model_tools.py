@@ -22,6 +22,7 @@ from tests.support.scripts import answering, endless, noting
 from tests.support.waiting import patiently
 from trioserve.app import create_app
 from trioserve.config import Config
+from trioserve.fair_limiter import working_for
 from trioserve.mcp_server.models import OwnModels, models_of_server
 from trioserve.mcp_server.serving import mcp_server
 from trioserve.models.catalog import Catalog
@@ -202,6 +203,26 @@ async def test_models_of_its_own(tmp_path: Path) -> None:
         kept.close()
     assert told[0] == "Loading two: 50%"
     assert not fleet.users
+
+
+async def test_processes_get_the_key_of_the_client(tmp_path: Path) -> None:
+    fleet = FakeFleet(FakeCatalog({"one": entry("one")}))
+    fleet.sockets["one"] = path = tmp_path / "one.sock"
+    keys = ("first", "second")
+    models = OwnModels(cast(Fleet, fleet), cast(Catalog, fleet.catalog), keys)
+    backend, seen = answering("Hello!"), list[str]()
+
+    async def cached(client: str) -> int:
+        with working_for(client):
+            body = {"prompt": "a b c d e f g h " * 20, "n_predict": 1}
+            answered = await models.ask("/completion", body, dict[str, Any], seen.append)
+        return int(answered["timings"]["cache_n"])
+
+    async with child_app(path, backend, api_keys=keys):
+        held = [await cached(client) for client in ("second", "second", "first", "127.0.0.1")]
+    for kept in fleet.kept.values():
+        kept.close()
+    assert held[0] == held[2] == 0 and held[1] == held[3] > 100
 
 
 async def test_embeddings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import trio
@@ -34,6 +35,20 @@ def parent_of(pid: int) -> int:
     # The name stands in parentheses and may hold anything: fields count from the last one.
     fields = read(pid, "stat").rpartition(")")[2].split()
     return int(fields[1]) if fields else 0
+
+
+def processor_seconds(pid: int) -> float:
+    """The processor time that a process has taken, with the processes that it has started."""
+    fields = read(pid, "stat").rpartition(")")[2].split()
+    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it has ended
+        threads = []
+    started = [
+        child for thread in threads for child in read(pid, f"task/{thread}/children").split()
+    ]
+    return own + sum(processor_seconds(int(child)) for child in started)
 
 
 def is_alive(pid: int) -> bool:

@@ -56,8 +56,20 @@ PICTURES = {
     "diagram's settings": f'```mermaid\n%%{{init: {{"securityLevel": "loose", "htmlLabels": true, "themeCSS": "@import url(http://evil.invalid/m.css)"}}}}%%\nflowchart LR\n  A["<img src=http://evil.invalid/d.png onerror=\'parent.{RUN}\'>"]\n```',
 }
 
+_MASKS = "".join(
+    f'<mask id="a{n}">' + f'<rect width="9" height="9" mask="url(#a{n + 1})"/>' * 10 + "</mask>"
+    for n in range(7)
+)
+
+_LARGE, _POINTS = '<rect width="900" height="900"/>' * 40, "L9 9" * 600
+
 #: Drawings that would keep a browser busy for minutes.
 HEAVY = {
+    "masks": f'{_SVG}>{_MASKS}<rect width="9" height="9" mask="url(#a0)"/></svg>',
+    "clips": f'{_SVG}>{_MASKS}<rect width="9" height="9" mask="url(#a0)"/></svg>'.replace(
+        "mask=", "clip-path="
+    ).replace("mask", "clipPath"),
+    "markers": f'{_SVG}><marker id="a" markerWidth="900" markerHeight="900">{_LARGE}</marker><path d="M0 0{_POINTS}" marker-mid="url(#a)"/></svg>',
     "reused parts": f'{_SVG}><defs><rect id="a0" width="1" height="1"/>{_REUSED}</defs><use href="#a9"/></svg>',
     "entities": '<!DOCTYPE svg [<!ENTITY a "<use/>">]>' + f"{_SVG}>&a;</svg>",
     "another prefix": f'{_SVG} xmlns:s="http://www.w3.org/2000/svg"><defs><rect id="a0" width="1" height="1"/>{_REUSED.replace("<use", "<s:use")}</defs></svg>',

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
 
+import msgspec
 import trio
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
+from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.responses import JSONResponse, Response
 from werkzeug.datastructures import Headers
 
 from trioserve.api.base import access, errors, tcp
 from trioserve.api.base.app_state import NAME, Connections
-from trioserve.api.base.connection import LINGER
+from trioserve.api.base.connection import LINGER, network_of
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import NotFoundError, PayloadTooLargeError, TrioServeError
+from trioserve.fair_limiter import current_client, set_client
 from trioserve.mcp_server.serving import ENDED, mcp_server
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation, weight_of
 from trioserve.server.workers import offload
+from trioserve.tools.mcp.messages import MAX_VALUES, count_values
 
 if TYPE_CHECKING:
+    from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
+
     from trioserve.mcp_server.models import ModelSource
 
 #: Where clients find the server, after ``--api-prefix``.
@@ -37,6 +46,9 @@ _MAX_SESSIONS = 1000
 #: Bytes of a body that is looked through on the event loop.
 _SHORT_BODY = 32 * 1024
 
+#: Bytes of an `initialize`, which a session keeps.
+_MAX_INTRODUCTION = 64 * 1024
+
 _Message: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[_Message]]
 _Send: TypeAlias = Callable[[_Message], Awaitable[None]]
@@ -47,12 +59,54 @@ async def mcp_app(
     models: ModelSource, config: Config, *, max_sessions: int = _MAX_SESSIONS
 ) -> AsyncIterator[McpApp]:
     """Make an ASGI app that offers models. Leaving the block ends its sessions and their calls."""
-    manager = StreamableHTTPSessionManager(
+    manager = _Sessions(
         mcp_server(models), max_request_body_size=config.max_body_size, max_sessions=max_sessions
     )
     app = McpApp(manager, config)
     async with manager.run(), alongside(app.memory.keep_trim):
         yield app
+
+
+class _Sessions(StreamableHTTPSessionManager):
+    """Sessions of clients. If there are as many as there may be, one of the client that has most
+    makes room: the one that has waited longest for a request.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._client_of = WeakKeyDictionary[StreamableHTTPServerTransport, str]()
+
+    def _admit_session(
+        self, requestor: AuthorizationContext | None
+    ) -> StreamableHTTPServerTransport | None:
+        if self.max_sessions is not None and len(self._server_instances) >= self.max_sessions:
+            self._end_one_for(current_client())
+        made = super()._admit_session(requestor)
+        if made is not None:
+            self._client_of[made] = current_client()
+        return made
+
+    def _end_one_for(self, client: str) -> None:
+        held = {id_: self._client_of[one] for id_, one in self._server_instances.items()}
+        n_of = Counter([*held.values(), client])
+        most = max(n_of.values())
+        ends = {  # when each would end without a request; never, while it has one
+            id_: one.idle_scope.deadline
+            for id_, one in self._server_instances.items()
+            if one.idle_scope is not None and n_of[held[id_]] == most
+        }
+        id_ = min(ends, key=ends.__getitem__, default="")
+        if id_ and ends[id_] < math.inf:
+            transport = self._server_instances.pop(id_)
+            self._session_owners.pop(id_, None)
+            assert transport.idle_scope is not None
+            transport.idle_scope.cancel()
+
+
+class _Head(msgspec.Struct):
+    """What a message is for. Nothing else of it is kept."""
+
+    method: str = ""
 
 
 class McpApp:
@@ -88,10 +142,12 @@ class McpApp:
                     return
                 if path != PATH:
                     raise NotFoundError(f"The MCP server is at {config.api_prefix}{PATH}.")
+                set_client(network_of((scope.get("client") or ("",))[0]))
                 if config.api_keys:
                     key = access.valid_key(headers, config)
                     scope["user"] = _user_of(key)
                     held.belongs_to(key)
+                    set_client(key)
                 if method == "POST":
                     length = headers.get("Content-Length", 0, int)
                     body = await _read(receive, held, length, config.max_body_size)
@@ -112,6 +168,8 @@ class McpApp:
 async def _read(receive: _Receive, held: MemoryReservation, length: int, most: int) -> bytes:
     """Read a body, and hold memory for it and its values. A client that leaves ends it.
 
+    The SDK parses it on the event loop.
+
     Args:
         receive: gives its parts.
         held: grows.
@@ -119,7 +177,7 @@ async def _read(receive: _Receive, held: MemoryReservation, length: int, most: i
         most: the most that it may have.
 
     Raises:
-        PayloadTooLargeError: it is longer than `most`.
+        PayloadTooLargeError: it is longer than `most`, or has too many values.
         MemoryFullError: requests hold too much memory as it is.
     """
     body = bytearray()
@@ -133,8 +191,23 @@ async def _read(receive: _Receive, held: MemoryReservation, length: int, most: i
         body += part
         has_more = message.get("more_body", False)
     whole = bytes(body)
-    held.grow(await offload(partial(weight_of, whole), len(whole), _SHORT_BODY) - len(whole))
+    weight = await offload(partial(_checked_weight, whole), len(whole), _SHORT_BODY)
+    held.grow(weight - len(whole))
     return whole
+
+
+def _checked_weight(body: bytes) -> int:
+    """The memory that a message takes. Raises PayloadTooLargeError."""
+    if count_values(body) > MAX_VALUES:
+        raise PayloadTooLargeError(f"The body has more than {MAX_VALUES:,} values.")
+    if len(body) > _MAX_INTRODUCTION:
+        try:
+            method = msgspec.json.decode(body, type=_Head).method
+        except msgspec.DecodeError:
+            method = ""  # the SDK says what is wrong
+        if method == "initialize":
+            raise PayloadTooLargeError(f"`initialize` has at most {_MAX_INTRODUCTION:,} bytes.")
+    return weight_of(body)
 
 
 def _with_body(body: bytes, receive: _Receive) -> _Receive:

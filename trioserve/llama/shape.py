@@ -16,6 +16,8 @@ import attrs
 from trioserve.models.gguf import Header
 
 _MAX_LAYERS = 512  # llama.cpp's
+#: No size is larger. The product of a few of these is a finite number.
+_MOST = 2.0**48
 _LAYER = re.compile(rb"blk\.(\d+)\.(.+)")
 _EXPERTS = re.compile(rb"ffn_(up|down|gate|gate_up)_(ch|)exps.*")
 _DENSE = re.compile(rb"ffn_(up|down|gate)\..*")
@@ -100,7 +102,7 @@ def measure(files: Sequence[tuple[Header, int]], overridden: Mapping[str, str]) 
         found = sorted(header.tensors(), key=lambda one: one.offset)
         room = max(0, size - header.data_start())
         ends = [*(one.offset for one in found[1:]), room]
-        for one, end in zip(found, ends, strict=True):
+        for one, end in zip(found, ends, strict=False):  # a file may have none
             sizes[one.name] = max(0, min(end, room) - one.offset)
             shapes[one.name] = one.shape
     n_layers = min(int(keys.number("block_count")), _MAX_LAYERS)
@@ -141,12 +143,12 @@ class _Keys:
 
     def numbers(self, name: str) -> list[float]:
         key = f"{self.arch}.{name}"
-        if (text := self._overridden.get(key)) is not None:
-            try:
-                return [value] if math.isfinite(value := float(text)) else []
-            except ValueError:
-                return []
-        return self._header.numbers(key)
+        if (text := self._overridden.get(key)) is None:
+            return [_bounded(value) for value in self._header.numbers(key)]
+        try:
+            return [_bounded(float(text))]
+        except ValueError:
+            return []
 
     def number(self, name: str) -> float:
         return max(self.numbers(name), default=0)
@@ -157,6 +159,10 @@ class _Keys:
         if found is None and self._header.numbers(key) == [0]:
             return "false"
         return found or ""
+
+
+def _bounded(value: float) -> float:
+    return max(-_MOST, min(value, _MOST)) if math.isfinite(value) else 0.0
 
 
 def _n_vocab(shapes: Mapping[bytes, tuple[int, ...]]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias, TypeVar
 
@@ -11,6 +11,7 @@ import attrs
 import msgspec
 
 from trioserve.errors import UnavailableError
+from trioserve.fair_limiter import current_client
 from trioserve.models.catalog import Catalog
 from trioserve.router.client import ServerAnswer, ServerClient, connected_to
 from trioserve.router.fleet import Fleet, send_to_model
@@ -67,11 +68,19 @@ class ModelSource(ABC):
 
 
 class OwnModels(ModelSource):
-    """Models in processes that are started when they are first needed."""
+    """Models in processes that are started when they are first needed.
 
-    def __init__(self, fleet: Fleet, catalog: Catalog) -> None:
+    Args:
+        fleet: the processes.
+        catalog: the models.
+        api_keys: of the processes. A call names its client, by its key or else its address, so that
+            clients take turns there, and keys share no cache.
+    """
+
+    def __init__(self, fleet: Fleet, catalog: Catalog, api_keys: Sequence[str] = ()) -> None:
         self._fleet = fleet
         self._catalog = catalog
+        self._api_keys = api_keys
 
     def client(self, name: str | None, tell: Tell) -> ServerClient:
         """See `ModelSource.client`."""
@@ -83,11 +92,23 @@ class OwnModels(ModelSource):
 
         @asynccontextmanager
         async def send(write: Callable[[], Awaitable[Outgoing]]) -> AsyncIterator[ServerAnswer]:
-            async with send_to_model(self._fleet, entry, write, on_wait=waits) as answer:
+            async def write_for_client() -> Outgoing:
+                written = await write()
+                return attrs.evolve(written, headers=(*written.headers, *self._client_headers()))
+
+            async with send_to_model(self._fleet, entry, write_for_client, on_wait=waits) as answer:
                 tell("")
                 yield answer
 
         return ServerClient(send)
+
+    def _client_headers(self) -> Iterator[tuple[bytes, bytes]]:
+        keys, client = self._api_keys, current_client()
+        if keys:
+            key = client if client in keys else keys[0]
+            yield b"authorization", f"Bearer {key}".encode()
+        elif client:
+            yield b"x-forwarded-for", client.encode()
 
     async def listed(self) -> list[Listed]:
         """See `ModelSource.listed`."""
@@ -122,11 +143,11 @@ async def models_of_server(
 
 @asynccontextmanager
 async def models_of_catalog(
-    catalog: Catalog, *, max_models: int, max_memory: int
+    catalog: Catalog, *, max_models: int, max_memory: int, api_keys: Sequence[str] = ()
 ) -> AsyncIterator[ModelSource]:
     """The models of a catalog, as `Fleet` runs them. Leaving the block ends their processes."""
     async with Fleet(catalog, max_models=max_models, max_memory=max_memory) as fleet:
-        yield OwnModels(fleet, catalog)
+        yield OwnModels(fleet, catalog, api_keys)
 
 
 class ChatResult(msgspec.Struct, kw_only=True):

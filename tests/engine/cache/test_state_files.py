@@ -177,6 +177,48 @@ def test_a_folder_of_another_user_is_refused(
         opened(tmp_path)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+def test_folders_of_other_users_do_not_count(tmp_path: Path) -> None:
+    folder = opened(tmp_path, identity="1" * 32)
+    kept = folder.path / write(folder, [1], b"x" * 5000)
+    os.chown(folder.path, 1, 1)
+    write(opened(tmp_path, limit=1000), [1], b"text")
+    assert kept.exists()
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    base, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    base.mkdir()
+    elsewhere.mkdir(mode=0o755)
+    (base / IDENTITY).symlink_to(elsewhere)
+    with pytest.raises(PermissionError):
+        opened(base)
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
+    folder = opened(base, identity="1" * 32)
+    name = write(folder, [1], b"text")
+    (folder.path / name).rename(elsewhere / name)
+    (folder.path / name).symlink_to(elsewhere / name)
+    with pytest.raises(OSError, match=name):
+        folder.head(name)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="it has no pipes with names")
+def test_what_is_no_file_holds_up_nothing(tmp_path: Path) -> None:
+    folder = opened(tmp_path, limit=1000)
+    names = [digit * 32 + ".kv" for digit in "01"]
+    os.mkfifo(folder.path / ".left.kv.part")
+    os.mkfifo(folder.path / names[0])
+    (folder.path / names[1]).mkdir()
+    opened(tmp_path)
+    with pytest.raises(DamagedFileError):
+        folder.head(names[0])
+    with pytest.raises(IsADirectoryError):
+        folder.head(names[1])
+    for key in range(8):
+        write(folder, [key], bytes(300))
+    assert names[1] in folder.names()
+
+
 def test_foreign_versions_are_not_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = opened(tmp_path)
     monkeypatch.setattr(state_files, "_MAGIC", b"trioKV99")

@@ -18,7 +18,10 @@ from starlette.types import Receive, Scope, Send
 from tests.support.http_server import serving
 from tests.support.mcp_servers import call, opened
 from tests.support.waiting import until
+from trioserve.errors import ToolServerError
 from trioserve.tools.mcp import http
+from trioserve.tools.mcp.entries import HttpEntry
+from trioserve.tools.mcp.session import McpSession, with_session
 from trioserve.tools.tool import ToolCallContext
 
 #: The SDK's client leaves its streams to the garbage collector, which closes them.
@@ -339,6 +342,38 @@ async def test_streams_are_not_begun_again_at_once(monkeypatch: pytest.MonkeyPat
     async with serving(app_of(ends)) as url, opened(a={"url": url, "timeout_ms": 500}) as servers:
         assert "no answer after" in (await call(servers, "a_tool")).answer["error"]
     assert n_resumed <= 3
+
+
+async def test_an_answer_after_the_end_of_a_session_is_no_unforeseen_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked, ending = trio.Event(), trio.Event()
+
+    async def answers_late(request: Any, send: Send) -> None:
+        asked.set()
+        await ending.wait()
+        await respond(send, {"jsonrpc": "2.0", "id": request["id"], "result": {}})
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def in_session(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"].append((b"mcp-session-id", b"1"))
+            await send(message)
+
+        if scope["method"] == "DELETE":
+            ending.set()
+            await trio.sleep_forever()
+        await app_of(answers_late)(scope, receive, in_session)
+
+    async with serving(app) as url, trio.open_nursery() as nursery:
+
+        async def use(session: McpSession) -> None:
+            nursery.start_soon(session.is_responsive)
+            await asked.wait()
+
+        with pytest.raises(ToolServerError, match="when its session had ended"):
+            await with_session(HttpEntry(name="a", url=url), use)
+    assert "foreseen" not in capsys.readouterr().err
 
 
 async def test_nobody_listens() -> None:

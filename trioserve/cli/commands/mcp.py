@@ -82,7 +82,10 @@ def _own(
                 pass
         catalog = OneModel(config, words, environ, load_on_startup=False)
     return models_of_catalog(
-        catalog, max_models=config.models_max, max_memory=config.models_memory * 2**20
+        catalog,
+        max_models=config.models_max,
+        max_memory=config.models_memory * 2**20,
+        api_keys=config.api_keys,
     )
 
 

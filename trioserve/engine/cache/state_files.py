@@ -22,6 +22,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISDIR
 from typing import IO
 
 import attrs
@@ -34,6 +35,10 @@ except ImportError:  # Windows, where a file that is open cannot be removed
     _HAS_LOCKS = False
 else:
     _HAS_LOCKS = True
+
+_HAS_USERS = hasattr(os, "geteuid")
+#: Neither wait for the other end of a pipe, nor follow a link.
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 _HEAD = struct.Struct("<8sIIIIQ16s")
 _MAGIC = b"trioKV01"
@@ -118,23 +123,25 @@ class StateFolder:
             OSError: it cannot be made, or belongs to another user.
         """
         self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.mkdir(mode=0o700, exist_ok=True)
-        if hasattr(os, "geteuid"):
-            if self.path.stat().st_uid != os.geteuid():
-                raise PermissionError(f"The folder {self.path} belongs to another user.")
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        if not _is_own_folder(self.path.lstat()):
+            raise PermissionError(f"{self.path} is not a folder of this user.")
+        if _HAS_USERS:
             self.path.chmod(0o700)
         for entry in self._scan(lambda name: name.startswith(".") and name.endswith(_PART)):
             _remove_stale(Path(entry.path))
         self.make_room(0)
 
     def _scan(self, is_wanted: Callable[[str], object]) -> Iterator[os.DirEntry[str]]:
-        """Go through the files of all models. A user's own folders are none of them."""
+        """Go through the files of all models. Other folders, and those of other users, are none."""
         with os.scandir(self._base) as folders:
             found = [one for one in folders if _FOLDER.fullmatch(one.name)]
-            paths = [one.path for one in found if one.is_dir(follow_symlinks=False)]
-        for path in paths:
-            with suppress(OSError), os.scandir(path) as entries:  # it may be another user's
-                yield from (one for one in entries if is_wanted(one.name))
+        for folder in found:
+            with suppress(OSError):  # it may be gone
+                if _is_own_folder(folder.stat(follow_symlinks=False)):
+                    with os.scandir(folder.path) as entries:
+                        yield from (one for one in entries if is_wanted(one.name))
 
     def changed(self) -> int:
         """Return a number that is another one when files have come or gone.
@@ -154,12 +161,12 @@ class StateFolder:
             DamagedFileError: it is damaged, or no file of this cache.
             OSError: it cannot be read.
         """
-        with (self.path / name).open("rb") as file:
+        with _opened(self.path / name) as file:
             return _read_head(file, name)
 
     def read(self, name: str) -> tuple[StateHead, bytes]:
         """Read a file, which counts as a use. Raises as `head`."""
-        with (self.path / name).open("rb") as file:
+        with _opened(self.path / name) as file:
             head = _read_head(file, name)
             state = file.read()
         if zlib.crc32(state) != head.checksum:
@@ -225,7 +232,8 @@ class StateFolder:
         for entry in self._scan(_NAME.fullmatch):
             with suppress(OSError):  # another process has removed it
                 stat = entry.stat(follow_symlinks=False)
-                found.append((stat.st_mtime_ns, stat.st_size, entry.path))
+                if not S_ISDIR(stat.st_mode):
+                    found.append((stat.st_mtime_ns, stat.st_size, entry.path))
         found.sort(reverse=True)
         self.size = sum(length for _, length, _ in found)
         while found and (self.size + size > self._limit or len(found) >= MAX_FILES):
@@ -233,6 +241,15 @@ class StateFolder:
             with suppress(FileNotFoundError):
                 os.unlink(path)
             self.size -= length
+
+
+def _is_own_folder(stat: os.stat_result) -> bool:
+    return S_ISDIR(stat.st_mode) and (not _HAS_USERS or stat.st_uid == os.geteuid())
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file; something else, such as a pipe, does not block this. Raises OSError."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAIT))
 
 
 def _write_all(descriptor: int, data: bytes, is_over: Callable[[], bool]) -> None:
@@ -263,7 +280,7 @@ def _read_head(file: IO[bytes], name: str) -> StateHead:
 
 def _remove_stale(path: Path) -> None:
     """Remove what a write has left whose process has died: it holds no lock any more."""
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), _opened(path) as file:
         if _HAS_LOCKS:
             flock(file, LOCK_EX | LOCK_NB)
             path.unlink()

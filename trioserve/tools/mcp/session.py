@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import anyio
 import httpx2
 import mcp_types
 import trio
@@ -354,6 +355,8 @@ def _server_error(error: BaseException) -> ToolServerError:
         return error
     if isinstance(error, trio.TooSlowError):
         return ToolServerError(f"it does not introduce itself within {START_SECONDS:g} s")
+    if isinstance(error, (anyio.ClosedResourceError, anyio.BrokenResourceError)):
+        return ToolServerError("an answer came when its session had ended")
     known = (TrioServeError, MCPError, ValidationError, OSError, RuntimeError, httpx2.HTTPError)
     if not isinstance(error, known):
         _log.error("MCP server", problem="an error that was not foreseen", exc_info=error)

@@ -54,3 +54,9 @@ test("a damaged file is refused in words", async () => {
     await assert.rejects(textsIn(file), /ZIP file is damaged/);
   }
 });
+
+test("a file that holds more than it may is refused", async () => {
+  const file = zip(["one".repeat(1000), "two".repeat(1000)]);
+  assert.equal((await textsIn(file, 6000)).length, 2);
+  await assert.rejects(textsIn(file, 5999), /ZIP file is damaged/);
+});

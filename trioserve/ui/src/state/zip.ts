@@ -12,10 +12,22 @@ export function isZip(bytes: Uint8Array): boolean {
   return bytes.length > 4 && view(bytes).getUint32(0, true) === FILE;
 }
 
+/** Bytes that all texts may have: a small file may be made to hold terabytes. */
+const MAX = 2 ** 30;
+
 /** The texts of the files in a ZIP file, in its order. Throws an Error for people. */
-export async function textsIn(bytes: Uint8Array): Promise<string[]> {
+export async function textsIn(bytes: Uint8Array, max = MAX): Promise<string[]> {
   try {
-    return await Promise.all(entriesOf(bytes).map(textOf));
+    const texts: string[] = [];
+    for (const entry of entriesOf(bytes)) {
+      const pieces: Uint8Array<ArrayBuffer>[] = [];
+      for await (const piece of unpacked(entry)) {
+        pieces.push(piece);
+        if ((max -= piece.length) < 0) throw new RangeError("too long");
+      }
+      texts.push(await new Blob(pieces).text());
+    }
+    return texts;
   } catch {
     throw new Error("This ZIP file is damaged, or of a kind that the page cannot read.");
   }
@@ -46,11 +58,12 @@ function entriesOf(bytes: Uint8Array): Entry[] {
   return entries;
 }
 
-async function textOf({ method, data }: Entry): Promise<string> {
-  if (method === STORED) return new TextDecoder().decode(data);
-  if (method !== DEFLATED) throw new RangeError("an unknown method");
-  const stream = new Blob([data.slice()]).stream();
-  return new Response(stream.pipeThrough(new DecompressionStream("deflate-raw"))).text();
+async function* unpacked({ method, data }: Entry): AsyncGenerator<Uint8Array<ArrayBuffer>> {
+  if (method !== STORED && method !== DEFLATED) throw new RangeError("an unknown method");
+  const packed = new Blob([data.slice()]).stream();
+  const stream = method === STORED ? packed : packed.pipeThrough(new DecompressionStream("deflate-raw"));
+  const reader = stream.getReader(); // no browser before 2025 can iterate a stream
+  for (let read = await reader.read(); !read.done; read = await reader.read()) yield read.value;
 }
 
 function view(bytes: Uint8Array): DataView {

@@ -4,7 +4,8 @@ export type PictureKind = "svg" | "mermaid" | "html";
 
 /** A longer text stays code. */
 const MAX = 200_000;
-const SVG = /^\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<svg[\s>]/is;
+// In each of these, at most one way to match: a model must not write a text that a browser takes minutes to look through.
+const SVG = /^\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?:(?!-->).)*-->\s*)*<svg[\s>]/is;
 
 /** What a block of code shows, beside its text; null: nothing else. */
 export function pictureKind(language: string, text: string): PictureKind | null {
@@ -20,14 +21,31 @@ const MAX_FILTERS = 40;
 
 /** Whether it would take a browser long to draw. Each reuse of a part may contain others, and so multiply. */
 function isHeavy(svg: string): boolean {
-  const count = (what: RegExp) => svg.match(what)?.length ?? 0;
+  const count = (what: RegExp, where = svg) => where.match(what)?.length ?? 0;
   if (count(/<!entity|data:image\/svg/gi) > 0 || count(/<(?:[^\s<>:]+:)?fe[A-Z]/g) > MAX_FILTERS) return true;
-  return count(/<\w/g) * 3 ** (count(/<(?:[^\s<>:]+:)?use\b/g) / 3) > MAX_ELEMENTS;
+  const reuses = 3 ** (count(/<(?:[^\s<>:]+:)?use\b/g) / 3) * named(svg, count(/<(?:[^\s<>:]+:)?(?:mask|pattern|clippath|marker)\b/gi));
+  // A marker is drawn at each point of a path.
+  const markers = Array.from(svg.matchAll(/<\/?(?:[^\s<>:]+:)?marker\b/gi), ({ index }) => index);
+  const ofMarkers = markers.length ? count(/<\w/g, svg.slice(markers[0], markers.at(-1))) * count(/\d/g) : 0;
+  return Math.max(count(/<\w/g) * reuses, ofMarkers) > MAX_ELEMENTS;
+}
+
+const GRADIENT = /<(?:linear|radial)gradient\b[^<>]{0,999}?\bid\s*=\s*["']([^"']{0,99})["']/gi;
+const NAME = /url\(\s*["']?#([^"')]{0,99})/gi;
+
+/** How often masks, patterns and the like may be drawn, at most, where they name one another. */
+function named(svg: string, parts: number): number {
+  if (parts === 0) return 1;
+  if (/&#|\\|<style/i.test(svg)) return Infinity; // it may name them in other ways, or for many elements at once
+  const gradients = new Set(Array.from(svg.matchAll(GRADIENT), ([, id]) => id));
+  const names = Array.from(svg.matchAll(NAME)).filter(([, id]) => !gradients.has(id)).length;
+  return Math.max(1, names / parts) ** parts;
 }
 
 /** A drawing as a file. In one, the browser runs no script and loads nothing. */
 export function svgFile(text: string): Blob {
   const bare = text.replace(/^\s*<\?xml[^>]*>/, ""); // it might name another encoding
-  const named = /<svg[^>]*\sxmlns\s*=/i.test(bare) ? bare : bare.replace(/<svg/i, '<svg xmlns="http://www.w3.org/2000/svg"');
+  const [tag] = /<svg[^>]*/i.exec(bare) ?? [""];
+  const named = /\sxmlns\s*=/i.test(tag) ? bare : bare.replace(/<svg/i, '<svg xmlns="http://www.w3.org/2000/svg"');
   return new Blob([named.trim()], { type: "image/svg+xml;charset=utf-8" });
 }
