@@ -68,7 +68,8 @@ _LARGE_EXTRAS = ("ray", "whisper")
 _CPUS = Path("/sys/devices/system/cpu")
 _CPU_STATS = (Path("/sys/fs/cgroup/cpu.stat"), Path("/sys/fs/cgroup/cpu/cpu.stat"))
 
-#: The share of time for which cores may be stopped or slowed down, and of their frequency.
+#: More time than this share in which cores are stopped or slowed down is worth a warning, and so is
+#: a lower share of their frequency.
 _SOME, _MOST = 0.05, 0.8
 
 #: Bytes of a model that are read to measure the disk, and how many a second are few.
