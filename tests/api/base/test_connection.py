@@ -12,7 +12,6 @@ from unittest.mock import Mock
 
 import pytest
 import trio
-from quart_trio.wrappers.request import TrioBody
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 from werkzeug.exceptions import RequestTimeout
@@ -22,6 +21,7 @@ from tests.support.http_server import connected, post, serving_script, slots_in_
 from tests.support.scripts import endless
 from tests.support.waiting import patiently, until
 from trioserve.api.base import body as body_module, connection
+from trioserve.api.base.connection import Body
 from trioserve.api.base.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
@@ -249,19 +249,20 @@ async def test_a_pause_of_the_server_costs_an_upload_one_second(
     monkeypatch.setattr("trioserve.api.base.body.current_app_state", lambda: state)
     bodies: list[bytes] = []
 
-    async def read(arriving: TrioBody) -> None:
+    async def read(arriving: Body) -> None:
         bodies.append(await body_module._received(Mock(body=arriving)))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(read, arriving := TrioBody(None, None))
+        nursery.start_soon(read, arriving := Body(None, None))
         for _ in range(2):
             await wait_all_tasks_blocked()
             mock_clock.jump(3600)
-        arriving.set_result(b"{}")
+        arriving.append(b"{}")
+        arriving.set_complete()
     assert bodies == [b"{}"]
     with pytest.raises(ExceptionGroup) as caught:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(read, TrioBody(None, None))
+            nursery.start_soon(read, Body(None, None))
             for _ in range(3):
                 await wait_all_tasks_blocked()
                 mock_clock.jump(3600)

@@ -68,14 +68,15 @@ def test_a_model_that_does_not_fit(diagnose, monkeypatch: pytest.MonkeyPatch) ->
     (model,) = report.about("model")
     assert model.startswith("problem: ")
     assert "which is more than there is -> set a smaller --ctx-size" in model
-    assert report.about("memory") == ["ok: 1.0 MiB are free"]
+    (memory,) = report.about("memory")
+    assert memory.startswith("warning: 1.0 MiB are free -> a model with a billion parameters needs")
 
 
 def test_a_container_with_a_limit(diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "free_memory", lambda: 100 * 2**20)
-    monkeypatch.setattr(machine, "memory_limit", lambda: 2**30)
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**30)
+    monkeypatch.setattr(machine, "memory_limit", lambda: 2**31)
     report = diagnose("-c", "256")
-    assert report.about("memory") == ["ok: 100 MiB are free; the container's limit is 1.0 GiB"]
+    assert report.about("memory") == ["ok: 1.0 GiB are free; the container's limit is 2.0 GiB"]
 
 
 def test_a_model_that_is_read_again_and_again(diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,17 +122,55 @@ def test_a_server_that_is_open_to_all(diagnose) -> None:
     assert len(diagnose("--host", "0.0.0.0", "--api-key", "x").about("address")) == 1
 
 
-def test_a_gpu_that_is_not_used(diagnose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "nvidiactl").touch()
-    gpus = ((tmp_path / "nvidiactl", "an NVIDIA", "GGML_CUDA"), (tmp_path / "kfd", "an AMD", "X"))
-    monkeypatch.setattr(doctor, "_GPUS", gpus)
+@pytest.fixture
+def only_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """llama.cpp has a CPU; returns a folder for the files of devices."""
     cpu = devices.Device(devices.devices()[0].handle, "CPU", "a CPU", is_cpu=True)
     monkeypatch.setattr(devices, "devices", lambda: (cpu,))
-    lines = diagnose().about("device")
-    assert lines[0] == "ok: CPU: a CPU"
-    assert lines[1].startswith("warning: there is an NVIDIA GPU here, but llama.cpp is not built")
-    assert "-DGGML_CUDA=on" in lines[1]
-    assert len(lines) == 2
+    monkeypatch.setattr(doctor, "_DEVICES", tmp_path)
+    monkeypatch.setattr(doctor, "_CLASSES", tmp_path)
+    monkeypatch.setattr(doctor, "_cuda_version", lambda: None)
+    monkeypatch.setattr(doctor, "_HAVE_WHEELS", True)
+    return tmp_path
+
+
+def test_a_gpu_that_is_not_used(diagnose, monkeypatch: pytest.MonkeyPatch, only_cpu: Path) -> None:
+    def advice() -> str:
+        cpu, found = diagnose().about("device")
+        assert cpu == "ok: CPU: a CPU"
+        assert found.startswith("warning: there is an NVIDIA GPU here, but llama.cpp is not built")
+        return found.partition(" -> ")[2]
+
+    assert diagnose().about("device") == ["ok: CPU: a CPU"]
+    (only_cpu / "nvidiactl").touch()
+    assert advice().startswith('CMAKE_ARGS="-DGGML_CUDA=on" pip install')  # of which version?
+    monkeypatch.setattr(doctor, "_cuda_version", lambda: 12080)
+    index = "https://abetlen.github.io/llama-cpp-python/whl/cu125 llama-cpp-python"
+    assert advice().endswith(f"--prefer-binary --extra-index-url {index}")
+    monkeypatch.setattr(doctor, "_cuda_version", lambda: 13020)
+    assert "/whl/cu132 " in advice()
+    monkeypatch.setattr(doctor, "_cuda_version", lambda: 10000)  # too old for any wheel
+    assert "-DGGML_CUDA=on" in advice()
+    monkeypatch.setattr(doctor, "_HAVE_WHEELS", False)
+    monkeypatch.setattr(doctor, "_cuda_version", lambda: 12080)
+    assert "-DGGML_CUDA=on" in advice()
+
+
+def test_a_gpu_without_cuda(diagnose, only_cpu: Path) -> None:
+    vendor = only_cpu / "drm" / "renderD128" / "device" / "vendor"
+    vendor.parent.mkdir(parents=True)
+    vendor.write_text("0x1af4\n")  # of a virtual machine
+    (only_cpu / "dri" / "renderD128").mkdir(parents=True)
+    assert len(diagnose().about("device")) == 1
+    vendor.write_text("0x8086\n")
+    found = diagnose().about("device")[1]
+    assert "there is an Intel GPU" in found and "/whl/vulkan " in found
+    (only_cpu / "kfd").touch()
+    found = diagnose().about("device")[1]
+    assert "there is an AMD GPU" in found and "/whl/rocm72 " in found
+    (only_cpu / "kfd").unlink()
+    (only_cpu / "dri" / "renderD128").rmdir()  # the container does not have the device
+    assert len(diagnose().about("device")) == 1
 
 
 def test_a_gpu_that_is_used(diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +193,67 @@ def test_a_container_with_little(diagnose, monkeypatch: pytest.MonkeyPatch, tmp_
     assert descriptors.startswith("warning: the process may have 100 descriptors")
     assert threads.startswith("problem: the container may have 20 threads")
     assert locked.startswith("problem: the process may lock 100 bytes, and the model has")
+
+
+def test_cores_that_are_throttled(
+    diagnose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "_CPUS", tmp_path)
+    stats = tmp_path / "cpu.stat"
+    monkeypatch.setattr(doctor, "_CPU_STATS", (tmp_path / "none", stats))
+
+    def numbers(name: str, *values: int) -> None:
+        for i, value in enumerate(values):
+            file = tmp_path / f"cpu{i}" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{value}\n")
+
+    stats.write_text("nr_periods 0\nnr_throttled 0\n")  # no quota
+    numbers("thermal_throttle/core_throttle_total_time_ms", 0, 20)
+    numbers("cpufreq/cpuinfo_max_freq", 4_000_000, 4_000_000)
+    numbers("cpufreq/scaling_max_freq", 4_000_000, 4_000_000)
+    assert len(diagnose().about("cores")) == 1
+    stats.write_text("nr_periods 1000\nnr_throttled 300\n")
+    numbers("thermal_throttle/core_throttle_total_time_ms", 0, 10**12)
+    numbers("cpufreq/scaling_max_freq", 1_200_000, 1_200_000)
+    report = diagnose()
+    assert report.code == 0
+    _, quota, heat, power = report.about("cores")
+    assert quota.startswith("warning: the container's limit stops them in 30% of its periods -> ")
+    assert heat.startswith("warning: heat has slowed them down for 1000000000 s")
+    assert power.startswith("warning: they are limited to 1.2 of 4.0 GHz -> ")
+
+
+def test_the_speed_of_the_disk(diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_SAMPLE", 2**20)
+    monkeypatch.setattr(doctor, "_SLOW_DISK", 0)
+    (fast,) = diagnose().about("disk")
+    assert fast.startswith("ok: the disk reads ") and "bundled.gguf needs" in fast
+    monkeypatch.setattr(doctor, "_SLOW_DISK", 1e15)
+    (slow,) = diagnose().about("disk")
+    assert slow.startswith("warning: ") and "-> move the model to a local disk" in slow
+
+
+def test_proxies(diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.delenv("MODEL_ENDPOINT", raising=False)
+    assert diagnose().about("proxy") == []
+    monkeypatch.setenv("https_proxy", "http://user:secret@proxy.example:3128")
+    assert diagnose().about("proxy") == [
+        "ok: models are downloaded through http://proxy.example:3128"
+    ]
+    monkeypatch.setenv("https_proxy", "socks5://proxy.example")
+    (refused,) = diagnose().about("proxy")
+    assert refused.startswith("warning: The proxy socks5://proxy.example is not one for HTTP.")
+    monkeypatch.delenv("https_proxy")
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    (local,) = diagnose().about("proxy")
+    assert local.endswith("-> export NO_PROXY=127.0.0.1,localhost")
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+    assert diagnose().about("proxy") == []
 
 
 def test_more_threads_than_cores(diagnose) -> None:

@@ -196,7 +196,9 @@ def test_settings_of_the_router(tmp_path: Path) -> None:
     assert Catalog().entries["bundled"].stop_timeout == 10
 
 
-def test_the_projector_beside_a_model_is_used(tmp_path: Path, cached: list[HubModel]) -> None:
+def test_the_projector_beside_a_model_is_used(
+    tmp_path: Path, cached: list[HubModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "models" / "sees"
     folder.mkdir(parents=True)
     for name in ("sees.gguf", "mmproj-F16.gguf"):
@@ -222,6 +224,10 @@ def test_the_projector_beside_a_model_is_used(tmp_path: Path, cached: list[HubMo
     assert projectors("[sees]\nembeddings = 1\n[m]\nmmproj = p.gguf\n") == {
         **both, "sees": None, "m": "p.gguf",
     }  # fmt: skip
+    # A plain install could not start a model with a projector.
+    monkeypatch.setattr("trioserve.models.catalog.catalog.has_extra", lambda name: False)
+    assert projectors() == dict.fromkeys((*both, "m"))
+    assert catalog(tmp_path).entries["bundled"].mmproj is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,15 @@ from trioserve.media.pipe import MediaLimits
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.media import loader as media
 from trioserve.server.media.loader import MediaLoader, Wanted, size_of
-from trioserve.types import DecodedAudio, DecodedImage, DecodedVideo, MediaKind, MediaSource
+from trioserve.server.prompts.media import check_kinds
+from trioserve.types import (
+    DecodedAudio,
+    DecodedImage,
+    DecodedVideo,
+    MediaKind,
+    MediaSource,
+    Modalities,
+)
 
 pytestmark = pytest.mark.system
 
@@ -63,6 +71,10 @@ async def test_without_the_extra_an_image_is_not_supported(
         with pytest.raises(NotSupportedError, match=r"install trioserve\[media\]") as info:
             await loader.load([MediaSource(data=image_file(), param="p")], ALL, hold)
     assert info.value.param == "p"
+    # The same holds where the model of a router has no projector for that reason.
+    with pytest.raises(NotSupportedError, match=r"install trioserve\[media\]") as info:
+        check_kinds(Modalities(), [MediaSource(data=b"", param="q")])
+    assert info.value.param == "q"
 
 
 async def test_a_photo_is_turned_as_its_exif_data_say(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
@@ -32,6 +32,7 @@ from quart.utils import encode_headers
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from trio_util import AsyncValue
+from werkzeug.exceptions import RequestEntityTooLarge
 
 from trioserve.api.base.app_state import app_state_of
 from trioserve.api.within import BEHIND
@@ -73,6 +74,49 @@ class KeepAlive:
     comment: Callable[[], Awaitable[bytes]] = ping
 
 
+class Body:
+    """The body of a request, which is awaited as a whole.
+
+    Quart's own differs between versions: 0.23 keeps every message in a queue without a bound.
+
+    Args:
+        expected_size: the size that the head of the request announces; None: unknown.
+        max_size: the largest size that is accepted; None: any.
+    """
+
+    def __init__(self, expected_size: int | None, max_size: int | None) -> None:
+        self._data = bytearray()
+        self._complete = trio.Event()
+        self._max_size = math.inf if max_size is None else max_size
+        self._is_too_large = (expected_size or 0) > self._max_size
+
+    def append(self, data: bytes) -> None:
+        """Keep a part, unless the body is too large."""
+        if self._is_too_large:
+            return
+        self._data += data
+        if len(self._data) > self._max_size:
+            self._is_too_large = True
+            self.clear()
+            self.set_complete()
+
+    def set_complete(self) -> None:
+        """Note that no more is kept: all of it is here, or the rest is not wanted."""
+        self._complete.set()
+
+    def clear(self) -> None:
+        """Free what was kept."""
+        self._data = bytearray()
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        """Wait until the body is complete. Raises RequestEntityTooLarge."""
+        if not self._is_too_large:
+            yield from self._complete.wait().__await__()
+        if self._is_too_large:
+            raise RequestEntityTooLarge
+        return bytes(self._data)
+
+
 class Request(TrioRequest):
     """A request with what belongs to its response.
 
@@ -85,6 +129,8 @@ class Request(TrioRequest):
     silence.
     """
 
+    body_class = Body  # type: ignore[assignment]
+    body: Body  # type: ignore[assignment]
     arrived: float
     received: trio.Event
     api_key: str = ""

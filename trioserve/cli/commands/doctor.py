@@ -5,18 +5,21 @@ Each check covers one thing, and reports its state and, if needed, a remedy.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import platform
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import cache
 from importlib.metadata import version
 from logging.handlers import BufferingHandler
 from pathlib import Path
+from urllib.request import getproxies, proxy_bypass
 
 import attrs
 
@@ -34,7 +37,8 @@ from trioserve.llama.rpc import library
 from trioserve.llama.rpc.peers import Peer, greet, locate
 from trioserve.models import resolve
 from trioserve.models.catalog import Catalog, Source, describe
-from trioserve.models.hub.cache import default_cache_dir
+from trioserve.models.hub.cache import default_cache_dir, default_endpoint
+from trioserve.models.hub.client import proxy_of
 
 if sys.platform != "win32":
     import resource
@@ -45,14 +49,32 @@ _ENOUGH_DESCRIPTORS = 1024
 #: Threads and processes that a server needs at least, in addition to those for computing.
 _ENOUGH_THREADS = 64
 
-#: Signs of a GPU, and the build setting of llama.cpp for it.
-_GPUS = (
-    (Path("/dev/nvidiactl"), "an NVIDIA", "GGML_CUDA"),
-    (Path("/dev/kfd"), "an AMD", "GGML_HIP"),
-)
+#: Less free memory is too little for a model with a billion parameters.
+_LITTLE_MEMORY = 2**30
+
+#: Wheels of llama-cpp-python, in a folder for each kind of hardware, and the versions of CUDA among
+#: them (as the driver counts). They are for Python up to 3.12.
+_WHEELS = "https://abetlen.github.io/llama-cpp-python/whl"
+_CUDA_VERSIONS = (11080, 12010, 12020, 12030, 12040, 12050, 13000, 13020)
+_HAVE_WHEELS = sys.version_info < (3, 13)
+
+_DEVICES = Path("/dev")
+_CLASSES = Path("/sys/class")
+_VENDORS = {"0x10de": "an NVIDIA", "0x1002": "an AMD", "0x8086": "an Intel"}
 
 #: Most users need neither, and each installs hundreds of megabytes.
 _LARGE_EXTRAS = ("ray", "whisper")
+
+_CPUS = Path("/sys/devices/system/cpu")
+_CPU_STATS = (Path("/sys/fs/cgroup/cpu.stat"), Path("/sys/fs/cgroup/cpu/cpu.stat"))
+
+#: More time than this share in which cores are stopped or slowed down is worth a warning, and so is
+#: a lower share of their frequency.
+_SOME, _MOST = 0.05, 0.8
+
+#: Bytes of a model that are read to measure the disk, and how many a second are few.
+_SAMPLE = 64 * 2**20
+_SLOW_DISK = 100e6
 
 _PIDS = (Path("/sys/fs/cgroup/pids.max"), Path("/sys/fs/cgroup/pids/pids.max"))
 
@@ -132,15 +154,45 @@ def _devices(*_others: object) -> Iterator[Finding]:
         free, total = devices.memory_of(one)
         memory = "" if one.is_cpu else f", {bytes_text(free)} of {bytes_text(total)} free"
         yield Finding(Level.OK, "device", f"{one.name}: {one.description}{memory}")
-    if all(one.is_cpu for one in found):
-        for path, kind, setting in _GPUS:
-            if path.exists():
-                yield Finding(
-                    Level.WARNING, "device",
-                    f"there is {kind} GPU here, but llama.cpp is not built for it",
-                    f'CMAKE_ARGS="-D{setting}=on" pip install --force-reinstall --no-deps '
-                    "--no-cache-dir --no-binary llama-cpp-python llama-cpp-python",
-                )  # fmt: skip
+    if all(one.is_cpu for one in found) and (gpu := _unused_gpu()) is not None:
+        kind, index, setting = gpu
+        yield Finding(
+            Level.WARNING, "device",
+            f"there is {kind} GPU here, but llama.cpp is not built for it",
+            f"pip install --force-reinstall --no-deps --prefer-binary --extra-index-url "
+            f"{_WHEELS}/{index} llama-cpp-python"
+            if index and _HAVE_WHEELS
+            else f'CMAKE_ARGS="-D{setting}=on" pip install --force-reinstall --no-deps '
+            "--no-cache-dir --no-binary llama-cpp-python llama-cpp-python",
+        )  # fmt: skip
+
+
+def _unused_gpu() -> tuple[str, str, str] | None:
+    """A GPU of this machine: its kind, the folder of its wheels, and its setting for a build."""
+    if (supported := _cuda_version()) or (_DEVICES / "nvidiactl").exists():
+        fitting = [one for one in _CUDA_VERSIONS if one <= (supported or 0)]
+        index = f"cu{fitting[-1] // 1000}{fitting[-1] % 1000 // 10}" if fitting else ""
+        return "an NVIDIA", index, "GGML_CUDA"
+    if (_DEVICES / "kfd").exists():
+        return "an AMD", "rocm72", "GGML_HIP"
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return "an Apple", "metal", "GGML_METAL"
+    for path in sorted(_CLASSES.glob("drm/renderD*/device/vendor")):
+        if (_DEVICES / "dri" / path.parts[-3]).exists():
+            with suppress(OSError, KeyError):
+                return _VENDORS[path.read_text().strip()], "vulkan", "GGML_VULKAN"
+    return None
+
+
+def _cuda_version() -> int | None:
+    """The newest version of CUDA that the driver supports, such as 12040; None: no driver."""
+    version = ctypes.c_int()
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        failed = library.cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return None if failed else version.value
 
 
 def _cores(config: Config, *_others: object) -> Iterator[Finding]:
@@ -162,6 +214,49 @@ def _cores(config: Config, *_others: object) -> Iterator[Finding]:
         yield Finding(Level.OK, "cores", text)
 
 
+def _throttling(*_others: object) -> Iterator[Finding]:
+    """What slows the cores down: the quota of a container, heat, and a mode that saves power."""
+    if (share := _stopped_share()) is not None and share > _SOME:
+        yield Finding(
+            Level.WARNING, "cores",
+            f"the container's limit stops them in {share:.0%} of its periods",
+            "raise the limit of CPUs, or set --threads to it, rounded down",
+        )  # fmt: skip
+    heat = _numbers("cpu*/thermal_throttle/core_throttle_total_time_ms")
+    if heat and max(heat) > _SOME * time.clock_gettime(time.CLOCK_BOOTTIME) * 1000:
+        yield Finding(
+            Level.WARNING, "cores",
+            f"heat has slowed them down for {max(heat) // 1000} s since boot",
+            "look at the cooling, or set a lower --threads",
+        )  # fmt: skip
+    allowed = _numbers("cpu*/cpufreq/scaling_max_freq")
+    possible = _numbers("cpu*/cpufreq/cpuinfo_max_freq")
+    if allowed and possible and max(allowed) < _MOST * max(possible):
+        yield Finding(
+            Level.WARNING, "cores",
+            f"they are limited to {max(allowed) / 1e6:.1f} of {max(possible) / 1e6:.1f} GHz",
+            "end the mode that saves power, as with powerprofilesctl set performance",
+        )  # fmt: skip
+
+
+def _stopped_share() -> float | None:
+    """In how many of its periods the quota of the container stopped it; None: it has none."""
+    for path in _CPU_STATS:
+        with suppress(OSError, KeyError, ValueError, ZeroDivisionError):
+            fields = dict(line.split() for line in path.read_text().splitlines())
+            return int(fields["nr_throttled"]) / int(fields["nr_periods"])
+    return None
+
+
+def _numbers(pattern: str) -> list[int]:
+    """The numbers in files about cores; those that cannot be read are left out."""
+    found = []
+    for path in _CPUS.glob(pattern):
+        with suppress(OSError, ValueError):
+            found.append(int(path.read_text()))
+    return found
+
+
 def _model(config: Config, *_others: object) -> Iterator[Finding]:
     """Whether the model can be loaded and fits into memory."""
     from trioserve.llama import machine
@@ -170,7 +265,13 @@ def _model(config: Config, *_others: object) -> Iterator[Finding]:
     free, limit = machine.free_memory(), machine.memory_limit()
     limited = "" if limit is None else f"; the container's limit is {bytes_text(limit)}"
     known = "unknown" if free is None else f"{bytes_text(free)} are free"
-    yield Finding(Level.OK, "memory", f"{known}{limited}")
+    if free is not None and free < _LITTLE_MEMORY:
+        yield Finding(
+            Level.WARNING, "memory", f"{known}{limited}",
+            "a model with a billion parameters needs a GiB; end other programs, or add swap",
+        )  # fmt: skip
+    else:
+        yield Finding(Level.OK, "memory", f"{known}{limited}")
     try:
         config = on_disk(config)
         need = measure(config)
@@ -355,7 +456,62 @@ def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -
             )  # fmt: skip
 
 
+def _disk(config: Config, *_others: object) -> Iterator[Finding]:
+    """How fast the disk of the model is."""
+    try:
+        path = resolve(on_disk(config).model)
+        size = path.stat().st_size
+        if size < _SAMPLE:
+            return
+        speed = _speed_of(path, size)
+    except (TrioServeError, OSError):
+        return  # the model's check reports it
+    seconds = size / speed
+    text = f"the disk reads {speed / 1e6:.0f} MB/s, so {path.name} needs {seconds:.1f} s to load"
+    if speed < _SLOW_DISK:
+        yield Finding(
+            Level.WARNING, "disk", text, "move the model to a local disk; a network is often slower"
+        )
+    else:
+        yield Finding(Level.OK, "disk", text)
+
+
+def _speed_of(path: Path, size: int) -> float:
+    """Read a part of a file that the system does not hold in memory; returns bytes a second."""
+    with path.open("rb", buffering=0) as file:
+        begin = (size - _SAMPLE) // 2
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), begin, _SAMPLE, os.POSIX_FADV_DONTNEED)
+        file.seek(begin)
+        started, left = time.perf_counter(), _SAMPLE
+        while left > 0 and (n_read := len(file.read(2**20))):
+            left -= n_read
+        return (_SAMPLE - left) / (time.perf_counter() - started)
+
+
+def _network(
+    _config: Config, _argv: Sequence[str], environ: Mapping[str, str]
+) -> Iterator[Finding]:
+    """The proxies of the environment: for downloads, and for requests to this machine."""
+    try:
+        proxy = proxy_of(default_endpoint(environ))
+    except TrioServeError as error:
+        yield Finding(
+            Level.WARNING, "proxy", error.message, "set HTTPS_PROXY to one, or download by hand"
+        )
+    else:
+        if proxy is not None:
+            address = bytes(proxy.url).decode(errors="replace").rstrip("/")
+            yield Finding(Level.OK, "proxy", f"models are downloaded through {address}")
+    if "http" in getproxies() and not proxy_bypass("127.0.0.1"):
+        yield Finding(
+            Level.WARNING, "proxy", "programs may send requests for 127.0.0.1 to the proxy",
+            "export NO_PROXY=127.0.0.1,localhost",
+        )  # fmt: skip
+
+
 #: In the order of the report.
 CHECKS: tuple[_Check, ...] = (
-    _versions, _extras, _devices, _cores, _rpc, _model, _models, _port, _limits, _folders,
+    _versions, _extras, _devices, _cores, _throttling, _rpc, _model, _disk, _models, _network,
+    _port, _limits, _folders,
 )  # fmt: skip

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import attrs
 
 from trioserve.config import Config, readers
+from trioserve.config.extras import has_extra
 from trioserve.config.parse import Options
 from trioserve.errors import (
     AmbiguousModelError,
@@ -452,10 +453,10 @@ class _Builder:
 
 
 def _takes_projector(options: Options) -> bool:
-    """Whether the projector beside a model is to be used, and none is named."""
+    """Whether the projector beside a model can be used, and none is named."""
     is_off = options.get("mmproj_auto", ("--mmproj-auto",)) != ("--mmproj-auto",)
     others = ("mmproj", "mmproj_url", "embeddings", "reranking")
-    return not is_off and options.keys().isdisjoint(others)
+    return has_extra("media") and not is_off and options.keys().isdisjoint(others)
 
 
 def _value(options: Options, field: str) -> str:

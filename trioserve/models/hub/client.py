@@ -249,13 +249,17 @@ async def open_client(endpoint: str, token: str | None) -> AsyncIterator[HttpCli
     certificates = None  # made when they are needed
     if endpoint.startswith("https:"):  # which takes a while
         certificates = await trio.to_thread.run_sync(httpcore2.default_ssl_context)
-    proxy = _proxy(endpoint)
+    proxy = proxy_of(endpoint)
     async with httpcore2.AsyncConnectionPool(ssl_context=certificates, proxy=proxy) as pool:
         yield HttpClient(pool, endpoint, token)
 
 
-def _proxy(endpoint: str) -> httpcore2.Proxy | None:
-    """The proxy that the environment names (``HTTPS_PROXY``, ``NO_PROXY``, ...)."""
+def proxy_of(endpoint: str) -> httpcore2.Proxy | None:
+    """The proxy that the environment names (``HTTPS_PROXY``, ``NO_PROXY``, ...).
+
+    Raises:
+        HubError: it is not a proxy for HTTP.
+    """
     scheme = _origin(endpoint)[0]
     url = getproxies().get(scheme)
     if not url or proxy_bypass(_host(endpoint)):

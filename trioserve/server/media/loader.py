@@ -157,10 +157,18 @@ async def _decoded(decoder: Decoder, data: bytes, order: Order) -> DecodedMedia 
 _N_READERS, _N_READERS_EACH = 5, 4
 
 _NAMES = {"image": "image", "audio": "sound", "video": "video", None: "file"}
+#: What `trioserve[media]` reads.
+MEDIA = "images, sound and video"
+
 _PLURALS = {"image": "images", "audio": "sound", "video": "videos"}
 
 
-def _check_extra(extra: str, kinds: str, param: str | None) -> None:
+def check_extra(extra: str, kinds: str, param: str | None) -> None:
+    """Check that the packages that read some kinds of files are installed.
+
+    Raises:
+        NotSupportedError: the server is installed without the extra.
+    """
     if not has_extra(extra):
         raise NotSupportedError(
             f"This server does not read {kinds}: install trioserve[{extra}].", param=param
@@ -246,7 +254,7 @@ class MediaLoader:
             )
         encoded = [source for source in sources if source.decoded is None]
         if encoded:
-            _check_extra("media", "images, sound and video", encoded[0].param)
+            check_extra("media", MEDIA, encoded[0].param)
         loaded: list[DecodedMedia] = []
         for index, source in enumerate(sources):
             with _named(_NAMES[source.kind], source.param, index):
@@ -272,7 +280,7 @@ class MediaLoader:
             NotSupportedError: the server is installed without `trioserve[pdf]`.
             InvalidMediaError: the document cannot be used; or as `load`.
         """
-        _check_extra("pdf", "PDF files", source.param)
+        check_extra("pdf", "PDF files", source.param)
         assert source.data is not None
         order = Order(format="pdf", kind="document", with_images=with_images)
         with _named("document", source.param):

@@ -27,7 +27,7 @@ from trioserve.errors import (
 )
 from trioserve.fair_limiter import FairLimiter
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation
-from trioserve.server.media.loader import MediaLoader, Wanted
+from trioserve.server.media.loader import MEDIA, MediaLoader, Wanted, check_extra
 from trioserve.server.model import LoadedModel
 from trioserve.server.workers import Workers
 from trioserve.types import (
@@ -49,9 +49,11 @@ def check_kinds(modalities: Modalities, sources: Iterable[MediaSource]) -> None:
 
     Raises:
         UnsupportedFieldError: it does not support one; the error names the part.
+        NotSupportedError: the server is installed without `trioserve[media]`.
     """
     for source in sources:
         if not modalities.take(source.kind):
+            check_extra("media", MEDIA, source.param)  # without it, models have no projector
             raise UnsupportedFieldError(
                 f"{source.kind or 'media'} input is not supported - hint: if this is unexpected, "
                 "you may need to provide the mmproj",
