@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -13,10 +13,14 @@ from examples.bundled_model.senses import Media, Senses
 from examples.bundled_model.sound import questions as sound_questions
 from examples.bundled_model.sound.recordings import say
 from examples.bundled_model.sound.speech import Clip, load
-from examples.bundled_model.vision import questions as vision_questions
-from examples.bundled_model.vision.paint import new_picture
+from examples.bundled_model.vision import fonts, questions as vision_questions
+from examples.bundled_model.vision.drawings import draw_print
+from examples.bundled_model.vision.paint import NAMES, new_picture, picture_of
 
 Question = tuple[str, str, Media, str]
+#: The height of a printed digit, as shares of the picture's.
+SIZES = {"small": (0.22, 0.4), "large": (0.4, 0.95)}
+INKS = {"black on light": ("black",), "white on dark": ("white",), "in colors": NAMES}
 
 
 def about_pictures(rng: Random) -> Iterator[Question]:
@@ -29,6 +33,18 @@ def about_pictures(rng: Random) -> Iterator[Question]:
             thing = "digit" if shown.shape is None else "shapes"
             name = f"{kind}, {thing}" if kind in ("color", "describe") else kind
             yield name, placed, pixels, vision_questions.answer(kind, shown)
+
+
+def about_prints(rng: Random, printed: Sequence[fonts.Digits]) -> Iterator[Question]:
+    """Yield (kind, question, picture, answer) about printed digits, without end."""
+    while True:
+        for size, share in SIZES.items():
+            for ink, colors in INKS.items():
+                drawn = draw_print(rng, printed, share, large=True)
+                shown, pixels = picture_of(rng, drawn, rng.choice(colors))
+                asked = MARK + rng.choice(vision_questions.ASK["digit"])
+                answer = vision_questions.answer("digit", shown)
+                yield f"a printed digit, {size}, {ink}", asked, pixels, answer
 
 
 def about_recordings(rng: Random, voices: list[list[Clip]]) -> Iterator[Question]:
@@ -67,6 +83,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=BUNDLED)
     parser.add_argument("--projector", type=Path, default=PROJECTOR)
     parser.add_argument("--recordings", type=Path, help="the folder of sound.speech")
+    parser.add_argument("--fonts", type=Path, help="a folder with the fonts that are held out")
     parser.add_argument("--each", type=int, default=100, help="questions of each kind")
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--threads", type=int, default=1)
@@ -77,6 +94,15 @@ def main() -> None:
     print("| Kind | n | right |\n| --- | ---: | ---: |")
     rng = Random(options.seed)
     evaluate(senses.ask, about_pictures(rng), 7, options.each, options.show)
+    if options.fonts:
+        printed = list(fonts.find(options.fonts, held_out=True))
+        evaluate(
+            senses.ask,
+            about_prints(rng, printed),
+            len(SIZES) * len(INKS),
+            options.each,
+            options.show,
+        )
     if options.recordings:
         voices = load(options.recordings / "held-out.npz")
         evaluate(senses.ask, about_recordings(rng, voices), 5, options.each, options.show)

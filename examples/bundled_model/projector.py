@@ -27,6 +27,33 @@ LAYER = {
     "ffn_down": ("down", "down_bias"),
 }
 
+EYES = {
+    "patches": "v.patch_embd.weight",
+    "patches_bias": "v.patch_embd.bias",
+    "positions": "v.position_embd.weight",
+    "post_weight": "v.post_ln.weight",
+    "post_bias": "v.post_ln.bias",
+    "first": "mm.0.weight",
+    "first_bias": "mm.0.bias",
+    "second": "mm.2.weight",
+    "second_bias": "mm.2.bias",
+}
+EARS = {
+    **{
+        f"convolutions.{index}.{kind}": f"a.conv2d.{index + 1}.{kind}"
+        for index in range(3)
+        for kind in ("weight", "bias")
+    },
+    "conv_out": "a.conv_out.weight",
+    "positions": "a.position_embd.weight",
+    "post_weight": "a.post_ln.weight",
+    "post_bias": "a.post_ln.bias",
+    "first": "mm.a.mlp.1.weight",
+    "first_bias": "mm.a.mlp.1.bias",
+    "second": "mm.a.mlp.2.weight",
+    "second_bias": "mm.a.mlp.2.bias",
+}
+
 Array = npt.NDArray[np.float32]
 
 
@@ -144,8 +171,30 @@ def _array(value: torch.Tensor) -> Array:
     return array
 
 
+def _read(path: Path, encoder: nn.Module, prefix: str, names: dict[str, str]) -> None:
+    """Fill an encoder from a projector file."""
+    for index in range(encoder.config.layers):
+        for theirs, ours in LAYER.items():
+            for kind, one in zip(("weight", "bias"), ours, strict=True):
+                names[f"layers.{index}.{one}"] = f"{prefix}.blk.{index}.{theirs}.{kind}"
+    stored = {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+    encoder.load_state_dict(
+        {
+            ours: torch.tensor(stored[names[ours]]).reshape(value.shape)
+            for ours, value in encoder.state_dict().items()
+        }
+    )
+
+
 def load_eyes(path: Path) -> Eyes:
-    """Read eyes from a checkpoint."""
+    """Read eyes from a checkpoint, or from a projector file."""
+    if path.suffix == ".gguf":
+        eyes = Eyes(EyesConfig())
+        _read(path, eyes, "v", dict(EYES))
+        return eyes.eval()
     saved = torch.load(path, map_location="cpu", weights_only=True)
     eyes = Eyes(EyesConfig(**saved["config"]))
     eyes.load_state_dict(saved["eyes"])
@@ -153,7 +202,11 @@ def load_eyes(path: Path) -> Eyes:
 
 
 def load_ears(path: Path) -> Ears:
-    """Read ears from a checkpoint."""
+    """Read ears from a checkpoint, or from a projector file."""
+    if path.suffix == ".gguf":
+        ears = Ears(EarsConfig())
+        _read(path, ears, "a", dict(EARS))
+        return ears.eval()
     saved = torch.load(path, map_location="cpu", weights_only=True)
     ears = Ears(EarsConfig(**saved["config"]))
     ears.load_state_dict(saved["ears"])

@@ -16,6 +16,7 @@ from tests.support.http_server import connected, serving_script
 from tests.support.waiting import patiently
 from trioserve.api.base import access
 from trioserve.config import Config
+from trioserve.models import BUNDLED
 
 # -- where it listens
 
@@ -58,6 +59,16 @@ def test_what_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert result.stderr.startswith("trioserve: the certificate or its key cannot be used: ")
     assert result.stderr.count("\n") == 1
+    for argv, problem in (
+        (["--mcp-servers-config", "no.json"], "--mcp-servers-config, the file no.json, cannot be "),
+        (["-m", "no/model", "--offline"], "no/model is not in the cache, and nothing is downloaded"),
+        (["--hf-repo", "no/such/model"], "'no/such/model' is not a model on the hub"),
+        (["-m", str(BUNDLED), "--spec-draft-hf", "none"], "'none' is not a model on the hub"),
+    ):
+        result = run(*argv)
+        assert result.returncode == 1
+        assert result.stderr.startswith(f"trioserve: {problem}")
+        assert result.stderr.count("\n") == 1
     result = run("--log-file", str(tmp_path / "no" / "log"))
     assert result.returncode == 2
     assert result.stderr == (

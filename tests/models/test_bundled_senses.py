@@ -13,7 +13,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from examples.bundled_model.vision.paint import Picture, new_picture
 from examples.bundled_model.vision.questions import ASK, kinds
@@ -86,6 +86,29 @@ async def test_a_second_picture_is_another_one(
         if str(second.number) not in done.message.content:
             wrong.append((first, second, done.message.content))
     assert len(wrong) <= 0.2 * (len(digits) - 1), wrong
+
+
+def printed(digit: int, height: int, ink: str, paper: str) -> Any:
+    """A digit in Pillow's own font, which the eyes were not trained with."""
+    picture = Image.new("RGB", (128, 128), paper)
+    font = ImageFont.load_default(height)
+    ImageDraw.Draw(picture).text((64, 64), str(digit), ink, font, anchor="mm")
+    return np.asarray(picture)
+
+
+@pytest.mark.parametrize(("ink", "paper"), [("black", "white"), ("white", "black")])
+async def test_it_reads_printed_digits(server: Server, ink: str, paper: str) -> None:
+    wrong = []
+    for height in (60, 90, 120):
+        for digit in range(10):
+            done = await server.chat(
+                [asked("What digit is it?", printed(digit, height, ink, paper))],
+                template_kwargs={"enable_thinking": False},
+                **GREEDY,
+            )
+            if done.message.content != f"The number is {digit}.":
+                wrong.append((height, digit, done.message.content))
+    assert len(wrong) <= 2, wrong
 
 
 @pytest.mark.parametrize("file", SPOKEN, ids=lambda file: file.stem)

@@ -42,6 +42,18 @@ def test_a_reload_in_mid_answer_goes_on(chat: ChatPage, script: PacedScript) -> 
     assert len(script.prompts) == 1
 
 
+def test_each_chat_keeps_what_is_being_written(chat: ChatPage) -> None:
+    chat.ask("First?")
+    chat.composer.fill("more about the first")
+    chat.begin()
+    expect(chat.composer).to_have_value("")
+    chat.composer.fill("something else")
+    chat.page.reload()
+    expect(chat.composer).to_have_value("something else")
+    chat.open("First?")
+    expect(chat.composer).to_have_value("more about the first")
+
+
 def test_a_lost_connection_goes_on(
     visitor: Visitor, script: PacedScript, cable: Cable, loop: TrioThread
 ) -> None:

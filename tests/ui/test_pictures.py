@@ -111,6 +111,21 @@ def test_a_picture_is_drawn_once_its_code_is_complete(chat: ChatPage, script: Pa
     expect(chat.answers.first.locator("pre")).to_contain_text("<svg")
 
 
+def test_a_page_in_its_preview_goes_on_when_the_answer_is_complete(
+    chat: ChatPage, script: PacedScript
+) -> None:
+    script.answer = f"{PAGE}\n\nPress[^1] it. Then wait for more.\n\n[^1]: With a finger.\n"
+    script.hold_at("Then")
+    chat.send("A page?")
+    chat.answers.first.get_by_role("button", name="Preview").click()
+    button = chat.answers.first.frame_locator("iframe").get_by_role("button")
+    button.click()
+    script.go_on()
+    chat.wait_until_done()
+    expect(chat.answers.first.locator(".footnote")).to_contain_text("With a finger.")
+    expect(button).to_have_text("Pressed 1")
+
+
 def test_what_cannot_be_drawn_is_code_with_a_reason(chat: ChatPage, script: PacedScript) -> None:
     script.answer = "```mermaid\nflowchart LR\n  A --> \n  --> B[\n```"
     answer = chat.ask("A diagram?")

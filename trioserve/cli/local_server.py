@@ -20,7 +20,7 @@ from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError, ModelLoadError, UnknownModelError
 from trioserve.models import BUNDLED, BUNDLED_NAME
-from trioserve.models.catalog import ModelEntry, Source
+from trioserve.models.catalog import Catalog, ModelEntry, Source
 from trioserve.models.catalog.catalog import find_named
 from trioserve.router.child import Child, HealthCheck, Report
 from trioserve.router.client import ServerClient, connected_to
@@ -123,6 +123,29 @@ def named(models: Sequence[Model], name: str) -> str | None:
         return None
 
 
+def with_files(
+    flags: Sequence[str], config: Config, environ: Mapping[str, str]
+) -> Sequence[str]:
+    """Add the flags of the model of this machine that the flags name as a request would. Blocks.
+
+    What names a file or a model that can be downloaded stays as it is.
+
+    Raises:
+        UnknownModelError: there is no such model, and the name cannot be one of a file.
+        AmbiguousModelError: the name may mean several.
+    """
+    name = config.model
+    if name is None or name.endswith(".gguf") or Path(name).exists():
+        return flags
+    try:
+        entry = find_named(Catalog.of(config, flags, environ).entries, name, ("case", "part"))
+    except UnknownModelError:
+        if Path(name).name == name:
+            raise
+        return flags
+    return [*flags, *entry.args]
+
+
 @asynccontextmanager
 async def started(
     flags: Sequence[str], config: Config, environ: Mapping[str, str]
@@ -136,7 +159,9 @@ async def started(
 
     Raises:
         ModelLoadError: it does not start.
+        UnknownModelError, AmbiguousModelError: see `with_files`.
     """
+    flags = await trio.to_thread.run_sync(with_files, flags, config, environ)
     address = attrs.evolve(Address.of(None, config), host="127.0.0.1", port=_free_port())
     argv = [*flags, "--host", address.host, "--port", str(address.port)]
     name = config.model_named or "bundled"

@@ -21,11 +21,12 @@ from trioserve.cli.memory import keep_collecting
 from trioserve.cli.progress import StatusPipe, fetch, load
 from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
+from trioserve.config.flags import as_flags
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.hosts import is_local
 from trioserve.log import get_logger
 from trioserve.models import BUNDLED, TOY, resolve
-from trioserve.models.fetch import is_local as is_on_disk
+from trioserve.models.fetch import fetch as find_files, is_local as is_on_disk
 
 if TYPE_CHECKING:
     import hypercorn
@@ -73,8 +74,9 @@ def serve(
             listening = closing.enter_context(open_sockets(config))
             check_reach(config, listening)
         except TrioServeError as error:
-            print(f"trioserve: {error.message}", file=sys.stderr)
-            status.tell("failed", message=error.message)
+            message = as_flags(error.message) if isinstance(error, ConfigError) else error.message
+            print(f"trioserve: {message}", file=sys.stderr)
+            status.tell("failed", message=message)
             return 1
         from hypercorn.utils import LifespanFailureError
 
@@ -97,13 +99,21 @@ def _last_word(files: str) -> str:
 
 
 def _check_models(config: Config) -> None:
-    """Check the files of models before the port is open.
+    """Check the files and the names of models before the port is open.
 
     Raises:
-        ModelLoadError: a file does not exist, or is not a GGUF file.
+        ModelLoadError: a file does not exist, or is not a GGUF file; or nothing may be downloaded,
+            and a model is not in the cache.
+        InvalidRequestError: a name is not one of a model on the hub.
     """
     from trioserve.llama.header import check_file
+    from trioserve.models.hub.cache import is_offline
+    from trioserve.models.hub.reference import HubReference
 
+    for name in filter(None, (config.hf_repo, config.spec_draft_hf)):
+        HubReference.parse(name)
+    if config.offline or is_offline():
+        trio.run(find_files, config)
     if is_on_disk(config):  # others may be downloaded while the port is open
         check_file(resolve(config.model))
         if config.spec_draft_model is not None:
@@ -116,6 +126,7 @@ def _check_files(config: Config) -> None:
     Raises:
         ConfigError: a file or a directory cannot be used.
     """
+    config.mcp_servers()
     if config.static_path is not None and not Path(config.static_path).is_dir():
         raise ConfigError(f"--path: {config.static_path} is not a directory")
     if config.ssl_cert_file is not None:

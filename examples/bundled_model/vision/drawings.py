@@ -1,4 +1,4 @@
-"""Drawings for the eyes: one to five shapes of a colour, or one digit of a colour.
+"""Drawings for the eyes: one to five shapes of a colour, or one digit, written or printed.
 
 A drawing is kept as the coverage of its ink. The colours are chosen when it is
 used, so that one drawing serves many times.
@@ -7,6 +7,7 @@ used, so that one drawing serves many times.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -14,12 +15,16 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
+from examples.bundled_model.vision.fonts import Digits
+
 SIZE = 64
 SCALE = 3
 #: No triangles: the language model never learned to write the beginning of the word.
 SHAPES = ("circle", "square", "diamond", "star", "cross", "heart")
 #: Shapes in a drawing.
 MOST = 5
+#: The height of a printed digit, as shares of the picture's.
+PRINTED = (0.22, 0.95)
 
 #: Ink, as ranges of hue, saturation and value.
 COLORS = {
@@ -240,6 +245,24 @@ def draw_digit(rng: Random, *, large: bool = False) -> Drawing:
     return _finished(picture, None, digit, bars, large)
 
 
+def draw_print(
+    rng: Random, fonts: Sequence[Digits], share: tuple[float, float], *, large: bool = False
+) -> Drawing:
+    """Print a digit whose height is a share of the picture's. A ``large`` one is not shrunk."""
+    digit = rng.randint(0, 9)
+    picture = Image.new("L", (SIZE * SCALE, SIZE * SCALE))
+    (left, top, right, bottom), bars = _box(rng)
+    ink = rng.choice(fonts)[digit]
+    high = (bottom - top) * rng.uniform(*share)
+    wide = min(ink.width * high / ink.height * rng.uniform(0.93, 1.07), (right - left) * 0.92)
+    ink = ink.resize((max(1, round(wide)), round(high)), Image.Resampling.BOX)
+    x = rng.uniform(left, right - ink.width)
+    y = rng.uniform(top, bottom - ink.height)
+    picture.paste(ink, (round(x), round(y)))
+    turned = picture.rotate(rng.gauss(0, 1.5), Image.Resampling.BILINEAR)
+    return _finished(turned, None, digit, bars, large)
+
+
 def _finished(
     picture: Image.Image, shape: str | None, number: int, bars: tuple[int, int], large: bool
 ) -> Drawing:
@@ -249,6 +272,16 @@ def _finished(
     return Drawing(np.asarray(small), shape, number, bars)
 
 
-def drawing(rng: Random, *, large: bool = False, shapes: float = 0.5) -> Drawing:
-    """Draw a digit, or shapes in this share."""
-    return (draw_shapes if rng.random() < shapes else draw_digit)(rng, large=large)
+def drawing(
+    rng: Random,
+    *,
+    large: bool = False,
+    shapes: float = 0.5,
+    fonts: Sequence[Digits] = (),
+) -> Drawing:
+    """Draw a digit, or shapes in this share. With fonts, half of the digits are printed."""
+    if rng.random() < shapes:
+        return draw_shapes(rng, large=large)
+    if fonts and rng.random() < 0.5:
+        return draw_print(rng, fonts, PRINTED, large=large)
+    return draw_digit(rng, large=large)

@@ -71,7 +71,13 @@ def new_picture(rng: Random) -> tuple[Picture, npt.NDArray[np.uint8]]:
     Its pixels are (height, width, 3).
     """
     drawn = drawing(rng, large=True)
-    color = choose_color(rng, drawn)
+    return picture_of(rng, drawn, choose_color(rng, drawn))
+
+
+def picture_of(
+    rng: Random, drawn: Drawing, color: str
+) -> tuple[Picture, npt.NDArray[np.uint8]]:
+    """Paint a large drawing as a file would hold it, without bars."""
     painted = paint(rng, drawn, color)
     across, down = drawn.bars
     painted = painted[:, down : painted.shape[1] - down, across : painted.shape[2] - across]

@@ -21,6 +21,7 @@ from examples.bundled_model.teaching import Lesson
 from examples.bundled_model.vision.batches import batch
 from examples.bundled_model.vision.code import Code, ask
 from examples.bundled_model.vision.drawings import Drawing, drawing
+from examples.bundled_model.vision import fonts
 from examples.bundled_model.vision.encoder import Eyes, EyesConfig
 from examples.bundled_model.vision.labels import HEADS, NOTHING, Heads, labels, save, score
 from examples.bundled_model.vision.paint import Picture
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--drawings", type=int, default=60_000)
     parser.add_argument("--shapes", type=float, default=0.5, help="their share of the drawings")
+    parser.add_argument("--fonts", type=Path, help="a folder, for digits in print")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -105,7 +107,10 @@ def main() -> None:
     if options.asked:
         judge = through(frozen.load(), frozen.Conversations(), Random(3), options.turns)
     rng = Random(100 + options.seed)
-    pool = [drawing(rng, shapes=options.shapes) for _ in range(options.drawings)]
+    printed = list(fonts.find(options.fonts, held_out=False)) if options.fonts else []
+    pool = [
+        drawing(rng, shapes=options.shapes, fonts=printed) for _ in range(options.drawings)
+    ]
     train(eyes, heads, code, pool, options, judge)
     fresh = Random(200)
     pictures, shown = batch(fresh, [drawing(fresh) for _ in range(1000)])

@@ -22,9 +22,16 @@ from tests.support.processes import all_processes, parent_of
 from tests.support.waiting import patiently, until
 from trioserve.cli.agents import NO_KEY, Endpoint
 from trioserve.cli.commands.launch import AgentServer
+from trioserve.cli.local_server import with_files
 from trioserve.cli.main import main
 from trioserve.config.parse import parse
-from trioserve.errors import AmbiguousModelError, ConfigError, UnavailableError
+from trioserve.errors import (
+    AmbiguousModelError,
+    ConfigError,
+    UnavailableError,
+    UnknownModelError,
+)
+from trioserve.models import BUNDLED
 
 # -- which server
 
@@ -97,6 +104,27 @@ async def test_a_server_at_the_url_that_does_not_answer() -> None:
 async def test_an_agent_cannot_use_a_unix_socket(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="need an address with a port"):
         await endpoint(str(tmp_path / "s.sock"))
+
+
+def test_without_a_server_a_model_of_this_machine_is_found_by_a_part_of_its_name(
+    tmp_path: Path,
+) -> None:
+    for name in ("tiny-chat.gguf", "tiny-code.gguf"):
+        (tmp_path / name).touch()
+
+    def files(name: str) -> Sequence[str]:
+        flags = ("--models-dir", str(tmp_path), "--api-key", "k", "--model", name)
+        found = with_files(flags, parse(flags, {}).config, {})
+        return [parse(found, {}).config.model or "", *parse(found, {}).config.api_keys]
+
+    assert files("Chat") == [str(tmp_path / "tiny-chat.gguf"), "k"]
+    assert files("bundled") == [str(BUNDLED), "k"]
+    for untouched in ("chat.gguf", "some/where", str(tmp_path)):
+        assert files(untouched) == [untouched, "k"]
+    with pytest.raises(AmbiguousModelError, match="tiny-chat, tiny-code"):
+        files("tiny")
+    with pytest.raises(UnknownModelError, match="There is no model 'large'. The models are: tiny-"):
+        files("large")
 
 
 # -- what cannot be started

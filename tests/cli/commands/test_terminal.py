@@ -17,7 +17,6 @@ from tests.support.waiting import patiently, until
 from trioserve.chat.messages import Image
 from trioserve.cli.commands.terminal import TerminalChat, _content, _split
 from trioserve.cli.main import main
-from trioserve.models import BUNDLED
 from trioserve.router.client import connected_to
 from trioserve.testing import ScriptedBackend
 
@@ -133,7 +132,6 @@ def test_arguments() -> None:
         ["--model", "m.gguf", "-c", "512"], "two words",
     )  # fmt: skip
     assert _split(["-c", "512"]) == (["-c", "512"], "")
-    assert _split(["bundled"])[0][:2] == ["--model", str(BUNDLED)]
 
 
 def test_without_a_prompt(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

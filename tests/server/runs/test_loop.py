@@ -370,6 +370,12 @@ async def test_the_tools_of_the_server_are_named_or_all_there_are() -> None:
     assert len(tools["work"].begun) == 1
 
 
+async def test_a_server_without_tools_says_how_to_start_one_with_tools() -> None:
+    async with serve(saying([])[0]) as server:
+        with pytest.raises(InvalidRequestError, match=r"no tools\. Start it with --tools all, or"):
+            await server.run(HI)
+
+
 async def test_a_small_context_gets_the_tools_that_leave_room() -> None:
     names = ("work", "large", "small")
     tools = {name: FakeTool(name) for name in names}

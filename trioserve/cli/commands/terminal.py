@@ -23,13 +23,7 @@ from trioserve.cli.commands.launch import AgentServer
 from trioserve.concurrency import alongside
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError, first_error
-from trioserve.models import (
-    BUNDLED,
-    BUNDLED_NAME,
-    BUNDLED_PROJECTOR,
-    EXAMPLE_PROMPTS,
-    TOY,
-)
+from trioserve.models import EXAMPLE_PROMPTS, TOY
 from trioserve.router.client import ServerClient, connected_to
 
 #: The parameters that ``/set`` takes, by their names in Ollama where it has others.
@@ -107,11 +101,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], str]:
     words = list(argv)
     named: list[str] = []
     if words and not words[0].startswith("-"):
-        model = words.pop(0)
-        named = ["--model", model]
-        if model == BUNDLED_NAME:
-            named = ["--model", str(BUNDLED)]
-            named += ["--mmproj", str(BUNDLED_PROJECTOR)] if BUNDLED_PROJECTOR.exists() else []
+        named = ["--model", words.pop(0)]
     n_prompt = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     return [*named, *words[n_prompt:]], " ".join(words[:n_prompt])
 

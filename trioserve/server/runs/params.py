@@ -150,7 +150,8 @@ def tools_of(given: Sequence[AnyTool] | None, box: ToolRegistry, n_ctx: int) -> 
     if given is None:
         if not box.tools:
             raise InvalidRequestError(
-                "This server has no tools: --tools and --mcp-servers-config say which it has.",
+                "This server has no tools. Start it with --tools all, or with --mcp-servers-config "
+                "and a file of MCP servers.",
                 param="tools",
             )
         chosen = that_fit(box.tools.values(), n_ctx)

@@ -165,7 +165,7 @@ export const translations = {
   "Delete {id}…": ["{id} löschen …", "删除 {id}…"],
   "Delete the files of this model…": ["Dateien dieses Modells löschen …", "删除此模型的文件…"],
   "A model of Hugging Face": ["Ein Modell von Hugging Face", "Hugging Face 模型"],
-  "user/model or user/model:Q4_K_M": ["Nutzer/Modell oder Nutzer/Modell:Q4_K_M", "用户/模型 或 用户/模型:Q4_K_M"],
+  "user/model:Q4_K_M": ["Nutzer/Modell:Q4_K_M", "用户/模型:Q4_K_M"],
   "Download": ["Herunterladen", "下载"],
   "sees pictures": ["sieht Bilder", "可识别图片"],
   "hears sound": ["hört Ton", "可识别声音"],

@@ -77,7 +77,7 @@ export function DownloadForm(): VNode {
       <input
         class="field"
         aria-label={t("A model of Hugging Face")}
-        placeholder={t("user/model or user/model:Q4_K_M")}
+        placeholder={t("user/model:Q4_K_M")}
         list="suggested-models"
         autocomplete="off"
         value={name}

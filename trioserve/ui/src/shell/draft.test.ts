@@ -11,8 +11,9 @@ import { place } from "../state/storage";
 import type { Message } from "../types";
 import { attach, attachText, detach, draft, isAttaching, setDraft, startDrafts } from "./draft";
 
+sessionStorageFake.setItem(place("drafts"), '[["","from before the reload"],["other","of another chat"]]');
+setDraft({ text: "written before the chat is there" });
 newChat();
-sessionStorageFake.setItem(place("draft"), "\nfrom before the reload");
 startDrafts();
 
 /** Put the first message into the open chat. */
@@ -26,8 +27,8 @@ async function begin(id: string): Promise<string> {
   return chat;
 }
 
-test("what was being written is there again after a reload", () => {
-  assert.equal(draft.value.text, "from before the reload");
+test("what was being written is there again after a reload, and what was written since", () => {
+  assert.equal(draft.value.text, "from before the reload\nwritten before the chat is there");
 });
 
 test("another new chat has the same draft", () => {
@@ -38,12 +39,15 @@ test("another new chat has the same draft", () => {
 
 test("a draft stays with its chat", async () => {
   setDraft({ text: "" });
-  await begin("m1");
+  const chat = await begin("m1");
   setDraft({ text: "a second question" });
   newChat();
   assert.equal(draft.value.text, "");
   setDraft({ text: "something new" });
-  assert.match(sessionStorageFake.getItem(place("draft")) ?? "", /^\nsomething new$/);
+  const kept = new Map(JSON.parse(sessionStorageFake.getItem(place("drafts")) ?? ""));
+  assert.equal(kept.get(""), "something new");
+  assert.equal(kept.get(chat), "a second question");
+  assert.equal(kept.get("other"), "of another chat");
 });
 
 test("what is written while the first message is kept goes along with the chat", async () => {

@@ -20,9 +20,11 @@ const EMPTY: Draft = { text: "", attachments: [] };
 /** By the id of the chat; chats that have no message yet share one. */
 const drafts = new Map<string, Draft>();
 const NEW = "";
+/** What is written before the chat is there. */
+const EARLY = "early";
 
 const current = signal<Draft>(EMPTY);
-let shown = { draft: NEW, chat: "" };
+let shown = { draft: EARLY, chat: "" };
 
 /** The draft of the open chat. */
 export const draft: ReadonlySignal<Draft> = current;
@@ -36,11 +38,18 @@ export const isAttaching = computed(() => reading.value > 0);
 export function setDraft(change: Partial<Draft>): void {
   current.value = { ...current.peek(), ...change };
   drafts.set(shown.draft, current.peek());
-  remember("draft", `${shown.draft}\n${current.peek().text}`, "tab");
+  if (shown.draft === EARLY) return; // what is kept is not read yet
+  const texts = [...drafts].flatMap(([key, { text }]) => (text ? [[key, text]] : []));
+  remember("drafts", JSON.stringify(texts), "tab");
 }
 
-/** Follow the open chat. The text that was being written when the page was reloaded is there again. */
+/**
+ * Follow the open chat. The texts that were being written when the page was reloaded are there again, and what has
+ * been written since then stands behind.
+ */
 export function startDrafts(): void {
+  for (const [key, text] of kept()) drafts.set(key, { ...EMPTY, text });
+  const early = current.peek();
   effect(() => {
     const open = openChat.value;
     const chat = open?.chat.id ?? "";
@@ -53,9 +62,17 @@ export function startDrafts(): void {
       drafts.delete(NEW);
     } else current.value = drafts.get(key) ?? EMPTY;
   });
-  const kept = recall("draft") ?? "";
-  const at = kept.indexOf("\n");
-  if (at >= 0 && kept.slice(0, at) === shown.draft) setDraft({ text: kept.slice(at + 1) });
+  drafts.delete(EARLY);
+  const { text, attachments } = early;
+  if (text || attachments.length > 0) setDraft({ text: [current.peek().text, text].filter(Boolean).join("\n"), attachments });
+}
+
+function kept(): [string, string][] {
+  try {
+    return JSON.parse(recall("drafts") ?? "[]") as [string, string][];
+  } catch {
+    return []; // something else has written there
+  }
 }
 
 /** Attach files to the draft, and report those that cannot be attached. */
@@ -70,10 +87,11 @@ export async function attach(files: Iterable<File> | Promise<Iterable<File>>): P
 
 async function attachTo(key: string, file: File): Promise<void> {
   const attachment = await readAttachment(file, newId());
-  const to = drafts.get(key) ?? EMPTY;
+  const at = key === EARLY ? shown.draft : key;
+  const to = drafts.get(at) ?? EMPTY;
   const changed = { ...to, attachments: [...to.attachments, attachment] };
-  drafts.set(key, changed);
-  if (key === shown.draft) current.value = changed;
+  drafts.set(at, changed);
+  if (at === shown.draft) current.value = changed;
 }
 
 /** Attach a text that was pasted, and give the id of the attachment. */

@@ -152,6 +152,15 @@ test("a definition at the end makes the links at the beginning once the text is 
   assert.ok(last.tokens.some((token) => token.type === "link"));
 });
 
+test("a definition at the end leaves blocks of code as they are", () => {
+  const blocks = new Blocks();
+  const codeOf = (shown: Block[]) => shown.find(({ token }) => token.type === "code");
+  const before = codeOf(blocks.update(links, true));
+  const after = codeOf(blocks.update(links, false));
+  assert.ok(before);
+  assert.equal(after?.key, before.key);
+});
+
 test("another text starts again", () => {
   const blocks = new Blocks();
   blocks.update("one\n\ntwo\n\nthree", true);

@@ -54,18 +54,20 @@ export class Blocks {
     if (carried && tokens[0]?.type === "list") tokens[0] = joined(carried, tokens[0] as Tokens.List);
     else if (carried) tokens.unshift(carried);
 
-    // Definitions change what other blocks are, but not their text: such blocks are new ones.
-    const first = !this.writing && tokens.some(({ type }) => type === "def" || type === "footnote") ? 0.5 : 0;
+    // Definitions change what other blocks are, but not their text: such blocks are new ones. They do not change code,
+    // and a page that runs in its preview would begin again.
+    const isDefined = !this.writing && tokens.some(({ type }) => type === "def" || type === "footnote");
+    const keyed = (token: Token, index: number): Block => ({ key: isDefined && token.type !== "code" ? index + 0.5 : index, token });
     const settled = settledUpTo(tokens);
     this.list = null;
     this.at -= carried?.raw.length ?? 0;
     for (const token of tokens.slice(0, settled)) {
       this.at += token.raw.length;
-      if (token.type !== "space") this.done.push({ key: first + this.done.length, token });
+      if (token.type !== "space") this.done.push(keyed(token, this.done.length));
     }
     const rest = tokens.slice(settled).filter((token) => token.type !== "space");
     if (this.writing) closeLast(rest);
-    const blocks = rest.map((token, index) => ({ key: first + this.done.length + index, token }));
+    const blocks = rest.map((token, index) => keyed(token, this.done.length + index));
     if (rest[0]?.type === "list") this.keepItems(rest[0] as Tokens.List, rest.length === 1);
     return [...this.done, ...blocks];
   }
