@@ -153,13 +153,14 @@ APIS = ("openai", "anthropic", "ollama", "llama")
 #: Paths of the page, which are in no document of an API.
 _PAGE = ("/", "/licenses.txt", "/sw.js")
 
-#: Paths that OpenAI's clients use, too.
+#: Paths that OpenAI's clients use, too, and all below those of the second group.
 _OF_OPENAI = ("/v1/models", "/v1/models/{name}")
+_BELOW = ("/v1/responses/", "/v1/conversations", "/v1/files", "/v1/batches")
 
 
 def _is_of(api: str | None, path: str, handler: Callable[..., Any]) -> bool:
     """Whether a route is of an API; None: of any."""
-    if api is None or (api == "openai" and path in _OF_OPENAI):
+    if api is None or (api == "openai" and (path in _OF_OPENAI or path.startswith(_BELOW))):
         return True
     if path == "/cors-proxy" or path in _PAGE or path.startswith(PAGE_RULES):
         return False

@@ -249,7 +249,14 @@ async def test_a_restart_goes_on_with_the_lines_that_are_left(tmp_path: Path) ->
 async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
     path, id_ = str(tmp_path / "a.db"), "batch_1"
     counts = {"total": 3, "completed": 1, "failed": 0}
-    body = {"id": id_, "status": "in_progress", "expires_at": 1, "request_counts": counts}
+    times = ("finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    body = {
+        **{f"{name}_at": None for name in times},
+        **{"id": id_, "object": "batch", "status": "in_progress", "request_counts": counts},
+        **{"created_at": 0, "in_progress_at": 0, "expires_at": 1, "errors": None, "metadata": {}},
+        **{"endpoint": "/v1/chat/completions", "completion_window": "24h"},
+        **{"input_file_id": "file-1", "output_file_id": None, "error_file_id": None},
+    }
 
     def write(records: Records) -> None:
         records.add(id_, KIND, own, body, is_open=True)

@@ -33,7 +33,8 @@ from trioserve.api.base.http import current_context, current_request_id, long_re
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
 from trioserve.api.base.truncation import embed_cut
-from trioserve.api.openapi import takes
+from trioserve.api.cohere import answers
+from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server.core import ServerCore
 from trioserve.server.generation.embeddings import Array, Embeddings
@@ -87,6 +88,7 @@ class CohereRerankRequest(_CohereRequest):
 
 @blueprint.post("/v2/rerank")
 @takes(CohereRerankRequest)
+@gives(answers.RANKING)
 async def rerank() -> Response:
     """Score how well documents fit a query, from 0 to 1."""
     request, server = await read_for_model(
@@ -194,6 +196,7 @@ class CohereEmbedRequest(_CohereRequest):
 
 @blueprint.post("/v2/embed")
 @takes(CohereEmbedRequest)
+@gives(answers.EMBEDDINGS)
 async def embed() -> Response:
     """Make a vector of each text, image, or mix of both; texts that are too long are cut."""
     request, server = await read_for_model(CohereEmbedRequest.parse, check_pools)

@@ -22,7 +22,12 @@ from trioserve.api.base.fields import OBJECT, answer, or_null
 OUTPUTS = either(OUTPUT, each(OUTPUT))
 TOKENS = answer(
     "Tokens",
-    record(tokens=either(each(COUNT), each(record(id=COUNT, piece=either(TEXT, each(COUNT)))))),
+    record(
+        *("count", "max_model_len"),
+        tokens=either(each(COUNT), each(record(id=COUNT, piece=either(TEXT, each(COUNT))))),
+        count=COUNT,
+        max_model_len=COUNT,
+    ),
 )
 CONTENT = answer("Content", record(content=TEXT))
 PROMPT = answer("PromptOfChat", record(prompt=TEXT))

@@ -43,6 +43,15 @@ _MESSAGE = answer(
         tool_calls=each(_CALL),
     ),
 )
+#: vLLM's scores of a prompt: none for its first token.
+_PROMPT_LOGPROBS = each(
+    or_null(
+        {
+            "type": "object",
+            "additionalProperties": record(logprob=FIGURE, rank=COUNT, decoded_token=TEXT),
+        }
+    )
+)
 _REASON = texts("stop", "length", "tool_calls")
 _WHOLE = {
     "id": TEXT,
@@ -56,7 +65,7 @@ _WHOLE = {
 CHAT = answer(
     "ChatCompletion",
     record(
-        *("__verbose", "trioserve_messages"),
+        *("__verbose", "trioserve_messages", "prompt_logprobs"),
         object=texts("chat.completion"),
         choices=each(
             record(
@@ -68,6 +77,7 @@ CHAT = answer(
         ),
         **_WHOLE,
         trioserve_messages=each(OBJECT),
+        prompt_logprobs=_PROMPT_LOGPROBS,
     ),
 )
 COMPLETION = answer(
@@ -77,6 +87,7 @@ COMPLETION = answer(
         object=texts("text_completion"),
         choices=each(
             record(
+                "prompt_logprobs",
                 index=COUNT,
                 text=TEXT,
                 finish_reason=_REASON,
@@ -84,11 +95,14 @@ COMPLETION = answer(
                     record(
                         content=each(TOKEN_PROBS),
                         tokens=each(TEXT),
-                        token_logprobs=each(FIGURE),
-                        top_logprobs=each({"type": "object", "additionalProperties": FIGURE}),
+                        token_logprobs=each(or_null(FIGURE)),
+                        top_logprobs=each(
+                            or_null({"type": "object", "additionalProperties": FIGURE})
+                        ),
                         text_offset=each(COUNT),
                     )
                 ),
+                prompt_logprobs=_PROMPT_LOGPROBS,
             )
         ),
         **_WHOLE,
@@ -181,9 +195,24 @@ _ITEM = answer(
         "additionalProperties": True,
     },
 )
+#: What some responses do not have: a queued one, and one that is not stored.
+_OF_STARTED = (
+    "conversation",
+    "frequency_penalty",
+    "max_tool_calls",
+    "presence_penalty",
+    "prompt_cache_key",
+    "reasoning",
+    "safety_identifier",
+    "service_tier",
+    "text",
+    "top_logprobs",
+    "truncation",
+)
 RESPONSE = answer(
     "Response",
     record(
+        *_OF_STARTED,
         id=TEXT,
         object=texts("response"),
         created_at=COUNT,
@@ -207,21 +236,22 @@ RESPONSE = answer(
         instructions=or_null(TEXT),
         max_output_tokens=or_null(COUNT),
         max_tool_calls=or_null(COUNT),
-        metadata={"type": "object", "additionalProperties": TEXT},
+        metadata=or_null({"type": "object", "additionalProperties": TEXT}),
+        conversation=or_null(record(id=TEXT)),
         parallel_tool_calls=FLAG,
         presence_penalty=FIGURE,
-        previous_response_id=NULL,
+        previous_response_id=or_null(TEXT),
         prompt_cache_key=or_null(TEXT),
         reasoning=record(effort=or_null(TEXT), summary=NULL),
         safety_identifier=or_null(TEXT),
         service_tier=TEXT,
         store=FLAG,
-        temperature=FIGURE,
+        temperature=or_null(FIGURE),
         text=OBJECT,
         tool_choice=either(TEXT, OBJECT),
         tools=each(OBJECT),
         top_logprobs=COUNT,
-        top_p=FIGURE,
+        top_p=or_null(FIGURE),
         truncation=TEXT,
         user=or_null(TEXT),
     ),

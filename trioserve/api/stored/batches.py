@@ -19,7 +19,8 @@ from trioserve.api.base.body import parse_object, read_body_as
 from trioserve.api.base.fields import RequestBody, field, one_of
 from trioserve.api.base.http import json_response
 from trioserve.api.batches import KIND, PENDING
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
+from trioserve.api.stored import answers
 from trioserve.api.stored.files import data_of, find
 from trioserve.api.stored.listing import QUERY, Page, current_owner, missing
 from trioserve.api.within import BEHIND, Answer, ask
@@ -148,6 +149,7 @@ _WINDOW = 24 * 3600
 
 @blueprint.post("/v1/batches")
 @takes(BatchRequest)
+@gives(answers.BATCH)
 async def create() -> Response:
     """Begin a batch of the requests in a file."""
     wanted, own = await read_body_as(BatchRequest.parse), current_owner()
@@ -195,6 +197,7 @@ def _body(wanted: BatchRequest, read: _Lines) -> dict[str, Any]:
 
 @blueprint.get("/v1/batches")
 @takes(None, query={name: text for name, text in QUERY.items() if name != "order"})
+@gives(answers.BATCHES)
 async def list_batches() -> Response:
     """List the batches of the client, the newest first."""
     page, own = Page.of_request(), current_owner()
@@ -205,6 +208,7 @@ async def list_batches() -> Response:
 
 
 @blueprint.get("/v1/batches/<id_>")
+@gives(answers.BATCH)
 async def show(id_: str) -> Response:
     """Tell how far a batch is."""
     own = current_owner()
@@ -214,6 +218,7 @@ async def show(id_: str) -> Response:
 
 @blueprint.post("/v1/batches/<id_>/cancel")
 @takes(None)
+@gives(answers.BATCH)
 async def cancel(id_: str) -> Response:
     """Cancel a batch. What was answered until then is in its files."""
     own, state = current_owner(), current_app_state()

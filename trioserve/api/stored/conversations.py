@@ -14,7 +14,8 @@ from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import PART, RequestBody, field, json_type, list_schema, objects
 from trioserve.api.base.http import json_response
 from trioserve.api.openai.responses.input import read_input
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
+from trioserve.api.stored import answers
 from trioserve.api.stored.items import (
     CONVERSATION,
     ITEMS,
@@ -85,6 +86,7 @@ def _parse(
 
 @blueprint.post("/v1/conversations")
 @takes(ConversationRequest)
+@gives(answers.CONVERSATION)
 async def create() -> Response:
     """Begin a conversation."""
     wanted, own = await read_body_as(_parse(ConversationRequest.parse)), current_owner()
@@ -101,6 +103,7 @@ async def create() -> Response:
 
 
 @blueprint.get("/v1/conversations/<id_>")
+@gives(answers.CONVERSATION)
 async def show(id_: str) -> Response:
     """Give a conversation, without its items."""
     return json_response(_shown(await _find(id_)))
@@ -108,6 +111,7 @@ async def show(id_: str) -> Response:
 
 @blueprint.post("/v1/conversations/<id_>")
 @takes(ConversationChange)
+@gives(answers.CONVERSATION)
 async def change(id_: str) -> Response:
     """Replace the metadata of a conversation."""
     wanted, own = await read_body_as(ConversationChange.parse), current_owner()
@@ -121,6 +125,7 @@ async def change(id_: str) -> Response:
 
 
 @blueprint.delete("/v1/conversations/<id_>")
+@gives(answers.DELETED)
 async def delete(id_: str) -> Response:
     """Delete a conversation with its items. Responses that continued it stay."""
     await _find(id_)
@@ -130,6 +135,7 @@ async def delete(id_: str) -> Response:
 
 @blueprint.post("/v1/conversations/<id_>/items")
 @takes(ItemsRequest)
+@gives(answers.ITEMS)
 async def add_items(id_: str) -> Response:
     """Add items to a conversation."""
     wanted, own = await read_body_as(_parse(ItemsRequest.parse)), current_owner()
@@ -146,6 +152,7 @@ async def add_items(id_: str) -> Response:
 
 @blueprint.get("/v1/conversations/<id_>/items")
 @takes(None, query=QUERY)
+@gives(answers.ITEMS)
 async def list_items(id_: str) -> Response:
     """List the items of a conversation."""
     page = Page.of_request()
@@ -155,6 +162,7 @@ async def list_items(id_: str) -> Response:
 
 
 @blueprint.get("/v1/conversations/<id_>/items/<item>")
+@gives(answers.ITEM)
 async def show_item(id_: str, item: str) -> Response:
     """Give one item of a conversation."""
     await _find(id_)
@@ -163,6 +171,7 @@ async def show_item(id_: str, item: str) -> Response:
 
 
 @blueprint.delete("/v1/conversations/<id_>/items/<item>")
+@gives(answers.CONVERSATION)
 async def delete_item(id_: str, item: str) -> Response:
     """Delete one item of a conversation."""
     conversation = await _find(id_)

@@ -9,12 +9,14 @@ import attrs
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base.answers import BYTES
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import read_form
 from trioserve.api.base.fields import DATA as FILE_DATA, NAME, RequestBody, field
 from trioserve.api.base.http import json_response
 from trioserve.api.batches import DATA, FILE, file_body
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
+from trioserve.api.stored import answers
 from trioserve.api.stored.listing import QUERY, Page, current_owner, deleted, missing
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
@@ -35,6 +37,7 @@ class FileRequest(RequestBody):
 
 @blueprint.post("/v1/files")
 @takes(FileRequest, content="multipart/form-data")
+@gives(answers.FILE)
 async def upload() -> Response:
     """Store the requests of a batch: a file of JSON lines, as ``file`` of a form."""
     form, own = await read_form(), current_owner()
@@ -59,6 +62,7 @@ async def upload() -> Response:
 
 @blueprint.get("/v1/files")
 @takes(None, query={**QUERY, "purpose": "list only files with this purpose"})
+@gives(answers.FILES)
 async def list_files() -> Response:
     """List the files of the client."""
     page, own = Page.of_request(default=10_000, most=10_000), current_owner()
@@ -72,12 +76,14 @@ async def list_files() -> Response:
 
 
 @blueprint.get("/v1/files/<id_>")
+@gives(answers.FILE)
 async def show(id_: str) -> Response:
     """Describe a file."""
     return json_response((await find(id_)).body)
 
 
 @blueprint.get("/v1/files/<id_>/content")
+@gives(BYTES, "application/octet-stream")
 async def content(id_: str) -> Response:
     """Give the content of a file."""
     file = await find(id_)
@@ -99,6 +105,7 @@ def _some(records: Records, *, id_: str, after: int) -> list[Part]:
 
 
 @blueprint.delete("/v1/files/<id_>")
+@gives(answers.DELETED)
 async def delete(id_: str) -> Response:
     """Delete a file. A batch that was made of it continues."""
     await find(id_)

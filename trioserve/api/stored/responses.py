@@ -26,10 +26,12 @@ from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import look_into, parse_object
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import json_response
+from trioserve.api.openai.answers import RESPONSE as RESPONSE_BODY
 from trioserve.api.openai.responses.input import STORED
 from trioserve.api.openai.responses.request import StoringRequest
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
 from trioserve.api.sessions import Send, StreamSession
+from trioserve.api.stored import answers
 from trioserve.api.stored.items import (
     CONVERSATION,
     INPUT,
@@ -380,6 +382,7 @@ def _queued(run: StoredRun, fields: Mapping[str, Any]) -> dict[str, Any]:
         "starting_after": "with stream: the number of the last event that is not wanted",
     },
 )
+@gives(RESPONSE_BODY)
 async def show(id_: str) -> Response:
     """Give a stored response, or the events of one in the background from an event on."""
     body, _ = await _find(id_)
@@ -426,6 +429,7 @@ def _offset_after(session: StreamSession, number: int) -> int:
 
 @blueprint.delete("/v1/responses/<id_>")
 @blueprint.delete("/responses/<id_>", endpoint="delete_short")
+@gives(answers.DELETED)
 async def delete(id_: str) -> Response:
     """Delete a stored response. One that runs in the background is cancelled first."""
     await _find(id_)
@@ -437,6 +441,7 @@ async def delete(id_: str) -> Response:
 @blueprint.post("/v1/responses/<id_>/cancel")
 @blueprint.post("/responses/<id_>/cancel", endpoint="cancel_short")
 @takes(None)
+@gives(RESPONSE_BODY)
 async def cancel(id_: str) -> Response:
     """Cancel a response that runs in the background."""
     body, _ = await _find(id_)
@@ -462,6 +467,7 @@ async def _stop(id_: str) -> None:
 @blueprint.get("/v1/responses/<id_>/input_items")
 @blueprint.get("/responses/<id_>/input_items", endpoint="input_items_short")
 @takes(None, query=QUERY)
+@gives(answers.ITEMS)
 async def input_items(id_: str) -> Response:
     """List the input items of a stored response, with those that it continues."""
     page, own = Page.of_request(), current_owner()

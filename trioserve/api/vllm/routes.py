@@ -27,7 +27,8 @@ from trioserve.api.base.generation import check_pools
 from trioserve.api.base.http import current_context, json_response, long_response
 from trioserve.api.base.readers import RawPrompt
 from trioserve.api.base.service import current_server, read_for_model
-from trioserve.api.openapi import takes
+from trioserve.api.openapi import gives, takes
+from trioserve.api.vllm import answers
 from trioserve.errors import InvalidRequestError
 from trioserve.server.core import ServerCore
 
@@ -114,6 +115,7 @@ class ScoreRequest(_TextsRequest):
 @blueprint.post("/score")
 @blueprint.post("/v1/score")
 @takes(ScoreRequest)
+@gives(answers.SCORES)
 async def score() -> Response:
     """Score how well texts fit others: by a reranker, or by the cosine of their embeddings."""
     request, server = await read_for_model(ScoreRequest.parse, _check_scores)
@@ -177,6 +179,7 @@ class ClassifyRequest(_TextsRequest):
 @blueprint.post("/classify")
 @blueprint.post("/v1/classify")
 @takes(ClassifyRequest)
+@gives(answers.CLASSES)
 async def classify() -> Response:
     """Find the class of each text."""
     request, server = await read_for_model(
@@ -228,6 +231,7 @@ async def _respond(
 
 @blueprint.get("/tokenizer_info")
 @takes(None, query={"model": "the name of the model, in a router"})
+@gives(answers.TOKENIZER)
 async def tokenizer_info() -> Response:
     """Describe the tokenizer and the chat template."""
     model = current_server().model
