@@ -108,9 +108,7 @@ def main() -> None:
         judge = through(frozen.load(), frozen.Conversations(), Random(3), options.turns)
     rng = Random(100 + options.seed)
     printed = list(fonts.find(options.fonts, held_out=False)) if options.fonts else []
-    pool = [
-        drawing(rng, shapes=options.shapes, fonts=printed) for _ in range(options.drawings)
-    ]
+    pool = [drawing(rng, shapes=options.shapes, fonts=printed) for _ in range(options.drawings)]
     train(eyes, heads, code, pool, options, judge)
     fresh = Random(200)
     pictures, shown = batch(fresh, [drawing(fresh) for _ in range(1000)])

@@ -252,10 +252,20 @@ async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
     times = ("finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     body = {
         **{f"{name}_at": None for name in times},
-        **{"id": id_, "object": "batch", "status": "in_progress", "request_counts": counts},
-        **{"created_at": 0, "in_progress_at": 0, "expires_at": 1, "errors": None, "metadata": {}},
-        **{"endpoint": "/v1/chat/completions", "completion_window": "24h"},
-        **{"input_file_id": "file-1", "output_file_id": None, "error_file_id": None},
+        "id": id_,
+        "object": "batch",
+        "status": "in_progress",
+        "request_counts": counts,
+        "created_at": 0,
+        "in_progress_at": 0,
+        "expires_at": 1,
+        "errors": None,
+        "metadata": {},
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+        "input_file_id": "file-1",
+        "output_file_id": None,
+        "error_file_id": None,
     }
 
     def write(records: Records) -> None:
