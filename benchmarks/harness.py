@@ -31,13 +31,13 @@ class Flags:
 
     model: Path | None  # None: the commands say which
     threads: int | None = None  # None: what each server takes by default
-    slots: int = 8
+    slots: int = 8  # 0: what each server takes by default
     more: tuple[str, ...] = ()  # for both, as they are
 
     def arguments(self) -> list[str]:
         """Return the flags as arguments of a command."""
         pairs = {"-m": self.model, "-t": self.threads, "-np": self.slots}
-        given = [pair for pair in pairs.items() if pair[1] is not None]
+        given = [pair for pair in pairs.items() if pair[1]]
         return [str(part) for pair in given for part in pair] + list(self.more)
 
 
@@ -88,9 +88,12 @@ def running(
     port = free_port()
     arguments = [*command.program, *flags.arguments(), *command.more]
     arguments += ["--host", "127.0.0.1", "--port", str(port)]
+    environ = dict(os.environ)
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed modules are compiled
     with log.open("wb") as output:
         process = subprocess.Popen(
             arguments,
+            env=environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -121,7 +124,7 @@ def _wait_ready(
         elif not reason:
             return
         elif time.monotonic() <= deadline:
-            time.sleep(0.1)
+            time.sleep(0.02)
             continue
         else:
             reason = f"not ready after {timeout:g} s ({reason})"
@@ -169,7 +172,21 @@ def usage(pid: int) -> Usage | None:
     """Read what a process and its descendants use, or None where there is no ``/proc``."""
     if not Path("/proc/self/stat").exists():
         return None
-    parents: dict[int, list[int]] = {}
+    memory, cpu = 0, 0.0
+    for fields in _family(pid).values():
+        cpu += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        memory += int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    return Usage(memory, cpu)
+
+
+def family(pid: int) -> list[int]:
+    """List a process and its descendants that still run."""
+    return list(_family(pid))
+
+
+def _family(pid: int) -> dict[int, list[str]]:
+    """Read ``/proc/PID/stat`` of a process and of its descendants, from the state on."""
+    children: dict[int, list[int]] = {}
     stats: dict[int, list[str]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -181,15 +198,14 @@ def usage(pid: int) -> Usage | None:
         # The name stands in parentheses and may hold anything: fields count from the last one.
         fields = text.rpartition(")")[2].split()
         stats[int(entry.name)] = fields
-        parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    memory, cpu, family = 0, 0.0, [pid]
-    while family:
-        member = family.pop()
+        children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, rest = {}, [pid]
+    while rest:
+        member = rest.pop()
         if member in stats:
-            cpu += (int(stats[member][11]) + int(stats[member][12])) / os.sysconf("SC_CLK_TCK")
-            memory += int(stats[member][21]) * os.sysconf("SC_PAGE_SIZE")
-        family += parents.get(member, [])
-    return Usage(memory, cpu)
+            found[member] = stats[member]
+        rest += children.get(member, [])
+    return found
 
 
 @contextlib.contextmanager

@@ -98,4 +98,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def _plain(value: object) -> object:
     if isinstance(value, Sample):
         return attrs.asdict(value, recurse=False)
+    if isinstance(value, Path):
+        return str(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")

@@ -175,3 +175,10 @@ async def test_drain_lets_a_stream_finish_and_takes_no_more() -> None:
                 gate.set()
                 rest = [line async for line in lines if line]
         assert rest[-1] == "data: [DONE]"
+
+
+@pytest.mark.system
+def test_a_server_of_one_model_imports_no_router() -> None:
+    code = "import sys, trioserve.app; print([n for n in sys.modules if 'router' in n])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

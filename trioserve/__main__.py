@@ -15,7 +15,12 @@ def main() -> int:
     """Run the command. Returns the exit code."""
     if os.getpid() == 1:  # the kernel does not end the first process of a container by a signal
         signal.signal(signal.SIGTERM, _end)
-    from trioserve.cli.main import main as run  # takes half a second
+    # numpy's BLAS would start a thread for each core; nothing here multiplies matrices with it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from trioserve.cli.memory import uncollected
+
+    with uncollected():
+        from trioserve.cli.main import main as run  # takes a quarter of a second
 
     return run()
 

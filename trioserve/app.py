@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from typing import TYPE_CHECKING
 
 from hypercorn.utils import LifespanFailureError
 from quart_trio import QuartTrio
@@ -15,12 +16,14 @@ from quart_trio import QuartTrio
 from trioserve import api
 from trioserve.api.base.app_state import AppState
 from trioserve.api.base.service import Service
-from trioserve.api.router.service import OpenFleet, RouterService
 from trioserve.config import Config, logs
 from trioserve.config.parse import from_environment
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.log import get_logger
 from trioserve.server.lifecycle.engine import Loader
+
+if TYPE_CHECKING:
+    from trioserve.api.router.service import OpenFleet
 
 _log = get_logger("trioserve")
 
@@ -58,6 +61,8 @@ def create_router(config: Config, open_fleet: OpenFleet) -> QuartTrio:
         config: what the router itself serves.
         open_fleet: opens the models when the app is served.
     """
+    from trioserve.api.router.service import RouterService
+
     service = RouterService(config, open_fleet)
     app = _app_of(service)
     api.install_router(app, service)

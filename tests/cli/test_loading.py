@@ -12,8 +12,9 @@ import structlog
 
 from tests.support.command import Terminal
 from trioserve.cli import progress
-from trioserve.cli.progress import LoadReport, StatusPipe, load
+from trioserve.cli.progress import EarlyLoad, LoadReport, StatusPipe, load
 from trioserve.config import Config
+from trioserve.errors import ModelLoadError
 from trioserve.llama.rpc import library
 
 
@@ -89,3 +90,85 @@ def test_a_load_that_goes_on_does_not(monkeypatch: pytest.MonkeyPatch, seconds: 
     assert exits == []
     assert order[1:] == ['{"state": "loading", "progress": 0.5}']
     assert not any(one.name == "trioserve-loading" for one in threading.enumerate())
+
+
+# -- a load that begins before it is asked for
+
+
+class Loads:
+    """A loader that waits in the middle for `went_on`."""
+
+    def __init__(self) -> None:
+        self.went_on = threading.Event()
+        self.half = threading.Event()
+        self.n_closed = self.n_loads = self.n_loaded = 0
+
+    def __call__(self, config: Config, *, progress: Any = None) -> Any:
+        self.n_loads += 1
+        progress(0.5)
+        self.half.set()
+        assert self.went_on.wait(60)
+        if not progress(1.0):
+            raise ModelLoadError("cancelled")
+        self.n_loaded += 1
+        return self
+
+    def close(self) -> None:
+        self.n_closed += 1
+
+
+def test_a_load_that_began_early_is_the_one_that_is_asked_for() -> None:
+    loads = Loads()
+    early = EarlyLoad(loads, Config())
+    assert loads.half.wait(60)
+    shares: list[float] = []
+
+    def note(share: float) -> bool:
+        shares.append(share)
+        loads.went_on.set()
+        return True
+
+    assert early(Config(), progress=note) is loads  # type: ignore[comparison-overlap]
+    assert (shares, loads.n_loads) == ([0.5, 1.0], 1)
+    early(Config(), progress=note)
+    assert loads.n_loads == 2, "a model that was unloaded is loaded again"
+    early.close()
+    assert loads.n_closed == 0
+    assert not any(one.name.startswith("trioserve-loading") for one in threading.enumerate())
+
+
+@pytest.mark.parametrize("last", [0.5, 1.0])
+def test_an_early_load_is_cancelled(last: float) -> None:
+    """After its last report of progress, the model is there, and is freed."""
+    loads = Loads()
+    early = EarlyLoad(loads, Config())
+
+    def cancel(share: float) -> bool:
+        loads.went_on.set()
+        if share == last:
+            raise InterruptedError
+        return True
+
+    with pytest.raises(InterruptedError):
+        early(Config(), progress=cancel)
+    early.close()
+    assert loads.n_closed == loads.n_loaded >= (last == 1.0)
+
+
+def test_an_early_load_that_is_not_asked_for_is_freed() -> None:
+    loads = Loads()
+    early = EarlyLoad(loads, Config())
+    assert loads.half.wait(60)
+    loads.went_on.set()
+    early.close()
+    assert loads.n_closed == loads.n_loaded and loads.n_loads == 1
+
+
+def test_an_early_load_that_fails_raises_when_it_is_asked_for() -> None:
+    def fail(config: Config, *, progress: Any = None) -> Any:
+        raise ModelLoadError("no such file")
+
+    early = EarlyLoad(fail, Config())
+    with pytest.raises(ModelLoadError, match="no such file"):
+        early(Config())
+    early.close()

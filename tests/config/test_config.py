@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,16 @@ def test_other_machines_have_a_name_and_a_port(text: str) -> None:
 def test_other_machines_are_named_once() -> None:
     with pytest.raises(ConfigError, match="rpc names a machine twice"):
         Config(rpc=("gpu-box.lan:1", "gpu-box.lan:1"))
+
+
+def test_prompts_on_disk_need_a_directory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for wrong in (file, file / "new"):
+        with pytest.raises(ConfigError, match=r"cache_disk is .*, which is not a directory"):
+            Config(cache_disk=str(wrong))
+    for right in (tmp_path, tmp_path / "new" / "one", "~"):
+        assert Config(cache_disk=str(right)).cache_disk == str(right)
 
 
 def test_names_and_adapters_are_taken_apart() -> None:

@@ -229,6 +229,16 @@ def test_mapped_weights_that_do_not_fit_are_the_very_last_resort() -> None:
         fit(models, Config(), room(0.25))
 
 
+def test_a_limit_of_what_is_written_to_leaves_room_for_a_mapped_file() -> None:
+    models = Models(model=SHAPES["llama-8b"], is_mapped=True)
+    limited = Room(ram=32 * GIB, data=2 * GIB, is_lazy=True)
+    found = fit(models, Config(), limited)
+    assert not found.is_tight and 4096 < found.need.n_ctx < SHAPES["llama-8b"].n_ctx_train
+    assert found.need.ram - found.need.mapped + found.left < 2 * GIB < found.need.mapped
+    with pytest.raises(ModelLoadError, match=r"where 2,048 MiB are free"):
+        fit(attrs.evolve(models, is_mapped=False), Config(), limited)
+
+
 def test_devices_get_what_they_have_room_for() -> None:
     """By default the shares follow the free memory; a small device could not hold its share."""
     models, there = Models(model=SHAPES["llama-70b"]), room(64, (30, 22))
@@ -317,7 +327,7 @@ def test_a_header_that_cannot_be_read_is_left_to_llama_cpp(tmp_path: Path) -> No
 
 
 def test_what_is_left_over_limits_the_prompts_in_ram(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "free_memory", lambda: 512 * MIB)
+    monkeypatch.setattr(rooms, "free_memory", lambda **_: 512 * MIB)
     found = rooms.plan(Config())
     assert isinstance(found, Fit)
     spare = rooms.spare_ram(Config(), found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given, strategies as st
 from trioserve.config import Config
 from trioserve.llama import machine, model
 from trioserve.llama.machine import HugePages
+from trioserve.llama.model import LlamaModel
 from trioserve.models import BUNDLED
 
 MB = 2**20
@@ -83,8 +86,26 @@ def test_weights_are_read_where_twice_their_size_is_free(
     load_mode: str, free: int | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "has_huge_pages", lambda: True)
+    monkeypatch.setattr(model, "is_in_use", lambda path: False)
     monkeypatch.setattr(model, "free_memory", lambda: free)
     assert model.load_mode(BUNDLED, Config(load_mode=load_mode)) == chosen
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files are not marked there")
+def test_what_is_loaded_again_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "has_huge_pages", lambda: True)
+    monkeypatch.setattr(model, "free_memory", lambda: 10**12)
+    path = Path(shutil.copy(BUNDLED, tmp_path))
+    with LlamaModel.load(Config(model=str(path))):
+        assert model.load_mode(path, Config()) == "auto"
+        assert model.load_mode(path, Config(load_mode="none")) == "none"
+        with LlamaModel.load(Config(model=str(path))):
+            pass
+        assert machine.is_in_use(path), "the first one still has it"
+    assert model.load_mode(path, Config()) == "none"
+    assert (
+        not machine.is_in_use(tmp_path / "none") and machine.mark_in_use(tmp_path / "none") is None
+    )
 
 
 @given(st.lists(st.integers(0, 60), unique=True), st.lists(st.integers(0, 60), unique=True))

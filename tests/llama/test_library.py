@@ -262,3 +262,19 @@ def test_devices_are_those_of_the_ggml_that_llama_cpp_uses() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == "1\n"
+
+
+BARE = """
+import sys
+from trioserve.llama import library
+assert "llama_cpp" not in sys.modules and "llama_cpp.llama" not in sys.modules
+import llama_cpp
+assert llama_cpp.Llama and llama_cpp.llama_cpp is library.lib
+assert library.bindings("_ggml") is sys.modules["llama_cpp._ggml"]
+"""
+
+
+@pytest.mark.system
+def test_only_the_bindings_are_imported_and_a_program_may_import_the_rest() -> None:
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -3,13 +3,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ServerClosingError
+from trioserve.llama import vocab as vocab_module
+from trioserve.llama.library import lib
 from trioserve.llama.vocab import LlamaVocab, _word_limit
 
 
@@ -54,6 +58,48 @@ def test_the_end_of_a_turn_ends_the_output(vocab: LlamaVocab) -> None:
 def test_there_is_a_piece_for_each_token(vocab: LlamaVocab) -> None:
     assert len(vocab.pieces) == len(vocab.names) == vocab.n_tokens
     assert vocab.name_of(-1) == ""
+
+
+def test_the_kinds_of_tokens_are_those_of_llama_cpp(vocab: LlamaVocab) -> None:
+    tables = zip(vocab.pieces, vocab.names, strict=True)
+    named = [token for token, (piece, name) in enumerate(tables) if piece != name]
+    ends = {token for token in range(vocab.n_tokens) if lib.llama_vocab_is_eog(vocab.handle, token)}
+    assert named == [*vocab.control] != []
+    assert ends == vocab.end_of_generation
+    assert all(vocab.names[token] == name for token, name in enumerate(vocab.names))
+    assert vocab.max_token_bytes == max(map(len, vocab.names))
+
+
+def test_a_token_that_does_not_exist_has_no_name(vocab: LlamaVocab) -> None:
+    for token in (vocab.n_tokens, 2**40):
+        with pytest.raises(IndexError):
+            vocab.names[token]
+
+
+def test_plain_text_may_end_an_output() -> None:
+    config = Config(threads=1, ctx_size=256, parallel=1)
+    with llama.load(config) as backend:
+        [plain] = backend.vocab.tokenize("a", is_fragment=True)
+        assert plain not in backend.vocab.end_of_generation
+    override = f"tokenizer.ggml.eos_token_id=int:{plain}"
+    with llama.load(attrs.evolve(config, override_kv=(override,))) as backend:
+        assert plain in backend.vocab.end_of_generation
+
+
+def test_no_name_is_read_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, to_piece = set(), vocab_module.short.llama_token_to_piece
+
+    def note(handle: Any, token: int, *others: Any) -> int:
+        read.add(token)
+        size: int = to_piece(handle, token, *others)
+        return size
+
+    monkeypatch.setattr(vocab_module.short, "llama_token_to_piece", note)
+    with llama.load(Config(threads=1, ctx_size=256, parallel=1)) as backend:
+        vocab = backend.vocab
+        assert read <= {vocab.bos, vocab.eos, *vocab.control}
+        assert vocab.detokenize(vocab.tokenize("Once")) == b"Once"
+        assert read > {vocab.bos, vocab.eos}
 
 
 def test_half_a_surrogate_pair_is_refused(vocab: LlamaVocab) -> None:
@@ -102,7 +148,8 @@ def test_closing_waits_for_the_calls_that_run_and_refuses_more() -> None:
     closer.join(10)
     user.join(10)
     assert not closer.is_alive()
-    assert vocab.detokenize([1]) == vocab.names[1]  # the tables stay
+    with pytest.raises(ServerClosingError):
+        vocab.detokenize([1])
 
 
 # -- words that overrun the stack in std::regex

@@ -54,6 +54,7 @@ class NamedVocab:
         self.n_tokens = backend.vocab.n_tokens
         self.max_token_bytes = 16
         self.end_of_generation = frozenset({EOS})
+        self.control = (ord("Z"), EOS)
         self.names = tuple(
             name if i == ord("Z") else other for i, other in enumerate(backend.vocab.names)
         )

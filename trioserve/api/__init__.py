@@ -11,6 +11,8 @@ puts it into an app, with the same routes.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from quart import Blueprint
 from quart_trio import QuartTrio
 
@@ -23,7 +25,6 @@ from trioserve.api import (
     openapi,
     pages,
     predict,
-    router,
     stored,
     streams,
     vllm,
@@ -32,12 +33,13 @@ from trioserve.api.base import access, app_state, errors, http, tcp, vendors
 from trioserve.api.base.connection import PREFIX, Connection, Request
 from trioserve.api.base.service import Service
 from trioserve.api.openai import responses
-from trioserve.api.router import routes as router_routes
-from trioserve.api.router.service import RouterService
 from trioserve.api.tools import proxy, routes as tools
 from trioserve.config import Config
 
-__all__ = ["RouterService", "Service", "configure", "install", "install_router"]
+if TYPE_CHECKING:
+    from trioserve.api.router.service import RouterService
+
+__all__ = ["Service", "configure", "install", "install_router"]
 
 
 # The vendors whose APIs there are: a folder for each, with its entry. OpenAI's forms are those of
@@ -63,11 +65,14 @@ def install(app: QuartTrio, served: Service) -> None:
 
 def install_router(app: QuartTrio, served: RouterService) -> None:
     """Make an app serve the API with the models of a router."""
+    from trioserve.api import router
+    from trioserve.api.router import routes as router_routes
+
     _install_base(app, served)
     router.install(app)
     _add(app, router_routes.blueprint)
     for vendor in vendors.registered:
-        _add(app, *vendor.routes_of_router, *vendor.routes)
+        _add(app, *vendor.routes_of_router(), *vendor.routes)
     _add(app, streams.blueprint)
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 
+from trioserve.cli.memory import uncollected
 from trioserve.router.zygote import FirstZygote, fork_zygote, wait_for_orders
 
 #: What a server imports only when it needs it: a first request should not have to wait for that.
@@ -32,8 +33,9 @@ def import_all() -> None:
     """Import what a server needs."""
     # It would start a thread for each core, and a fork has none of them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    for name in _MODULES:
-        importlib.import_module(name)
+    with uncollected():
+        for name in _MODULES:
+            importlib.import_module(name)
 
 
 def first(environ: Mapping[str, str], serve: Callable[[list[str]], int]) -> FirstZygote | None:

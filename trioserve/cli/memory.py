@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import trio
 
@@ -22,6 +23,17 @@ _LITTLE = 2**22
 
 #: The threshold of the oldest generation, which disables its automatic collection.
 _NEVER = 2**30
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Do not look for garbage during a block that imports modules, which make next to none."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()  # else the next look would be at all of them
+        gc.enable()
 
 
 async def keep_collecting(n_held: Callable[[], int]) -> None:

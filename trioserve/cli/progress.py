@@ -15,7 +15,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -30,6 +32,7 @@ from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE
 if TYPE_CHECKING:
     from trioserve.engine import AnyBackend
     from trioserve.models.hub import DownloadProgress
+    from trioserve.server.lifecycle.engine import Loader
 
 _log = get_logger("trioserve")
 
@@ -225,6 +228,59 @@ def load(
         LoadReport(config.model or "the bundled model", sys.stderr) as report,
     ):
         return llama.load(config, progress=all_of_them)
+
+
+class EarlyLoad:
+    """Loads a model in a thread, while the rest of the server is imported.
+
+    A `Loader`: the first call gets that model, and later ones load it again. `close` frees a model
+    that was not asked for.
+    """
+
+    def __init__(self, load: Loader, config: Config) -> None:
+        self._load = load
+        self._goes_on = True
+        self._shares = SimpleQueue[float | None]()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="trioserve-loading")
+        self._loading: Future[AnyBackend] | None = None
+        with contextlib.suppress(RuntimeError):  # no thread: the call has to load it
+            self._loading = self._pool.submit(self._run, config)
+
+    def __call__(
+        self, config: Config, *, progress: Callable[[float], bool] | None = None
+    ) -> AnyBackend:
+        """Load the model, or wait for the one that is being loaded."""
+        loading, self._loading = self._loading, None
+        if loading is None:
+            return self._load(config, progress=progress)
+        try:
+            while (share := self._shares.get()) is not None:
+                self._goes_on = progress is None or progress(share)
+        except BaseException:
+            self._drop(loading)
+            raise
+        return loading.result()
+
+    def _run(self, config: Config) -> AnyBackend:
+        try:
+            return self._load(config, progress=self._report)
+        finally:
+            self._shares.put(None)
+
+    def _report(self, share: float) -> bool:
+        self._shares.put(share)
+        return self._goes_on
+
+    def _drop(self, loading: Future[AnyBackend]) -> None:
+        self._goes_on = False
+        if loading.exception() is None:
+            loading.result().close()
+
+    def close(self) -> None:
+        """Cancel the load if it was not asked for, and end the thread."""
+        if self._loading is not None:
+            self._drop(self._loading)
+        self._pool.shutdown()
 
 
 @contextmanager

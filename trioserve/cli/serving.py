@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trioserve.cli.memory import keep_collecting
-from trioserve.cli.progress import StatusPipe, fetch, load
+from trioserve.cli.memory import keep_collecting, uncollected
+from trioserve.cli.progress import EarlyLoad, StatusPipe, fetch, load
 from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
 from trioserve.config.flags import as_flags
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from trioserve.router.fleet import Fleet
     from trioserve.router.zygote import FirstZygote
     from trioserve.server.core import ServerCore
+    from trioserve.server.lifecycle.engine import Loader
 
 _log = get_logger("trioserve")
 
@@ -78,19 +79,32 @@ def serve(
             print(f"trioserve: {message}", file=sys.stderr)
             status.tell("failed", message=message)
             return 1
-        from hypercorn.utils import LifespanFailureError
+        status.tell("loading", progress=0.0)
+        with uncollected():
+            loading = _begin_load(config, status, closing) if catalog is None else None
+            from hypercorn.utils import LifespanFailureError
 
-        from trioserve.api.base.tcp import raise_limit
-        from trioserve.llama import last_word
+            from trioserve.api.base.tcp import raise_limit
 
-        raise_limit()
-        if catalog is None:
-            last_word.install(2, _last_word)
+            raise_limit()
+            app = _make_app(config, status, catalog, first, loading)
         try:
-            trio.run(_serve, _make_app(config, status, catalog, first), config, listening, status)
+            trio.run(_serve, app, config, listening, status)
         except* LifespanFailureError:
             exit_code = 1  # no model or no engine; the service has logged the reason
     return exit_code
+
+
+def _begin_load(config: Config, status: StatusPipe, closing: ExitStack) -> Loader:
+    """Return what loads the model, which has begun if the rest is still to be imported."""
+    from trioserve.llama import last_word, room, trial  # noqa: F401 (needed for that)
+
+    last_word.install(2, _last_word)
+    loading: Loader = partial(load, status)
+    if is_on_disk(config) and not config.rpc and "trioserve.app" not in sys.modules:
+        loading = early = EarlyLoad(loading, config)
+        closing.callback(early.close)
+    return loading
 
 
 def _last_word(files: str) -> str:
@@ -180,19 +194,22 @@ async def _serve(
             for each in listening:
                 url = url_of(each, secure=config.ssl_cert_file is not None) + config.api_prefix
                 _log.info("listening", url=url, model=model)
-            status.tell("loading", progress=0.0)
             watching.start_soon(_follow_model, service, status, watching)
         watching.cancel_scope.cancel()
 
 
 def _make_app(
-    config: Config, status: StatusPipe, catalog: Catalog | None, first: FirstZygote | None
+    config: Config,
+    status: StatusPipe,
+    catalog: Catalog | None,
+    first: FirstZygote | None,
+    loading: Loader | None,
 ) -> QuartTrio:
     from trioserve.app import create_app, create_router
 
     if catalog is not None:
         return create_router(config, partial(fleet_of, config, catalog, first))
-    app = create_app(config, load=partial(load, status))
+    app = create_app(config, load=loading)
     app.extensions["trioserve"].fetch = partial(fetch, status)
     return app
 

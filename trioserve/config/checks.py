@@ -6,6 +6,7 @@ at several fields. All raise `ConfigError`.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -66,6 +67,13 @@ def _is_directory(path: str) -> bool:
     return Path(path).is_dir()
 
 
+def _may_be_directory(path: str) -> bool:
+    """Whether it is a directory, or could be made as one."""
+    expanded = Path(os.path.expanduser(path)).absolute()  # it does not raise
+    there = next(one for one in (expanded, *expanded.parents) if os.path.lexists(one))
+    return os.path.isdir(there)
+
+
 def json_schema(text: str, name: str) -> None:
     """Check for JSON; an empty text has no effect."""
     if text:
@@ -108,6 +116,7 @@ api_key = _must(
     "{name} holds a key that is empty or not text",
 )
 directory = _must(_is_directory, "{name} is {value!r}, which is not a directory")
+new_directory = _must(_may_be_directory, "{name} is {value!r}, which is not a directory")
 one_directory = _must(_is_directory, "{name} has {value!r}, which is not a directory")
 match = _must(
     lambda way: way in ("exact", "case", "part"),

@@ -183,6 +183,7 @@ class Config:
         help="MiB of RAM for prompts that are moved out of the KV cache, and for checkpoints; 0 = "
         "none, -1 = no limit")
     cache_disk: str | None = _context(None, "--cache-disk",
+        check=checks.new_directory,
         help="folder for prompts that leave the RAM of --cache-ram, where they are found again "
         "after a restart; other servers may use the same one")
     cache_disk_size: int = _context(20 * 2**30, "--cache-disk-size", read=size, min=2**20,

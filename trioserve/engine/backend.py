@@ -188,6 +188,10 @@ class Vocab(Protocol):
         """The same, with the names of control tokens."""
 
     @property
+    def control(self) -> Sequence[TokenId]:
+        """The tokens with a name and without a piece."""
+
+    @property
     def max_token_bytes(self) -> int:
         """How many bytes of a text a token stands for at most."""
 

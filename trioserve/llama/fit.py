@@ -55,14 +55,22 @@ _MAX_TEXTS = 64
 
 @attrs.frozen(kw_only=True)
 class Room:
-    """The memory that is free now. `gpus` are the devices that the model may use, in order."""
+    """The memory that is free now. `gpus` are the devices that the model may use, in order.
+
+    `data` is how much of the RAM may be written to; by default all of it.
+    """
 
     ram: int
+    data: int = attrs.field()
     gpus: tuple[int, ...] = ()
     #: Of the machine.
     total_ram: int = 0
     #: Where pages of a KV cache may exist only once they are written to.
     is_lazy: bool = attrs.field(factory=lazy_pages.is_supported)
+
+    @data.default
+    def _all_of_it(self) -> int:
+        return self.ram
 
 
 @attrs.frozen(kw_only=True)
@@ -119,7 +127,8 @@ class Fit:
     @property
     def left(self) -> int:
         """Bytes of RAM that are left beside it."""
-        return max(0, self.room.ram - self.wanted)
+        wanted, free = _scarce(self.need, self.room)
+        return max(0, free - wanted)
 
 
 def fit(models: Models, config: Config, room: Room) -> Fit:
@@ -480,9 +489,19 @@ def _limits(config: Config, room: Room) -> list[int]:
     return [free - targets[min(i, len(targets) - 1)] * _MIB for i, free in enumerate(room.gpus)]
 
 
+def _scarce(found: Need, room: Room, *, may_drop: bool = False) -> tuple[int, int]:
+    """Return what is wanted of RAM and what is free: of all, or of what is written to."""
+    wanted = found.ram + _spare(found)
+    pairs = (
+        (wanted - (found.mapped if may_drop else 0), room.ram),
+        (wanted - found.mapped, room.data),
+    )
+    return max(pairs, key=lambda pair: pair[0] - pair[1])
+
+
 def _fits(found: Need, config: Config, room: Room, *, may_drop: bool = False) -> bool:
-    in_ram = found.ram - (found.mapped if may_drop else 0) + _spare(found)
-    return in_ram <= room.ram and _fits_gpus(found, config, room)
+    wanted, free = _scarce(found, room, may_drop=may_drop)
+    return wanted <= free and _fits_gpus(found, config, room)
 
 
 def _fits_gpus(found: Need, config: Config, room: Room) -> bool:
@@ -528,7 +547,8 @@ def _refusal(models: Models, config: Config, room: Room) -> ModelLoadError:
         f"context of {smallest.n_ctx} tokens, {_mib(smallest.compute)} for computing and "
         f"{_mib(smallest.process)} for the server"
     )
-    places = [f"{_mib(smallest.ram + _spare(smallest))} of RAM, where {_mib(room.ram)} are free"]
+    wanted, free = _scarce(smallest, room)
+    places = [f"{_mib(wanted)} of RAM, where {_mib(free)} are free"]
     for i, (size, limit) in enumerate(zip(smallest.gpus, _limits(config, room), strict=True)):
         if size > limit:
             places.append(f"{_mib(size)} on GPU {i}, where {_mib(limit)} are free")
@@ -542,9 +562,8 @@ def _refusal(models: Models, config: Config, room: Room) -> ModelLoadError:
 
 def _over(found: Need, config: Config, room: Room) -> int:
     pairs = zip(found.gpus, _limits(config, room), strict=True)
-    return max(0, found.ram + _spare(found) - room.ram) + sum(
-        max(0, size - limit) for size, limit in pairs
-    )
+    wanted, free = _scarce(found, room)
+    return max(0, wanted - free) + sum(max(0, size - limit) for size, limit in pairs)
 
 
 def _mib(size: int) -> str:

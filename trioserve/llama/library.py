@@ -10,18 +10,24 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
 from trioserve.errors import BackendMismatchError, ServerClosingError
 from trioserve.log import get_logger
+
+if TYPE_CHECKING:
+    import llama_cpp  # noqa: F401 (by `bindings`)
 
 #: The oldest version of llama-cpp-python that is known to work.
 MIN_VERSION = "0.3.36"
@@ -84,9 +90,26 @@ SHORT = (
     "llama_vocab_is_eog",
 )
 
+
+def bindings(name: str) -> Any:
+    """Import a module of llama_cpp, but not what the package itself imports: a server's worth.
+
+    A program that has imported the package, or does so later, gets it with the same bindings.
+    """
+    if "llama_cpp" in sys.modules:
+        return import_module(f"llama_cpp.{name}")
+    if (spec := find_spec("llama_cpp")) is None:
+        raise ImportError("llama-cpp-python is not installed")
+    sys.modules["llama_cpp"] = module_from_spec(spec)
+    try:
+        return import_module(f"llama_cpp.{name}")
+    finally:
+        del sys.modules["llama_cpp"]
+
+
 _import_error: Exception | None = None
 try:
-    from llama_cpp import llama_cpp as _bindings
+    _bindings = bindings("llama_cpp")
 except (ImportError, OSError, RuntimeError, AttributeError) as error:
     # AttributeError: the shared library lacks a function that the bindings name.
     _bindings, _import_error = None, error
@@ -227,9 +250,7 @@ def ggml() -> Any:
     shared = lib._lib
     if hasattr(shared, "ggml_backend_dev_count"):
         return shared
-    from llama_cpp._ggml import libggml
-
-    return libggml
+    return bindings("_ggml").libggml
 
 
 def _load_backends() -> None:

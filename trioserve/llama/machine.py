@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 if sys.platform != "win32":
+    import fcntl
     import resource
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -34,6 +35,8 @@ _NO_LIMIT = 2**60  # version 1 of cgroups has a number for none
 #: Addresses that the stacks of threads take, mostly without memory; the pools of malloc take as
 #: many, which are not written to.
 _FOR_THREADS = 128 * 2**20
+
+_DATA = "VmData"  # of `_STATUS`: addresses that are written to
 
 
 def physical_cores() -> int:
@@ -95,18 +98,20 @@ def _own_cgroups(controller: str) -> list[Path]:
     return folders
 
 
-def free_memory() -> int | None:
+def free_memory(*, for_files: bool = False) -> int | None:
     """Return how many bytes can be allocated before the system kills processes; None: unknown.
 
     On Linux that is the available memory and swap, or what the limits of the process's cgroups or
-    of the process itself leave if that is less. Elsewhere it is the size of the memory.
+    of the process itself leave if that is less. Elsewhere it is the size of the memory. `for_files`
+    is what files may take that are mapped to be read: `ulimit -d` does not limit that.
     """
     try:
         fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         free = sum(int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
     except (OSError, KeyError, ValueError):
         return total_memory()
-    return min([free, *_free_addresses(), *(left for _, left in _cgroup_memory())])
+    limits = _free_addresses(for_files=for_files)
+    return min([free, *limits, *(left for _, left in _cgroup_memory())])
 
 
 def total_memory() -> int | None:
@@ -158,15 +163,16 @@ def _address_limits() -> list[tuple[int, str, int]]:
         return []
     found = [
         (resource.getrlimit(resource.RLIMIT_AS)[0], "VmSize", 2 * _FOR_THREADS),
-        (resource.getrlimit(resource.RLIMIT_DATA)[0], "VmData", _FOR_THREADS),
+        (resource.getrlimit(resource.RLIMIT_DATA)[0], _DATA, _FOR_THREADS),
     ]
     return [one for one in found if one[0] != resource.RLIM_INFINITY]
 
 
-def _free_addresses() -> list[int]:
+def _free_addresses(*, for_files: bool = False) -> list[int]:
     """Return how many bytes the limits of this process leave it to map, besides its threads."""
     found = []
-    for limit, name, threads in _address_limits():
+    limits = [one for one in _address_limits() if not (for_files and one[1] == _DATA)]
+    for limit, name, threads in limits:
         with suppress(OSError, KeyError, ValueError):
             fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
             found.append(max(0, limit - int(fields[name].split()[0]) * 1024 - threads))
@@ -202,6 +208,32 @@ def memory_use(pids: Sequence[int]) -> MemoryUse:
             sizes = [int(fields[name].split()[0]) * 1024 for name in ("Pss", "Pss_Anon")]
             found[pid] = (sizes[0], sizes[1])
     return MemoryUse(free_memory(), found)
+
+
+def mark_in_use(path: Path) -> IO[bytes] | None:
+    """Mark a file for `is_in_use`, as long as what this returns is open; None: it cannot be."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return None
+    if sys.platform != "win32":
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return file
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether this process or another one has marked a file."""
+    if sys.platform == "win32":
+        return False
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -13,7 +13,13 @@ from trioserve.config.readers import unicode_name
 from trioserve.errors import ModelLoadError
 from trioserve.llama import devices, header, last_word, library
 from trioserve.llama.library import HandleOwner, lib
-from trioserve.llama.machine import HugePages, free_memory, has_huge_pages
+from trioserve.llama.machine import (
+    HugePages,
+    free_memory,
+    has_huge_pages,
+    is_in_use,
+    mark_in_use,
+)
 from trioserve.llama.vocab import LlamaVocab
 from trioserve.models import gguf, resolve
 from trioserve.types import ModelInfo
@@ -44,6 +50,7 @@ class LlamaModel(HandleOwner):
     ) -> None:
         self.handle: Any = handle
         self.has_weights = has_weights
+        self._in_use = mark_in_use(path) if has_weights else None
         self._swa_full = config.swa_full
         try:
             self.metadata = _metadata(handle) | devices.overridden(config)
@@ -91,6 +98,8 @@ class LlamaModel(HandleOwner):
         handle, self.handle = self.handle, None
         if handle is not None:
             lib.llama_model_free(handle)
+        if self._in_use is not None:
+            self._in_use.close()
 
     @property
     def arch(self) -> str:
@@ -214,11 +223,16 @@ def _may_offload(config: Config) -> bool:
 
 
 def load_mode(path: Path, config: Config) -> str:
-    """Choose how to load: into huge pages if they are available, and half of memory is free."""
+    """Choose how to load: into huge pages, where they are worth their memory.
+
+    That needs twice the size of the file. A process that is not the first with this file maps it:
+    its pages are shared with those that come later.
+    """
     if config.load_mode != "auto" or not has_huge_pages() or _may_offload(config):
         return config.load_mode
     free, size = free_memory(), gguf.total_size(gguf.parts_of(path))
-    return "none" if free is not None and 2 * size <= free else "auto"
+    has_room = free is not None and 2 * size <= free
+    return "none" if has_room and not is_in_use(path) else "auto"
 
 
 def _load_weights(path: Path, config: Config, progress: Progress | None, weights: bool) -> Any:

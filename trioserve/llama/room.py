@@ -55,8 +55,10 @@ def plan(config: Config, *, more_ram: int = 0) -> Fit | None:
         others=total_size(files if projector is None else [*files, projector]),
         is_mapped=load_mode(path, config) in _DROPPED,
     )
+    more_ram += anonymous_memory()  # the server's own part is in the sum
     room = Room(
-        ram=free + anonymous_memory() + more_ram,  # the server's own part is in the sum
+        ram=(free_memory(for_files=True) or free) + more_ram,
+        data=free + more_ram,
         gpus=gpus,
         total_ram=total_memory() or 0,
     )

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from trioserve.errors import (
     InvalidRequestError,
@@ -176,9 +178,10 @@ _BPE = 2
 _WORD_PIECE = 3
 _UNIGRAM = 4
 #: llama.cpp's attributes of a token.
-_UNKNOWN, _CONTROL, _USER_DEFINED, _LSTRIP, _RSTRIP = 1, 8, 16, 128, 256
+_UNKNOWN, _NORMAL, _CONTROL, _USER_DEFINED, _BYTE, _LSTRIP, _RSTRIP = 1, 4, 8, 16, 32, 128, 256
 _MAX_SPECIALS = 100_000
 _SLICE = 2**16
+_MOST = 64  # bytes of a name that are read at once
 _MAX_TEXT = 2**31 - 64  # bytes; lengths are 32-bit in C
 
 # For these values of ``tokenizer.ggml.pre``, llama.cpp splits text into words with its own code.
@@ -224,13 +227,16 @@ class LlamaVocab:
         )
         self._check_specials()
         #: The bytes each token adds to the output; empty for control tokens.
-        self.pieces: tuple[bytes, ...] = self._table(special=False)
+        self.pieces: Sequence[bytes] = _TokenTexts(self._shared, self.n_tokens, special=False)
         #: The same for text, and the names of control tokens.
-        self.names: tuple[bytes, ...] = self._table(special=True)
-        #: The length of the longest name: no token stands for more bytes of a text.
-        self.max_token_bytes: int = max(map(len, self.names), default=0)
+        self.names: Sequence[bytes] = _TokenTexts(self._shared, self.n_tokens, special=True)
+        self._kinds: NDArray[np.uint16] = np.empty(self.n_tokens, np.uint16)
+        for start in range(0, self.n_tokens, _SLICE):  # the GIL is free for others in between
+            part = range(start, min(start + _SLICE, self.n_tokens))
+            kinds = map(short.llama_vocab_get_attr, repeat(handle), part)
+            self._kinds[part.start : part.stop] = np.fromiter(kinds, np.uint16, len(part))
         self.end_of_generation: frozenset[TokenId] = frozenset(
-            token for token in range(self.n_tokens) if short.llama_vocab_is_eog(handle, token)
+            token for token in self._may_end(metadata) if short.llama_vocab_is_eog(handle, token)
         )
         #: Tokens that must never be chosen, according to the model file.
         self.suppressed: tuple[TokenId, ...] = self._suppressed()
@@ -239,6 +245,19 @@ class LlamaVocab:
         self.added = self._find_added()
         self._n_prefix = self._find_prefix()
         self._too_long = _word_limit(self._type, metadata)
+
+    @cached_property
+    def control(self) -> tuple[TokenId, ...]:
+        """The tokens whose names are not text of the output."""
+        return tuple(token for token in self._of_kind(_CONTROL | _UNKNOWN) if self.names[token])
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """The length of the longest name: no token stands for more bytes of a text."""
+        to_piece = short.llama_token_to_piece
+        with self.in_use() as handle:
+            sizes = (to_piece(handle, token, None, 0, 0, True) for token in range(self.n_tokens))
+            return -min(sizes, default=0)  # of a name without room for it, it is negative
 
     def tokenize(
         self,
@@ -356,17 +375,13 @@ class LlamaVocab:
     def _parts(self) -> tuple[TextParts | None, TextParts | None]:
         """Where text can be cut: without and with control tokens; None if it must not be."""
         with self.in_use() as handle:
-            kinds = [short.llama_vocab_get_attr(handle, token) for token in range(self.n_tokens)]
             first = self._only_first(handle) if self._n_prefix >= 0 else None
-        parts = []
-        for wanted in (_USER_DEFINED, _USER_DEFINED | _CONTROL | _UNKNOWN):
-            unwanted = (_CONTROL | _UNKNOWN) & ~wanted
-            found = [t for t, kind in enumerate(kinds) if kind & wanted and not kind & unwanted]
-            parts.append(self._text_parts(found, kinds, first))
-        return parts[0], parts[1]
+        users, others = self._of_kind(_USER_DEFINED), self._of_kind(_CONTROL | _UNKNOWN)
+        without = sorted(set(users).difference(others))
+        return self._text_parts(without, first), self._text_parts([*without, *others], first)
 
     def _text_parts(
-        self, specials: Sequence[TokenId], kinds: Sequence[int], first: re.Pattern[str] | None
+        self, specials: Sequence[TokenId], first: re.Pattern[str] | None
     ) -> TextParts | None:
         if not _SENTENCE_PIECE <= self._type <= _UNIGRAM or len(specials) > _MAX_SPECIALS:
             return None
@@ -374,8 +389,8 @@ class LlamaVocab:
             return TextParts(
                 {self.names[token].decode() for token in specials},
                 only_first=first,
-                strips_left=any(kinds[token] & _LSTRIP for token in specials),
-                strips_right=any(kinds[token] & _RSTRIP for token in specials),
+                strips_left=any(self._kinds[token] & _LSTRIP for token in specials),
+                strips_right=any(self._kinds[token] & _RSTRIP for token in specials),
             )
         except (UnicodeDecodeError, RecursionError):  # no vocabulary that makes sense
             return None
@@ -402,11 +417,29 @@ class LlamaVocab:
             if is_added and not 0 <= token < self.n_tokens:
                 raise ModelLoadError(f"The vocabulary adds a {name} token to texts, but has none.")
 
+    def _of_kind(self, kinds: int) -> list[TokenId]:
+        """Find the tokens with one of these attributes."""
+        found: list[TokenId] = np.flatnonzero(self._kinds & kinds).tolist()
+        return found
+
+    def _may_end(self, metadata: Mapping[str, str]) -> set[TokenId]:
+        """Find the tokens that may end the output: none that is plain text, unless it is named."""
+        named = (value for key, value in metadata.items() if key.endswith("_token_id"))
+        found = {int(value) for value in named if value.isdecimal()}
+        found.update((self.bos, self.eos, self.eot, *attrs.astuple(self.fim)))
+        found.update(np.flatnonzero(self._kinds != _NORMAL).tolist())
+        return {token for token in found if 0 <= token < self.n_tokens}
+
     def _check_bytes(self) -> None:
         """Refuse SentencePiece without a token for each byte: llama.cpp aborts at such text."""
-        names = frozenset(self.names) if self._type == _SENTENCE_PIECE else frozenset()
-        for byte in range(0xF5) if names else ():  # there are no larger ones in UTF-8
-            if not {bytes([byte]), b"<0x%02X>" % byte} & names and byte not in (0xC0, 0xC1):
+        if self._type != _SENTENCE_PIECE:
+            return
+        found = {self.names[token] for token in self._of_kind(_BYTE)}
+        in_utf8 = [*range(0xC0), *range(0xC2, 0xF5)]
+        missing = [byte for byte in in_utf8 if bytes([byte]) not in found]
+        names = frozenset(self.names) if missing else frozenset()
+        for byte in missing:
+            if not {bytes([byte]), b"<0x%02X>" % byte} & names:
                 raise ModelLoadError(f"The vocabulary has no token for the byte 0x{byte:02X}.")
 
     def _find_added(self) -> tuple[tuple[TokenId, ...], tuple[TokenId, ...]]:
@@ -420,25 +453,50 @@ class LlamaVocab:
             return -1
         return {1: 0, 2: 1}.get(len(_tokenize(self.handle, b"\0", False, False)), -1)
 
-    def _table(self, *, special: bool) -> tuple[bytes, ...]:
-        to_piece, handle = short.llama_token_to_piece, self.handle
-        buffer = ctypes.create_string_buffer(1024)
-        view = memoryview(buffer).cast("B")
-        table = []
-        for token in range(self.n_tokens):
-            size = to_piece(handle, token, buffer, 1024, 0, special)
-            if size < 0:  # does not fit
-                large = ctypes.create_string_buffer(-size)
-                to_piece(handle, token, large, -size, 0, special)
-                table.append(large.raw)
-            else:
-                table.append(bytes(view[:size]))
-        return tuple(table)
-
     def _suppressed(self) -> tuple[TokenId, ...]:
         count = ctypes.c_int32(0)
         tokens = lib.llama_vocab_get_suppress_tokens(self.handle, ctypes.byref(count))
         return tuple(t for t in tokens[: count.value] if 0 <= t < self.n_tokens) if tokens else ()
+
+
+class _TokenTexts(Sequence[bytes]):
+    """The bytes of each token, read when they are first needed.
+
+    A large vocabulary has a quarter of a million tokens; most outputs need some hundreds.
+    """
+
+    def __init__(self, vocab: SharedHandle, n_tokens: int, *, special: bool) -> None:
+        self._vocab = vocab
+        self._n_tokens = n_tokens
+        self._special = special
+        self._known: dict[TokenId, bytes] = {}
+
+    def __len__(self) -> int:
+        return self._n_tokens
+
+    def __getitem__(self, token: Any) -> Any:
+        if (known := self._known.get(token)) is None:
+            known = self._known[token] = self._read([range(self._n_tokens)[token]])[0]
+        return known
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._read(range(self._n_tokens)))
+
+    def _read(self, tokens: Sequence[TokenId]) -> list[bytes]:
+        to_piece, special = short.llama_token_to_piece, self._special
+        buffer = ctypes.create_string_buffer(_MOST)
+        view = memoryview(buffer).cast("B")
+        found = []
+        with self._vocab.in_use() as handle:
+            for token in tokens:
+                size = to_piece(handle, token, buffer, _MOST, 0, special)
+                if size < 0:  # does not fit
+                    large = ctypes.create_string_buffer(-size)
+                    to_piece(handle, token, large, -size, 0, special)
+                    found.append(large.raw)
+                else:
+                    found.append(bytes(view[:size]))
+        return found
 
 
 def _encode(text: str) -> bytes:

@@ -103,13 +103,13 @@ class _Bytes:
 
     def texts(self, start: int, count: int) -> list[bytes]:
         """Return texts that were skipped before."""
-        found, unpack = [], _LENGTH.unpack_from
-        with memoryview(self.data) as data:
-            for _ in range(count):
-                stop = start + _LENGTH.size + unpack(data, start)[0]
-                text = data[start + _LENGTH.size : stop].tobytes()
-                found.append(text.partition(b"\0")[0] if b"\0" in text else text)
-                start = stop
+        found, unpack, size, data = [], _LENGTH.unpack_from, _LENGTH.size, bytes(self.data)
+        for _ in range(count):
+            at = start + size
+            start = at + unpack(data, start)[0]
+            found.append(data[at:start])
+        if b"\0" in b"".join(found):
+            return [text.partition(b"\0")[0] for text in found]
         return found
 
     def skip_texts(self, count: int) -> None:

@@ -36,23 +36,27 @@ class VocabFacts:
     """The properties of a vocabulary that is not in memory, without the texts of tokens."""
 
     n_tokens: int
-    max_token_bytes: int
     end_of_generation: frozenset[TokenId]
     bos: TokenId
     fim: FimTokens
     pieces: Sequence[bytes] = ()
     names: Sequence[bytes] = ()
+    control: Sequence[TokenId] = ()
 
     @classmethod
     def of(cls, vocab: Vocab) -> Self:
         """Copy the properties of a vocabulary that outlive the model."""
         return cls(
             n_tokens=vocab.n_tokens,
-            max_token_bytes=vocab.max_token_bytes,
             end_of_generation=vocab.end_of_generation,
             bos=vocab.bos,
             fim=vocab.fim,
         )
+
+    @property
+    def max_token_bytes(self) -> int:
+        """Raise ServerSleepingError."""
+        raise ServerSleepingError
 
     def tokenize(self, *_args: Any, **_options: Any) -> tuple[TokenId, ...]:
         """Raise ServerSleepingError."""
@@ -103,7 +107,7 @@ class LoadedModel:
         info, vocab = engine.info, engine.vocab
         try:
             template = _template(info, config)
-            preserved = preserved_tokens(template.format, vocab.pieces, vocab.names)
+            preserved = preserved_tokens(template.format, vocab.control, vocab.names)
         except TemplateError as error:
             raise ModelLoadError(f"The chat template cannot be used: {error.message}") from error
         variables = config.template_variables

@@ -21,6 +21,7 @@ class ByteVocab:
     max_token_bytes = 5
     pieces: Sequence[bytes] = (*(bytes([i]) for i in range(256)), b"")
     names: Sequence[bytes] = (*pieces[:256], b"<eos>")
+    control: Sequence[TokenId] = (EOS,)
     end_of_generation = frozenset({EOS})
     bos = -1
     fim = FimTokens()

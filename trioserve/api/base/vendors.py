@@ -115,7 +115,7 @@ class Vendor:
         paths: what has the vendor's forms: these paths, and all below them.
         routes: about requests to a model. A router forwards them.
         routes_of_server: further ones of a server that has one model.
-        routes_of_router: those of a router in place of them.
+        routes_of_router: returns those of a router in place of them, which only a router imports.
         errors: the form of errors; none: the common one.
         rate_limits: the headers that tell of rate limits.
         streams: how answers are streamed.
@@ -131,7 +131,7 @@ class Vendor:
     paths: tuple[str, ...] = ()
     routes: tuple[Blueprint, ...] = ()
     routes_of_server: tuple[Blueprint, ...] = ()
-    routes_of_router: tuple[Blueprint, ...] = ()
+    routes_of_router: Callable[[], tuple[Blueprint, ...]] = tuple
     errors: ErrorShape | None = None
     rate_limits: RateLimitHeaders = RateLimitHeaders()
     streams: StreamForm = StreamForm()

@@ -7,11 +7,12 @@ from typing import Any
 
 from trioserve.api.base.vendors import PromptFields, Vendor
 from trioserve.api.llama import adapters, admin, completion, rerank, slots
-from trioserve.api.router.proxy import description
 
 
 def _list_of(name: str) -> Mapping[str, Any]:
     """List a model that has only a name, for the clients of all APIs."""
+    from trioserve.api.router.proxy import description
+
     described = {**description(name), "name": name, "model": name}
     return {"data": [described], "models": [described]}
 

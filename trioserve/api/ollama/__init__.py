@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quart import Blueprint
+
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.readers import keep_alive
 from trioserve.api.base.vendors import Fields, PromptFields, StreamForm, Vendor
-from trioserve.api.ollama import events, models, router, routes
+from trioserve.api.ollama import events, models, routes
 from trioserve.api.ollama.events import BODIES, Writer
 
 
@@ -32,11 +34,17 @@ def _list_of(name: str) -> Mapping[str, Any]:
     return {"models": [{"name": name, "model": name}]}
 
 
+def _routes_of_router() -> tuple[Blueprint, ...]:
+    from trioserve.api.ollama import router
+
+    return (router.blueprint,)
+
+
 VENDOR = Vendor(
     paths=("/api",),
     routes=(routes.blueprint,),
     routes_of_server=(models.blueprint,),
-    routes_of_router=(router.blueprint,),
+    routes_of_router=_routes_of_router,
     errors=events.SHAPE,
     streams=StreamForm(
         content_type=events.CONTENT_TYPE,

@@ -24,7 +24,7 @@ _OWN = frozenset(
 
 def install(app: Quart) -> None:
     """Forward what is not the router's own. To be done after the checks of keys and origins."""
-    of_vendors = [one.name for each in vendors.registered for one in each.routes_of_router]
+    of_vendors = [one.name for each in vendors.registered for one in each.routes_of_router()]
     own = _OWN.union(of_vendors)
 
     async def forward() -> Response | None:

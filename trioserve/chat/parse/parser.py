@@ -539,15 +539,11 @@ def thinking_of(format: ChatFormat, prompt_tail: str, *, may_begin: bool) -> Thi
 
 
 def preserved_tokens(
-    format: ChatFormat, pieces: Sequence[bytes], names: Sequence[bytes]
+    format: ChatFormat, control: Sequence[TokenId], names: Sequence[bytes]
 ) -> frozenset[TokenId]:
     """Find the control tokens whose names are a part of the markers of a format.
 
     The parser of its messages reads text, and would not see them else.
     """
     texts = "\0".join(format.texts).encode()
-    return frozenset(
-        token
-        for token, (piece, name) in enumerate(zip(pieces, names, strict=True))
-        if name and not piece and name in texts
-    )
+    return frozenset(token for token in control if names[token] in texts)

@@ -111,6 +111,7 @@ class NameIndex:
     """
 
     def __init__(self, names: Sequence[bytes]) -> None:
+        names = list(names)
         self._ids = sorted(range(len(names)), key=names.__getitem__)
         self._names = [names[token] for token in self._ids]
 
@@ -164,8 +165,7 @@ class GrammarVocab:
         """Control tokens by their names."""
         return {
             self._vocab.names[token].decode(errors="replace"): token
-            for token in _control_tokens(self._vocab)
-            if self._vocab.names[token]
+            for token in self._vocab.control
         }
 
     def newlines(self, max_newlines: int) -> NDArray[np.int32]:
@@ -214,7 +214,7 @@ class _Wrapped:
     def __init__(self, vocab: LlamaVocab) -> None:
         self.eos_token_id = min(vocab.end_of_generation)
         self.tokens = list(vocab.names)
-        self.special_token_ids = _control_tokens(vocab)
+        self.special_token_ids = list(vocab.control)
         self.fallback: LLTokenizer | None = None
         self._vocab = vocab
 
@@ -231,12 +231,6 @@ class _Wrapped:
 
     def _spells(self, tokens: Sequence[TokenId], text: str) -> bool:
         return self._vocab.detokenize(tokens) == text.encode()
-
-
-def _control_tokens(vocab: LlamaVocab) -> list[TokenId]:
-    """Return the tokens that have a name which is not text of the output."""
-    pairs = enumerate(zip(vocab.pieces, vocab.names, strict=True))
-    return [token for token, (piece, name) in pairs if piece != name]
 
 
 def _make_tokenizer(vocab: LlamaVocab) -> LLTokenizer:

@@ -34,7 +34,7 @@ def load() -> Any:
         BackendMismatchError: it is not there, or lacks a function.
     """
     try:
-        from llama_cpp import mtmd_cpp as mtmd
+        mtmd = library.bindings("mtmd_cpp")
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         raise BackendMismatchError(f"libmtmd cannot be used: {error}.") from error
     missing = [name for name in FUNCTIONS if not hasattr(mtmd, name)]

@@ -285,9 +285,7 @@ def build(sources: Path | None = None, where: Path | None = None) -> Built:
 
 def _installed_base() -> Path:
     """The installed library that the new one stands on."""
-    from llama_cpp._ggml import libggml
-
-    base = Path(libggml._name).parent / "libggml-base.so"
+    base = Path(library.bindings("_ggml").libggml._name).parent / "libggml-base.so"
     if not base.exists():
         raise ConfigError(
             f"rpc: there is no {base}, so a backend cannot be added to this build of llama.cpp; "

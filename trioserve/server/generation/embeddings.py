@@ -260,9 +260,11 @@ class Embedder:
 
         A token has a limited number of characters, but some vocabularies drop blanks.
         """
-        limit, size = self._engine.n_ctx_seq, self._engine.vocab.max_token_bytes
+        limit = self._engine.n_ctx_seq
         for text in inputs:
-            n_tokens = len(text) // (_DROPPED * size) if isinstance(text, str) else len(text)
+            n_tokens = len(text)
+            if n_tokens > limit and isinstance(text, str):
+                n_tokens //= _DROPPED * self._engine.vocab.max_token_bytes
             if n_tokens > limit:
                 raise InputTooLongError(
                     n_tokens,

@@ -185,7 +185,8 @@ class Tokenizer:
         size = len(parts)
         if size <= SMALL:
             n_chars = sum(len(part) for part in parts if isinstance(part, str))
-            if fits and n_chars > self.max_chars:
+            # The longest token of a large vocabulary takes a tenth of a second to find.
+            if fits and n_chars > self._n_ctx and n_chars > self.max_chars:
                 n_tokens = -(-n_chars // self._vocab.max_token_bytes)
                 raise ContextLengthExceededError(n_tokens, self._n_ctx, at_least=True)
             size += n_chars - isinstance(prompt, str)

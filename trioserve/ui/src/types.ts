@@ -300,6 +300,11 @@ export interface QueuedView {
   waitS: number | null;
 }
 
+export interface Kept {
+  bytes: number;
+  found: number;
+}
+
 /** A look at what the server does. What it does not tell is null. */
 export interface Activity {
   at: number;
@@ -307,6 +312,8 @@ export interface Activity {
   queue: QueuedView[] | null;
   /** Cells of the KV cache. */
   cache: { used: number; total: number } | null;
+  /** Where prompts are kept: bytes, and tokens of later prompts that were found there. */
+  kept: { kv: Kept; ram: Kept; disk: Kept } | null;
   /** Since the server's start. */
   totals: { promptTokens: number; cachedTokens: number; tokens: number } | null;
   /** Of all slots together. */

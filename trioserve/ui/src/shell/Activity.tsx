@@ -8,7 +8,7 @@ import type { Activity as Seen, QueuedView, SlotView } from "../types";
 import { t } from "../words";
 import { type Block, allot } from "./cells";
 import { useFocus } from "./focus";
-import { count, modelName, percent, seconds, short, speed, tokens } from "./format";
+import { bytes, count, modelName, percent, seconds, short, speed, tokens } from "./format";
 import { area, line } from "./spark";
 import { activityShown, focusAgain, wide } from "./view";
 
@@ -65,6 +65,7 @@ function Panels({ seen }: { seen: Seen }): VNode {
       {seen.slots && <Speed now={seen.tokensPerSecond} />}
       {seen.slots && seen.slots.length > 0 && <Slots slots={seen.slots} />}
       {seen.cache && <Cache cache={seen.cache} slots={seen.slots ?? []} />}
+      {seen.kept && <Tiers kept={seen.kept} />}
       {seen.queue && seen.slots?.length !== 0 && <Queue queue={seen.queue} />}
       {seen.totals && <Totals totals={seen.totals} />}
       {seen.missing.map((sentence) => (
@@ -200,6 +201,27 @@ function Cache({ cache, slots }: { cache: { used: number; total: number }; slots
           <i class="block" data-owner="free" /> {t("{number} free", { number: short(total - used) })}
         </span>
       </p>
+    </section>
+  );
+}
+
+function Tiers({ kept: { kv, ram, disk } }: { kept: NonNullable<Seen["kept"]> }): VNode {
+  const tiers = [[t("in the KV cache"), kv], [t("in RAM"), ram], [t("on disk"), disk]] as const;
+  return (
+    <section class="panel">
+      <h3>{t("Cached prompts")}</h3>
+      <dl class="totals">
+        {tiers.map(([where, tier]) => (
+          <div key={where}>
+            <dt>
+              {where}
+              <br />
+              {t("{number} tokens reused", { number: short(tier.found) })}
+            </dt>
+            <dd>{bytes(tier.bytes)}</dd>
+          </div>
+        ))}
+      </dl>
     </section>
   );
 }

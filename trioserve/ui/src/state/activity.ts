@@ -22,6 +22,7 @@ interface Told {
   slots: ToldSlot[];
   queue: ToldPlace[];
   kv_cache?: { cells: number; used: number };
+  cache?: { kv_bytes: number; ram_bytes: number; disk_bytes: number; ram_tokens: number; disk_tokens: number };
   totals?: { prompt_tokens: number; cached_tokens: number; generated_tokens: number };
 }
 
@@ -91,6 +92,7 @@ const NOTHING: Omit<Activity, "at"> = {
   slots: null,
   queue: null,
   cache: null,
+  kept: null,
   totals: null,
   tokensPerSecond: 0,
   missing: [],
@@ -116,12 +118,23 @@ function summed(told: (readonly [string, Told])[], now: number): Activity {
   const slots = told.flatMap(([model, { slots }]) => slots.map((slot) => slotOf(slot, model, now)));
   const queue = told.flatMap(([model, one]) => one.queue.map((each) => queuedOf(each, model)));
   const caches = told.flatMap(([, one]) => one.kv_cache ?? []);
+  const kept = told.flatMap(([, one]) => one.cache ?? []);
   const totals = told.flatMap(([, one]) => one.totals ?? []);
+  const ofRam = sum(kept, "ram_tokens");
+  const ofDisk = sum(kept, "disk_tokens");
   return {
     at: now,
     slots,
     queue,
     cache: caches.length > 0 ? { used: sum(caches, "used"), total: sum(caches, "cells") } : null,
+    kept:
+      kept.length > 0
+        ? {
+            kv: { bytes: sum(kept, "kv_bytes"), found: sum(totals, "cached_tokens") - ofRam - ofDisk },
+            ram: { bytes: sum(kept, "ram_bytes"), found: ofRam },
+            disk: { bytes: Math.max(...kept.map((one) => one.disk_bytes)), found: ofDisk }, // models share the folder
+          }
+        : null,
     totals:
       totals.length > 0
         ? {
