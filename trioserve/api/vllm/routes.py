@@ -72,7 +72,7 @@ def _inputs(value: Any) -> tuple[RawPrompt, ...]:
         raise MismatchError("a string, a list of token ids, or a list of these")
 
     bounds = (limits.MAX_INPUTS, "texts")
-    return readers.one_or_many(value, read, "input", bounds, "a string or a list")  # type: ignore[arg-type, return-value]
+    return readers.one_or_many(value, read, "input", bounds, "a string or a list")  # type: ignore[return-value]
 
 
 @attrs.frozen(kw_only=True, slots=False)
