@@ -125,7 +125,7 @@ class StateFolder:
         self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
-        if not _is_own_folder(self.path.lstat()):
+        if not _is_own_folder(self.path):
             raise PermissionError(f"{self.path} is not a folder of this user.")
         if _HAS_USERS:
             self.path.chmod(0o700)
@@ -137,11 +137,9 @@ class StateFolder:
         """Go through the files of all models. Other folders, and those of other users, are none."""
         with os.scandir(self._base) as folders:
             found = [one for one in folders if _FOLDER.fullmatch(one.name)]
-        for folder in found:
-            with suppress(OSError):  # it may be gone
-                if _is_own_folder(folder.stat(follow_symlinks=False)):
-                    with os.scandir(folder.path) as entries:
-                        yield from (one for one in entries if is_wanted(one.name))
+        for folder in filter(_is_own_folder, found):
+            with suppress(OSError), os.scandir(folder.path) as entries:  # it may be gone
+                yield from (one for one in entries if is_wanted(one.name))
 
     def changed(self) -> int:
         """Return a number that is another one when files have come or gone.
@@ -243,7 +241,11 @@ class StateFolder:
             self.size -= length
 
 
-def _is_own_folder(stat: os.stat_result) -> bool:
+def _is_own_folder(path: os.PathLike[str]) -> bool:
+    try:
+        stat = os.lstat(path)
+    except OSError:
+        return False
     return S_ISDIR(stat.st_mode) and (not _HAS_USERS or stat.st_uid == os.geteuid())
 
 
