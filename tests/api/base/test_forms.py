@@ -17,13 +17,17 @@ def written(fields: dict[str, list[str]], files: dict[str, bytes]) -> tuple[byte
     return made.read(), boundary_of(made.headers["content-type"])
 
 
+#: The name of the file, as the client has it.
+NAMES = {"file": "any.wav"}
+
+
 @pytest.mark.parametrize("size", [0, 1, 65_000, 65_536, 300_000])
 def test_what_a_client_writes_is_read(size: int) -> None:
     # Line breaks and dashes, as at the end of a part.
     content = (b"\r\n--x\r\n\n\r--" * (size // 10 + 1))[:size]
     fields = {"language": ["en"], "include[]": ["a", "b"], "prompt": ["Zoë\r\n日本"]}
     data, boundary = written(fields, {"file": content})
-    assert parse_form(data, boundary) == Form(fields=fields, files={"file": content})
+    assert parse_form(data, boundary) == Form(fields=fields, files={"file": content}, names=NAMES)
 
 
 @pytest.mark.parametrize(
@@ -88,4 +92,4 @@ def test_flags_and_fields_that_are_added(fields: dict[str, list[str]], flag: boo
     data, boundary = written(fields, {"file": b"any"})
     assert parse_form(data, boundary).flag("stream") is flag
     added = parse_form(with_field(data, boundary, "prompt", "Zoë"), boundary)
-    assert added == Form(fields={"prompt": ["Zoë"], **fields}, files={"file": b"any"})
+    assert added == Form(fields={"prompt": ["Zoë"], **fields}, files={"file": b"any"}, names=NAMES)

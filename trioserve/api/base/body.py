@@ -245,7 +245,7 @@ class Form:
 
     fields: dict[str, list[str]]
     files: dict[str, bytes] = attrs.field(repr=False)
-    names: dict[str, str] = attrs.field(factory=dict)  # of the files, as the client has them
+    names: dict[str, str] = attrs.field(factory=dict)  # of the files, as clients have them
 
     def flag(self, name: str) -> bool | None:
         """Read a boolean field; None if it is absent or not a boolean."""
