@@ -103,11 +103,9 @@ def _schema(value: Any, name: str) -> Grammar:
 
 def _json(value: Any, name: str) -> Grammar:
     """Read a schema, which may be written as JSON."""
-    return (
-        Grammar("json_schema", value, param=name)
-        if value and isinstance(value, str)
-        else (_schema(value, name))
-    )
+    if isinstance(value, str) and value:
+        return Grammar("json_schema", value, param=name)
+    return _schema(value, name)
 
 
 def _json_object(value: Any, name: str) -> Grammar | None:
