@@ -61,7 +61,10 @@ def test_what_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
     for argv, problem in (
         (["--mcp-servers-config", "no.json"], "--mcp-servers-config, the file no.json, cannot be "),
-        (["-m", "no/model", "--offline"], "no/model is not in the cache, and nothing is downloaded"),
+        (
+            ["-m", "no/model", "--offline"],
+            "no/model is not in the cache, and nothing is downloaded",
+        ),
         (["--hf-repo", "no/such/model"], "'no/such/model' is not a model on the hub"),
         (["-m", str(BUNDLED), "--spec-draft-hf", "none"], "'none' is not a model on the hub"),
     ):

@@ -123,9 +123,7 @@ def named(models: Sequence[Model], name: str) -> str | None:
         return None
 
 
-def with_files(
-    flags: Sequence[str], config: Config, environ: Mapping[str, str]
-) -> Sequence[str]:
+def with_files(flags: Sequence[str], config: Config, environ: Mapping[str, str]) -> Sequence[str]:
     """Add the flags of the model of this machine that the flags name as a request would. Blocks.
 
     What names a file or a model that can be downloaded stays as it is.

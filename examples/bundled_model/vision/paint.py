@@ -74,9 +74,7 @@ def new_picture(rng: Random) -> tuple[Picture, npt.NDArray[np.uint8]]:
     return picture_of(rng, drawn, choose_color(rng, drawn))
 
 
-def picture_of(
-    rng: Random, drawn: Drawing, color: str
-) -> tuple[Picture, npt.NDArray[np.uint8]]:
+def picture_of(rng: Random, drawn: Drawing, color: str) -> tuple[Picture, npt.NDArray[np.uint8]]:
     """Paint a large drawing as a file would hold it, without bars."""
     painted = paint(rng, drawn, color)
     across, down = drawn.bars

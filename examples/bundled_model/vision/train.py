@@ -18,10 +18,10 @@ from torch.nn import functional
 
 from examples.bundled_model import frozen
 from examples.bundled_model.teaching import Lesson
+from examples.bundled_model.vision import fonts
 from examples.bundled_model.vision.batches import batch
 from examples.bundled_model.vision.code import Code, ask
 from examples.bundled_model.vision.drawings import Drawing, drawing
-from examples.bundled_model.vision import fonts
 from examples.bundled_model.vision.encoder import Eyes, EyesConfig
 from examples.bundled_model.vision.labels import HEADS, NOTHING, Heads, labels, save, score
 from examples.bundled_model.vision.paint import Picture
@@ -108,9 +108,7 @@ def main() -> None:
         judge = through(frozen.load(), frozen.Conversations(), Random(3), options.turns)
     rng = Random(100 + options.seed)
     printed = list(fonts.find(options.fonts, held_out=False)) if options.fonts else []
-    pool = [
-        drawing(rng, shapes=options.shapes, fonts=printed) for _ in range(options.drawings)
-    ]
+    pool = [drawing(rng, shapes=options.shapes, fonts=printed) for _ in range(options.drawings)]
     train(eyes, heads, code, pool, options, judge)
     fresh = Random(200)
     pictures, shown = batch(fresh, [drawing(fresh) for _ in range(1000)])
