@@ -187,3 +187,17 @@ def test_the_clock_follows_a_machine_that_slows_down() -> None:
     for _ in range(30):
         clock.observe(100, 0, 0.200)
     assert clock.prompt_tokens([128], 1, 2048) == 63
+
+
+def test_the_rest_of_a_long_prompt_waits_for_streams_to_be_ahead_as_well() -> None:
+    clock = PacedStrategy(50.0)
+    clock.observe(0, 4, 0.010)
+    assert next_part(clock, 500) == 60
+    clock.observe(60, 4, 0.070)
+    assert next_part(clock, 350) == 252
+    clock.observe(252, 4, 0.514)  # 2 ms a token, and streams are behind
+    n_waits = 0
+    while not clock.prompt_tokens([98], 4, 2048):
+        clock.observe(0, 4, 0.010)
+        n_waits += 1
+    assert n_waits == 9, "after 6 they have what they missed, and after 3 more the rest is no gap"

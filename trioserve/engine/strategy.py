@@ -174,6 +174,7 @@ class PacedStrategy:
         #: Seconds between two tokens of a stream while prompts come in, and 0 while none do.
         self.pace = 0.0
         self._in_tiles = False  # a prompt got a tile where that took longer than the pace
+        self._in_large = False  # a prompt waits for streams to be ahead, for a large tile
 
     def begin(self, *, unified: bool) -> None:
         """Learn whether the KV cache is unified."""
@@ -190,7 +191,7 @@ class PacedStrategy:
             self._lead_s = 0.0
             if costs.knows_tiles:
                 costs.forget_depth(self._target(), small=self._in_tiles)
-            self._in_tiles = False
+            self._in_tiles = self._in_large = False
 
     def _target(self) -> float:
         """The pace while as many prompts come in as streams decode, or fewer."""
@@ -215,15 +216,18 @@ class PacedStrategy:
         time = self.pace + self._lead_s - costs.decode_s
         fitting = costs.fitting(min(time, self.pace - costs.decode_s))
         if large := self._large_tile(fitting, n_pending, n_decode):
-            n_tokens = min(budget, large)
+            self._in_large, n_tokens = True, min(budget, large)
             return n_tokens if costs.large_seconds(n_tokens) <= time else 0
         least = costs.filling(TILE, n_decode)
         if not costs.tile_pays(least, self.MAX_AHEAD_S):
             least = MIN_TOKENS
         if fitting < least and self._lead_s < 0:
             return 0
+        n_tokens = min(budget, _with_rest(max(least, fitting), n_pending))
+        if self._in_large and time < costs.large_seconds(n_tokens) < self.MAX_AHEAD_S:
+            return 0  # so deep in a prompt, its rest would be a gap in every stream
         self._in_tiles = self._in_tiles or (fitting < least and least > MIN_TOKENS)
-        return min(budget, _with_rest(max(least, fitting), n_pending))
+        return n_tokens
 
     def _large_tile(self, fitting: int, n_pending: int, n_decode: int) -> int:
         """Find the largest tile that a long prompt may have; 0: none, or more than that fits."""
