@@ -220,7 +220,7 @@ def check_memory(model: LlamaModel, config: Config, layout: Layout, params: Any)
     if cache + logits > free:
         raise ModelLoadError(
             f"The KV cache for {cells} tokens does not fit: it needs {gib(cache)}, and "
-            f"only {gib(max(0, free - logits))} of memory are free; set a smaller ctx_size."
+            f"only {gib(max(0, free - logits))} of memory are free; set a smaller --ctx-size."
         )
 
 

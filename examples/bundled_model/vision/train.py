@@ -18,10 +18,10 @@ from torch.nn import functional
 
 from examples.bundled_model import frozen
 from examples.bundled_model.teaching import Lesson
+from examples.bundled_model.vision import fonts
 from examples.bundled_model.vision.batches import batch
 from examples.bundled_model.vision.code import Code, ask
 from examples.bundled_model.vision.drawings import Drawing, drawing
-from examples.bundled_model.vision import fonts
 from examples.bundled_model.vision.encoder import Eyes, EyesConfig
 from examples.bundled_model.vision.labels import HEADS, NOTHING, Heads, labels, save, score
 from examples.bundled_model.vision.paint import Picture

@@ -123,7 +123,7 @@ def test_without_a_server_a_model_of_this_machine_is_found_by_a_part_of_its_name
         assert files(untouched) == [untouched, "k"]
     with pytest.raises(AmbiguousModelError, match="tiny-chat, tiny-code"):
         files("tiny")
-    with pytest.raises(UnknownModelError, match="There is no model 'large'. The models are: tiny-"):
+    with pytest.raises(UnknownModelError, match=r"no model 'large'\. The models are: tiny-"):
         files("large")
 
 

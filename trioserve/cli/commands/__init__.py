@@ -38,10 +38,11 @@ COMMANDS: Mapping[str, Command] = {
     "run": Command(
         "[MODEL] [PROMPT] [--url URL] [flags]",
         "chat with a model in the terminal",
-        "MODEL is a name in the list of models or a part of one, the path of a GGUF file, or a model\n"
-        "of the hub, which is downloaded. With PROMPT or input from a file or a pipe, it prints one\n"
-        "answer. It uses the server that the flags and variables describe, or the one at URL. If none\n"
-        "has the model, a server is started with these flags, and ends with the chat.\n\n"
+        "MODEL is a name in the list of models or a part of one, the path of a GGUF file, or a\n"
+        "model of the hub, which is downloaded. With PROMPT or input from a file or a pipe, it\n"
+        "prints one answer. It uses the server that the flags and variables describe, or the one\n"
+        "at URL. If none has the model, a server is started with these flags, and ends with the\n"
+        "chat.\n\n"
         "  --url URL    address of a server, such as http://127.0.0.1:8080; --api-key is its key\n",
         function="terminal.run",
     ),

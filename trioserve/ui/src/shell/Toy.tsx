@@ -8,16 +8,15 @@ import { attempt } from "./toasts";
 
 /** What a toy can do, and the way to a real model. */
 export function Toy({ model }: { model: Model }): VNode {
-  const isRouter = props.value?.role === "router";
+  const known = props.value; // null until the server has answered
   return (
     <>
       <p class="hint welcome-advice">
         {t("This model is a toy to try the server with: its sentences are simple, and it knows next to nothing.")}{" "}
-        {isRouter ? (
-          t("Download a real one in the menu of models, at the top.")
-        ) : (
-          t("For a real one, start trioserve without -m, and download it on this page.")
-        )}
+        {known &&
+          (known.role === "router"
+            ? t("Download a real one in the menu of models, at the top.")
+            : t("For a real one, start trioserve without -m, and download it on this page."))}
       </p>
       <div class="preset-chips" role="group" aria-label={t("Examples")}>
         {model.examples.map((text) => (
