@@ -241,8 +241,8 @@ def _problem(output: bytes, validator: Any) -> str:
         value = json.loads(output.decode())
     except ValueError as error:
         return f"no JSON: {error}"
-    error = jsonschema.exceptions.best_match(validator.iter_errors(value))
-    return "" if error is None else error.message
+    found = jsonschema.exceptions.best_match(validator.iter_errors(value))
+    return "" if found is None else found.message
 
 
 def main() -> None:
@@ -256,8 +256,9 @@ def main() -> None:
     if options.write is not None:
         options.write.write_text("".join(f"{json.dumps(one)}\n" for one in schemas))
     model = {} if options.model is None else {"model": options.model}
-    with llama.load(Config(ctx_size=256, parallel=1, threads=1, **model)) as backend:
-        assert isinstance(backend, LlamaBackend)
+    backend = llama.load(Config(ctx_size=256, parallel=1, threads=1, **model))
+    assert isinstance(backend, LlamaBackend)
+    with backend:
         report = examine(backend, schemas)
     print("\n".join([*report.lines(), *report.invalid]))
 

@@ -304,7 +304,7 @@ class LlamaBackend:
     def write_state(self, path: Path, saved: SlotState) -> int:
         """Write a file that llama-server can read too, whole or not at all; returns its size.
 
-        It has no state of a head, which goes on behind the text when that is restored.
+        It has no state of a head, which catches up with the text once that is restored.
 
         Raises:
             OSError: it cannot be written.

@@ -42,7 +42,7 @@ from trioserve.types import GenerationParams
 
 blueprint = Blueprint("cohere", __name__)
 
-#: The largest number of a priority in this API, where 0 goes first; and the lowest of ours.
+#: The largest number of a priority in this API, where 0 goes first; and the lowest that tasks have.
 _LAST, _LOWEST = 999, attrs.fields_dict(GenerationParams)["priority"].validator.bounds[0]  # type: ignore[union-attr]
 
 
