@@ -67,6 +67,7 @@ _OPTIONAL = {
     "deploy/test_kuberay.py": "TEST_DEPLOY",
     "hostile": "TEST_HOSTILE",
     "llama/test_embedding_reference.py": "LLAMA_SERVER",
+    "llama/test_heads_reference.py": "LLAMA_SERVER",
     "programs/test_agents.py": "TEST_CLIENTS",
     "programs/test_mcp_conformance.py": "TEST_CLIENTS",
     "programs/test_measuring.py": "TEST_CLIENTS",

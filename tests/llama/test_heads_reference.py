@@ -12,12 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.drafted import KINDS, Hand, load, write_head
-from tests.support.llama_server import LLAMA_SERVER, llama_server
+from tests.support.llama_server import llama_server
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.skipif(LLAMA_SERVER is None, reason="LLAMA_SERVER names no llama-server"),
-]
+pytestmark = pytest.mark.system
 
 PROMPT = "One two three four five six"
 

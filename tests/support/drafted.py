@@ -142,6 +142,15 @@ class Hand:
             for seq, token in newest.items()
         ])  # fmt: skip
 
+    def copy(self, source: int, target: int) -> None:
+        """Copy a sequence over another, as the engine does."""
+        self.memory.remove(target, 0)
+        if self.backend.unified:
+            self.memory.copy(source, target)
+        else:
+            self.memory.restore(target, self.memory.save(source))
+        self.texts[target] = self.texts[source]
+
     def cut(self, seq: int, length: int) -> None:
         """Shorten a sequence."""
         text = self.texts[seq]
