@@ -74,7 +74,9 @@ class Batches:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
-                for record in await self._surely(lambda records: records.open_ones(KIND)):
+                is_new = config.store is None  # in memory
+                left = [] if is_new else await self._surely(_open_batches)
+                for record in left:
                     self.start(record)
                 await trio.sleep_forever()
             finally:
@@ -179,6 +181,10 @@ class Batches:
 
 
 # -- in the thread of the store
+
+
+def _open_batches(records: Records) -> list[Record]:
+    return records.open_ones(KIND)
 
 
 def _keep(

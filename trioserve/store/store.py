@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any, Generic, TypeVar
 
 import trio
@@ -14,7 +14,7 @@ from outcome import Error, Outcome, Value
 from trioserve.concurrency import has_no_thread, surely
 from trioserve.errors import StoreError, UnavailableError
 from trioserve.log import get_logger
-from trioserve.store.database import MEMORY, Database, error_of, owner_of
+from trioserve.store.database import Database, error_of, owner_of
 from trioserve.store.records import Records
 
 _T = TypeVar("_T")
@@ -139,7 +139,11 @@ async def open_store(
     Raises:
         StoreError: the file cannot be used, or another server has it.
     """
-    database = await trio.to_thread.run_sync(Database, path or MEMORY)
+    if path is None:  # there is no disk to wait for
+        with closing(Database()) as database:
+            yield Store(database, max_bytes, days * 86400)
+        return
+    database = await trio.to_thread.run_sync(Database, path)
     try:
         yield Store(database, max_bytes, days * 86400)
     finally:
