@@ -22,6 +22,7 @@ from .config import (
     Config as Config,
 )
 from .errors import (
+    AdapterInUseError as AdapterInUseError,
     AmbiguousModelError as AmbiguousModelError,
     AuthenticationError as AuthenticationError,
     BackendMismatchError as BackendMismatchError,

@@ -16,6 +16,9 @@ from trioserve.api.base.service import Service
 #: Blueprints of a router whose answers are its own; all others are a child's.
 _OF_ROUTER = ("router", "router_ollama")
 
+#: Bytes of an answer that is compared: a longer one would hold up the event loop.
+_MOST = 2**16
+
 _known: dict[frozenset[str], _Described] = {}
 
 
@@ -29,6 +32,8 @@ def watch(app: Any) -> list[str]:
         rule = request.url_rule
         is_json = (response.content_type or "").startswith("application/json")
         if rule is None or not is_json or response.status_code not in (200, 202):
+            return response
+        if (response.content_length or 0) > _MOST:
             return response
         is_server = isinstance(app.extensions["trioserve"], Service)
         if is_server or rule.endpoint.partition(".")[0] in _OF_ROUTER:

@@ -284,6 +284,7 @@ class LlamaBackend:
         Raises:
             DecodeError: a logit is NaN, or the largest is infinite.
         """
+        self.vocab.is_read_later = True
         for i, token in enumerate(tokens, start=row):
             add_score(scores, self._context.logits(i, self.vocab.n_tokens), token)
 

@@ -399,6 +399,7 @@ class LlamaSampler(HandleOwner):
         self, token: TokenId, prob: NDArray[Any], ids: NDArray[Any], probs: NDArray[Any]
     ) -> TokenProbs:
         pieces = self._vocab.pieces
+        self._vocab.is_read_later = True
         chosen = TokenProb(token, pieces[token], _logs(prob)[0])
         return TokenProbs(chosen, Candidates(ids.tolist(), _logs(probs), pieces.__getitem__))
 
@@ -428,7 +429,7 @@ def largest(values: NDArray[Any], n: int) -> list[int]:
     """Return the indices of the `n` largest, in order; equal ones by index."""
     n = min(n, len(values))
     if n <= 1:
-        return [int(values.argmax())] * n
+        return [int(values.argmax())] if n else []
     bound = -np.inf
     n_blocks = len(values) // _BLOCK
     if n <= n_blocks:

@@ -227,9 +227,11 @@ class LlamaVocab:
         )
         self._check_specials()
         #: The bytes each token adds to the output; empty for control tokens.
-        self.pieces: Sequence[bytes] = _TokenTexts(self._shared, self.n_tokens, special=False)
+        self.pieces = _TokenTexts(self._shared, self.n_tokens, special=False)
         #: The same for text, and the names of control tokens.
-        self.names: Sequence[bytes] = _TokenTexts(self._shared, self.n_tokens, special=True)
+        self.names = _TokenTexts(self._shared, self.n_tokens, special=True)
+        #: Whether there are candidates, whose bytes may be read after the model is closed.
+        self.is_read_later = False
         self._kinds: NDArray[np.uint16] = np.empty(self.n_tokens, np.uint16)
         for start in range(0, self.n_tokens, _SLICE):  # the GIL is free for others in between
             part = range(start, min(start + _SLICE, self.n_tokens))
@@ -364,6 +366,9 @@ class LlamaVocab:
 
     def close(self) -> None:
         """Wait for running calls, and refuse later ones. Closing twice is fine."""
+        if self.is_read_later and self.handle is not None:
+            self.pieces.read_all()
+            self.names.read_all()
         self.handle = None
         self._shared.close()
 
@@ -481,6 +486,11 @@ class _TokenTexts(Sequence[bytes]):
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._read(range(self._n_tokens)))
+
+    def read_all(self) -> None:
+        """Read what is still missing: the model is about to be closed."""
+        missing = [token for token in range(self._n_tokens) if token not in self._known]
+        self._known.update(zip(missing, self._read(missing), strict=True))
 
     def _read(self, tokens: Sequence[TokenId]) -> list[bytes]:
         to_piece, special = short.llama_token_to_piece, self._special

@@ -22,6 +22,7 @@ from trioserve import errors
 from trioserve.api.base.errors import InternalError
 from trioserve.api.llama import admin
 from trioserve.api.sessions import OffsetError
+from trioserve.api.stored.items import PreviousResponseError
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.router.forward import NotTakenError
@@ -37,7 +38,7 @@ _NEVER_SENT = {
     "on Anthropic's routes alone; tests/api/anthropic has a test of it": "ThreadsUnsupportedError",
     "takes ten minutes; tests/api/tools has tests of it": "ProxyTimeoutError",
     "needs an adapter in use; tests/server has a test of it": "AdapterInUseError",
-    "ends the command before there is a server": "ConfigError BridgeError",
+    "ends the command before there is a server": "ConfigError BridgeError StoreInUseError",
     "only its children are raised": "RequestEndedError TooManyRequestsError",
     "its client does not read; the connection is cut": "StalledReaderError",
     "the batch is decoded again, without the prompt that was cancelled": "DecodeInterruptedError",
@@ -475,6 +476,47 @@ async def a_mistake_of_ours() -> httpx.Response:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(admin, "_meta", lambda server: 1 / 0)
             return await client.get("/v1/models", headers=ID)
+
+
+# -- the store
+
+
+@answers(
+    PreviousResponseError,
+    400,
+    "The response 'resp_1' is not stored here, or not any more.",
+    code="previous_response_not_found",
+    param="previous_response_id",
+)
+async def a_response_that_is_not_there() -> httpx.Response:
+    async with client_of() as client:
+        body = {"input": "a", "previous_response_id": "resp_1"}
+        return await client.post("/v1/responses", json=body)
+
+
+@answers(
+    errors.StoreError,
+    503,
+    "The server cannot store anything at the moment. Its log has the reason.",
+    code="store_failed",
+)
+async def a_store_that_is_read_only() -> httpx.Response:
+    async with client_and_service() as (client, service):
+        await service.store.do(lambda records: records._sql("PRAGMA query_only = ON"))
+        files = {"file": ("a.jsonl", b"{}")}
+        return await client.post("/v1/files", data={"purpose": "batch"}, files=files)
+
+
+@answers(
+    errors.StoreFullError,
+    503,
+    "The store is full: --store-size is 1048576 bytes.",
+    code="store_full",
+)
+async def a_file_larger_than_the_store() -> httpx.Response:
+    async with client_of(store_size=2**20) as client:
+        files = {"file": ("a.jsonl", b"x" * 2**21)}
+        return await client.post("/v1/files", data={"purpose": "batch"}, files=files)
 
 
 # -- tools, and other servers

@@ -8,6 +8,7 @@ from trioserve.api.base.answers import (
     FLAG,
     TEXT,
     each,
+    either,
     record,
     texts,
 )
@@ -23,7 +24,7 @@ _STATUS = record(
     exit_code=COUNT,
     message=TEXT,
     log=each(TEXT),
-    progress=OBJECT,
+    progress=either(FIGURE, OBJECT),
 )
 MODEL = answer(
     "ModelOfRouter",

@@ -46,6 +46,7 @@ from trioserve.api.stored.items import (
     with_ids,
 )
 from trioserve.api.stored.listing import QUERY, Page, current_owner, deleted, missing
+from trioserve.chat.messages import MAX_MESSAGES
 from trioserve.concurrency import Gate, Phase
 from trioserve.errors import (
     InvalidRequestError,
@@ -54,6 +55,7 @@ from trioserve.errors import (
     UnavailableError,
 )
 from trioserve.left_out import leave_out
+from trioserve.server.workers import offload
 from trioserve.store import Records, Store, new_id
 
 blueprint = Blueprint("stored_responses", __name__)
@@ -165,10 +167,12 @@ async def take_over() -> Response | None:
         raise
     if not (options.store or options.previous_response_id or options.conversation):
         return None
+    if isinstance(given := fields.get("input"), list) and len(given) > MAX_MESSAGES:
+        return None  # for the handler to say
     run = await _prepare(fields, options)
     if options.background and request.endpoint == _RESPONSES:
         return await _begin(run, fields)
-    _replace_body(n_bytes, sse.encode(fields).encode())
+    _replace_body(n_bytes, await offload(lambda: sse.encode(fields).encode(), n_bytes))
     if options.store and request.endpoint == _RESPONSES:
         scope[_RUN] = run
     return None

@@ -175,7 +175,8 @@ class GrammarVocab:
 
     def name_of(self, token: TokenId) -> bytes:
         """Return the text of a token, or the name of a control token."""
-        return self._vocab.names[token]
+        name: bytes = self._vocab.names[token]
+        return name
 
     def split(self, text: bytes) -> list[TokenId]:
         """Turn text into tokens, as a matcher takes them."""

@@ -27,6 +27,7 @@ from trioserve.api.base.fields import (
     list_schema,
     mapping,
     named,
+    object_schema,
     objects,
     of_fields,
     refuse_unsupported,
@@ -137,7 +138,7 @@ def _tool_choice(value: Any) -> str | dict[str, Any]:
 # -- what is stored
 
 
-@json_type({**NAME, "type": ["string", "object"]})
+@json_type({"anyOf": [NAME, object_schema("id", id=NAME)]})
 def _conversation(value: Any) -> str:
     """Read the id of a conversation, which may be in an object."""
     id_ = mapping(value).get("id") if isinstance(value, dict) else value
