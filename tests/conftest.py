@@ -73,6 +73,8 @@ _OPTIONAL = {
     "programs/test_measuring.py": "TEST_CLIENTS",
     "programs/test_sdks.py": "TEST_CLIENTS",
     "programs/test_lm_eval.py": "TEST_CLIENTS",
+    "programs/test_cohere.py": "TEST_CLIENTS",
+    "programs/test_generated_client.py": "TEST_CLIENTS",
     "ray/test_rayservice.py": "TEST_RAY",
     "ray/test_request_router.py": "TEST_RAY",
     "ray_cluster": "TEST_RAY",

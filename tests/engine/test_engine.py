@@ -12,7 +12,8 @@ import trio
 from tests.support.engine_events import take_events
 from tests.support.engine_harness import Harness
 from tests.support.waiting import until
-from trioserve.engine import AnswersFirst, DecodeMaximal, Engine, engine as engine_module, loop
+from trioserve.engine import AnswersFirst, DecodeMaximal, Engine, loop
+from trioserve.engine.cache import prefix_cache
 from trioserve.errors import (
     ContextLengthExceededError,
     DecodeError,
@@ -721,7 +722,7 @@ def test_an_idle_engine_copies_kept_sequences_to_ram(monkeypatch: pytest.MonkeyP
 
 def test_what_takes_longer_is_copied_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "IDLE_S", 0.0)
-    monkeypatch.setattr(engine_module, "MAX_SOON", 10)
+    monkeypatch.setattr(prefix_cache, "MAX_SOON", 10)
     harness = Harness(ScriptedBackend(n_slots=4), cache_ram=2**20)
     harness.submit(1, "1" * 40, max_tokens=4)
     harness.run()

@@ -169,7 +169,7 @@ def test_adapters(start: Start, model: Settings, tmp_path: Path) -> None:
     assert expected[0] != expected[1]
     bench = start(lora=(str(lora),))
     assert run(bench) == expected
-    assert bench.n_accepted
+    assert any(end.timings.draft_n for end in bench.finished.values())
 
 
 def test_a_grammar(start: Start, model: Settings) -> None:

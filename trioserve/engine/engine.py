@@ -15,13 +15,7 @@ import attrs
 from trioserve.engine.adapters import AdapterTable
 from trioserve.engine.backend import Backend
 from trioserve.engine.cache.disk_cache import DiskCache
-from trioserve.engine.cache.prefix_cache import (
-    DEFAULT_RULES,
-    MAX_AHEAD,
-    MAX_SOON,
-    CheckpointRules,
-    PrefixCache,
-)
+from trioserve.engine.cache.prefix_cache import DEFAULT_RULES, CheckpointRules, PrefixCache
 from trioserve.engine.cache.ram_cache import CachedState
 from trioserve.engine.decoder import BatchDecoder
 from trioserve.engine.drafts.drafts import Drafts
@@ -119,8 +113,7 @@ class Engine(EngineLoop):
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
         self._samplers = SamplerPool(backend)
         self._counters = EngineCounters()  # without the requests that have not ended
-        #: The plan of the last step, if the next one is the same: no command has come since, and no
-        #: request has ended.
+        #: The plan of the last step, if no command has come since, and no request has ended.
         self._repeated: StepPlan | None = None
         self._slot_calls: list[Call] = []  # that wait until their slots are idle
 
@@ -535,9 +528,7 @@ class Engine(EngineLoop):
         self._decoder.threads.rest()
 
     def _tidy(self, *, is_soon: bool) -> bool:
-        if is_soon:
-            return self._cache.swap_out_ahead(MAX_SOON)
-        return self._cache.swap_out_ahead(MAX_AHEAD) or self._cache.write_ahead()
+        return self._cache.tidy(is_soon=is_soon)
 
     def _fail_all(self, error: EngineError) -> None:
         for request in list(self._scheduler.requests()):

@@ -260,6 +260,12 @@ class PrefixCache:
         if self._is_missing(seq) and self.ram.make_room(self._memory.size(seq.id)):
             self.ram.put(seq.held, seq.root, self._memory.save(seq.id))
 
+    def tidy(self, *, is_soon: bool) -> bool:
+        """Copy ahead what is evicted next; see `EngineLoop._tidy`."""
+        if is_soon:
+            return self.swap_out_ahead(MAX_SOON)
+        return self.swap_out_ahead() or self.write_ahead()
+
     def swap_out_ahead(self, most: int = MAX_AHEAD) -> bool:
         """Copy the kept sequence to RAM that is evicted next: that of a request will be quicker.
 
