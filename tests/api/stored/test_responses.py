@@ -368,3 +368,8 @@ async def test_a_router_stores_what_its_models_answer() -> None:
         own = child.owner_of("")
         kept = await child.do(lambda records: records.listed("response", own, limit=9))
         assert kept == []  # its process stores nothing
+
+
+async def test_a_route_that_is_not_there_is_no_response() -> None:
+    async with client_of() as client:
+        assert (await client.post(f"{RESPONSES}/compact", json={})).status_code == 404

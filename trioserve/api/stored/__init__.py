@@ -31,5 +31,6 @@ def install(app: QuartTrio, served: AppState) -> None:
     app.before_request(responses.take_over)
     app.after_request(responses.keep)
     served.batches.ask = partial(ask_for_line, app, served)
+    app.url_map.converters["response"] = responses.ResponseId
     for each in BLUEPRINTS:
         app.register_blueprint(each)

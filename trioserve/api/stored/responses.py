@@ -19,6 +19,7 @@ import trio
 from quart import Blueprint, request
 from quart.wrappers.response import IterableBody, ResponseBody
 from quart_trio.wrappers import TrioResponse as Response
+from werkzeug.routing import BaseConverter
 
 from trioserve.api import streams
 from trioserve.api.base import errors, sse
@@ -377,8 +378,14 @@ def _queued(run: StoredRun, fields: Mapping[str, Any]) -> dict[str, Any]:
 # -- routes
 
 
-@blueprint.get("/v1/responses/<id_>")
-@blueprint.get("/responses/<id_>", endpoint="show_short")
+class ResponseId(BaseConverter):
+    """The id of a response in a path: other names below ``/v1/responses`` are no routes."""
+
+    regex = "resp_[^/]+"
+
+
+@blueprint.get("/v1/responses/<response:id_>")
+@blueprint.get("/responses/<response:id_>", endpoint="show_short")
 @takes(
     None,
     query={
@@ -431,8 +438,8 @@ def _offset_after(session: StreamSession, number: int) -> int:
     raise InvalidRequestError.at("starting_after", f"is above {last}, the last event so far.")
 
 
-@blueprint.delete("/v1/responses/<id_>")
-@blueprint.delete("/responses/<id_>", endpoint="delete_short")
+@blueprint.delete("/v1/responses/<response:id_>")
+@blueprint.delete("/responses/<response:id_>", endpoint="delete_short")
 @gives(answers.DELETED)
 async def delete(id_: str) -> Response:
     """Delete a stored response. One that runs in the background is cancelled first."""
@@ -442,8 +449,8 @@ async def delete(id_: str) -> Response:
     return deleted(RESPONSE, id_)
 
 
-@blueprint.post("/v1/responses/<id_>/cancel")
-@blueprint.post("/responses/<id_>/cancel", endpoint="cancel_short")
+@blueprint.post("/v1/responses/<response:id_>/cancel")
+@blueprint.post("/responses/<response:id_>/cancel", endpoint="cancel_short")
 @takes(None)
 @gives(RESPONSE_BODY)
 async def cancel(id_: str) -> Response:
@@ -468,8 +475,8 @@ async def _stop(id_: str) -> None:
         await run.ended.wait()
 
 
-@blueprint.get("/v1/responses/<id_>/input_items")
-@blueprint.get("/responses/<id_>/input_items", endpoint="input_items_short")
+@blueprint.get("/v1/responses/<response:id_>/input_items")
+@blueprint.get("/responses/<response:id_>/input_items", endpoint="input_items_short")
 @takes(None, query=QUERY)
 @gives(answers.ITEMS)
 async def input_items(id_: str) -> Response:
