@@ -222,7 +222,46 @@ def _worst(values: Sequence[int]) -> int:
     return min(0, *values) or max(values, default=0)
 
 
-class MediaBatch:
+class _NumberBatch:
+    """Rows of numbers in place of tokens. Subclasses set which of them have logits."""
+
+    def __init__(
+        self, rows: NDArray[np.float32], positions: NDArray[np.int32], seqs: NDArray[np.int32]
+    ) -> None:
+        size = len(rows)
+        self._rows = np.ascontiguousarray(rows, dtype=np.float32)
+        self._positions = np.ascontiguousarray(positions)
+        self._seqs = seqs
+        self._ones = np.ones(size, dtype=np.int32)
+        self._seq_pointers = seqs.ctypes.data + 4 * np.arange(size, dtype=np.uintp)
+        self._logits = np.zeros(size, dtype=np.int8)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def seal(self) -> Any:
+        """Return the structure that `llama_decode` takes."""
+        struct = lib.llama_batch()
+        struct.n_tokens = len(self)
+        struct.token = None
+        struct.embd = _pointer(self._rows, ctypes.c_float)
+        struct.pos = _pointer(self._positions, ctypes.c_int32)
+        struct.n_seq_id = _pointer(self._ones, ctypes.c_int32)
+        struct.seq_id = _pointer(self._seq_pointers, ctypes.POINTER(ctypes.c_int32))
+        struct.logits = _pointer(self._logits, ctypes.c_int8)
+        return struct
+
+    def rows(self) -> bytes:
+        """Return a byte for each row: 1 where logits were asked for."""
+        return self._logits.tobytes()
+
+    def starts(self) -> dict[int, int]:
+        """Return the first position of each sequence in it."""
+        rows = np.unique(self._seqs, return_index=True)
+        return {int(seq): int(self._positions[0, row]) for seq, row in zip(*rows, strict=True)}
+
+
+class MediaBatch(_NumberBatch):
     """Pieces of chunks: of several sequences, or one chunk that is not causal.
 
     With `wants_all`, each row has an output.
@@ -243,92 +282,39 @@ class MediaBatch:
         for piece in pieces:
             _check(piece, width, n_seqs, is_alone=len(pieces) == 1)
         sizes = [piece.stop - piece.start for piece in pieces]
-        self._size = sum(sizes)
         #: The row of the last cell of each piece.
         self.last_rows = [int(end) - 1 for end in np.cumsum(sizes)]
         self.is_causal = all(piece.chunk.is_causal for piece in pieces)
         #: Whether there are cells at the first position already. Then no decode may be cut off
         #: there, which would take these away as well.
         self.goes_on = has_sections and any(piece.start > 0 for piece in pieces)
-        self._rows = np.concatenate([one.embeddings[one.start : one.stop] for one in pieces])
-        self._rows = np.ascontiguousarray(self._rows, dtype=np.float32)
         positions = [
             piece.chunk.content.positions_from(piece.start, piece.stop, piece.pos)
             for piece in pieces
         ]
-        self._positions = np.ascontiguousarray(np.concatenate(positions, axis=1))
+        super().__init__(
+            np.concatenate([one.embeddings[one.start : one.stop] for one in pieces]),
+            np.concatenate(positions, axis=1),
+            np.repeat(np.array([one.seq for one in pieces], dtype=np.int32), sizes),
+        )
         if len(self._positions) != (N_SECTIONS if has_sections else 1):
             raise EngineError("The chunk was prepared for another model.")
-        self._seqs = np.repeat(np.array([one.seq for one in pieces], dtype=np.int32), sizes)
-        self._ones = np.ones(self._size, dtype=np.int32)
-        self._seq_pointers = self._seqs.ctypes.data + 4 * np.arange(self._size, dtype=np.uintp)
-        self._logits = np.full(self._size, wants_all, dtype=np.int8)
+        self._logits[:] = wants_all
         self._logits[self.last_rows] = [piece.logits for piece in pieces]
 
-    def __len__(self) -> int:
-        return self._size
 
-    def seal(self) -> Any:
-        """Return the structure that `llama_decode` takes."""
-        struct = lib.llama_batch()
-        struct.n_tokens = self._size
-        struct.token = None
-        struct.embd = _pointer(self._rows, ctypes.c_float)
-        struct.pos = _pointer(self._positions, ctypes.c_int32)
-        struct.n_seq_id = _pointer(self._ones, ctypes.c_int32)
-        struct.seq_id = _pointer(self._seq_pointers, ctypes.POINTER(ctypes.c_int32))
-        struct.logits = _pointer(self._logits, ctypes.c_int8)
-        return struct
-
-    def rows(self) -> bytes:
-        """Return a byte for each row: 1 where logits were asked for."""
-        return self._logits.tobytes()
-
-    def starts(self) -> dict[int, int]:
-        """Return the first position of each sequence in it."""
-        rows = np.unique(self._seqs, return_index=True)
-        return {int(seq): int(self._positions[0, row]) for seq, row in zip(*rows, strict=True)}
-
-
-class RowBatch:
-    """Rows of numbers in place of tokens, of one sequence, for a head.
-
-    With `logits`, each row has an output.
-    """
+class RowBatch(_NumberBatch):
+    """Rows of one sequence, for a head. With `logits`, each row has an output."""
 
     def __init__(
         self, rows: NDArray[np.float32], pos: int, seq: int, *, logits: bool = False
     ) -> None:
         size = len(rows)
-        self._start, self._seq = pos, seq
-        self._numbers = np.ascontiguousarray(rows, dtype=np.float32)
         # A model with sections of positions takes as many of these rows as it has sections.
-        self._positions = np.zeros((N_SECTIONS, size), dtype=np.int32)
-        self._positions[:3] = np.arange(pos, pos + size, dtype=np.int32)
-        self._seqs = np.full(size, seq, dtype=np.int32)
-        self._ones = np.ones(size, dtype=np.int32)
-        self._seq_pointers = self._seqs.ctypes.data + 4 * np.arange(size, dtype=np.uintp)
-        self._logits = np.full(size, logits, dtype=np.int8)
-
-    def seal(self) -> Any:
-        """Return the structure that `llama_decode` takes."""
-        struct = lib.llama_batch()
-        struct.n_tokens = len(self._seqs)
-        struct.token = None
-        struct.embd = _pointer(self._numbers, ctypes.c_float)
-        struct.pos = _pointer(self._positions, ctypes.c_int32)
-        struct.n_seq_id = _pointer(self._ones, ctypes.c_int32)
-        struct.seq_id = _pointer(self._seq_pointers, ctypes.POINTER(ctypes.c_int32))
-        struct.logits = _pointer(self._logits, ctypes.c_int8)
-        return struct
-
-    def rows(self) -> bytes:
-        """Return a byte for each row: 1 where logits were asked for."""
-        return self._logits.tobytes()
-
-    def starts(self) -> dict[int, int]:
-        """Return the first position of each sequence in it."""
-        return {self._seq: self._start}
+        positions = np.zeros((N_SECTIONS, size), dtype=np.int32)
+        positions[:3] = np.arange(pos, pos + size, dtype=np.int32)
+        super().__init__(rows, positions, np.full(size, seq, dtype=np.int32))
+        self._logits[:] = logits
 
 
 def decode_pieces(

@@ -32,7 +32,17 @@ FILE = answer(
     ),
 )
 _ERROR = record(code=TEXT, line=or_null(COUNT), message=TEXT, param=or_null(TEXT))
-_TIMES = ("in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling")
+#: The states of a batch that have a time.
+TIMES = (
+    "in_progress",
+    "expires",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+)
 BATCH = answer(
     "Batch",
     record(
@@ -46,7 +56,7 @@ BATCH = answer(
         output_file_id=or_null(TEXT),
         error_file_id=or_null(TEXT),
         created_at=COUNT,
-        **{f"{name}_at": or_null(COUNT) for name in (*_TIMES, "cancelled")},
+        **{f"{name}_at": or_null(COUNT) for name in TIMES},
         request_counts=record(total=COUNT, completed=COUNT, failed=COUNT),
         metadata=_METADATA,
     ),

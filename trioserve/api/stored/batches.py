@@ -141,9 +141,6 @@ class BatchRequest(RequestBody):
     metadata: dict[str, str] = attrs.field(factory=dict)
 
 
-#: The states of a batch that have a time.
-_TIMES = ("in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling")
-
 _WINDOW = 24 * 3600
 
 
@@ -178,7 +175,7 @@ def _body(wanted: BatchRequest, read: _Lines) -> dict[str, Any]:
     status = "failed" if read.errors else "in_progress"
     times = {"in_progress_at": None, f"{status}_at": now, "expires_at": now + _WINDOW}
     return {
-        **{f"{name}_at": None for name in (*_TIMES, "cancelled")},
+        **{f"{name}_at": None for name in answers.TIMES},
         "id": new_id("batch"),
         "object": "batch",
         "endpoint": wanted.endpoint,
