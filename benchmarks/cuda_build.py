@@ -187,7 +187,8 @@ def _tree_of(sources: Path, folder: Path) -> Path:
     """Return llama.cpp's folder in a source distribution, unpacked if it is a file."""
     if sources.is_file():
         with tarfile.open(sources) as archive:
-            archive.extractall(folder, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", lambda one, _: one)
+            archive.extractall(folder)
         sources = folder
     for tree in (sources, sources / "vendor" / "llama.cpp", *sources.glob("*/vendor/llama.cpp")):
         if (tree / "ggml" / "src" / "ggml-cuda").is_dir():

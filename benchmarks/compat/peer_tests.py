@@ -118,7 +118,8 @@ def unpacked(sdist: Path, work: Path) -> Path:
         target = work / "sdist"
         if not target.exists():
             with tarfile.open(sdist) as archive:
-                archive.extractall(target, filter="data")
+                archive.extraction_filter = getattr(tarfile, "data_filter", lambda one, _: one)
+                archive.extractall(target)
         sdist = target
     for tests in (sdist / _TESTS, *sdist.glob(f"*/{_TESTS}")):
         if tests.is_dir():

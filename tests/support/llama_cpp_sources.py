@@ -42,7 +42,8 @@ def _download(folder: Path) -> None:
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         members = [each for each in tar if "/vendor/llama.cpp/models/" in each.name]
-        tar.extractall(folder / "kept", members, filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", lambda one, _: one)
+        tar.extractall(folder / "kept", members)
 
 
 if __name__ == "__main__":

@@ -311,7 +311,9 @@ def _unpack(sources: Path, folder: Path) -> Path:
     else:
         try:
             with tarfile.open(sources) as archive:
-                archive.extractall(folder, _needed(archive), filter="data")
+                # Python 3.11.3 and older know no filters; `_needed` leaves nothing for one to do.
+                archive.extraction_filter = getattr(tarfile, "data_filter", lambda one, _: one)
+                archive.extractall(folder, _needed(archive))
         except (OSError, tarfile.TarError) as error:
             raise ConfigError(f"rpc: the sources {sources} cannot be unpacked: {error}") from None
         found = list(folder.glob(f"*/{_GGML}"))
@@ -325,7 +327,9 @@ def _unpack(sources: Path, folder: Path) -> Path:
 
 
 def _needed(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    return (one for one in archive if one.isfile() and _NEEDED.fullmatch(one.name))
+    for one in archive:
+        if one.isfile() and _NEEDED.fullmatch(one.name) and ".." not in one.name.split("/"):
+            yield one
 
 
 def _check_version(tree: Path) -> None:
