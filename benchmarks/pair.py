@@ -3,6 +3,7 @@
     python -m benchmarks.gguf_maker --preset pair pair.gguf
     python -m benchmarks.gguf_maker --preset pair-draft pair-draft.gguf
     python -m benchmarks.pair --model pair.gguf --draft pair-draft.gguf --llama-server PATH
+    python -m benchmarks.pair --model M.gguf --draft head.gguf --spec-type draft-eagle3 ...
 
 All four run side by side and are measured in turn. llama-server with the draft model is the base of
 the ratios. Where a batch costs as much as its tokens one after the other, as with many quantized
@@ -19,14 +20,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 
 import attrs
 
 from benchmarks.harness import Command, Flags, all_running, llama_server, trioserve
 from benchmarks.load import Load, bounded, counts, warm_up
 from benchmarks.measuring import finish, measure_in_turn
+from benchmarks.plan import Plan
 from benchmarks.scenarios import Settings, Streams
-from benchmarks.stats import Metric, Sample
+from benchmarks.stats import Metric, Sample, sample_of
 from benchmarks.targets import Target, ask, tokens_per_word
 from benchmarks.wire import Shape
 
@@ -39,10 +42,36 @@ DRAFT_METRICS = (
 
 
 @attrs.frozen
+class Questions:
+    """Clients that each ask a few questions, one after the other. Each round has its own."""
+
+    settings: Settings
+    clients: int
+    requests: int
+    questions: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        """Such as "questions, 8 clients"."""
+        return f"questions, {self.clients} client{'s' if self.clients > 1 else ''}"
+
+    def measure(self, target: Target, seed: str) -> Sample:
+        """Run once."""
+        count = self.clients * self.requests
+        chosen = iter(Random(seed).sample(self.questions, count))
+        shape = attrs.evolve(self.settings.shape, api="chat", ignore_eos=False)
+        plans = [
+            Plan(requests=[shape.request(next(chosen)) for _ in range(self.requests)])
+            for _ in range(self.clients)
+        ]
+        return sample_of(self.settings.run(target, plans), planned=count)
+
+
+@attrs.frozen
 class Drafted:
     """Streams, and how many of the drafted tokens were accepted."""
 
-    streams: Streams
+    streams: Streams | Questions
 
     metrics = (*Streams.metrics, *DRAFT_METRICS)
 
@@ -83,6 +112,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", type=Path, required=True, help="the GGUF file of the model")
     add("--draft", type=Path, required=True, help="the GGUF file of its draft model")
+    add("--spec-type", default="draft-simple", help="the type of drafts, such as draft-eagle3")
+    add("--questions", type=Path, help="a text file, a question a line, to send in place of words")
     add("--llama-server", type=Path, default=os.environ.get("LLAMA_SERVER"), help="the program")
     add("--trioserve-args", default="", help="more flags for trioserve with the draft model")
     add("--llama-server-args", default="", help="more flags for llama-server with the draft model")
@@ -104,13 +135,14 @@ def commands_of(options: argparse.Namespace) -> list[Command]:
     Raises:
         TargetError: llama-server is not there.
     """
-    pair = f"--metrics -md {shlex.quote(str(options.draft.resolve()))}"
+    draft = shlex.quote(str(options.draft.resolve()))
+    pair = f"--metrics -md {draft} --spec-type {options.spec_type}"
     commands = [
         trioserve(f"{pair} {options.trioserve_args}"),
         attrs.evolve(trioserve("--metrics"), name="trioserve, no draft"),
     ]
     if options.llama_server is not None:
-        more = f"{pair} --spec-type draft-simple {options.llama_server_args}"
+        more = f"{pair} {options.llama_server_args}"
         commands += [
             attrs.evolve(llama_server(options.llama_server, "--metrics"), name="no draft"),
             llama_server(options.llama_server, more),
@@ -130,8 +162,14 @@ def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[
         slots=options.slots,
     )
     warm_up(targets, Load(clients=1, requests=2, shape=settings.shape).measure)
-    streams = (Streams(settings, clients, options.requests) for clients in options.clients)
-    return measure_in_turn(options, targets, [Drafted(one) for one in streams])
+    lines = options.questions.read_text(encoding="utf-8").splitlines() if options.questions else ()
+    loads = (
+        Questions(settings, clients, options.requests, lines)
+        if lines
+        else Streams(settings, clients, options.requests)
+        for clients in options.clients
+    )
+    return measure_in_turn(options, targets, [Drafted(one) for one in loads])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from examples.bundled_model.model import rotate
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of the model, which are the head's too; `read` are the layers whose input it reads."""
+    """The sizes of the model, which are the head's, too. It reads the input of the layers `read`."""
 
     width: int
     heads: int
@@ -115,7 +115,7 @@ class Eagle(nn.Module):
             return target.tensor(f"blk.{shape.layers - 1}.{name}.weight")
 
         def wide(matrix: Tensor) -> nn.Parameter:
-            of_token = torch.randn_like(matrix) * 0.3 * matrix.std()
+            of_token = torch.randn_like(matrix) * matrix.std()
             return nn.Parameter(torch.cat((of_token, matrix), dim=1))
 
         width = shape.width

@@ -122,7 +122,9 @@ class Writer:
             tops = tops[np.argsort(-logits[tops])]
             weights = np.exp(logits[tops] - logits[tops[0]])
             answer.tops.append(tops)
-            answer.probs.append((weights / np.exp(logits - logits[tops[0]]).sum()).astype(np.float16))
+            answer.probs.append(
+                (weights / np.exp(logits - logits[tops[0]]).sum()).astype(np.float16)
+            )
             if not answer.temperature:
                 answer.tokens.append(int(tops[0]))
             else:
@@ -132,9 +134,7 @@ class Writer:
     def _layer(self, layer: int) -> NDArray[np.float32]:
         width, size = self.model.info.n_embd, len(self._batch)
         pointer = self._functions.llama_get_embeddings_layer_inp(self.context.handle, layer)
-        floats = (ctypes.c_float * (size * width)).from_address(
-            ctypes.addressof(pointer.contents)
-        )
+        floats = (ctypes.c_float * (size * width)).from_address(ctypes.addressof(pointer.contents))
         return np.frombuffer(floats, np.float32).reshape(size, width)
 
 

@@ -31,11 +31,6 @@ class Answer:
     tops: Tensor
     probs: Tensor
 
-    @property
-    def first(self) -> int:
-        """The cell that guesses the first token of the answer."""
-        return len(self.ids) - 1 - len(self.tops) + 1 - 1
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -81,9 +76,7 @@ def joined(group: list[Answer]) -> Batch:
         tops.append(each.tops)
         probs.append(each.probs)
     where = torch.cat(places, dim=1)
-    return Batch(
-        tokens, features, (where[0], where[1]), torch.cat(tops), torch.cat(probs).float()
-    )
+    return Batch(tokens, features, (where[0], where[1]), torch.cat(tops), torch.cat(probs).float())
 
 
 def batches(found: list[Answer], n_tokens: int, rng: Random) -> Iterator[Batch]:
@@ -138,7 +131,9 @@ def main() -> None:
     """Train until the minutes are over, and write a checkpoint each five minutes."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--model", type=Path, required=True, help="the GGUF file of the model")
-    parser.add_argument("--outputs", type=Path, required=True, help="the folder that `outputs` wrote")
+    parser.add_argument(
+        "--outputs", type=Path, required=True, help="the folder that `outputs` wrote"
+    )
     parser.add_argument("--output", type=Path, required=True, help="the checkpoint")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--depth", type=int, default=3)
@@ -187,7 +182,10 @@ def main() -> None:
                 mean = [0.95 * a + 0.05 * b for a, b in zip(mean or right, right, strict=True)]
                 if n_steps % 20 == 0:
                     shares = " ".join(f"{100 * each:.1f}" for each in mean)
-                    print(f"{n_steps} {100 * progress:.0f} % loss {loss:.3f} right {shares}", flush=True)
+                    print(
+                        f"{n_steps} {100 * progress:.0f} % loss {loss:.3f} right {shares}",
+                        flush=True,
+                    )
                 if time.monotonic() > saved + 300:
                     saved = time.monotonic()
                     print(f"held out: {evaluate(head, held, options.depth)}", flush=True)
