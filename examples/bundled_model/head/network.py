@@ -27,7 +27,7 @@ from examples.bundled_model.model import rotate
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of the model, which are the head's, too. It reads the input of the layers `read`."""
+    """The sizes of the model and of its head, which reads the input of the layers `read`."""
 
     width: int
     heads: int
