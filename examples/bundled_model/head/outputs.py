@@ -1,6 +1,6 @@
 """Let a model answer questions, and keep its tokens and what a head reads of each of them.
 
-A file holds 256 answers with their questions, one after another: `ids`, `features` (a row of the
+A file holds 64 answers with their questions, one after another: `ids`, `features` (a row of the
 three layers for each token), `tops` and `probs` (the most probable next tokens), and for each
 answer the end of its question and its own end (`starts`, `ends`), counted in tokens of the file.
 """
@@ -32,7 +32,7 @@ STREAMS = 24
 LENGTH, LONGEST = 320, 120
 #: Next tokens whose probabilities are kept.
 TOPS = 16
-FILE = 256
+FILE = 64
 #: Of an answer, one is chosen.
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 
