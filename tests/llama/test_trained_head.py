@@ -24,8 +24,7 @@ QUESTIONS = (
 
 def test_most_of_its_guesses_are_accepted() -> None:
     prompts = [
-        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        for question in QUESTIONS
+        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS
     ]
     bench = Drafted(SETTINGS)
     for i, prompt in enumerate(prompts):

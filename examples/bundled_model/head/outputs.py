@@ -86,7 +86,11 @@ class Writer:
         """Return a question that is short enough."""
         while True:
             message = {"role": "user", "content": next(self._questions)}
-            text = self._template.render(messages=[message], add_generation_prompt=True)
+            text = self._template.render(
+                messages=[message],
+                add_generation_prompt=True,
+                enable_thinking=self._rng.random() < 0.7,  # servers ask for it by default
+            )
             tokens = list(self.model.vocab.tokenize(text))
             if len(tokens) <= LONGEST:
                 return Answer(tokens, self._rng.choice(TEMPERATURES))

@@ -135,6 +135,7 @@ def main() -> None:
         "--outputs", type=Path, required=True, help="the folder that `outputs` wrote"
     )
     parser.add_argument("--output", type=Path, required=True, help="the checkpoint")
+    parser.add_argument("--resume", type=Path, help="a checkpoint to begin with")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--known", type=int, default=8192, help="tokens that the head may guess")
@@ -152,7 +153,10 @@ def main() -> None:
     n_layer = target.shape.layers
     target = Target(options.model, (2, n_layer // 2, n_layer - 1))
     assert layers == 3 * target.shape.width
-    head = Eagle(target, known_tokens(found, options.known, target.shape.vocab))
+    saved = torch.load(options.resume, weights_only=True)["head"] if options.resume else {}
+    known = saved.get("known", known_tokens(found, options.known, target.shape.vocab))
+    head = Eagle(target, known)
+    head.load_state_dict(saved or head.state_dict())
     print(f"{len(found)} answers, {sum(len(each.tops) for each in found)} tokens")
     muon = Muon(head.matrices(), momentum=0.9, decay=0.0)
     adam = torch.optim.Adam(head.norms(), lr=0.002)
