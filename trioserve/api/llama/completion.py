@@ -29,7 +29,7 @@ from trioserve.api.base.fields import (
     objects,
 )
 from trioserve.api.base.generation import admit, open_streams, read_chat, respond_stream
-from trioserve.api.base.generation_request import UNSUPPORTED_IN_LLAMA, TextRequest
+from trioserve.api.base.generation_request import UNSUPPORTED_IN_LLAMA, GenerationRequest
 from trioserve.api.base.http import json_response, long_response, size_of_outputs
 from trioserve.api.base.outputs import OutputWriter
 from trioserve.api.base.readers import GivenPrompt, RawPrompt
@@ -56,13 +56,19 @@ _response_fields = readers.strings_of(limits.MAX_RESPONSE_FIELDS, "names")
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class LlamaRequest(TextRequest):
+class LlamaRequest(GenerationRequest):
     """What the routes that continue a prompt have in common."""
 
     unsupported = UNSUPPORTED_IN_LLAMA
     has_max_logprobs: ClassVar[bool] = False
+    n_candidates: int = field("n_probs", "logprobs", read=readers.probs, default=0)
     return_tokens: bool = False
     response_fields: tuple[str, ...] = field(read=_response_fields, default=())
+
+    @property
+    def asked_probs(self) -> tuple[int, str | None]:
+        """How many candidates to report for each token."""
+        return self.n_candidates, None
 
 
 @attrs.frozen(kw_only=True, slots=False)
