@@ -111,7 +111,7 @@ async def test_texts_that_are_too_long_are_cut(embedding: httpx.AsyncClient) -> 
     assert await vector(long, max_tokens=4) == pytest.approx(await vector("cat cat"), abs=CLOSE)
     answer = await embedding.post("/v2/embed", json={"texts": ["a", long], "truncate": "NONE"})
     assert answer.status_code == 400
-    assert answer.json()["message"].startswith("'texts': A text of 82 tokens is too large")
+    assert answer.json()["message"].startswith("'texts[1]' is too large: a text of 82 tokens")
 
 
 @pytest.mark.system
@@ -158,7 +158,8 @@ async def test_images_and_mixed_inputs(folder: Path) -> None:
         ),
         (
             {"query": "a", "documents": ["cat " * 80]},
-            "'documents': A text of 85 tokens is too large: the context of the model holds 64.",
+            "'documents' is too large: a text of 85 tokens, where the context of the model holds "
+            "64.",
         ),
     ],
 )

@@ -127,17 +127,19 @@ async def test_what_is_wrong_is_named(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_document_that_is_too_long(client: httpx.AsyncClient) -> None:
-    body = {"query": "cat", "documents": ["mat", "cat " * 80]}
-    answer = await client.post("/v1/rerank", json=body)
-    assert answer.status_code == 400
-    assert answer.json() == error_body(
-        "A text of 85 tokens is too large: the context of the model holds 64.",
-        "documents",
-        code="context_length_exceeded",
-        type="exceed_context_size_error",
-        n_prompt_tokens=85,
-        n_ctx=64,
-    )
+    for name in ("documents", "texts"):
+        body = {"query": "cat", name: ["mat", "cat " * 80]}
+        answer = await client.post("/v1/rerank", json=body)
+        assert answer.status_code == 400
+        assert answer.json() == error_body(
+            f"'{name}[1]' is too large: a text of 85 tokens, where the context of the model holds "
+            "64.",
+            f"{name}[1]",
+            code="context_length_exceeded",
+            type="exceed_context_size_error",
+            n_prompt_tokens=85,
+            n_ctx=64,
+        )
 
 
 async def test_many_documents_in_one_request(model: Path) -> None:

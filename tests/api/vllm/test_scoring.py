@@ -236,12 +236,27 @@ async def test_what_is_wrong_is_named(
 
 async def test_texts_that_are_too_long_are_named(ranking: httpx.AsyncClient) -> None:
     for path, body, param in (
-        ("/v1/score", {"text_1": "cat", "text_2": ["mat", "cat " * 80]}, "text_2"),
-        ("/v1/classify", {"input": ["mat", "cat " * 80]}, "input"),
+        ("/v1/score", {"text_1": "cat", "text_2": ["mat", "cat " * 80]}, "text_2[1]"),
+        ("/v1/classify", {"input": ["mat", "cat " * 80]}, "input[1]"),
         ("/v1/score", {"text_1": "cat", "text_2": "a", "priority": 200}, "priority"),
     ):
         answer = await ranking.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_texts_that_are_too_long_for_a_cosine_are_named(folder: Path) -> None:
+    long = "cat " * 80
+    async with opened(write_bert(folder / "mean.gguf").path, embeddings=True) as client:
+        for first, second, param in (
+            (long, "a", "text_1"),
+            ("a", long, "text_2"),
+            (["a", long], ["a", "b"], "text_1[1]"),
+            (["a", "b"], ["a", long], "text_2[1]"),
+        ):
+            answer = await client.post("/v1/score", json={"text_1": first, "text_2": second})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, param)
+            assert error["message"].startswith(f"'{param}' is too large")
 
 
 async def test_servers_that_cannot(folder: Path) -> None:

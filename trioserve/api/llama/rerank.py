@@ -21,6 +21,7 @@ from trioserve.api.base.fields import (
     field,
     json_type,
     list_schema,
+    naming,
     object_schema,
 )
 from trioserve.api.base.http import current_context, long_response
@@ -111,7 +112,10 @@ async def rerank() -> Response:
     )
     given = request.documents or request.texts or ()
     context = current_context(request.timeout, request.keep_alive)
-    ranking = await server.rerank(request.query, given, priority=request.priority, context=context)
+    with naming({"documents": "documents" if request.texts is None else "texts"}):
+        ranking = await server.rerank(
+            request.query, given, priority=request.priority, context=context
+        )
     repeats = request.return_documents or request.return_text
     size = 32 * len(given) + repeats * sum(map(len, given)) // 32
     if request.texts is not None:

@@ -20,7 +20,7 @@ from trioserve.server.prompts.media import MediaPrompts, MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike, tokens_of
 from trioserve.server.stream import Stream
 from trioserve.server.workers import Workers
-from trioserve.types import Embedded, EmbeddingTask, Prompt, Timings, TokenId
+from trioserve.types import Embedded, EmbeddingTask, Prompt, Timings, TokenId, place_of
 
 Array = NDArray[np.float32]
 
@@ -261,17 +261,18 @@ class Embedder:
         A token has a limited number of characters, but some vocabularies drop blanks.
         """
         limit = self._engine.n_ctx_seq
-        for text in inputs:
+        for index, text in enumerate(inputs):
             n_tokens = len(text)
             if n_tokens > limit and isinstance(text, str):
                 n_tokens //= _DROPPED * self._engine.vocab.max_token_bytes
             if n_tokens > limit:
+                where = place_of(index, inputs, param)
                 raise InputTooLongError(
                     n_tokens,
                     limit,
-                    f"A text of at least {n_tokens} tokens is too large: the context of the model "
-                    f"holds {limit}.",
-                    param=param,
+                    f"'{where}' is too large: a text of at least {n_tokens} tokens, where the "
+                    f"context of the model holds {limit}.",
+                    param=where,
                 )
 
     def _text_of(self, text: PromptLike) -> Prompt:
