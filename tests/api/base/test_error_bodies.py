@@ -231,10 +231,7 @@ async def a_field_without_effect() -> httpx.Response:
 
 
 @answers(
-    errors.TemplateError,
-    400,
-    "The chat template refuses the messages: never",
-    param="messages",
+    errors.TemplateError, 400, "The chat template refuses the messages: never", param="messages"
 )
 async def messages_that_the_template_refuses() -> httpx.Response:
     async with client_of(chat_template="{% if messages[0].content == 'Hi' %}"
