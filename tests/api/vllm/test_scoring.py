@@ -259,6 +259,26 @@ async def test_texts_that_are_too_long_for_a_cosine_are_named(folder: Path) -> N
             assert error["message"].startswith(f"'{param}' is too large")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v2/rerank", {"query": "a", "documents": ["b"]}),
+    ],
+)
+async def test_a_model_with_several_classes_has_no_score(
+    classifying: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    answer = await classifying.post(path, json=body)
+    assert answer.status_code == 501
+    message = answer.json().get("message") or answer.json()["error"]["message"]
+    assert message == (
+        "This model has 3 classes, and none of them is a score: ask `/v1/classify` for their "
+        "probabilities"
+    )
+
+
 async def test_servers_that_cannot(folder: Path) -> None:
     async with opened(write_bert(folder / "plain.gguf").path, embeddings=True) as client:
         answer = await client.post("/v1/classify", json={"input": "a"})
