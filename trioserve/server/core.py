@@ -205,13 +205,17 @@ class ServerCore(EnteredOnce):
         query: str | Sequence[str],
         documents: str | Sequence[str],
         *,
+        most: int | None = None,
         priority: int = 0,
         context: RequestContext = ANYONE,
     ) -> Ranking:
-        """Score how well each document fits a query. See `Server.rerank`."""
+        """Score how well each document fits a query. See `Server.rerank`.
+
+        Of each document, at most the first `most` tokens count; None: all.
+        """
         with self._admitted(context):
             async with self.lifecycle.use(context, LoadedModel.check_ranks) as services:
-                return await services.embedder.rerank(query, documents, priority, context)
+                return await services.embedder.rerank(query, documents, most, priority, context)
 
     async def classify(
         self,

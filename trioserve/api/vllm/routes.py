@@ -83,7 +83,7 @@ class _TextsRequest(RequestBody):
 
     unsupported = _UNSUPPORTED
     model: str | None = field(read=readers.model_name, default=None)
-    use_activation: bool = field("use_activation", "activation", default=True)
+    use_activation: bool = field("use_activation", "activation", "softmax", default=True)
     priority: int = 0
     timeout: float | None = field(read=readers.seconds, default=None)
     keep_alive: float | None = field(read=readers.keep_alive, default=None)
