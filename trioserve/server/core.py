@@ -313,11 +313,11 @@ class ServerCore(EnteredOnce):
         async with self.lifecycle.use(ANYONE) as services:
             return await services.prompts.render_marked(messages, chat)
 
-    async def count_tokens(self, messages: Messages, chat: ChatParams) -> int:
-        """Count the tokens of a chat's prompt, including those of its media."""
+    async def chat_prompt(self, messages: Messages, chat: ChatParams) -> Prompt:
+        """Make the prompt of a chat. Its length counts the cells of media, too."""
         with self._admitted(ANYONE):
             async with self.lifecycle.use(ANYONE) as services:
-                return await services.prompts.count_tokens(messages, chat)
+                return await services.prompts.chat_prompt(messages, chat)
 
     # -- sleep
 

@@ -21,6 +21,7 @@ from trioserve.config import Config
 from trioserve.testing import ScriptedBackend
 
 DOCUMENTS = ["a cat", "dog", "the mat"]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 LABELS = ["calm", "glad", "sad"]
 #: What rounding changes.
 CLOSE = 1e-4
@@ -302,6 +303,10 @@ async def test_the_tokenizer() -> None:
         body = {"prompt": "Hi there", "add_special_tokens": False, "with_pieces": True}
         bare = (await client.post("/tokenize", json=body)).json()
         wrong = await client.post("/tokenize", json={"prompt": 5})
+        named = (
+            await client.post("/tokenize", json={"prompt": "Hi there", "return_token_strs": True})
+        ).json()
+        text = (await client.post("/detokenize", json={"tokens": plain["tokens"]})).json()
     assert info["chat_template"] and info["eos_token"]
     assert info["model_max_length"] == 512
     assert plain.keys() == {"tokens"}
@@ -309,3 +314,24 @@ async def test_the_tokenizer() -> None:
     assert [one["id"] for one in bare["tokens"]] == plain["tokens"]
     assert vllm["tokens"][-len(plain["tokens"]) :] == plain["tokens"]
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "prompt")
+    assert (named.pop("token_strs"), named) == (["Hi", " there"], vllm)
+    assert text == {"content": "Hi there", "prompt": "Hi there"}
+
+
+async def test_the_tokens_of_a_chat() -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    async with client_of_app(create_app(Config(threads=1, ctx_size=512))) as client:
+        chat = {"messages": messages, "tools": TOOLS, "add_generation_prompt": False}
+        for body in ({"messages": messages}, chat):
+            prompt = (await client.post("/apply-template", json=body)).json()["prompt"]
+            expected = (await client.post("/tokenize", json={"prompt": prompt})).json()
+            assert (await client.post("/tokenize", json=body)).json() == expected
+        count = (await client.post("/v1/chat/completions/input_tokens", json=chat)).json()
+        assert count["input_tokens"] == expected["count"] > 0
+        for more, param in (
+            ({"prompt": "a"}, "messages"),
+            ({"add_special_tokens": True}, "add_special_tokens"),
+            ({"messages": []}, "messages"),
+        ):
+            answer = await client.post("/tokenize", json=chat | more)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
