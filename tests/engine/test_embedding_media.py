@@ -99,7 +99,7 @@ def test_a_text_with_an_image_comes_in_parts() -> None:
     one.check(task)
     assert [len(rows) for rows in one.backend.batches] == [2, CELLS, 1]
     assert one.backend.held == {} and one.projector.encoded == ["x"]
-    assert len(task.prompt) == task.max_length == 2 + CELLS + 1
+    assert len(task.prompt) == 2 + CELLS + 1
 
 
 def test_other_texts_go_on_while_an_image_is_encoded() -> None:

@@ -22,10 +22,16 @@ BEGIN = (
     "import cohere, json, os\nclient = cohere.ClientV2(base_url=os.environ['URL'], api_key='any')\n"
 )
 RANK = """
-answer = client.rerank(model="m", query="cat", documents=["a cat", "dog", "the mat"], top_n=2)
+answer = client.rerank(
+    model="m",
+    query="cat",
+    documents=["a cat", "dog " * 200, "the mat"],
+    top_n=2,
+    max_tokens_per_doc=16,
+)
 print(json.dumps([[one.index, one.relevance_score] for one in answer.results]))
 try:
-    client.rerank(model="m", query="cat", documents=["a"], max_tokens_per_doc=5)
+    client.rerank(model="m", query="cat", documents=["a"], max_tokens_per_doc=0)
 except cohere.errors.BadRequestError as error:
     print(json.dumps(error.body["message"]))
 """
@@ -58,7 +64,7 @@ async def test_the_sdk_ranks_documents(tmp_path: Path, works: Works) -> None:
     scores = [score for _, score in ranked]
     assert len({index for index, _ in ranked}) == 2
     assert scores == sorted(scores, reverse=True) and all(0 < score < 1 for score in scores)
-    assert refused.startswith("'max_tokens_per_doc' is not supported")
+    assert refused.startswith("'max_tokens_per_doc' must be between")
     works("cohere", "rerank")
 
 

@@ -83,8 +83,8 @@ class ScriptedEmbedder(EmbeddingBackend):
     def set_threads(self, count: int) -> None:
         self.threads.append(count)
 
-    def pair(self, query: str, document: str) -> tuple[TokenId, ...]:
-        return self.vocab.tokenize(query + document)
+    def pair(self, query: str, document: str, most: int | None = None) -> tuple[TokenId, ...]:
+        return self.vocab.tokenize(query + document[:most])
 
     def compute(self) -> None:
         rows = self._recording.rows

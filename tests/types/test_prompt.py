@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trioserve.errors import InvalidRequestError
-from trioserve.types import EmbeddingTask, Prompt
+from trioserve.types import EmbeddingTask, Prompt, place_of
 
 
 def test_a_prompt_of_tokens_has_a_cell_a_position_and_a_key_for_each() -> None:
@@ -25,8 +25,6 @@ def test_unknown_tokens_are_refused() -> None:
     assert caught.value.param == "prompt"
 
 
-def test_the_texts_of_an_embedding_task_are_looked_at_once() -> None:
-    task = EmbeddingTask(1, ((1, 2, 3), (7,)))
-    assert task.prompt == Prompt((1, 2, 3, 7))
-    assert (task.min_length, task.max_length) == (1, 3)
-    assert EmbeddingTask(1, ()).max_length == 0
+def test_the_texts_of_an_embedding_task() -> None:
+    assert EmbeddingTask(1, ((1, 2, 3), (7,))).prompt == Prompt((1, 2, 3, 7))
+    assert [place_of(1, texts, "input") for texts in ("ab", "a")] == ["input[1]", "input"]

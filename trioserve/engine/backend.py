@@ -552,8 +552,10 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
     can_split: bool
 
     @abc.abstractmethod
-    def pair(self, query: str, document: str) -> tuple[TokenId, ...]:
+    def pair(self, query: str, document: str, most: int | None = None) -> tuple[TokenId, ...]:
         """Make of a query and a document the text that a ranking model gives a score to.
+
+        Of a document with more tokens than `most`, only the first ones are in it.
 
         Raises:
             InvalidRequestError: one of them cannot be encoded.

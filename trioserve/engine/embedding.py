@@ -46,6 +46,7 @@ from trioserve.types import (
     SlotStatus,
     Task,
     Timings,
+    place_of,
 )
 
 
@@ -254,31 +255,34 @@ class EmbeddingEngine(EngineLoop):
         self.check_works()
         if not isinstance(task, EmbeddingTask):
             raise NotSupportedError("This engine makes embeddings, and no text.")
-        backend, param = self._backend, task.param
-        longest = task.max_length
         if not task.texts:
-            raise InvalidRequestError(f"'{param}' has no texts.", param=param)
-        if not task.min_length:
-            raise InvalidRequestError(f"A text in '{param}' has no tokens.", param=param)
-        if longest > backend.n_ctx_seq:
+            raise InvalidRequestError.at(task.param, "has no texts.")
+        for index, text in enumerate(task.texts):
+            self._check_text(text, place_of(index, task.texts, task.param))
+
+    def _check_text(self, text: Prompt, param: str) -> None:
+        backend, n_tokens = self._backend, len(text)
+        if not n_tokens:
+            raise InvalidRequestError.at(param, "has no tokens.")
+        if n_tokens > backend.n_ctx_seq:
             raise InputTooLongError(
-                longest,
+                n_tokens,
                 backend.n_ctx_seq,
-                f"A text of {longest} tokens is too large: the context of the model holds "
-                f"{backend.n_ctx_seq}.",
+                f"'{param}' is too large: a text of {n_tokens} tokens, where the context of the "
+                f"model holds {backend.n_ctx_seq}.",
                 param=param,
             )
-        if longest > backend.n_batch and not backend.can_split:
+        if n_tokens > backend.n_batch and not backend.can_split:
             raise InputTooLongError(
-                longest,
+                n_tokens,
                 backend.n_batch,
-                f"A text has {longest} tokens, and this model takes a text as a whole, of "
-                f"{backend.n_batch} tokens at most; --ubatch-size raises that, with --batch-size "
-                "where that is smaller.",
+                f"'{param}' is too large: a text of {n_tokens} tokens, and this model takes a text "
+                f"as a whole, of at most {backend.n_batch} tokens; --ubatch-size raises that, with "
+                "--batch-size where that is smaller.",
                 param=param,
             )
-        self.check_media(task.prompt, param)
-        task.prompt.check(self.vocab.n_tokens, param)
+        self.check_media(text, param)
+        text.check(self.vocab.n_tokens, param)
 
     def cancel(self, task_id: int) -> None:
         """Drop a task. A batch that is mostly of its texts ends within milliseconds."""

@@ -106,8 +106,8 @@ class LlamaEmbedder(EmbeddingBackend):
             return "takes a text as a whole, so it takes no media: start it with --no-mmproj"
         return None
 
-    def pair(self, query: str, document: str) -> tuple[TokenId, ...]:
-        """Join a query and a document into the text that a ranking model scores.
+    def pair(self, query: str, document: str, most: int | None = None) -> tuple[TokenId, ...]:
+        """Join a query and the first `most` tokens of a document into the text to score.
 
         That is done by the template in the model file, if there is one, or else by putting BOS, EOS
         and SEP around the two, as far as the vocabulary uses them.
@@ -119,11 +119,15 @@ class LlamaEmbedder(EmbeddingBackend):
         tokenize, known = self.vocab.tokenize, self._pairs
         template = self.info.metadata.get(_RERANK_TEMPLATE)
         if template is not None:
+            if most is not None:
+                tokens = tokenize(document, add_special=False, parse_special=True)
+                if len(tokens) > most:
+                    document = self.vocab.detokenize(tokens[:most]).decode(errors="ignore")
             parts = {"{query}": query, "{document}": document}
             text = re.sub(r"\{query\}|\{document\}", lambda match: parts[match[0]], template)
             return tokenize(text, add_special=False, parse_special=True)
         ask = tokenize(query, add_special=False, parse_special=False)
-        answer = tokenize(document, add_special=False, parse_special=False)
+        answer = tokenize(document, add_special=False, parse_special=False)[:most]
         return (*known.bos, *ask, *known.eos, *known.sep, *answer, *known.eos)
 
     def set_threads(self, count: int) -> None:

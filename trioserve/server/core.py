@@ -205,13 +205,17 @@ class ServerCore(EnteredOnce):
         query: str | Sequence[str],
         documents: str | Sequence[str],
         *,
+        most: int | None = None,
         priority: int = 0,
         context: RequestContext = ANYONE,
     ) -> Ranking:
-        """Score how well each document fits a query. See `Server.rerank`."""
+        """Score how well each document fits a query. See `Server.rerank`.
+
+        Of each document, at most the first `most` tokens count; None: all.
+        """
         with self._admitted(context):
             async with self.lifecycle.use(context, LoadedModel.check_ranks) as services:
-                return await services.embedder.rerank(query, documents, priority, context)
+                return await services.embedder.rerank(query, documents, most, priority, context)
 
     async def classify(
         self,
@@ -309,11 +313,11 @@ class ServerCore(EnteredOnce):
         async with self.lifecycle.use(ANYONE) as services:
             return await services.prompts.render_marked(messages, chat)
 
-    async def count_tokens(self, messages: Messages, chat: ChatParams) -> int:
-        """Count the tokens of a chat's prompt, including those of its media."""
+    async def chat_prompt(self, messages: Messages, chat: ChatParams) -> Prompt:
+        """Make the prompt of a chat. Its length counts the cells of media, too."""
         with self._admitted(ANYONE):
             async with self.lifecycle.use(ANYONE) as services:
-                return await services.prompts.count_tokens(messages, chat)
+                return await services.prompts.chat_prompt(messages, chat)
 
     # -- sleep
 

@@ -67,6 +67,10 @@ class VocabFacts:
         raise ServerSleepingError
 
 
+#: The classes of a reranker that was made from a chat model. The first one is its score.
+_OF_RERANKERS = ("yes", "no")
+
+
 @attrs.frozen(kw_only=True)
 class LoadedModel:
     """A model, and the configuration for requests to it.
@@ -96,6 +100,8 @@ class LoadedModel:
     has_whisper: bool = False
     #: The pooling of an embedding model, "rank" for a reranker; None: it generates text.
     pooling: str | None = None
+    #: The classes of a model that classifies; a reranker has at most one, or says yes or no.
+    classes: Sequence[str] = ()
 
     @classmethod
     def introduce(cls, engine: EngineLoop, config: Config) -> Self:
@@ -127,6 +133,7 @@ class LoadedModel:
             modalities=_modalities(engine),
             has_whisper=config.transcription_model is not None,
             pooling=pooling,
+            classes=engine.labels if isinstance(engine, EmbeddingEngine) else (),
             has_chat_template=has_template if pooling is None else None,
             context_advice=_context_advice(engine, config),
             defaults=GenerationParams(
@@ -188,12 +195,19 @@ class LoadedModel:
                 "This server does not score texts. Start it with `--reranking`, or with "
                 "`--embeddings`"
             )
+        if self.pooling == "rank":
+            self.check_ranks()
 
     def check_ranks(self) -> None:
         """Check that the model ranks documents. Raises NotSupportedError."""
         if self.pooling != "rank":
             raise NotSupportedError(
                 "This server does not support reranking. Start it with `--reranking`"
+            )
+        if len(self.classes) > 1 and tuple(self.classes) != _OF_RERANKERS:
+            raise NotSupportedError(
+                f"This model has {len(self.classes)} classes, and none of them is a score: ask "
+                "`/v1/classify` for their probabilities"
             )
 
 

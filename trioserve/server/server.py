@@ -378,7 +378,7 @@ class Server(EnteredOnce):
         Raises:
             TrioServeError: as `render`; media cannot be loaded.
         """
-        return await self._core.count_tokens(messages, _only_chat(fields))
+        return len(await self._core.chat_prompt(messages, _only_chat(fields)))
 
     # -- the model
 

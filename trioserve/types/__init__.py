@@ -68,4 +68,5 @@ from trioserve.types.task import (
     Prompt as Prompt,
     Task as Task,
     ThinkingBudget as ThinkingBudget,
+    place_of as place_of,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any, NamedTuple, Self
 
 import attrs
@@ -240,18 +240,12 @@ class EmbeddingTask:
 
     #: All texts, one after another.
     prompt: Prompt = attrs.field(init=False, repr=False)
-    #: How many cells the shortest and the longest text take.
-    min_length: int = attrs.field(init=False)
-    max_length: int = attrs.field(init=False)
 
     @prompt.default
     def _join(self) -> Prompt:
         return Prompt.joined(self.texts)
 
-    @min_length.default
-    def _find_shortest(self) -> int:
-        return min(map(len, self.texts), default=0)
 
-    @max_length.default
-    def _find_longest(self) -> int:
-        return max(map(len, self.texts), default=0)
+def place_of(index: int, texts: Sized, param: str) -> str:
+    """Say where one of the texts of a request stands, for errors: such as ``input[3]``."""
+    return f"{param}[{index}]" if len(texts) > 1 else param

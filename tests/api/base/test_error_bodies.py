@@ -205,7 +205,7 @@ async def a_prompt_that_is_too_long() -> httpx.Response:
 @answers(
     errors.InputTooLongError,
     400,
-    "A text of 65 tokens is too large: the context of the model holds 64.",
+    "'input' is too large: a text of 65 tokens, where the context of the model holds 64.",
     code="context_length_exceeded",
     type="exceed_context_size_error",
     param="input",
@@ -213,8 +213,7 @@ async def a_prompt_that_is_too_long() -> httpx.Response:
     n_ctx=64,
 )
 async def a_text_that_is_too_long_to_embed() -> httpx.Response:
-    config = Config(embeddings=True)
-    app = create_app(config, load=lambda config, progress=None: ScriptedEmbedder())  # type: ignore[arg-type,return-value]
+    app = create_app(Config(embeddings=True), load=lambda config, progress=None: ScriptedEmbedder())  # type: ignore[arg-type,return-value]
     async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
         await app.extensions["trioserve"].wait_loaded()
         return await client.post("/v1/embeddings", json={"input": "a" * 65})
@@ -232,14 +231,11 @@ async def a_field_without_effect() -> httpx.Response:
 
 
 @answers(
-    errors.TemplateError,
-    400,
-    "The chat template refuses the messages: not like this",
-    param="messages",
+    errors.TemplateError, 400, "The chat template refuses the messages: never", param="messages"
 )
 async def messages_that_the_template_refuses() -> httpx.Response:
     async with client_of(chat_template="{% if messages[0].content == 'Hi' %}"
-                      "{{ raise_exception('not like this') }}{% endif %}") as client:  # fmt: skip
+                      "{{ raise_exception('never') }}{% endif %}") as client:  # fmt: skip
         return await client.post("/v1/chat/completions", json=CHAT)
 
 

@@ -66,6 +66,17 @@ async def test_documents_are_ranked_from_0_to_1(ranking: httpx.AsyncClient) -> N
     assert [(one["index"], one["relevance_score"]) for one in written["results"]] == expected
 
 
+async def test_documents_are_cut_and_repeated(ranking: httpx.AsyncClient) -> None:
+    body = {"query": "cat", "documents": ["mat dog cat", "mat " * 100], "max_tokens_per_doc": 2}
+    body |= {"return_documents": True}
+    written = (await ranking.post("/v2/rerank", json=body)).json()
+    expected = {"query": "cat", "documents": ["mat dog", "mat mat"], "max_tokens_per_doc": 4096}
+    whole = (await ranking.post("/v2/rerank", json=expected)).json()
+    for one in written["results"]:
+        assert one.pop("document") == {"text": body["documents"][one["index"]]}
+    assert (written["results"], written["meta"]) == (whole["results"], whole["meta"])
+
+
 async def test_embeddings_by_type(embedding: httpx.AsyncClient) -> None:
     openai = (await embedding.post("/v1/embeddings", json={"input": DOCUMENTS})).json()
     wanted = [one["embedding"] for one in openai["data"]]
@@ -111,7 +122,14 @@ async def test_texts_that_are_too_long_are_cut(embedding: httpx.AsyncClient) -> 
     assert await vector(long, max_tokens=4) == pytest.approx(await vector("cat cat"), abs=CLOSE)
     answer = await embedding.post("/v2/embed", json={"texts": ["a", long], "truncate": "NONE"})
     assert answer.status_code == 400
-    assert answer.json()["message"].startswith("'texts': A text of 82 tokens is too large")
+    assert answer.json()["message"].startswith("'texts[1]' is too large: a text of 82 tokens")
+    body = {"texts": ["a", "cat cat cat"], "truncate": "NONE", "max_tokens": 4}
+    answer = await embedding.post("/v2/embed", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["message"] == (
+        "'texts[1]' is too large: a text of 5 tokens, where 'max_tokens' is 4."
+    )
+    assert (await embedding.post("/v2/embed", json=body | {"max_tokens": 5})).status_code == 200
 
 
 @pytest.mark.system
@@ -153,12 +171,13 @@ async def test_images_and_mixed_inputs(folder: Path) -> None:
             "'priority' must be between 0 and 999.",
         ),
         (
-            {"query": "a", "documents": ["a"], "max_tokens_per_doc": 10},
-            "'max_tokens_per_doc' is not supported with this value; leave it out.",
+            {"query": "a", "documents": ["a"], "max_tokens_per_doc": 0},
+            "'max_tokens_per_doc' must be between 1 and 2147483647.",
         ),
         (
             {"query": "a", "documents": ["cat " * 80]},
-            "'documents': A text of 85 tokens is too large: the context of the model holds 64.",
+            "'documents' is too large: a text of 85 tokens, where the context of the model holds "
+            "64.",
         ),
     ],
 )

@@ -22,8 +22,9 @@ async def test_text_to_tokens_and_back() -> None:
         assert await post("/tokenize", content="é", with_pieces=True) == {
             "tokens": [{"id": 195, "piece": [195]}, {"id": 169, "piece": [169]}]
         }
-        assert await post("/detokenize", tokens=[195, 169, 97]) == {"content": "éa"}
-        assert await post("/detokenize") == {"content": ""}
+        written = await post("/detokenize", tokens=[195, 169, 97])
+        assert written == {"content": "éa", "prompt": "éa"}  # as llama-server, and as vLLM
+        assert (await post("/detokenize"))["content"] == ""
         rendered = await post("/apply-template", messages=[{"role": "user", "content": "Hi"}])
         assert "user\nHi" in rendered["prompt"]
         long = "x" * 100_000  # which is rendered in a thread

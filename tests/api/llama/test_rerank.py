@@ -82,6 +82,25 @@ async def test_the_form_of_tei(client: httpx.AsyncClient) -> None:
         assert share["score"] == pytest.approx(1 / (1 + math.exp(-result["score"])))
 
 
+async def test_vllm_s_activation(client: httpx.AsyncClient) -> None:
+    body = {"query": "cat", "documents": DOCUMENTS, "use_activation": False}
+    raw = (await client.post("/v1/rerank", json=body)).json()["results"]
+    body |= {"use_activation": True}
+    shares = (await client.post("/v1/rerank", json=body)).json()["results"]
+    for share, result in zip(shares, raw, strict=True):
+        assert share["index"] == result["index"]
+        expected = 1 / (1 + math.exp(-result["relevance_score"]))
+        assert share["relevance_score"] == pytest.approx(expected)
+
+
+async def test_long_documents_are_cut(client: httpx.AsyncClient) -> None:
+    body = {"query": "cat", "documents": ["cat mat dog", "cat mat", "mat " * 100]}
+    body |= {"max_tokens_per_doc": 2}
+    answer = (await client.post("/v1/rerank", json=body)).json()
+    expected = {"query": "cat", "documents": ["cat mat", "cat mat", "mat mat"]}
+    assert answer == (await client.post("/v1/rerank", json=expected)).json()
+
+
 async def test_what_is_wrong_is_named(client: httpx.AsyncClient) -> None:
     one, either = {"query": "a", "documents": ["a"]}, "Either 'documents' or 'texts' is required."
     requests: list[tuple[dict[str, Any], str, str]] = [
@@ -117,8 +136,18 @@ async def test_what_is_wrong_is_named(client: httpx.AsyncClient) -> None:
         ),
         (
             {"query": "a", "texts": ["a"], "truncate": True},
-            "'truncate' is not supported: documents are ranked whole.",
+            "'truncate' is not supported; 'max_tokens_per_doc' cuts documents.",
             "truncate",
+        ),
+        (
+            one | {"truncate_prompt_tokens": 3},
+            "'truncate_prompt_tokens' is not supported; 'max_tokens_per_doc' cuts documents.",
+            "truncate_prompt_tokens",
+        ),
+        (
+            {"query": "a", "texts": ["a"], "use_activation": True},
+            "'use_activation' does not go with 'texts'.",
+            "use_activation",
         ),
     ]
     for body, message, param in requests:
@@ -127,17 +156,19 @@ async def test_what_is_wrong_is_named(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_document_that_is_too_long(client: httpx.AsyncClient) -> None:
-    body = {"query": "cat", "documents": ["mat", "cat " * 80]}
-    answer = await client.post("/v1/rerank", json=body)
-    assert answer.status_code == 400
-    assert answer.json() == error_body(
-        "A text of 85 tokens is too large: the context of the model holds 64.",
-        "documents",
-        code="context_length_exceeded",
-        type="exceed_context_size_error",
-        n_prompt_tokens=85,
-        n_ctx=64,
-    )
+    for name in ("documents", "texts"):
+        body = {"query": "cat", name: ["mat", "cat " * 80]}
+        answer = await client.post("/v1/rerank", json=body)
+        assert answer.status_code == 400
+        assert answer.json() == error_body(
+            f"'{name}[1]' is too large: a text of 85 tokens, where the context of the model holds "
+            "64.",
+            f"{name}[1]",
+            code="context_length_exceeded",
+            type="exceed_context_size_error",
+            n_prompt_tokens=85,
+            n_ctx=64,
+        )
 
 
 async def test_many_documents_in_one_request(model: Path) -> None:

@@ -146,6 +146,7 @@ _FORMS = (
 
 
 MADE_OF = "made of parts of the types text, image_url, input_audio and video_url."
+UNKNOWN = "'input[1]' has an unknown token, 9999: token ids run from 0 to 95."
 NO_IMAGES = (
     "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
 )
@@ -153,7 +154,9 @@ INPUT: list[tuple[Any, str, str]] = [
     (5, f"'input' must be {_FORMS}.", "input"),
     ([None], f"'input' must be {_FORMS}.", "input"),
     ([], f"'input' must be {_FORMS}, and not empty.", "input"),
-    ([[]], "A text in 'input' has no tokens.", "input"),
+    ([[]], "'input' has no tokens.", "input"),
+    (["a", []], "'input[1]' has no tokens.", "input[1]"),
+    (["a", [9999]], UNKNOWN, "input[1]"),
     (
         {"prompt_string": "a", "multimodal_data": ["eA=="]},
         "'input.prompt_string' has 0 media markers, and there are 1 media.",
@@ -213,8 +216,9 @@ async def test_a_text_that_is_too_long_names_the_flag(model: Bert) -> None:
         answer = await client.post("/v1/embeddings", json={"input": "cat " * 20})
         assert answer.status_code == 400
         assert answer.json() == error_body(
-            "A text has 22 tokens, and this model takes a text as a whole, of 16 tokens at most; "
-            "--ubatch-size raises that, with --batch-size where that is smaller.",
+            "'input' is too large: a text of 22 tokens, and this model takes a text as a whole, of "
+            "at most 16 tokens; --ubatch-size raises that, with --batch-size where that is "
+            "smaller.",
             "input",
             code="context_length_exceeded",
             type="exceed_context_size_error",

@@ -53,7 +53,8 @@ async def test_openai_s_client_echoes_a_prompt_with_its_scores() -> None:
         assert found.token_logprobs is not None and found.top_logprobs is not None
         assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
         assert found.token_logprobs[1:] == [score("Hello", n) for n in range(1, 5)] + [0, 0]
-        assert [len(each) for each in found.top_logprobs[1:]] == [1] * 6
+        # Of the prompt, the token itself is beside the candidates, and of the output it is one.
+        assert [len(each) for each in found.top_logprobs[1:]] == [2] * 4 + [1] * 2
         alone = sdk.completions.create(
             model="any", prompt="Hello", echo=True, logprobs=3, max_tokens=0
         ).choices[0]
@@ -62,7 +63,7 @@ async def test_openai_s_client_echoes_a_prompt_with_its_scores() -> None:
         assert alone.logprobs.tokens == ["H", "e", "l", "l", "o"]
         assert [each and len(each) for each in alone.logprobs.top_logprobs or ()] == [
             None,
-            *[3] * 4,
+            *[4] * 4,
         ]
 
     await use_openai(scripted(), ask)
@@ -97,9 +98,36 @@ async def test_several_prompts_and_outputs(client: httpx.AsyncClient) -> None:
     for text, choice in zip(texts, choices, strict=True):
         expected = [score(text, n) for n in range(1, len(text))]
         assert choice["logprobs"]["token_logprobs"][1:-1] == expected
-        assert len(choice["logprobs"]["top_logprobs"][1]) == 2
+        assert len(choice["logprobs"]["top_logprobs"][1]) == 3
         assert len(choice["prompt_logprobs"]) == len(text)
         assert len(choice["prompt_logprobs"][1]) == 2  # the token, and one candidate
+
+
+@pytest.mark.parametrize("echo", [False, True])
+async def test_0_logprobs_are_those_of_the_tokens_alone(
+    client: httpx.AsyncClient, echo: bool
+) -> None:
+    body = {"prompt": "Hi", "echo": echo, "logprobs": 0, "max_tokens": 2}
+    (choice,) = (await client.post(COMPLETIONS, json=body)).json()["choices"]
+    found = choice["logprobs"]
+    tokens = ["H", "i", "Y", "e"] if echo else ["Y", "e"]
+    figures = [None, score("Hi", 1), 0, 0] if echo else [0, 0]
+    assert (found["tokens"], found["token_logprobs"]) == (tokens, figures)
+    assert found["top_logprobs"] == [
+        None if figure is None else {token: figure}
+        for token, figure in zip(tokens, figures, strict=True)
+    ]
+    assert [each["top_logprobs"] for each in found["content"]] == [[], []]
+    answer = await client.post(COMPLETIONS, json=body | {"stream": True})
+    written = [
+        part
+        for event in events_in(answer.text)
+        if event != "[DONE]"
+        for part in (event["choices"][0]["logprobs"] or {}).get("top_logprobs", ())
+    ]
+    assert written == found["top_logprobs"]
+    no_probs = {"prompt": "Hi", "n_probs": 0, "max_tokens": 1}
+    assert (await client.post(COMPLETIONS, json=no_probs)).json()["choices"][0]["logprobs"] is None
 
 
 async def test_a_stream_begins_with_the_prompt_and_its_scores(client: httpx.AsyncClient) -> None:

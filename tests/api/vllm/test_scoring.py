@@ -21,6 +21,7 @@ from trioserve.config import Config
 from trioserve.testing import ScriptedBackend
 
 DOCUMENTS = ["a cat", "dog", "the mat"]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 LABELS = ["calm", "glad", "sad"]
 #: What rounding changes.
 CLOSE = 1e-4
@@ -236,12 +237,47 @@ async def test_what_is_wrong_is_named(
 
 async def test_texts_that_are_too_long_are_named(ranking: httpx.AsyncClient) -> None:
     for path, body, param in (
-        ("/v1/score", {"text_1": "cat", "text_2": ["mat", "cat " * 80]}, "text_2"),
-        ("/v1/classify", {"input": ["mat", "cat " * 80]}, "input"),
+        ("/v1/score", {"text_1": "cat", "text_2": ["mat", "cat " * 80]}, "text_2[1]"),
+        ("/v1/classify", {"input": ["mat", "cat " * 80]}, "input[1]"),
         ("/v1/score", {"text_1": "cat", "text_2": "a", "priority": 200}, "priority"),
     ):
         answer = await ranking.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_texts_that_are_too_long_for_a_cosine_are_named(folder: Path) -> None:
+    long = "cat " * 80
+    async with opened(write_bert(folder / "mean.gguf").path, embeddings=True) as client:
+        for first, second, param in (
+            (long, "a", "text_1"),
+            ("a", long, "text_2"),
+            (["a", long], ["a", "b"], "text_1[1]"),
+            (["a", "b"], ["a", long], "text_2[1]"),
+        ):
+            answer = await client.post("/v1/score", json={"text_1": first, "text_2": second})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, param)
+            assert error["message"].startswith(f"'{param}' is too large")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v2/rerank", {"query": "a", "documents": ["b"]}),
+    ],
+)
+async def test_a_model_with_several_classes_has_no_score(
+    classifying: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    answer = await classifying.post(path, json=body)
+    assert answer.status_code == 501
+    message = answer.json().get("message") or answer.json()["error"]["message"]
+    assert message == (
+        "This model has 3 classes, and none of them is a score: ask `/v1/classify` for their "
+        "probabilities"
+    )
 
 
 async def test_servers_that_cannot(folder: Path) -> None:
@@ -267,6 +303,10 @@ async def test_the_tokenizer() -> None:
         body = {"prompt": "Hi there", "add_special_tokens": False, "with_pieces": True}
         bare = (await client.post("/tokenize", json=body)).json()
         wrong = await client.post("/tokenize", json={"prompt": 5})
+        named = (
+            await client.post("/tokenize", json={"prompt": "Hi there", "return_token_strs": True})
+        ).json()
+        text = (await client.post("/detokenize", json={"tokens": plain["tokens"]})).json()
     assert info["chat_template"] and info["eos_token"]
     assert info["model_max_length"] == 512
     assert plain.keys() == {"tokens"}
@@ -274,3 +314,24 @@ async def test_the_tokenizer() -> None:
     assert [one["id"] for one in bare["tokens"]] == plain["tokens"]
     assert vllm["tokens"][-len(plain["tokens"]) :] == plain["tokens"]
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "prompt")
+    assert (named.pop("token_strs"), named) == (["Hi", " there"], vllm)
+    assert text == {"content": "Hi there", "prompt": "Hi there"}
+
+
+async def test_the_tokens_of_a_chat() -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    async with client_of_app(create_app(Config(threads=1, ctx_size=512))) as client:
+        chat = {"messages": messages, "tools": TOOLS, "add_generation_prompt": False}
+        for body in ({"messages": messages}, chat):
+            prompt = (await client.post("/apply-template", json=body)).json()["prompt"]
+            expected = (await client.post("/tokenize", json={"prompt": prompt})).json()
+            assert (await client.post("/tokenize", json=body)).json() == expected
+        count = (await client.post("/v1/chat/completions/input_tokens", json=chat)).json()
+        assert count["input_tokens"] == expected["count"] > 0
+        for more, param in (
+            ({"prompt": "a"}, "messages"),
+            ({"add_special_tokens": True}, "add_special_tokens"),
+            ({"messages": []}, "messages"),
+        ):
+            answer = await client.post("/tokenize", json=chat | more)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -206,6 +206,17 @@ async def test_scores_of_a_causal_model_in_parts(causal_ranker: Path) -> None:
     assert all(0 < score < 1 for score in scores[0])  # a share of two labels
 
 
+async def test_a_document_in_a_template_is_cut(causal_ranker: Path) -> None:
+    async with serving(causal_ranker, reranking=True) as server:
+        tokenize = server.model.vocab.tokenize
+        first = tokenize("bad ce bad", add_special=False)[:3]
+        text = server.model.vocab.detokenize(first).decode()
+        expected = await server.rerank("what", text)
+        done = await server._core.rerank("what", ["bad ce bad ce " * 100, text], most=3)
+        assert done.n_tokens == expected.n_tokens * 2
+        assert done.scores == pytest.approx(expected.scores * 2, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("norm", "size"),
     [

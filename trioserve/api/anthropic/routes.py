@@ -55,5 +55,5 @@ async def count_tokens() -> Response:
     """Count the tokens of a prompt, without generating."""
     request = await read_chat(CountTokensRequest.parse)
     server = await awake_server(request.model)
-    n_tokens = await server.count_tokens(request.messages, request.chat_params)
+    n_tokens = len(await server.chat_prompt(request.messages, request.chat_params))
     return json_response({"input_tokens": n_tokens})

@@ -345,15 +345,21 @@ def named(reader: Callable[[Any], _T], value: Any, name: str) -> _T:
 
 
 @contextmanager
-def naming(names: Mapping[str, str]) -> Iterator[None]:
-    """Give errors the names that fields have in this request, where the server has others."""
+def naming(names: Mapping[str, str | Callable[[int], str]]) -> Iterator[None]:
+    """Give errors the names that fields have in this request, where the server has others.
+
+    A name may depend on the index of an item: ``input[3]`` may be ``text_2[0]`` here.
+    """
     try:
         yield
     except InvalidRequestError as error:
-        name = names.get(error.param or "")
-        if name is not None:
-            error.message = error.message.replace(f"'{error.param}'", f"'{name}'")
-            error.param = name
+        name, bracket, rest = (error.param or "").partition("[")
+        new = names.get(name)
+        if new is not None:
+            index = rest.removesuffix("]")
+            place = new(int(index or 0)) if callable(new) else f"{new}{bracket}{rest}"
+            error.message = error.message.replace(f"'{error.param}'", f"'{place}'")
+            error.param = place
         raise
 
 

@@ -193,7 +193,7 @@ async def counted_tokens(request: ChatRequest) -> Response:
     if request.run_tools is not None:
         run = [tool.info.definition for tool in await tools_to_run(server, request.run_tools)]
         chat = attrs.evolve(chat, tools=[*request.tools, *run])
-    n_tokens = await server.count_tokens(request.messages, chat)
+    n_tokens = len(await server.chat_prompt(request.messages, chat))
     return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
 

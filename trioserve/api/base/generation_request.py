@@ -206,15 +206,3 @@ class GenerationRequest(RequestBody):
         if self.wants_progress:
             params["return_progress"] = True
         return params
-
-
-@attrs.frozen(kw_only=True, slots=False)
-class TextRequest(GenerationRequest):
-    """What the routes that continue text have in common."""
-
-    logprobs: int = field("n_probs", "logprobs", read=readers.probs, default=0)
-
-    @property
-    def asked_probs(self) -> tuple[int, str | None]:
-        """The number of candidates to report for each token, and the field that sets it."""
-        return self.logprobs, "logprobs" if self.logprobs else None

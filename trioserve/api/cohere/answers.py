@@ -13,7 +13,9 @@ RANKING = answer(
     "CohereRanking",
     record(
         id=TEXT,
-        results=each(record(index=COUNT, relevance_score=FIGURE)),
+        results=each(
+            record("document", index=COUNT, relevance_score=FIGURE, document=record(text=TEXT))
+        ),
         meta=_META,
     ),
 )

@@ -35,10 +35,10 @@ from trioserve.api.base.service import read_for_model
 from trioserve.api.base.truncation import embed_cut
 from trioserve.api.cohere import answers
 from trioserve.api.openapi import gives, takes
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server.core import ServerCore
 from trioserve.server.generation.embeddings import Array, Embeddings
-from trioserve.types import GenerationParams
+from trioserve.types import GenerationParams, place_of
 
 blueprint = Blueprint("cohere", __name__)
 
@@ -77,13 +77,11 @@ def _texts(value: Any) -> tuple[str, ...]:
 class CohereRerankRequest(_CohereRequest):
     """``POST /v2/rerank``."""
 
-    unsupported: ClassVar[Mapping[str, Only]] = {
-        "max_tokens_per_doc": Only(),
-        "relevant_spans": Only(),
-    }
     query: str
     documents: tuple[str, ...] = field(read=_texts)
     top_n: int | None = field(read=readers.integer_in(1), default=None)
+    max_tokens_per_doc: int = field(read=readers.integer_in(1), default=4096)
+    return_documents: bool = False
 
 
 @blueprint.post("/v2/rerank")
@@ -97,17 +95,26 @@ async def rerank() -> Response:
     ranking = await server.rerank(
         request.query,
         request.documents,
+        most=request.max_tokens_per_doc,
         priority=request.priority,
         context=current_context(request.timeout, request.keep_alive),
     )
     best, shares, request_id = ranking.best(request.top_n), ranking.shares, current_request_id()
+
+    def result(index: int) -> dict[str, Any]:
+        written: dict[str, Any] = {"index": index, "relevance_score": shares[index]}
+        if request.return_documents:
+            written["document"] = {"text": request.documents[index]}
+        return written
+
+    n_chars = sum(map(len, request.documents)) if request.return_documents else 0
     return await long_response(
         lambda: {
             "id": request_id,
-            "results": [{"index": i, "relevance_score": shares[i]} for i in best],
+            "results": sse.LazyList(result, best),
             "meta": _meta(search_units=1, input_tokens=sum(ranking.n_tokens)),
         },
-        32 * len(best),
+        32 * len(best) + n_chars // 32,
     )
 
 
@@ -217,6 +224,20 @@ async def embed() -> Response:
     )
 
 
+async def _check_lengths(server: ServerCore, texts: Sequence[str], limit: int) -> None:
+    for index, text in enumerate(texts):
+        n_tokens = len(await server.tokenize(text, param="texts"))
+        if n_tokens > limit:
+            where = place_of(index, texts, "texts")
+            raise InputTooLongError(
+                n_tokens,
+                limit,
+                f"'{where}' is too large: a text of {n_tokens} tokens, where 'max_tokens' is "
+                f"{limit}.",
+                param=where,
+            )
+
+
 async def _embed(server: ServerCore, request: CohereEmbedRequest) -> Embeddings:
     name, inputs = request.given
     make = partial(
@@ -227,6 +248,8 @@ async def _embed(server: ServerCore, request: CohereEmbedRequest) -> Embeddings:
     )
     with naming({"input": name, "dimensions": "output_dimension"}):
         if request.texts is None or request.truncate == "NONE":
+            if request.texts is not None and request.max_tokens is not None:
+                await _check_lengths(server, request.texts, request.max_tokens)
             return await make(inputs)
         done = await embed_cut(
             server,

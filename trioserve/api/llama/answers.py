@@ -23,13 +23,14 @@ OUTPUTS = either(OUTPUT, each(OUTPUT))
 TOKENS = answer(
     "Tokens",
     record(
-        *("count", "max_model_len"),
+        *("count", "max_model_len", "token_strs"),
         tokens=either(each(COUNT), each(record(id=COUNT, piece=either(TEXT, each(COUNT))))),
         count=COUNT,
         max_model_len=COUNT,
+        token_strs=each(TEXT),
     ),
 )
-CONTENT = answer("Content", record(content=TEXT))
+CONTENT = answer("Content", record(content=TEXT, prompt=TEXT))
 PROMPT = answer("PromptOfChat", record(prompt=TEXT))
 
 _NUMBERS = ("vocab_type", "n_vocab", "n_ctx", "n_ctx_train", "n_embd", "n_params", "size")

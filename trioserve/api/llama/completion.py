@@ -27,9 +27,10 @@ from trioserve.api.base.fields import (
     list_schema,
     object_schema,
     objects,
+    of_fields,
 )
 from trioserve.api.base.generation import admit, open_streams, read_chat, respond_stream
-from trioserve.api.base.generation_request import UNSUPPORTED_IN_LLAMA, TextRequest
+from trioserve.api.base.generation_request import UNSUPPORTED_IN_LLAMA, GenerationRequest
 from trioserve.api.base.http import json_response, long_response, size_of_outputs
 from trioserve.api.base.outputs import OutputWriter
 from trioserve.api.base.readers import GivenPrompt, RawPrompt
@@ -56,13 +57,19 @@ _response_fields = readers.strings_of(limits.MAX_RESPONSE_FIELDS, "names")
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class LlamaRequest(TextRequest):
+class LlamaRequest(GenerationRequest):
     """What the routes that continue a prompt have in common."""
 
     unsupported = UNSUPPORTED_IN_LLAMA
     has_max_logprobs: ClassVar[bool] = False
+    n_candidates: int = field("n_probs", "logprobs", read=readers.probs, default=0)
     return_tokens: bool = False
     response_fields: tuple[str, ...] = field(read=_response_fields, default=())
+
+    @property
+    def asked_probs(self) -> tuple[int, str | None]:
+        """How many candidates to report for each token."""
+        return self.n_candidates, None
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -134,16 +141,38 @@ def _text(value: Any) -> RawPrompt:
     return content
 
 
+@json_type(properties=of_fields(TemplateRequest))
+def _chat(body: Mapping[str, Any]) -> TemplateRequest | None:
+    return TemplateRequest.parse(body) if body.get("messages") is not None else None
+
+
 @attrs.frozen(kw_only=True)
 class TokenizeRequest(RequestBody):
-    """``POST /tokenize``. `prompt` asks for vLLM's form."""
+    """``POST /tokenize``. `prompt` and `messages` ask for vLLM's form."""
 
     model: str | None = field(read=readers.model_name, default=None)
     content: RawPrompt = field(read=_text, default="")
     prompt: RawPrompt | None = field(read=_text, default=None)
+    chat: TemplateRequest | None = field(whole=_chat)
     add_special: bool | None = field("add_special", "add_special_tokens", default=None)
     parse_special: bool = True
     with_pieces: bool = False
+    return_token_strs: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.chat is None:
+            return
+        if self.prompt is not None:
+            raise InvalidRequestError.at("messages", "and 'prompt' exclude each other.")
+        if self.add_special:
+            raise InvalidRequestError.at(
+                "add_special_tokens", "does not go with 'messages', whose template adds them."
+            )
+
+    @property
+    def is_vllm(self) -> bool:
+        """Whether the answer has vLLM's form."""
+        return self.prompt is not None or self.chat is not None
 
 
 @attrs.frozen(kw_only=True)
@@ -165,25 +194,38 @@ blueprint = Blueprint("llama", __name__)
 @gives(answers.TOKENS)
 async def tokenize() -> Response:
     """Turn text into token ids, or check ids."""
-    request = await read_body_as(TokenizeRequest.parse)
+    request = await read_chat(TokenizeRequest.parse)
     server = await awake_server(request.model)
-    is_vllm = request.prompt is not None
-    tokens = await server.tokenize(
-        request.content if request.prompt is None else request.prompt,
-        param="prompt" if is_vllm else "content",
-        add_special=is_vllm if request.add_special is None else request.add_special,
-        parse_special=request.parse_special,
-    )
-    more = {"count": len(tokens), "max_model_len": server.model.n_ctx_seq} if is_vllm else {}
-    if not request.with_pieces:
-        return await long_response(lambda: {**more, "tokens": tokens}, len(tokens))
-    detokenize = server.model.vocab.detokenize
+    prompt = await _prompt(server, request)
+    names = server.model.vocab.names
 
     def with_piece(token: TokenId) -> dict[str, Any]:
-        return {"id": token, "piece": _text_or_bytes(detokenize([token]))}
+        return {"id": token, "piece": _text_or_bytes(names[token])}
 
-    return await long_response(
-        lambda: {**more, "tokens": sse.LazyList(with_piece, tokens)}, 32 * len(tokens)
+    def name(token: TokenId) -> str:
+        return names[token].decode(errors="replace")
+
+    tokens, written = prompt.tokens, dict[str, Any]()
+    if request.is_vllm:
+        written = {"count": len(prompt), "max_model_len": server.model.n_ctx_seq}
+    written["tokens"] = sse.LazyList(with_piece, tokens) if request.with_pieces else tokens
+    if request.return_token_strs:
+        written["token_strs"] = sse.LazyList(name, tokens)
+    n_texts = request.with_pieces + request.return_token_strs
+    return await long_response(lambda: written, (1 + 32 * n_texts) * len(tokens))
+
+
+async def _prompt(server: ServerCore, request: TokenizeRequest) -> Prompt:
+    if request.chat is not None:
+        return await server.chat_prompt(request.chat.messages, request.chat.chat_params)
+    is_vllm = request.prompt is not None
+    return Prompt(
+        await server.tokenize(
+            request.content if request.prompt is None else request.prompt,
+            param="prompt" if is_vllm else "content",
+            add_special=is_vllm if request.add_special is None else request.add_special,
+            parse_special=request.parse_special,
+        )
     )
 
 
@@ -201,7 +243,12 @@ async def detokenize() -> Response:
     """Turn token ids into text."""
     request = await read_body_as(DetokenizeRequest.parse)
     server, tokens = await awake_server(request.model), request.tokens
-    return await long_response(lambda: {"content": server.detokenize(tokens)}, len(tokens))
+
+    def written() -> dict[str, Any]:
+        text = server.detokenize(tokens)
+        return {"content": text, "prompt": text}  # the latter for clients of vLLM
+
+    return await long_response(written, len(tokens))
 
 
 @blueprint.post("/apply-template")

@@ -21,6 +21,7 @@ from trioserve.api.base.fields import (
     field,
     json_type,
     list_schema,
+    naming,
     object_schema,
 )
 from trioserve.api.base.http import current_context, long_response
@@ -33,7 +34,7 @@ from trioserve.server.generation.embeddings import Ranking
 blueprint = Blueprint("rerank", __name__)
 
 #: Fields of other servers that would have to change the scores.
-_UNSUPPORTED = ("truncate", "rank_fields", "max_chunks_per_doc", "max_tokens_per_doc")
+_UNSUPPORTED = ("truncate", "truncate_prompt_tokens", "rank_fields", "max_chunks_per_doc")
 
 
 @json_type(
@@ -62,9 +63,11 @@ class RerankRequest(RequestBody):
     documents: tuple[str, ...] | None = field(read=_documents, default=None)
     texts: tuple[str, ...] | None = field(read=_documents, default=None)
     top_n: int | None = field(read=readers.count, default=None)
+    max_tokens_per_doc: int | None = field(read=readers.integer_in(1), default=None)
     return_documents: bool = False
     return_text: bool = False
     raw_scores: bool = True
+    use_activation: bool = field("use_activation", "activation", "softmax", default=False)
     priority: int = 0
     model: str | None = field(read=readers.model_name, default=None)
     timeout: float | None = field(read=readers.seconds, default=None)
@@ -80,7 +83,7 @@ class RerankRequest(RequestBody):
         for name in _UNSUPPORTED:
             if body.get(name) not in (None, False):
                 raise UnsupportedFieldError.at(
-                    name, "is not supported: documents are ranked whole."
+                    name, "is not supported; 'max_tokens_per_doc' cuts documents."
                 )
         request = super().parse(body)
         if (request.documents is None) == (request.texts is None):
@@ -95,7 +98,10 @@ class RerankRequest(RequestBody):
 
 
 #: Fields that have a meaning in one form only.
-_OF_FORM = {"documents": ("return_documents",), "texts": ("return_text", "raw_scores")}
+_OF_FORM = {
+    "documents": ("return_documents", "use_activation", "activation", "softmax"),
+    "texts": ("return_text", "raw_scores"),
+}
 
 
 @blueprint.post("/rerank")
@@ -111,7 +117,14 @@ async def rerank() -> Response:
     )
     given = request.documents or request.texts or ()
     context = current_context(request.timeout, request.keep_alive)
-    ranking = await server.rerank(request.query, given, priority=request.priority, context=context)
+    with naming({"documents": "documents" if request.texts is None else "texts"}):
+        ranking = await server.rerank(
+            request.query,
+            given,
+            most=request.max_tokens_per_doc,
+            priority=request.priority,
+            context=context,
+        )
     repeats = request.return_documents or request.return_text
     size = 32 * len(given) + repeats * sum(map(len, given)) // 32
     if request.texts is not None:
@@ -133,7 +146,8 @@ def _results(
 ) -> list[dict[str, Any]]:
     """Write the scores, the best first."""
     is_tei = request.texts is not None
-    scores = ranking.scores if request.raw_scores else ranking.shares
+    raw = request.raw_scores and not request.use_activation
+    scores = ranking.scores if raw else ranking.shares
     results = []
     for index in ranking.best(request.top_n):
         score = scores[index]

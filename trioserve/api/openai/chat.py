@@ -24,7 +24,7 @@ from trioserve.api.base.generation import (
     read_chat,
     respond_stream,
 )
-from trioserve.api.base.generation_request import UNSUPPORTED, TextRequest
+from trioserve.api.base.generation_request import UNSUPPORTED, GenerationRequest
 from trioserve.api.base.http import long_response, size_of_outputs
 from trioserve.api.base.outputs import OutputWriter
 from trioserve.api.base.readers import GivenPrompt
@@ -56,11 +56,13 @@ from trioserve.types import FinishReason, GenerationParams, Prompt
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class CompletionRequest(TextRequest):
+class CompletionRequest(GenerationRequest):
     """``POST /v1/completions``."""
 
     unsupported = UNSUPPORTED
     prompts: tuple[GivenPrompt, ...] = field("prompt", read=readers.prompts)
+    n_candidates: int = field("n_probs", read=readers.probs, default=0)
+    logprobs: int | None = field(read=readers.probs, default=None)
     suffix: str = ""
     echo: bool = False
     best_of: int | None = field(read=readers.copies, default=None)
@@ -74,19 +76,31 @@ class CompletionRequest(TextRequest):
     @property
     def asked_probs(self) -> tuple[int, str | None]:
         """How many candidates to report for each token; a choice needs the token's own."""
-        n, asked = super().asked_probs
-        return n or int(self.n_copies > self.n), asked
+        if self.n_candidates:
+            return self.n_candidates, "n_probs"
+        reports = self.reports_logprobs or self.n_copies > self.n
+        return max(self.n_top, int(reports)), "logprobs"
+
+    @property
+    def n_top(self) -> int:
+        """How many candidates the answer has for each token, beside the token itself."""
+        return self.n_candidates or self.logprobs or 0
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """Whether the answer has log probabilities: with 0 candidates, those of its tokens."""
+        return self.n_candidates > 0 or self.logprobs is not None
 
     @property
     def echoes_scores(self) -> bool:
         """Whether the answer begins with the prompt and the scores of its tokens."""
-        return self.echo and self.logprobs > 0
+        return self.echo and self.reports_logprobs
 
     def given_params(self) -> dict[str, Any]:
         """The fields of `GenerationParams` and `SamplingParams` that the request sets."""
         params = super().given_params()
         if self.echoes_scores:
-            params["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+            params["prompt_logprobs"] = max(self.n_top, self.prompt_logprobs or 0)
         return params
 
     def __attrs_post_init__(self) -> None:
@@ -321,7 +335,7 @@ async def completions() -> Response:
     tokens = [stream.prompt for stream in streams]
     echoes = [_echo(server, request, i // request.n_copies, each) for i, each in enumerate(tokens)]
     writer = OutputWriter(server, request, params)
-    events = CompletionEvents(request, params, writer, tokens, echoes)
+    events = CompletionEvents(request, params, writer, tokens, echoes, request.n_top)
     return await respond_stream(server, request, streams, events)
 
 
@@ -351,15 +365,15 @@ def whole_completion(
     pieces = server.model.vocab.pieces
 
     def logprobs(output: Completion, echo: str) -> dict[str, Any] | None:
-        if not request.logprobs:
+        if not request.reports_logprobs:
             return None
         if output.scores is None or not request.echo:
-            return text_logprobs(probs_of_text(pieces, output), params)
+            return text_logprobs(probs_of_text(pieces, output), params, request.n_top)
         # A client that cuts the output off the end counts its tokens, also those without text.
         ends_in_text = output.finished.reason is FinishReason.WORD
         values = probs_of_text(pieces, output) if ends_in_text else output.probs
-        written = text_logprobs(values, params, offset=len(echo))
-        return echoed_logprobs(echo, output.prompt, output.scores, request.logprobs, written)
+        written = text_logprobs(values, params, request.n_top, offset=len(echo))
+        return echoed_logprobs(echo, output.prompt, output.scores, request.n_top, written)
 
     def choice(index: int, output: Completion) -> dict[str, Any]:
         echo = _echo(server, request, index // request.n, output.prompt)

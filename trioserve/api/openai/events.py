@@ -67,9 +67,9 @@ def chat_logprobs(
 
 
 def text_logprobs(
-    values: Sequence[TokenProbs], params: GenerationParams, *, offset: int = 0
+    values: Sequence[TokenProbs], params: GenerationParams, n_top: int, *, offset: int = 0
 ) -> dict[str, Any]:
-    """Write the candidates for each token, as OpenAI's older API does, and as llama-server does.
+    """Write `n_top` candidates for each token, as OpenAI's older API does, and llama-server.
 
     `offset` says where in the text the first token begins, in characters.
     """
@@ -78,15 +78,17 @@ def text_logprobs(
     tokens = [outputs.decode_piece(each.chosen.piece) for each in values]
 
     return {
-        "content": outputs.probs(values, post_sampling=post),
+        "content": outputs.probs(values, post_sampling=post, n_top=n_top),
         "tokens": tokens,
         "token_logprobs": [figure(each.chosen) for each in values],
-        "top_logprobs": sse.LazyList(lambda each: _top(each.top, figure), values),
+        "top_logprobs": sse.LazyList(lambda each: _top(each, n_top, figure), values),
         "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else [],
     }
 
 
-def _top(candidates: Sequence[TokenProb], figure: Callable[[TokenProb], float]) -> dict[str, float]:
+def _top(probs: TokenProbs, n_top: int, figure: Callable[[TokenProb], float]) -> dict[str, float]:
+    """Write the best candidates, and the chosen token even if it is none of them."""
+    candidates = (*probs.top[:n_top], probs.chosen)
     return {outputs.decode_piece(each.piece): figure(each) for each in candidates}
 
 
@@ -113,7 +115,7 @@ def echoed_logprobs(
         if index >= n:
             top: dict[str, float] = rest[index - n]
             return top
-        return _top(scores[index - 1].top[:n_top], figure) if index else None
+        return _top(scores[index - 1], n_top, figure) if index else None
 
     return {
         "content": written.get("content", []),
@@ -379,8 +381,9 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         writer: OutputWriter,
         prompts: Sequence[Prompt],
         echoes: Sequence[str],
+        n_top: int,
     ) -> None:
-        self._request, self._params = request, params
+        self._request, self._params, self._n_top = request, params, n_top
         self._prompts, self._writer = prompts, writer
         self._frame = Frame(writer.model, "text_completion", "cmpl")
         self._n_prompts = [len(prompt) for prompt in prompts]
@@ -429,14 +432,14 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
     def _echoed(self, index: int, event: Chunk) -> dict[str, Any]:
         assert event.scores is not None
         echo, prompt = self._echoes[index], self._prompts[index]
-        return echoed_logprobs(echo, prompt, event.scores, self._params.n_probs)
+        return echoed_logprobs(echo, prompt, event.scores, self._n_top)
 
     def _logprobs(self, index: int, text: str) -> dict[str, Any] | None:
         """Write the candidates for the tokens of a text."""
         if not self._tokens:
             return None
         ((_, probs),) = self._tokens[index].take([ContentDelta(text)])
-        written = text_logprobs(probs, self._params, offset=self._offsets[index])
+        written = text_logprobs(probs, self._params, self._n_top, offset=self._offsets[index])
         self._offsets[index] += sum(map(len, written["tokens"]))
         return written
 

@@ -31,6 +31,7 @@ from trioserve.api.openapi import gives, takes
 from trioserve.api.vllm import answers
 from trioserve.errors import InvalidRequestError
 from trioserve.server.core import ServerCore
+from trioserve.types import place_of
 
 blueprint = Blueprint("vllm", __name__)
 
@@ -82,7 +83,7 @@ class _TextsRequest(RequestBody):
 
     unsupported = _UNSUPPORTED
     model: str | None = field(read=readers.model_name, default=None)
-    use_activation: bool = field("use_activation", "activation", default=True)
+    use_activation: bool = field("use_activation", "activation", "softmax", default=True)
     priority: int = 0
     timeout: float | None = field(read=readers.seconds, default=None)
     keep_alive: float | None = field(read=readers.keep_alive, default=None)
@@ -154,7 +155,13 @@ async def _by_cosine(server: ServerCore, request: ScoreRequest) -> tuple[Sequenc
             "use_activation", "must be true: an embedding model gives cosines."
         )
     n_first = len(request.text_1)
-    with naming({"input": "text_2"}):
+
+    def place(index: int) -> str:
+        if index < n_first:
+            return place_of(index, request.text_1, "text_1")
+        return place_of(index - n_first, request.text_2, "text_2")
+
+    with naming({"input": place}):
         done = await server.embed(
             (*request.text_1, *request.text_2),
             normalize=2,

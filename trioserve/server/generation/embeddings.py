@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import repeat
 
 import attrs
 import numpy as np
@@ -20,7 +21,7 @@ from trioserve.server.prompts.media import MediaPrompts, MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike, tokens_of
 from trioserve.server.stream import Stream
 from trioserve.server.workers import Workers
-from trioserve.types import Embedded, EmbeddingTask, Prompt, Timings, TokenId
+from trioserve.types import Embedded, EmbeddingTask, Prompt, Timings, TokenId, place_of
 
 Array = NDArray[np.float32]
 
@@ -212,11 +213,15 @@ class Embedder:
         self,
         query: str | Sequence[str],
         documents: str | Sequence[str],
+        most: int | None,
         priority: int,
         context: RequestContext,
     ) -> Ranking:
-        """See `Server.rerank`. With several queries, there is one for each document."""
+        """See `ServerCore.rerank`. With several queries, there is one for each document."""
         documents = [documents] if isinstance(documents, str) else documents
+        if most is not None:
+            n_chars = most * _DROPPED * self._engine.vocab.max_token_bytes
+            documents = [document[:n_chars] for document in documents]
         queries = [query] if isinstance(query, str) else query
         self._requests.resources.gate.check()
         with context.preparing():
@@ -224,7 +229,7 @@ class Embedder:
             self._check_lengths(documents, "documents")
             if len(queries) == 1:
                 queries = [*queries] * len(documents)
-            pairs = map(self._pair, queries, documents)
+            pairs = map(self._pair, queries, documents, repeat(most))
             task = await self._workers.offload(
                 partial(self._task, pairs, context, priority, "documents"),
                 sum(map(len, queries)) + 32 * len(documents) + sum(map(len, documents)),
@@ -261,17 +266,18 @@ class Embedder:
         A token has a limited number of characters, but some vocabularies drop blanks.
         """
         limit = self._engine.n_ctx_seq
-        for text in inputs:
+        for index, text in enumerate(inputs):
             n_tokens = len(text)
             if n_tokens > limit and isinstance(text, str):
                 n_tokens //= _DROPPED * self._engine.vocab.max_token_bytes
             if n_tokens > limit:
+                where = place_of(index, inputs, param)
                 raise InputTooLongError(
                     n_tokens,
                     limit,
-                    f"A text of at least {n_tokens} tokens is too large: the context of the model "
-                    f"holds {limit}.",
-                    param=param,
+                    f"'{where}' is too large: a text of at least {n_tokens} tokens, where the "
+                    f"context of the model holds {limit}.",
+                    param=where,
                 )
 
     def _text_of(self, text: PromptLike) -> Prompt:
@@ -281,9 +287,9 @@ class Embedder:
         parts = (text,) if isinstance(text, str) else text
         return tokens_of(self._engine.vocab, parts)
 
-    def _pair(self, query: str, document: str) -> tuple[TokenId, ...]:
+    def _pair(self, query: str, document: str, most: int | None) -> tuple[TokenId, ...]:
         check_cancelled()
-        return self._engine.pair(query, document)
+        return self._engine.pair(query, document, most)
 
     def _task(
         self,

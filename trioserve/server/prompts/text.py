@@ -352,12 +352,12 @@ class ChatPrompts:
             marked = await self.mark(await self.parse(messages), hold, marker=media_marker())
         return await self.render(marked.messages, chat)
 
-    async def count_tokens(self, messages: Messages, chat: ChatParams) -> int:
-        """See `Server.count_tokens`."""
+    async def chat_prompt(self, messages: Messages, chat: ChatParams) -> Prompt:
+        """Make the prompt of a chat, which may be too long for the context."""
         with self.media.memory.hold() as hold:
             marked = await self.mark(await self.parse(messages), hold)
             text = await self.render(marked.messages, chat)
-            return len(await self._tokenized(text, marked, hold, fits=False, aside=True))
+            return await self._tokenized(text, marked, hold, fits=False, aside=True)
 
     async def _tokenized(
         self,
