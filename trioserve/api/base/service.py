@@ -109,7 +109,8 @@ class Service(AppState):
         self._server = None
 
     def _make_server(self, config: Config) -> ServerCore:
-        return ServerCore(config) if self._load is None else ServerCore(config, load=self._load)
+        more: dict[str, Any] = {} if self._load is None else {"load": self._load}
+        return ServerCore(config, keys=self.keys, **more)
 
     async def _until_failure(self, server: ServerCore) -> None:
         """Wait until the engine has failed and clients have the error, then raise the failure."""
