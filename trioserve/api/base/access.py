@@ -23,7 +23,7 @@ from quart import request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base import vendors
+from trioserve.api.base import rights, vendors
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.connection import address_of, current_request
 from trioserve.config import Config
@@ -81,6 +81,7 @@ async def check_key() -> None:
     shown = shown_key(request.headers)
     current.key = await state.keys.check(shown)
     current.api_key = shown
+    rights.check_route()
     current.held.belongs_to(shown)
     set_client(shown)
 
