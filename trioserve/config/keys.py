@@ -14,10 +14,15 @@ bits than anyone can try. What people choose themselves belongs into no file of 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
+import secrets
+import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -91,11 +96,7 @@ def read_keys(path: str) -> tuple[Key, ...]:
     Raises:
         ConfigError: it cannot be read, or has an invalid entry; names the line.
     """
-    try:
-        text = readers.file(path)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return parse_keys(text, path)
+    return parse_keys(_text_of(path), path)
 
 
 def parse_keys(text: str, path: str) -> tuple[Key, ...]:
@@ -204,7 +205,9 @@ def _is_weight(value: Any) -> bool:
 
 
 def _are_patterns(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) and one for one in value)
+    return isinstance(value, list) and all(
+        isinstance(one, str) and one and one.isprintable() for one in value
+    )
 
 
 _NUMBER = f"an integer from 0 to {_MAX_NUMBER}; 0 = no limit"
@@ -221,3 +224,98 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "priority": (lambda value: _is_number(value, 0, MAX_PRIORITY), "an integer from 0 to 100"),
     "weight": (_is_weight, "a number from 0.001 to 1000"),
 }  # fmt: skip
+
+
+# -- changes of the file
+
+#: Random bytes of a new key, and what stands before them, so that people know it when they see it.
+_N_BYTES = 32
+_PREFIX = "ts-"
+
+
+def add_key(path: str, name: str, fields: Mapping[str, Any]) -> str:
+    """Make a key, and append its table to the file, which need not exist. Blocks.
+
+    Args:
+        path: of the file.
+        name: of the key.
+        fields: those of its table, but for the hash.
+
+    Returns:
+        The key, which is written nowhere.
+
+    Raises:
+        ConfigError: the name is taken, a value is invalid, or the file cannot be used.
+    """
+    text = _text_of(path) if os.path.lexists(path) else ""
+    if any(key.name == name for key in parse_keys(text, path)):
+        raise ConfigError(f"{path} has a key {name!r} already")
+    check_name(name, lambda _, problem: ConfigError(f"the key {name!r} {problem}"))
+    key = _PREFIX + secrets.token_urlsafe(_N_BYTES)
+    values = {"hash": f"sha256:{digest_of(key).hex()}", **fields}
+    lines = [f"[{name}]", *(f"{field} = {_toml_of(value)}" for field, value in values.items()), ""]
+    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+    text += gap + "\n".join(lines)
+    parse_keys(text, path)
+    _replace(path, text)
+    return key
+
+
+def remove_key(path: str, name: str) -> None:
+    """Remove the table of a key from the file; comments stay. Blocks.
+
+    Raises:
+        ConfigError: there is no such key, or the file cannot be used.
+    """
+    text = _text_of(path)
+    before = parse_keys(text, path)
+    if all(key.name != name for key in before):
+        raise ConfigError(f"{path} has no key {name!r}")
+    lines = text.splitlines(keepends=True)
+    header = re.compile(rf"[ \t]*\[[ \t]*{_quoted(name)}[ \t]*\]")
+    start = next((i for i, line in enumerate(lines) if header.match(line)), len(lines))
+    stop = end = start + 1
+    while stop < len(lines) and not lines[stop].lstrip().startswith("["):
+        stop += 1
+        if not lines[stop - 1].lstrip().startswith("#") and lines[stop - 1].strip():
+            end = stop  # what follows is a comment, perhaps on the next key
+    left = "".join((*lines[:start], *lines[end:]))
+    try:
+        is_right = parse_keys(left, path) == tuple(key for key in before if key.name != name)
+    except ConfigError:
+        is_right = False
+    if not is_right:
+        raise ConfigError(f"{path}: the key {name!r} is written in a way that only an editor can "
+                          "remove")  # fmt: skip
+    _replace(path, left)
+
+
+def _text_of(path: str) -> str:
+    try:
+        return readers.file(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _toml_of(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _replace(path: str, text: str) -> None:
+    """Write the file at once, for its owner only. Raises ConfigError."""
+    target = Path(os.path.realpath(path))
+    new = None
+    try:
+        descriptor, new = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            if target.exists() and hasattr(os, "fchown"):  # it may be the server's, and not ours
+                status = target.stat()
+                os.fchown(descriptor, status.st_uid, status.st_gid)
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(new, target)
+    except OSError as error:
+        if new is not None:
+            Path(new).unlink(missing_ok=True)
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
