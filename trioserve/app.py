@@ -20,6 +20,7 @@ from trioserve.config import Config, logs
 from trioserve.config.parse import from_environment
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.log import get_logger
+from trioserve.server.keys import Keys
 from trioserve.server.lifecycle.engine import Loader
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def _app_of(service: AppState) -> QuartTrio:
 
 async def _begin(app: QuartTrio, service: AppState) -> None:
     try:
+        service.keys = Keys(service.config)
+        await service.keys.open()
         api.configure(app, service.config)
     except ConfigError as error:
         _log.error(error.message)

@@ -28,6 +28,7 @@ from trioserve.mcp_server.serving import mcp_server
 from trioserve.models.catalog import Catalog
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import QueueStatus, Status
+from trioserve.server.keys import Keys
 from trioserve.types import Grammar
 
 
@@ -184,7 +185,7 @@ async def test_models_of_its_own(tmp_path: Path) -> None:
         fleet.sockets["two"] = path
         fleet.change()
 
-    models = OwnModels(cast(Fleet, fleet), cast(Catalog, fleet.catalog))
+    models = OwnModels(cast(Fleet, fleet), cast(Catalog, fleet.catalog), Keys(Config()))
     async with child_app(path, answering("Hello!")), Client(mcp_server(models)) as client:
         fleet.sockets["one"] = path
         assert (await answer(client, "chat", prompt="Hi", model="ONE"))["text"] == "Hello!"
@@ -209,7 +210,8 @@ async def test_processes_get_the_key_of_the_client(tmp_path: Path) -> None:
     fleet = FakeFleet(FakeCatalog({"one": entry("one")}))
     fleet.sockets["one"] = path = tmp_path / "one.sock"
     keys = ("first", "second")
-    models = OwnModels(cast(Fleet, fleet), cast(Catalog, fleet.catalog), keys)
+    of_keys = Keys(Config(api_keys=keys))
+    models = OwnModels(cast(Fleet, fleet), cast(Catalog, fleet.catalog), of_keys)
     backend, seen = answering("Hello!"), list[str]()
 
     async def cached(client: str) -> int:

@@ -23,6 +23,7 @@ from trioserve.config import Config
 from trioserve.errors import TrioServeError, UnavailableError
 from trioserve.fair_limiter import FairLimiter, set_client
 from trioserve.log import get_logger
+from trioserve.server.keys import Keys
 from trioserve.store import Part, Record, Records, Store, new_id
 
 _T = TypeVar("_T")
@@ -62,13 +63,14 @@ class Batches:
         self.ask: Ask
         self._store: Store
         self._config: Config
+        self._keys: Keys
         self._places: FairLimiter
         self._nursery: trio.Nursery | None = None
         self._running: dict[str, trio.CancelScope] = {}
 
-    async def run(self, store: Store, config: Config) -> None:
+    async def run(self, store: Store, config: Config, keys: Keys) -> None:
         """Run the batches that are not over, and those that begin, until cancelled."""
-        self._store, self._config = store, config
+        self._store, self._config, self._keys = store, config, keys
         # A few more than slots, so that a line waits when a slot is free.
         self._places = FairLimiter(config.parallel + max(1, config.parallel // 4))
         async with trio.open_nursery() as nursery:
@@ -115,10 +117,7 @@ class Batches:
 
     async def _answer_lines(self, batch: Record) -> None:
         """Answer the pending lines, those with the same beginning one after another."""
-        key = next((k for k in self._config.api_keys if self._store.owner_of(k) == batch.owner), "")
-        if self._config.api_keys and not key:
-            _log.warning("a batch is left alone: its API key is not valid any more", id=batch.id)
-            await trio.sleep_forever()
+        key = await self._key_of(batch) if self._keys.needed else ""
         set_client(key or "batches")
         numbers = await self._surely(lambda records: records.numbers_by_name(batch.id, PENDING))
         room = trio.Semaphore(2 * self._places.n_places)
@@ -128,6 +127,22 @@ class Batches:
                 if not self._may_begin:
                     return
                 nursery.start_soon(self._answer_line, batch, key, n, room)
+
+    async def _key_of(self, batch: Record) -> str:
+        """The API key that a batch is of. Waits until a client shows it: a file has only hashes."""
+
+        def find(shown: frozenset[str]) -> str | None:
+            of_batch = (key for key in shown if self._store.owner_of(key) == batch.owner)
+            return next((key for key in of_batch if self._keys.find(key) is not None), None)
+
+        if (key := find(self._keys.shown.value)) is not None:
+            return key
+        _log.warning("a batch waits: its API key is not valid, or was not used since the start",
+                     id=batch.id)  # fmt: skip
+        shown = await self._keys.shown.wait_value(lambda value: find(value) is not None)
+        key = find(shown)
+        assert key is not None
+        return key
 
     async def _answer_line(self, batch: Record, key: str, n: int, room: trio.Semaphore) -> None:
         try:

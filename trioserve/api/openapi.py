@@ -142,7 +142,7 @@ async def serve_one(api: str) -> Response:
 def _described(api: str | None) -> Response:
     known = current_app.extensions.setdefault(_NAME, {})
     if api not in known:
-        with_keys = bool(current_app_state().config.api_keys)
+        with_keys = current_app_state().keys.needed
         known[api] = describe(current_app, with_keys=with_keys, api=api)
     return json_response(known[api] | {"servers": [{"url": request.root_path or "/"}]})
 

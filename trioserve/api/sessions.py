@@ -376,7 +376,7 @@ class StreamLimits:
         n = config.stream_sessions
         return cls(
             sessions=n,
-            sessions_of_key=n if len(config.api_keys) < 2 else max(n // 2, 1),
+            sessions_of_key=max(n // 2, 1) if config.has_several_keys else n,
             bytes_each=config.stream_bytes,
             bytes_in_all=config.stream_total_bytes,
             keep_seconds=config.stream_keep_seconds,

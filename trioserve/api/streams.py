@@ -441,7 +441,7 @@ async def stop_secret(id_: str) -> Response:
 def _secret(id_: str) -> StreamSession | None:
     """Find a stream. Raises PermissionDeniedError if another API key started it."""
     session = current_app_state().streams.find_secret(id_)
-    shown = access.key_in(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+    shown = access.shown_key(request.headers)
     if session is not None and session.names.key and shown not in ("", session.names.key):
         raise PermissionDeniedError("This stream belongs to another API key.")
     return session

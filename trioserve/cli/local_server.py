@@ -156,9 +156,13 @@ async def started(
         environ: the environment variables.
 
     Raises:
+        ConfigError: the command has no key for it.
         ModelLoadError: it does not start.
         UnknownModelError, AmbiguousModelError: see `with_files`.
     """
+    if config.keys_file is not None and not config.api_keys:
+        raise ConfigError("keys_file: this command starts a server that would refuse it; give it a "
+                          "key with --api-key, too")  # fmt: skip
     flags = await trio.to_thread.run_sync(with_files, flags, config, environ)
     address = attrs.evolve(Address.of(None, config), host="127.0.0.1", port=_free_port())
     argv = [*flags, "--host", address.host, "--port", str(address.port)]

@@ -28,6 +28,7 @@ from trioserve.config import Config
 from trioserve.errors import NotFoundError, PayloadTooLargeError, TrioServeError
 from trioserve.fair_limiter import current_client, set_client
 from trioserve.mcp_server.serving import ENDED, mcp_server
+from trioserve.server.keys import Keys
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation, weight_of
 from trioserve.server.workers import offload
 from trioserve.tools.mcp.messages import MAX_VALUES, count_values
@@ -56,14 +57,26 @@ _Send: TypeAlias = Callable[[_Message], Awaitable[None]]
 
 @asynccontextmanager
 async def mcp_app(
-    models: ModelSource, config: Config, *, max_sessions: int = _MAX_SESSIONS
+    models: ModelSource,
+    config: Config,
+    keys: Keys | None = None,
+    *,
+    max_sessions: int = _MAX_SESSIONS,
 ) -> AsyncIterator[McpApp]:
-    """Make an ASGI app that offers models. Leaving the block ends its sessions and their calls."""
+    """Make an ASGI app that offers models. Leaving the block ends its sessions and their calls.
+
+    Args:
+        models: what it offers.
+        config: how it treats clients.
+        keys: the API keys; by default those of the configuration, without a file.
+        max_sessions: how many there are at most.
+    """
     manager = _Sessions(
         mcp_server(models), max_request_body_size=config.max_body_size, max_sessions=max_sessions
     )
-    app = McpApp(manager, config)
-    async with manager.run(), alongside(app.memory.keep_trim):
+    keys = keys or Keys(config)
+    app = McpApp(manager, config, keys)
+    async with manager.run(), alongside(app.memory.keep_trim, keys.follow):
         yield app
 
 
@@ -112,13 +125,14 @@ class _Head(msgspec.Struct):
 class McpApp:
     """Checks requests as the server does, and passes them to the sessions of the SDK."""
 
-    def __init__(self, manager: StreamableHTTPSessionManager, config: Config) -> None:
+    def __init__(self, manager: StreamableHTTPSessionManager, config: Config, keys: Keys) -> None:
         tcp.install()
         self.extensions = {NAME: Connections(config)}  # `tcp` looks for it
         #: What requests may hold in bodies and their values.
         self.memory = MemoryBudget.of(config)
         self._manager = manager
         self._config = config
+        self._keys = keys
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         """Handle a scope of ASGI."""
@@ -143,8 +157,9 @@ class McpApp:
                 if path != PATH:
                     raise NotFoundError(f"The MCP server is at {config.api_prefix}{PATH}.")
                 set_client(network_of((scope.get("client") or ("",))[0]))
-                if config.api_keys:
-                    key = access.valid_key(headers, config)
+                if self._keys.needed:
+                    key = access.shown_key(headers)
+                    await self._keys.check(key)
                     scope["user"] = _user_of(key)
                     held.belongs_to(key)
                     set_client(key)

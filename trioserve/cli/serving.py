@@ -22,6 +22,7 @@ from trioserve.cli.progress import EarlyLoad, StatusPipe, fetch, load
 from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
 from trioserve.config.flags import as_flags
+from trioserve.config.keys import read_keys
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.hosts import is_local
 from trioserve.log import get_logger
@@ -141,6 +142,8 @@ def _check_files(config: Config) -> None:
         ConfigError: a file or a directory cannot be used.
     """
     config.mcp_servers()
+    if config.keys_file is not None:
+        read_keys(config.keys_file)
     if config.static_path is not None and not Path(config.static_path).is_dir():
         raise ConfigError(f"--path: {config.static_path} is not a directory")
     if config.ssl_cert_file is not None:
@@ -157,7 +160,7 @@ def check_reach(config: Config, listening: Sequence[socket.socket]) -> None:
     Raises:
         ConfigError: it does.
     """
-    if config.api_keys or not (config.has_tools or config.has_mcp_proxy):
+    if config.has_api_keys or not (config.has_tools or config.has_mcp_proxy):
         return
     for each in listening:
         if each.family != socket.AF_UNIX and not is_local(each.getsockname()[0]):

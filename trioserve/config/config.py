@@ -542,6 +542,9 @@ class Config:
     api_keys: tuple[str, ...] = _server((), "--api-key LLAMA_API_KEY", check=checks.api_key,
         help="API keys, separated by commas; a client must send one of them; by default no key is "
         "needed")
+    keys_file: str | None = _server(None, "--api-keys TRIOSERVE_API_KEYS",
+        help="TOML file with a table for each further API key: its hash, its limits, and what it "
+        "may do; trioserve keys writes it, and a server that runs reads it again when it changes")
     api_key_weights: tuple[float, ...] = _server((),
         help="relative share of the queue for each API key, in the same order; by default equal")
     api_key_priority: tuple[int, ...] = _server((),
@@ -709,6 +712,16 @@ class Config:
     def model_named(self) -> str | None:
         """The model's name from any of the fields; None: the bundled model."""
         return self.hf_repo or self.model_url or self.model
+
+    @property
+    def has_api_keys(self) -> bool:
+        """Whether clients must show an API key."""
+        return bool(self.api_keys) or self.keys_file is not None
+
+    @property
+    def has_several_keys(self) -> bool:
+        """Whether there are several API keys, or may be, as in a file."""
+        return len(self.api_keys) > 1 or self.keys_file is not None
 
     @property
     def aliases(self) -> tuple[str, ...]:

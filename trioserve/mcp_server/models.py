@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,6 +17,7 @@ from trioserve.router.client import ServerAnswer, ServerClient, connected_to
 from trioserve.router.fleet import Fleet, send_to_model
 from trioserve.router.forward import Outgoing
 from trioserve.router.states import QueueStatus
+from trioserve.server.keys import Keys
 
 T = TypeVar("T")
 
@@ -73,14 +74,14 @@ class OwnModels(ModelSource):
     Args:
         fleet: the processes.
         catalog: the models.
-        api_keys: of the processes. A call names its client, by its key or else its address, so that
+        keys: of the processes. A call names its client, by its key or else its address, so that
             clients take turns there, and keys share no cache.
     """
 
-    def __init__(self, fleet: Fleet, catalog: Catalog, api_keys: Sequence[str] = ()) -> None:
+    def __init__(self, fleet: Fleet, catalog: Catalog, keys: Keys) -> None:
         self._fleet = fleet
         self._catalog = catalog
-        self._api_keys = api_keys
+        self._keys = keys
 
     def client(self, name: str | None, tell: Tell) -> ServerClient:
         """See `ModelSource.client`."""
@@ -103,16 +104,21 @@ class OwnModels(ModelSource):
         return ServerClient(send)
 
     def _client_headers(self) -> Iterator[tuple[bytes, bytes]]:
-        keys, client = self._api_keys, current_client()
-        if keys:
-            key = client if client in keys else keys[0]
+        keys, client = self._keys, current_client()
+        if keys.needed:
+            key = keys.first if keys.find(client) is None else client
             yield b"authorization", f"Bearer {key}".encode()
         elif client:
             yield b"x-forwarded-for", client.encode()
 
     async def listed(self) -> list[Listed]:
         """See `ModelSource.listed`."""
-        names = [one.name for one in self._catalog.entries.values() if not one.hidden]
+        key = self._keys.find(current_client())
+        names = [
+            one.name
+            for one in self._catalog.entries.values()
+            if not one.hidden and (key is None or key.may_use(one.name, *one.aliases))
+        ]
         return [Listed(name, self._fleet.state(name).value.value) for name in names]
 
 
@@ -143,11 +149,11 @@ async def models_of_server(
 
 @asynccontextmanager
 async def models_of_catalog(
-    catalog: Catalog, *, max_models: int, max_memory: int, api_keys: Sequence[str] = ()
+    catalog: Catalog, *, max_models: int, max_memory: int, keys: Keys
 ) -> AsyncIterator[ModelSource]:
     """The models of a catalog, as `Fleet` runs them. Leaving the block ends their processes."""
     async with Fleet(catalog, max_models=max_models, max_memory=max_memory) as fleet:
-        yield OwnModels(fleet, catalog, api_keys)
+        yield OwnModels(fleet, catalog, keys)
 
 
 class ChatResult(msgspec.Struct, kw_only=True):

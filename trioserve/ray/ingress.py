@@ -7,6 +7,7 @@ the replica to say, which has the whole API.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from trioserve.ray.calls import IngressReply
 from trioserve.ray.incoming import GoneError, Incoming, Receive, Scope, Send
 from trioserve.ray.lifelines import Anchor
 from trioserve.ray.routes import Routes
+from trioserve.server.keys import Keys
 from trioserve.server.limits.memory import MemoryBudget
 
 _log = logging.getLogger("ray.serve")
@@ -43,6 +45,7 @@ class Ingress:
         self._config = config
         self._routes = routes
         self._anchor = anchor
+        self._keys = Keys(config)
         self._memory = MemoryBudget.of(config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,6 +64,7 @@ class Ingress:
     async def _live(self, receive: Receive, send: Send) -> None:
         """Take part in ASGI's lifespan."""
         await receive()
+        await asyncio.to_thread(self._keys.load)
         await self._anchor.begin()
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -75,7 +79,7 @@ class Ingress:
                     await client.reply(IngressReply(headers=()))
                     return
                 access.check(request.path, request.headers, request.server, self._config)
-                held.belongs_to(self._key_of(request))
+                held.belongs_to(await self._key_of(request))
                 await request.read(receive, self._config, held)
                 await client.reply(await self._routes.answer(request))
             except GoneError:
@@ -87,12 +91,16 @@ class Ingress:
                     raise  # which ends the connection: so the client sees that it is not whole
                 await client.refuse(errors.unexpected(error))
 
-    def _key_of(self, request: Incoming) -> str:
+    async def _key_of(self, request: Incoming) -> str:
         """The API key that a request shows. Raises AuthenticationError."""
         path = request.path
-        if not self._config.api_keys or path in access.PUBLIC or path.startswith(_LOOKED_AT_AGAIN):
+        if not self._keys.needed or path in access.PUBLIC or path.startswith(_LOOKED_AT_AGAIN):
             return ""
-        return access.valid_key(request.headers, self._config)
+        shown = access.shown_key(request.headers)
+        if self._keys.find(shown) is None:
+            await asyncio.to_thread(self._keys.refresh)
+            self._keys.need(shown)
+        return shown
 
 
 class _Responder:

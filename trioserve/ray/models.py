@@ -34,8 +34,9 @@ _UNUSED = frozenset(
 #: Fields that clients see, whatever the model: they are the same for all.
 _SHARED = frozenset(
     {
-        "api_keys", "api_key_weights", "api_key_priority", "allowed_hosts", "cors_origins",
-        "cors_methods", "cors_headers", "cors_credentials", "max_body_size", "max_request_memory",
+        "api_keys", "keys_file", "api_key_weights", "api_key_priority", "allowed_hosts",
+        "cors_origins", "cors_methods", "cors_headers", "cors_credentials", "max_body_size",
+        "max_request_memory",
         "models_match", "timeout", "ui", "ui_config", "static_path", "metrics_endpoint",
     }
 )  # fmt: skip

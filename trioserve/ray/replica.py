@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
@@ -227,6 +228,8 @@ class Replica:
     _is_closed = True  # until there is a child
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]
+        if config.keys_file is not None and not config.api_keys:
+            config = attrs.evolve(config, api_keys=(secrets.token_urlsafe(),))  # ours
         self._config = config
         self._closing = ExitStack()
         self._n_running = 0
@@ -349,7 +352,12 @@ def child_argv(config: Config) -> tuple[str, ...]:
 
     Its replica reads its metrics, even where clients may not.
     """
-    hidden: dict[str, Any] = {"api_keys": (), "api_key_weights": (), "api_key_priority": ()}
+    hidden: dict[str, Any] = {
+        "api_keys": (),
+        "keys_file": None,
+        "api_key_weights": (),
+        "api_key_priority": (),
+    }
     hidden |= {"hf_token": None, "mcp_servers_json": None}
     config = attrs.evolve(config, **hidden, metrics_endpoint=True)
     words = argv_of(config)

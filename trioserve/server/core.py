@@ -25,6 +25,7 @@ from trioserve.server.generation.embeddings import Classification, Embeddings, R
 from trioserve.server.generation.requests import ServerResources
 from trioserve.server.generation.slots import SlotFiles
 from trioserve.server.generation.text import check_copies
+from trioserve.server.keys import Keys
 from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
 from trioserve.server.lifecycle.sleep import ModelLifecycle
 from trioserve.server.limits.admission import Queue
@@ -59,8 +60,10 @@ class ServerCore(EnteredOnce):
         drive: runs the engine. The default runs it on a thread.
         asleep: start without loading the model; the first request loads it.
         room: a context manager around the model's time in memory, which makes room for it.
+        keys: the API keys, which another one keeps up to date; by default the server's own.
 
     Raises:
+        ConfigError: on entry, when the file of API keys cannot be used.
         ModelLoadError: on entry, when the model cannot be loaded.
         HubError: on entry, when the model cannot be downloaded.
         BridgeError: on entry, when no descriptors are left.
@@ -74,12 +77,14 @@ class ServerCore(EnteredOnce):
         drive: Driver = in_thread,
         asleep: bool = False,
         room: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        keys: Keys | None = None,
     ) -> None:
         self.config = config or Config()
         if self.config.rpc and load is llama.load:
             raise ConfigError("rpc: a machine that fails ends the process, so such a model needs "
                               "a separate one: use the command, or ChildModels")  # fmt: skip
-        self.resources = ServerResources(self.config)
+        self._keeps_keys = keys is None
+        self.resources = ServerResources(self.config, keys or Keys(self.config))
         #: The memory budget of requests, including unread requests of other connections.
         self.memory = self.resources.memory
         #: Request metrics; None unless the configuration enables them.
@@ -97,10 +102,14 @@ class ServerCore(EnteredOnce):
 
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
+        jobs = [self.memory.keep_trim, self.lifecycle.run]
+        if self._keeps_keys:
+            await self.resources.keys.open()
+            jobs.append(self.resources.keys.follow)
         async with (
             self.resources.traced(),
             open_registry(self.config) as self.tools,
-            alongside(self.memory.keep_trim, self.lifecycle.run),
+            alongside(*jobs),
         ):
             if not self.sleeping:
                 await self.wake()

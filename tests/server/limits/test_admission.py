@@ -16,6 +16,7 @@ from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, QueueFullError, ServerClosingError
 from trioserve.server import RequestContext, Server
 from trioserve.server.dispatch import Dispatcher
+from trioserve.server.keys import Keys
 from trioserve.server.limits.admission import Admission
 from trioserve.testing import ScriptedBackend
 
@@ -123,7 +124,7 @@ async def test_too_high_a_priority_is_a_400(
 
 def test_waits_are_told_from_how_long_requests_took() -> None:
     dispatcher = cast(Any, None)
-    admission = Admission(Config(), dispatcher, 2)
+    admission = Admission(Config(), Keys(Config()), dispatcher, 2)
     assert admission.wait_s(3) is None and admission._retry_after() == 1
     admission.observe(4000)
     assert admission.wait_s(1) == 2 and admission.wait_s(3) == 6
@@ -144,7 +145,8 @@ def test_what_has_begun_may_end_while_the_server_drains() -> None:
 
     dispatcher = Dispatcher(cast(Any, None), cast(Any, None), unread_tokens=1, stall_timeout=1)
     gate = Gate()
-    admission = Admission(Config(max_queue=0), dispatcher, 1)
+    config = Config(max_queue=0)
+    admission = Admission(config, Keys(config), dispatcher, 1)
     said = []
     for _ in range(2):
         said.append((check(has_begun=False), check(has_begun=True)))

@@ -17,19 +17,17 @@ to use a server without keys.
 
 from __future__ import annotations
 
-import hmac
 import re
-from collections.abc import Iterable
 
 from quart import request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base import vendors
+from trioserve.api.base import rights, vendors
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.connection import address_of, current_request
 from trioserve.config import Config
-from trioserve.errors import AuthenticationError, PermissionDeniedError
+from trioserve.errors import PermissionDeniedError
 from trioserve.fair_limiter import set_client
 from trioserve.hosts import is_local, parse_authority, parse_origin
 
@@ -61,19 +59,9 @@ def key_in(authorization: str | None, x_api_key: str | None) -> str:
     return _BEARER.sub("", text, count=1) if _BEARER.match(text) else text
 
 
-def is_valid(shown: str, keys: Iterable[str]) -> bool:
-    """Compare a key with all valid keys, in a time that reveals nothing about them."""
-    offered = shown.encode("utf-8", "surrogateescape")
-    matches = [hmac.compare_digest(offered, key.encode()) for key in keys]
-    return any(matches)
-
-
-def valid_key(headers: Headers, config: Config) -> str:
-    """The API key in a request. Raises AuthenticationError if it is not valid."""
-    shown = key_in(headers.get("Authorization"), headers.get("X-Api-Key"))
-    if not is_valid(shown, config.api_keys):
-        raise AuthenticationError("Invalid API Key")
-    return shown
+def shown_key(headers: Headers) -> str:
+    """The API key in the headers of a request; empty if there is none."""
+    return key_in(headers.get("Authorization"), headers.get("X-Api-Key"))
 
 
 async def check_key() -> None:
@@ -81,16 +69,20 @@ async def check_key() -> None:
 
     From here on, the task works for the client with this key, or else this address.
     """
-    config = current_app_state().config
+    state = current_app_state()
     set_client(address_of(current_request()))
     # By the rule, not by the path: a path may lead out of its beginning again.
     rule = request.url_rule.rule if request.url_rule is not None else ""
-    if not config.api_keys or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
+    if not state.keys.needed or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
         return
-    if config.static_path is None and rule.startswith(PAGE_RULES):
+    if state.config.static_path is None and rule.startswith(PAGE_RULES):
         return
-    current_request().api_key = shown = valid_key(request.headers, config)
-    current_request().held.belongs_to(shown)
+    current = current_request()
+    shown = shown_key(request.headers)
+    current.key = await state.keys.check(shown)
+    current.api_key = shown
+    rights.check_route()
+    current.held.belongs_to(shown)
     set_client(shown)
 
 
@@ -197,7 +189,7 @@ def check(path: str, headers: Headers, server: str, config: Config) -> None:
     if path in OPEN:
         return
     authority, origin = headers.get("Host", ""), headers.get("Origin")
-    if not config.api_keys and is_local(server) and authority:
+    if not config.has_api_keys and is_local(server) and authority:
         named = parse_authority(authority)
         if named is None or not answers_to(named.host, config):
             raise PermissionDeniedError(

@@ -32,6 +32,7 @@ from trioserve.errors import (
 )
 from trioserve.fair_limiter import tool_calls
 from trioserve.log import get_logger
+from trioserve.server.keys import Keys
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer, ToolRecord
 from trioserve.server.runs.run import AgentRun
@@ -257,6 +258,8 @@ class AppState(Connections, ABC):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        #: The API keys. They are loaded when the app is served.
+        self.keys = Keys(config)
         self.n_answers: Counter[tuple[str, int]] = Counter()  # by route and status
         self.n_answering = AsyncValue(0)  # requests whose responses are not sent yet
         self.n_others = AsyncValue(0)  # POSTs that are being answered, without lines of batches
@@ -302,7 +305,9 @@ class AppState(Connections, ABC):
     def _outliving(self, store: Store, config: Config) -> AbstractAsyncContextManager[trio.Nursery]:
         """Run what outlives the requests that began it, for a block."""
         return alongside(
-            partial(self.streams.run, config), partial(self.batches.run, store, config)
+            partial(self.streams.run, config),
+            partial(self.batches.run, store, config, self.keys),
+            self.keys.follow,
         )
 
     @property

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
     from quart import Request as QuartRequest
 
+    from trioserve.config.keys import Key
     from trioserve.server.limits.memory import MemoryReservation
 
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?", re.ASCII)
@@ -122,7 +123,8 @@ class Request(TrioRequest):
 
     `arrived` is when its head had been read (`trio.current_time`), here or at a proxy that says in
     `WAITED_HEADER` how long ago that was. `received` is set when the whole body has been, or the
-    client has left. `api_key` is the valid key that it showed; empty when none was needed.
+    client has left. `api_key` is the valid key that it showed, which says who the client is; empty
+    when none was needed. `key` is what that key may do; None when none was needed.
     `limited_as` is whose rate limits it counts for, once it was counted. `held` is what it takes
     of the memory that requests may have, and `overload` is why its body was not kept. `resources`
     is unwound after the response, in the request's own task. `keep_alive` is what is sent in
@@ -134,6 +136,7 @@ class Request(TrioRequest):
     arrived: float
     received: trio.Event
     api_key: str = ""
+    key: Key | None = None
     limited_as: str = ""
     held: MemoryReservation
     overload: TrioServeError | None = None

@@ -21,9 +21,9 @@ from trioserve.api.base.http import current_context, json_response
 from trioserve.api.base.service import (
     awake_server,
     current_responses,
-    current_server,
     current_service,
     keep_awake,
+    server_for,
 )
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server import RequestContext
@@ -56,7 +56,7 @@ async def admit(request: GenerationRequest) -> tuple[ServerCore, GenerationParam
         RateLimitError: the client has no request left in this minute.
         TrioServeError: there is no server.
     """
-    server = current_server(request.model)
+    server = server_for(request.model)
     if request.n_copies != request.n:
         check_copies(request.n_copies, server.model.n_slots, param="best_of")
     given, limit = request.given_params(), server.config.max_logprobs

@@ -11,6 +11,7 @@ from quart import current_app
 from trioserve.api.base.app_state import AppState, Responses, app_state_of
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
+from trioserve.api.base.rights import check_model, may_use
 from trioserve.config import Config
 from trioserve.errors import ModelLoadingError, UnavailableError
 from trioserve.models.fetch import fetch
@@ -109,7 +110,8 @@ class Service(AppState):
         self._server = None
 
     def _make_server(self, config: Config) -> ServerCore:
-        return ServerCore(config) if self._load is None else ServerCore(config, load=self._load)
+        more: dict[str, Any] = {} if self._load is None else {"load": self._load}
+        return ServerCore(config, keys=self.keys, **more)
 
     async def _until_failure(self, server: ServerCore) -> None:
         """Wait until the engine has failed and clients have the error, then raise the failure."""
@@ -143,13 +145,33 @@ def current_service() -> Service:
     return service
 
 
-def current_server(model: str | None = None) -> ServerCore:
-    """The server of a model, for the current request. It may sleep. Raises as `Service.server`.
+def current_server() -> ServerCore:
+    """The server of the app that handles the current request. It may sleep.
+
+    Raises:
+        TrioServeError: as `Service.server`.
+    """
+    return current_service().server
+
+
+def may_use_model_of(server: ServerCore) -> bool:
+    """Whether the API key of the current request may use the model of a server."""
+    return may_use(server.model.info.name, *server.config.aliases)
+
+
+def server_for(model: str | None) -> ServerCore:
+    """The server of a model that the current request is to use. It may sleep.
 
     Args:
         model: the name that the request gives. There is one model, which answers to any.
+
+    Raises:
+        PermissionDeniedError: the API key may not use the model.
+        TrioServeError: as `Service.server`.
     """
-    return current_service().server
+    server = current_server()
+    check_model(server.model.info.name, *server.config.aliases)
+    return server
 
 
 async def awake_server(
@@ -158,9 +180,9 @@ async def awake_server(
     """The server of a model, awake until the current request has been answered.
 
     Raises:
-        TrioServeError: as `Service.server` and `Server.awake`.
+        TrioServeError: as `server_for` and `Server.awake`.
     """
-    server = current_server(model)
+    server = server_for(model)
     await keep_awake(server, context)
     return server
 
@@ -188,7 +210,7 @@ async def read_for_model(
 
     def parse_checked(body: dict[str, Any]) -> tuple[_T, ServerCore]:
         name = body.get("model")
-        server = current_server(name if isinstance(name, str) else None)
+        server = server_for(name if isinstance(name, str) else None)
         check(server)
         return parse(body), server
 

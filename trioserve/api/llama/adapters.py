@@ -14,6 +14,7 @@ from trioserve.api.base.answers import SUCCESS, TEXT
 from trioserve.api.base.body import read_body_as, read_json
 from trioserve.api.base.fields import Only, RequestBody, field, named
 from trioserve.api.base.http import current_context, json_response
+from trioserve.api.base.rights import manages
 from trioserve.api.base.service import awake_server, current_server
 from trioserve.api.llama import answers
 from trioserve.api.openapi import gives, takes
@@ -43,6 +44,7 @@ async def list_adapters() -> Response:
 
 
 @blueprint.post("/lora-adapters")
+@manages
 @takes(None)
 @gives(SUCCESS)
 async def set_scales() -> Response:
@@ -78,6 +80,7 @@ class UnloadAdapterRequest(RequestBody):
 
 
 @blueprint.post("/v1/load_lora_adapter")
+@manages
 @takes(LoadAdapterRequest)
 @gives(TEXT, "text/plain")
 async def load_adapter() -> Response:
@@ -89,6 +92,7 @@ async def load_adapter() -> Response:
 
 
 @blueprint.post("/v1/unload_lora_adapter")
+@manages
 @takes(UnloadAdapterRequest)
 @gives(TEXT, "text/plain")
 async def unload_adapter() -> Response:

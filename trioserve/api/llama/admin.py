@@ -13,7 +13,8 @@ from trioserve.api.base import outputs
 from trioserve.api.base.answers import HEALTH, METRICS, PROPERTIES, SUCCESS, TEXT
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.http import json_response
-from trioserve.api.base.service import current_server, current_service
+from trioserve.api.base.rights import manages
+from trioserve.api.base.service import current_server, current_service, may_use_model_of, server_for
 from trioserve.api.llama import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.markers import media_marker
@@ -54,11 +55,12 @@ async def models() -> Response:
     In OpenAI's form, its LoRA adapters follow, as in vLLM's.
     """
     server = current_server()
+    listed = may_use_model_of(server)
     return json_response(
         {
-            "models": [_ollama_model(server)],
+            "models": [_ollama_model(server)] if listed else [],
             "object": "list",
-            "data": [openai_model(server), *_adapters(server)],
+            "data": [openai_model(server), *_adapters(server)] if listed else [],
         }
     )
 
@@ -68,7 +70,7 @@ async def models() -> Response:
 @gives(answers.MODEL)
 async def model(name: str) -> Response:
     """Describe the one model, by any of its names."""
-    server = current_server()
+    server = server_for(name)
     for adapter in _adapters(server):
         if adapter["id"] == name:
             return json_response(adapter)
@@ -210,6 +212,7 @@ async def props() -> Response:
 
 
 @blueprint.post("/props")
+@manages
 @takes(None)
 @gives(SUCCESS)
 async def set_props() -> Response:

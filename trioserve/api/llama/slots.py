@@ -16,6 +16,7 @@ from trioserve.api.base.fields import (
     field,
 )
 from trioserve.api.base.http import json_response
+from trioserve.api.base.rights import manages
 from trioserve.api.base.service import awake_server, current_server
 from trioserve.api.llama import answers
 from trioserve.api.openapi import gives, takes
@@ -141,6 +142,7 @@ class SlotRequest(RequestBody):
 
 
 @blueprint.post("/slots/<id_slot>")
+@manages
 @takes(SlotRequest, query={"action": "save, restore or erase"})
 @gives(answers.MOVED)
 async def act(id_slot: str) -> Response:

@@ -20,7 +20,8 @@ from trioserve.api.base import readers
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import Only, RequestBody, field
 from trioserve.api.base.http import json_response
-from trioserve.api.base.service import current_server
+from trioserve.api.base.rights import manages
+from trioserve.api.base.service import current_server, may_use_model_of, server_for
 from trioserve.api.ollama import answers
 from trioserve.api.ollama.events import CONTENT_TYPE, rfc3339
 from trioserve.api.openapi import gives, takes
@@ -272,7 +273,8 @@ async def version() -> Response:
 @gives(answers.TAGS)
 async def tags() -> Response:
     """List the model of this server."""
-    return json_response(describe_tags([described(current_server())]))
+    server = current_server()
+    return json_response(describe_tags([described(server)] if may_use_model_of(server) else []))
 
 
 @blueprint.get("/api/ps")
@@ -280,7 +282,7 @@ async def tags() -> Response:
 async def processes() -> Response:
     """List the one model, if it is in memory."""
     server = current_server()
-    if server.sleeping:
+    if server.sleeping or not may_use_model_of(server):
         return json_response(describe_processes([]))
     seconds = server.lifecycle.idle_until - trio.current_time()
     loaded = Loaded(
@@ -297,7 +299,7 @@ async def processes() -> Response:
 async def show() -> Response:
     """Describe the one model, by any of its names."""
     request = await read_body_as(OllamaShowRequest.parse)
-    server = current_server()
+    server = server_for(request.model)
     check_name(server, request.model)
     model = server.model
     return json_response(
@@ -313,6 +315,7 @@ async def show() -> Response:
 
 
 @blueprint.post("/api/pull")
+@manages
 @takes(OllamaPullRequest, streams=CONTENT_TYPE)
 @gives(answers.STATUS)
 async def pull() -> Response:
@@ -325,6 +328,7 @@ async def pull() -> Response:
 
 
 @blueprint.delete("/api/delete")
+@manages
 @takes(OllamaDeleteRequest)
 @gives(answers.STATUS)
 async def delete() -> Response:

@@ -16,6 +16,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import json_response
+from trioserve.api.base.rights import manages, may_use
 from trioserve.api.ollama import answers, models as describe
 from trioserve.api.ollama.events import CONTENT_TYPE, line
 from trioserve.api.ollama.models import (
@@ -27,7 +28,7 @@ from trioserve.api.ollama.models import (
 )
 from trioserve.api.openapi import gives, takes
 from trioserve.api.router.forwarding import outgoing
-from trioserve.api.router.service import current_fleet, current_router
+from trioserve.api.router.service import current_fleet, current_router, find_model
 from trioserve.chat.template.builtin import CHATML, source_of
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.concurrency import Feed
@@ -58,7 +59,11 @@ async def version() -> Response:
 async def tags() -> Response:
     """List the models."""
     entries = current_fleet().catalog.entries.values()
-    visible = [entry for entry in entries if entry.path is not None and not entry.hidden]
+    visible = [
+        entry
+        for entry in entries
+        if entry.path is not None and not entry.hidden and may_use(entry.name, *entry.aliases)
+    ]
     return json_response(describe.describe_tags([await _described(entry) for entry in visible]))
 
 
@@ -91,7 +96,7 @@ async def _models_at(path: Path) -> list[dict[str, Any]]:
 async def show() -> Response:
     """Describe a model by its file, without loading it."""
     name = (await read_body_as(OllamaShowRequest.parse)).model
-    entry = current_fleet().catalog.find(name)
+    entry = find_model(name)
     summary = await current_router().summary_of(entry)
     if summary is None:
         raise NotFoundError(f"The model {entry.name!r} is not here yet, or is broken.")
@@ -138,6 +143,7 @@ def _capabilities(config: Config, template: str) -> list[str]:
 
 
 @blueprint.post("/api/pull")
+@manages
 @takes(OllamaPullRequest, streams=CONTENT_TYPE)
 @gives(answers.STATUS)
 async def pull() -> Response:
@@ -175,12 +181,13 @@ async def _pulling(name: str, events: Feed[FleetEvent]) -> AsyncGenerator[bytes,
 
 
 @blueprint.delete("/api/delete")
+@manages
 @takes(OllamaDeleteRequest)
 @gives(None, status=200)
 async def delete() -> Response:
     """Delete a model that was downloaded."""
     request = await read_body_as(OllamaDeleteRequest.parse)
-    await current_router().downloads.remove(current_fleet().catalog.exact(request.model))
+    await current_router().downloads.remove(find_model(request.model, exact=True))
     return Response()
 
 

@@ -33,7 +33,8 @@ from trioserve.api.base.generation import (
 )
 from trioserve.api.base.http import current_context, json_response, long_response, size_of_outputs
 from trioserve.api.base.outputs import name_of
-from trioserve.api.base.service import current_server, keep_awake, read_for_model
+from trioserve.api.base.rights import check_manages
+from trioserve.api.base.service import keep_awake, read_for_model, server_for
 from trioserve.api.base.text_tokens import probs_of
 from trioserve.api.base.truncation import embed_cut
 from trioserve.api.ollama import answers
@@ -75,7 +76,7 @@ blueprint = Blueprint("ollama", __name__)
 async def chat() -> Response:
     """Answer a chat, as a stream or at once. Without messages: load the model, or unload it."""
     request = await read_chat(OllamaChatRequest.parse)
-    request.check(current_server(request.model))
+    request.check(server_for(request.model))
     if not request.messages:
         return await _loaded(request, chat_body)
     server, params, context = await admit(request)
@@ -92,7 +93,7 @@ async def chat() -> Response:
 async def generate() -> Response:
     """Answer or continue a prompt, or fill the gap before a suffix. Without a prompt: as chat."""
     request = await read_body_as(OllamaGenerateRequest.parse)
-    request.check(current_server(request.model))
+    request.check(server_for(request.model))
     if not (request.prompt or request.suffix or request.images):
         return await _loaded(request, generate_body)
     server, params, context = await admit(request)
@@ -122,9 +123,11 @@ async def _generated(
 
 async def _loaded(request: OllamaRequest, body: Body) -> Response:
     """Load the model without generating; with a `keep_alive` of 0, free its memory."""
-    server = current_server(request.model)
+    server = server_for(request.model)
     server.model.check_generates()
     unload = request.keep_alive == 0
+    if unload:
+        check_manages("unloading the model")
     if not (unload and server.state.value is ServerState.SLEEPING):
         await keep_awake(server, current_context(request.timeout, request.keep_alive))
     writer = _writer(server.model.info.name, request, body)

@@ -31,7 +31,7 @@ from trioserve.api.base.fields import (
     text,
 )
 from trioserve.api.base.http import current_context, long_response
-from trioserve.api.base.service import current_server, keep_awake
+from trioserve.api.base.service import keep_awake, server_for
 from trioserve.api.openai import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
@@ -413,7 +413,7 @@ async def translations() -> Response:
 
 async def _answer(request_class: type[TranslationRequest]) -> Response:
     request = request_class.parse(await read_form())
-    server = current_server(request.model)
+    server = server_for(request.model)
     (await server.lifecycle.known_model()).check_transcribes()
     context = current_context(request.timeout, request.keep_alive)
     await keep_awake(server, context)

@@ -29,7 +29,7 @@ from trioserve.api.base.http import TIMEOUT_HEADER, current_request_id, json_res
 from trioserve.api.base.readers import seconds
 from trioserve.api.router import proxy
 from trioserve.api.router.proxy import PassedStream
-from trioserve.api.router.service import current_router
+from trioserve.api.router.service import current_router, find_model
 from trioserve.concurrency import alongside, deadline_scope
 from trioserve.errors import (
     InvalidRequestError,
@@ -236,9 +236,9 @@ async def forward_to_model(wanted: ForwardedRequest) -> Response:
     router, resources = current_router(), current_request().resources
     fleet = router.fleet
     if wanted.if_unloaded is None:
-        entry = fleet.catalog.find(wanted.model)
+        entry = find_model(wanted.model)
     else:  # it asks for the model's memory
-        entry = fleet.catalog.exact(wanted.model or "")
+        entry = find_model(wanted.model, exact=True)
         if fleet.state(entry.name).value is Status.UNLOADED:
             return json_response(wanted.if_unloaded)
     resources.enter_context(counted(router.n_forwarded))

@@ -16,10 +16,12 @@ from trioserve.api.base.answers import HEALTH, METRICS, PROPERTIES, SUCCESS, TEX
 from trioserve.api.base.body import read_body
 from trioserve.api.base.connection import PING, KeepAlive, current_request
 from trioserve.api.base.http import json_response
+from trioserve.api.base.rights import check_manages, manages, may_use
 from trioserve.api.openapi import gives, takes
 from trioserve.api.router import answers, forwarding, metrics as router_metrics, proxy
-from trioserve.api.router.service import RouterService, current_fleet, current_router
+from trioserve.api.router.service import RouterService, current_fleet, current_router, find_model
 from trioserve.concurrency import Feed
+from trioserve.config.keys import Key
 from trioserve.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -121,6 +123,7 @@ async def props() -> Response:
 
 
 @blueprint.post("/props")
+@manages
 @takes(None)
 @gives(SUCCESS)
 async def set_props() -> Response:
@@ -178,20 +181,23 @@ async def models() -> Response:
     """List the models and what each of them does."""
     fleet = current_fleet()
     if request.args.get("reload"):
+        check_manages("?reload=")
         await fleet.reload()
     modalities = await current_router().modalities_of(fleet.catalog.entries.values())
     entries = fleet.catalog.entries
     listed = [
         describe(entry, fleet.state(entry.name), modalities.get(entry.name, Modalities()))
         for entry in entries.values()
-        if not entry.hidden
+        if not entry.hidden and may_use(entry.name, *entry.aliases)
     ]
     coming = current_router().downloads.running
-    listed += [describe_download(name, coming[name].progress()) for name in coming.keys() - entries]
+    new = filter(may_use, coming.keys() - entries)
+    listed += [describe_download(name, coming[name].progress()) for name in new]
     return json_response(proxy.page(listed))
 
 
 @blueprint.post("/models")
+@manages
 @takes(None)
 @gives(answers.STARTED)
 async def download() -> Response:
@@ -201,6 +207,7 @@ async def download() -> Response:
 
 
 @blueprint.delete("/models")
+@manages
 @takes(None, query={"model": "the name of the model, whole"})
 @gives(SUCCESS)
 async def delete() -> Response:
@@ -222,6 +229,7 @@ async def model(name: str) -> Response:
 
 
 @blueprint.post("/models/load")
+@manages
 @takes(None)
 @gives(SUCCESS)
 async def load() -> Response:
@@ -231,13 +239,14 @@ async def load() -> Response:
 
 
 @blueprint.post("/models/unload")
+@manages
 @takes(None)
 @gives(SUCCESS)
 async def unload() -> Response:
     """Begin to unload a model, or cancel its download."""
     router, name = current_router(), await _name_in_body()
     if not router.downloads.cancel(name):
-        await router.fleet.unload(router.fleet.catalog.exact(name))
+        await router.fleet.unload(find_model(name, exact=True))
     return json_response({"success": True})
 
 
@@ -249,12 +258,18 @@ async def events() -> Response:
     received = resources.enter_context(current_fleet().subscribe())
     interval = current_router().config.sse_ping_interval
     current_request().keep_alive = KeepAlive(interval if interval > 0 else math.inf)
-    return Response(_write(received), headers=sse.HEADERS, content_type="text/event-stream")
+    return Response(
+        _write(received, current_request().key),
+        headers=sse.HEADERS,
+        content_type="text/event-stream",
+    )
 
 
-async def _write(received: Feed[FleetEvent]) -> AsyncGenerator[bytes, None]:
+async def _write(received: Feed[FleetEvent], key: Key | None) -> AsyncGenerator[bytes, None]:
     yield PING  # or a client would not know that it is heard
     async for each in received:
+        if key is not None and not key.may_use(each.model):
+            continue
         written: dict[str, Any] = {"model": each.model, "event": each.event}
         if each.data is not None:
             written["data"] = each.data
@@ -270,8 +285,7 @@ async def _name_in_body() -> str:
 
 def _known(name: str, *, exact: bool = False) -> ModelEntry:
     """Find a model. Raises NotFoundError if no model has that name."""
-    catalog = current_fleet().catalog
     try:
-        return catalog.exact(name) if exact else catalog.find(name)
+        return find_model(name, exact=exact)
     except UnknownModelError as error:
         raise NotFoundError(error.message, param="model") from None

@@ -11,11 +11,19 @@ from quart import current_app
 from trio_util import AsyncValue
 
 from trioserve.api.base.app_state import AppState, app_state_of
+from trioserve.api.base.connection import current_request
+from trioserve.api.base.rights import check_model
 from trioserve.api.router.metrics import RouterMetrics
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.config.parse import parse
-from trioserve.errors import ModelLoadError, TrioServeError, UnavailableError
+from trioserve.errors import (
+    AmbiguousModelError,
+    ModelLoadError,
+    TrioServeError,
+    UnavailableError,
+    UnknownModelError,
+)
 from trioserve.models import resolve_projector
 from trioserve.models.catalog import GgufSummary, ModelEntry, describe, modalities_in
 from trioserve.router.downloads import Downloads
@@ -152,3 +160,33 @@ def current_router() -> RouterService:
 def current_fleet() -> Fleet:
     """The models, for the current request. Raises as `RouterService.fleet`."""
     return current_router().fleet
+
+
+def find_model(name: str | None, *, exact: bool = False) -> ModelEntry:
+    """Find the model that the current request names.
+
+    Args:
+        name: what it says; None: nothing.
+        exact: the name must be whole, as for what unloads or deletes the model.
+
+    Raises:
+        UnknownModelError: there is no such model.
+        AmbiguousModelError: the name may mean several.
+        PermissionDeniedError: the API key may not use it.
+        TrioServeError: as `RouterService.fleet`.
+    """
+    catalog, key = current_fleet().catalog, current_request().key
+    try:
+        entry = catalog.exact(name or "") if exact else catalog.find(name)
+    except (UnknownModelError, AmbiguousModelError) as error:
+        if key is None or key.models is None:
+            raise
+        # The message lists models that the key does not see.
+        raise type(error)(
+            f"{name!r} is not the name of a model that this API key may use."
+            if name
+            else "The request must name a model that this API key may use.",
+            param="model",
+        ) from None
+    check_model(entry.name, *entry.aliases)
+    return entry

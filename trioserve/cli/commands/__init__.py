@@ -126,6 +126,21 @@ COMMANDS: Mapping[str, Command] = {
         "while the server had no keys. No server may use the file.\n\n"
         "  --api-key KEY    the key, or LLAMA_API_KEY in the environment\n",
     ),
+    "keys": Command(
+        "add NAME [--file FILE] [flags] | list [--file FILE] | remove NAME [--file FILE]",
+        "add API keys to the file of --api-keys, list them, or remove one",
+        "add makes a random key, prints it, and writes its hash to the file. It cannot be shown\n"
+        "again. A server that uses the file takes the key, or refuses it, within a second.\n\n"
+        "  --file FILE                 the file, or TRIOSERVE_API_KEYS in the environment\n"
+        "  --manage                    let the key manage the server: models, adapters, slots\n"
+        "  --models NAME,NAME          the only models that it may use; * and ? as in file names\n"
+        "  --requests-per-minute N     its requests a minute; 0 = no limit (default: those of\n"
+        "                              --rate-limit-requests)\n"
+        "  --tokens-per-minute N       its tokens a minute, of prompts and outputs\n"
+        "  --tokens-per-day N          its tokens a day\n"
+        "  --priority N                the highest priority that it may ask for (default 0)\n"
+        "  --weight X                  its share of the queue (default 1)\n",
+    ),
     "rpc": Command(
         "build [--sources PATH] | serve [flags]",
         "compute a part of a model for another machine's trioserve --rpc",

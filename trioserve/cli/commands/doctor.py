@@ -377,7 +377,7 @@ def _port(config: Config, *_others: object) -> Iterator[Finding]:
     else:
         where = config.host if config.host.endswith(".sock") else f"{config.host}:{config.port}"
         yield Finding(Level.OK, "address", f"{where} is free")
-    if not config.api_keys and not _is_private(config.host):
+    if not config.has_api_keys and not _is_private(config.host):
         yield Finding(
             Level.WARNING, "address", "any client that reaches this machine can use the server",
             "set --api-key, or leave --host out",

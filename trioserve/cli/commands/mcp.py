@@ -21,6 +21,7 @@ from trioserve.log import get_logger
 from trioserve.models import gguf, resolve
 from trioserve.models.catalog import Catalog, OneModel
 from trioserve.models.fetch import is_local
+from trioserve.server.keys import Keys
 
 if TYPE_CHECKING:
     from trioserve.mcp_server.models import ModelSource
@@ -53,8 +54,12 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     logs.configure(parsed.config)
     for note in parsed.notes:
         _log.warning(note)
+    keys = Keys(parsed.config)
+    keys.load()
     if url is None:
-        models = _own(parsed.config, words, environ)
+        if keys.needed and http is None and not keys.first:
+            raise ConfigError("keys_file has no effect without --http: leave it out")
+        models = _own(parsed.config, keys, words, environ)
     else:
         address, api_key = Address.of(url, parsed.config), next(iter(parsed.config.api_keys), None)
         models = models_of_server(address.url, socket_path=address.socket_path, api_key=api_key)
@@ -64,13 +69,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         else:
             host, port = place_of(http)
             config = attrs.evolve(parsed.config, host=host, port=port)
-            serve = partial(_serve_http, config, closing.enter_context(open_sockets(config)))
+            serve = partial(_serve_http, config, keys, closing.enter_context(open_sockets(config)))
         run_until_signal(partial(_serve, models, serve))
     return 0
 
 
 def _own(
-    config: Config, words: Sequence[str], environ: Mapping[str, str]
+    config: Config, keys: Keys, words: Sequence[str], environ: Mapping[str, str]
 ) -> AbstractAsyncContextManager[ModelSource]:
     from trioserve.mcp_server.models import models_of_catalog
 
@@ -85,7 +90,7 @@ def _own(
         catalog,
         max_models=config.models_max,
         max_memory=config.models_memory * 2**20,
-        api_keys=config.api_keys,
+        keys=keys,
     )
 
 
@@ -106,7 +111,7 @@ async def _serve_stdio(stdin: int, stdout: int, models: ModelSource) -> None:
 
 
 async def _serve_http(
-    config: Config, listening: Sequence[socket.socket], models: ModelSource
+    config: Config, keys: Keys, listening: Sequence[socket.socket], models: ModelSource
 ) -> None:
     """Serve until cancelled."""
     import hypercorn.trio
@@ -117,7 +122,7 @@ async def _serve_http(
     raise_limit()
     made = hypercorn_config(config, listening)
     app: Any  # Hypercorn's type of an app has messages that are classes
-    async with mcp_app(models, config) as app, trio.open_nursery() as nursery:
+    async with mcp_app(models, config, keys) as app, trio.open_nursery() as nursery:
         await nursery.start(
             partial(hypercorn.trio.serve, app, made, shutdown_trigger=trio.sleep_forever)
         )

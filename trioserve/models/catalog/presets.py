@@ -24,7 +24,8 @@ _log = logging.getLogger("trioserve.models.catalog")
 OF_THE_ROUTER = frozenset(
     {
         "host", "port", "reuse_port", "ssl_key_file", "ssl_cert_file", "api_keys",
-        "api_key_weights", "api_key_priority", "api_prefix", "static_path", "ui", "cors_origins",
+        "keys_file", "api_key_weights", "api_key_priority", "api_prefix", "static_path", "ui",
+        "cors_origins",
         "cors_methods", "cors_headers", "cors_credentials", "allowed_hosts", "predict_route",
         "health_route", "max_connections", "keep_alive_timeout", "models_dir", "models_preset",
         "models_max", "models_memory", "models_autoload", "models_match", "models_default",
@@ -147,6 +148,7 @@ def environment_of_children(
     for variable, values in (
         (_TOKEN, (token,) if token else ()),
         ("LLAMA_API_KEY", config.api_keys),
+        ("TRIOSERVE_API_KEYS", (config.keys_file,) if config.keys_file else ()),
         ("TRIOSERVE_API_KEY_WEIGHTS", config.api_key_weights),
         ("TRIOSERVE_API_KEY_PRIORITY", config.api_key_priority),
         ("LLAMA_ARG_MCP_SERVERS_JSON", (servers,) if servers else ()),

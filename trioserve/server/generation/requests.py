@@ -16,6 +16,7 @@ from trioserve.config import Config
 from trioserve.engine.loop import EngineLoop
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
+from trioserve.server.keys import Keys
 from trioserve.server.limits.admission import Admission, CacheSharing, RateLimits
 from trioserve.server.limits.memory import BYTES_PER_TOKEN, MemoryBudget
 from trioserve.server.observers.metrics import Metrics
@@ -33,10 +34,12 @@ class ServerResources:
 
     Args:
         config: the server's configuration.
+        keys: its API keys.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, keys: Keys) -> None:
         self.config = config
+        self.keys = keys
         #: Admits requests and runs with tools, ends them, and has its phase when the server drains.
         self.gate = Gate()
         self.memory = MemoryBudget.of(config)
@@ -45,14 +48,16 @@ class ServerResources:
         if self.metrics is not None:
             self.observers.append(self.metrics)
         self.telemetry = Telemetry(self.observers)
-        self.rate_limits = RateLimits(config.rate_limit_requests, config.rate_limit_tokens)
+        self.rate_limits = RateLimits(
+            config.rate_limit_requests, config.rate_limit_tokens, keys=keys
+        )
         self.cache_sharing = CacheSharing(config)
         self.task_ids = itertools.count(1)
-        self._weights = dict(zip(config.api_keys, config.api_key_weights, strict=False))
 
     def weight_of(self, client: str) -> float:
         """The weight of a client in fair queueing; 1 is one turn per round."""
-        return self._weights.get(client, 1.0)
+        key = self.keys.find(client)
+        return 1.0 if key is None else key.weight
 
     @asynccontextmanager
     async def traced(self) -> AsyncIterator[None]:

@@ -16,9 +16,11 @@ import attrs
 import trio
 
 from trioserve.config import Config
+from trioserve.config.keys import KeyLimits
 from trioserve.errors import InvalidRequestError, QueueFullError, RateLimitError
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher, QueueLoad
+from trioserve.server.keys import Keys
 from trioserve.types import Adapters, CacheRoot, EngineStatus, WaitingStatus
 
 #: Weight of the newest service time in the moving average.
@@ -41,16 +43,15 @@ class Admission:
 
     Args:
         config: the limits.
+        keys: the API keys.
         dispatcher: counts the requests that run and wait.
         n_slots: number of requests that run at the same time.
     """
 
-    def __init__(self, config: Config, dispatcher: Dispatcher, n_slots: int) -> None:
+    def __init__(self, config: Config, keys: Keys, dispatcher: Dispatcher, n_slots: int) -> None:
         self._bounds = _Bounds(config.max_queue, config.max_queue_tokens or math.inf)
-        self._bounds_of_key = _share_of_key(config)
-        priorities = config.api_key_priority
-        self._max_priority = dict.fromkeys(config.api_keys, 0)
-        self._max_priority |= zip(config.api_keys, priorities, strict=False)
+        self._config = config
+        self._keys = keys
         self._dispatcher = dispatcher
         self._n_slots = n_slots
         self._service_s = 0.0  # moving average of the seconds a request holds its slot
@@ -67,9 +68,10 @@ class Admission:
         n_free = self._n_slots - (len(self._dispatcher) - n_queued)
         if n_queued < n_free:
             return  # it starts at once
-        if self._bounds_of_key is not None:
+        if self._keys.needed:
             own = self._dispatcher.queued_of(context.client)
-            self._check_load(own, max(0, n_free), n_prompt, self._bounds_of_key)
+            bounds = _share_of_key(self._config, self._keys.number)
+            self._check_load(own, max(0, n_free), n_prompt, bounds)
         self._check_load(self._dispatcher.queued, n_free, n_prompt, self._bounds)
 
     def _check_load(self, load: QueueLoad, n_free: int, n_prompt: int, bounds: _Bounds) -> None:
@@ -95,7 +97,8 @@ class Admission:
         Raises:
             InvalidRequestError: the priority is higher than allowed.
         """
-        allowed = self._max_priority.get(client, priority)
+        key = self._keys.find(client)
+        allowed = priority if key is None else key.priority
         if priority > max(0, allowed):
             raise InvalidRequestError(
                 f"'priority' is {priority}, and the highest one that this API key may ask for is "
@@ -122,13 +125,10 @@ class Admission:
         return max(1.0, math.ceil(self._service_s / self._n_slots))
 
 
-def _share_of_key(config: Config) -> _Bounds | None:
-    """Compute the share of the queue that one API key may fill; None without keys."""
-    if not config.api_keys:
-        return None
+def _share_of_key(config: Config, n_keys: int) -> _Bounds:
+    """Compute the share of the queue that one of several API keys may fill."""
     n_requests, n_tokens = config.max_queue, config.max_queue_tokens
-    n_keys = len(set(config.api_keys))
-    share = min(n_requests, config.max_queue_per_key or max(1, n_requests // n_keys))
+    share = min(n_requests, config.max_queue_per_key or max(1, n_requests // max(1, n_keys)))
     tokens = max(1, n_tokens * share // n_requests) if n_tokens and n_requests else math.inf
     return _Bounds(share, tokens, " with this API key")
 
@@ -206,13 +206,20 @@ class RateLimits:
     Args:
         requests: requests a minute for each client; 0: no limit.
         tokens: tokens a minute for each client, of prompts and outputs; 0: no limit.
+        keys: API keys, whose limits replace these.
         clock: a monotonic clock, in seconds.
     """
 
     def __init__(
-        self, requests: int, tokens: int, *, clock: Callable[[], float] = monotonic
+        self,
+        requests: int,
+        tokens: int,
+        *,
+        keys: Keys | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._n_requests, self._n_tokens = requests, tokens
+        self._keys = keys
         self._clock = clock
         #: Ordered by last use, the most recent last.
         self._clients: OrderedDict[str, dict[str, Bucket]] = OrderedDict()
@@ -226,7 +233,7 @@ class RateLimits:
         Raises:
             RateLimitError: the limit is reached; has a time to retry after.
         """
-        if self._n_requests:
+        if "requests" in self._limits_of(client):
             self._take(client, "requests", 1)
 
     def reserve(self, client: str, n_tokens: int) -> Callable[[int], None]:
@@ -238,9 +245,9 @@ class RateLimits:
         Raises:
             RateLimitError: too few tokens are left; has a time to retry after.
         """
-        if not self._n_tokens:
+        if (limit := self._limits_of(client).get("tokens")) is None:
             return _settled
-        taken = min(n_tokens, self._n_tokens)
+        taken = min(n_tokens, limit)
         bucket = self._take(client, "tokens", taken)
 
         def settle(n_used: int) -> None:
@@ -262,19 +269,32 @@ class RateLimits:
 
     def remaining(self, client: str) -> dict[str, Remaining]:
         """What a client has left of "requests" and "tokens". Unlimited ones are omitted."""
-        if not self._n_requests and not self._n_tokens:
+        if not self._limits_of(client):
             return {}
         return {
             what: Remaining(int(bucket.capacity), max(0, int(bucket.level)), bucket.full_in)
             for what, bucket in self._find(client).items()
         }
 
+    def _limits_of(self, client: str) -> dict[str, int]:
+        """The limits of a client by their names, without those that it does not have."""
+        key = None if self._keys is None else self._keys.find(client)
+        own = KeyLimits() if key is None else key.limits
+        limits = {
+            "requests": self._n_requests if own.requests is None else own.requests,
+            "tokens": self._n_tokens if own.tokens is None else own.tokens,
+        }
+        return {what: n for what, n in limits.items() if n}
+
     def _find(self, client: str) -> dict[str, Bucket]:
-        now = self._clock()
-        limits = (("requests", self._n_requests), ("tokens", self._n_tokens))
-        buckets = self._clients.setdefault(client, {w: Bucket(n, n, now) for w, n in limits if n})
+        now, limits = self._clock(), self._limits_of(client)
+        buckets = self._clients.setdefault(client, {})
         self._clients.move_to_end(client)
-        for bucket in buckets.values():
+        for what in buckets.keys() - limits.keys():
+            del buckets[what]  # its key has changed
+        for what, n in limits.items():
+            bucket = buckets.setdefault(what, Bucket(n, n, now))
+            bucket.capacity = n
             bucket.refill(now)
         self._forget(now)
         return buckets
@@ -305,7 +325,7 @@ class CacheSharing:
     """
 
     def __init__(self, config: Config) -> None:
-        self._by_key = bool(config.api_keys) and config.cache_sharing == "key"
+        self._by_key = config.has_api_keys and config.cache_sharing == "key"
 
     def owner(self, client: str) -> str:
         """The owner of a client's text; empty if all clients share it."""

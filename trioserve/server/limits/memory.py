@@ -89,7 +89,7 @@ class MemoryBudget:
     @classmethod
     def of(cls, config: Config) -> Self:
         """Make the budget of a configuration."""
-        return cls(config.max_request_memory, shared=len(config.api_keys) > 1)
+        return cls(config.max_request_memory, shared=config.has_several_keys)
 
     def hold(self, owner: str = "") -> MemoryReservation:
         """Start counting the bytes that a request holds."""

@@ -1,0 +1,321 @@
+"""API keys: what each may do, and the file of ``--api-keys``, which has their hashes.
+
+A key in the file is a table, whose name is that of the key::
+
+    [alice]
+    hash = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    models = ["qwen3-*"]
+    tokens-per-minute = 20000
+
+A fast hash is enough, because the keys that ``trioserve keys add`` makes are random: they have more
+bits than anyone can try. What people choose themselves belongs into no file of hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from trioserve.config import readers
+from trioserve.config.unsupported import did_you_mean
+from trioserve.errors import ConfigError
+
+#: The highest priority that a key may have, and the largest number of tokens or requests.
+MAX_PRIORITY = 100
+_MAX_NUMBER = 2**53
+
+#: What a key in the file may be called: it stands in logs and metrics, and needs no quotes in TOML.
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
+#: The names of the keys of ``--api-key``.
+_NAME_OF_FLAG = re.compile(r"key-[0-9]+", re.ASCII)
+
+_HASH = re.compile(r"sha256:([0-9a-fA-F]{64})", re.ASCII)
+
+
+@attrs.frozen(kw_only=True)
+class KeyLimits:
+    """Requests and tokens a minute. None: as for all keys; 0: no limit."""
+
+    requests: int | None = None
+    tokens: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Key:
+    """An API key.
+
+    Attributes:
+        name: what logs and metrics call it.
+        digest: its SHA-256.
+        may_manage: whether it may change the server, or what other clients have.
+        models: patterns of the names of the models that it may use, as of files; None: all.
+        limits: its own limits of requests and tokens a minute.
+        daily_tokens: the tokens of prompts and outputs that it may use in a day; 0: any number.
+        priority: the highest `priority` that it may ask for.
+        weight: its turns in each round of the queue.
+    """
+
+    name: str
+    digest: bytes = attrs.field(repr=False)
+    may_manage: bool = False
+    models: tuple[str, ...] | None = None
+    limits: KeyLimits = KeyLimits()
+    daily_tokens: int = 0
+    priority: int = 0
+    weight: float = 1.0
+
+    def may_use(self, *names: str) -> bool:
+        """Whether it may use a model, which has these names."""
+        patterns = self.models
+        return patterns is None or any(fnmatchcase(n, each) for n in names for each in patterns)
+
+
+def digest_of(shown: str) -> bytes:
+    """The digest of a key as a client shows it."""
+    return hashlib.sha256(shown.encode("utf-8", "surrogateescape")).digest()
+
+
+# -- the file
+
+
+def read_keys(path: str) -> tuple[Key, ...]:
+    """Read the file. Blocks.
+
+    Raises:
+        ConfigError: it cannot be read, or has an invalid entry; names the line.
+    """
+    return parse_keys(_text_of(path), path)
+
+
+def parse_keys(text: str, path: str) -> tuple[Key, ...]:
+    """Read the text of a file.
+
+    Args:
+        text: TOML.
+        path: of the file, for errors.
+
+    Raises:
+        ConfigError: an entry is invalid; names the line.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    keys: dict[bytes, Key] = {}
+    for name, table in tables.items():
+        key = _read_key(name, table, _Place(path, text, name))
+        if (other := keys.get(key.digest)) is not None:
+            raise _Place(path, text, name).error("hash", f"is that of {other.name}, too")
+        keys[key.digest] = key
+    return tuple(keys.values())
+
+
+@attrs.frozen
+class _Place:
+    """A table of a file, for errors."""
+
+    path: str
+    text: str
+    name: str
+
+    def error(self, field: str | None, problem: str) -> ConfigError:
+        """An error of a field in the table, or else of the table."""
+        start = self._find(rf"^[ \t]*\[?[ \t]*{_quoted(self.name)}[ \t]*[]=.]", 0)
+        if field is not None and start is not None:
+            start = self._find(rf"^[ \t]*{_quoted(field)}[ \t]*[=.]", start) or start
+        line = "" if start is None else f":{self.text.count(chr(10), 0, start) + 1}"
+        what = f"key {self.name!r}" if field is None else f"{field} of the key {self.name!r}"
+        return ConfigError(f"{self.path}{line}: {what} {problem}")
+
+    def _find(self, pattern: str, start: int) -> int | None:
+        found = re.compile(pattern, re.MULTILINE).search(self.text, start)
+        return None if found is None else found.start()
+
+
+def _quoted(name: str) -> str:
+    """A pattern for a name in TOML."""
+    return rf"(?:\"{re.escape(name)}\"|'{re.escape(name)}'|{re.escape(name)})"
+
+
+def _read_key(name: str, table: Any, place: _Place) -> Key:
+    if not isinstance(table, Mapping):
+        raise place.error(None, f"must be a table, such as [{name}]")
+    check_name(name, place.error)
+    values: dict[str, Any] = {}
+    for field, value in table.items():
+        if field not in _FIELDS:
+            hint = did_you_mean(field, list(_FIELDS)) or f"; there are {', '.join(_FIELDS)}"
+            raise place.error(field, f"is unknown{hint}")
+        is_valid, expected = _FIELDS[field]
+        if not is_valid(value):
+            # What is meant to be a hash may be the key itself.
+            shown = "" if field == "hash" else f", not {value!r:.80}"
+            raise place.error(field, f"must be {expected}{shown}")
+        values[field] = value
+    if "hash" not in values:
+        raise place.error(None, "has no hash")
+    digest = bytes.fromhex(values["hash"].removeprefix("sha256:"))
+    if digest == digest_of(""):
+        raise place.error("hash", "is that of an empty key")
+    models = values.get("models")
+    return Key(
+        name=name,
+        digest=digest,
+        may_manage=values.get("manage", False),
+        models=None if models is None else tuple(models),
+        limits=KeyLimits(
+            requests=values.get("requests-per-minute"), tokens=values.get("tokens-per-minute")
+        ),
+        daily_tokens=values.get("tokens-per-day", 0),
+        priority=values.get("priority", 0),
+        weight=float(values.get("weight", 1.0)),
+    )
+
+
+def check_name(name: str, error: Callable[[str | None, str], ConfigError]) -> None:
+    """Check what a key in the file is called; `error` makes the error that this raises."""
+    if not _NAME.fullmatch(name):
+        raise error(None, "must have a name of at most 64 letters, digits, - and _")
+    if _NAME_OF_FLAG.fullmatch(name):
+        raise error(None, "has the name of a key of --api-key: key- and a number")
+
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value, 0, _MAX_NUMBER)
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.001 <= value <= 1000
+
+
+def _are_patterns(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, str) and one and one.isprintable() for one in value
+    )
+
+
+_NUMBER = f"an integer from 0 to {_MAX_NUMBER}; 0 = no limit"
+
+#: The fields of a key in the file: whether a value is valid, and what is.
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "hash": (lambda value: isinstance(value, str) and bool(_HASH.fullmatch(value)),
+             "sha256: and 64 hexadecimal digits"),
+    "manage": (lambda value: isinstance(value, bool), "true or false"),
+    "models": (_are_patterns, "a list of names of models"),
+    "requests-per-minute": (_is_count, _NUMBER),
+    "tokens-per-minute": (_is_count, _NUMBER),
+    "tokens-per-day": (_is_count, _NUMBER),
+    "priority": (lambda value: _is_number(value, 0, MAX_PRIORITY), "an integer from 0 to 100"),
+    "weight": (_is_weight, "a number from 0.001 to 1000"),
+}  # fmt: skip
+
+
+# -- changes of the file
+
+#: Random bytes of a new key, and what stands before them, so that people know it when they see it.
+_N_BYTES = 32
+_PREFIX = "ts-"
+
+
+def add_key(path: str, name: str, fields: Mapping[str, Any]) -> str:
+    """Make a key, and append its table to the file, which need not exist. Blocks.
+
+    Args:
+        path: of the file.
+        name: of the key.
+        fields: those of its table, but for the hash.
+
+    Returns:
+        The key, which is written nowhere.
+
+    Raises:
+        ConfigError: the name is taken, a value is invalid, or the file cannot be used.
+    """
+    text = _text_of(path) if os.path.lexists(path) else ""
+    if any(key.name == name for key in parse_keys(text, path)):
+        raise ConfigError(f"{path} has a key {name!r} already")
+    check_name(name, lambda _, problem: ConfigError(f"the key {name!r} {problem}"))
+    key = _PREFIX + secrets.token_urlsafe(_N_BYTES)
+    values = {"hash": f"sha256:{digest_of(key).hex()}", **fields}
+    lines = [f"[{name}]", *(f"{field} = {_toml_of(value)}" for field, value in values.items()), ""]
+    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+    text += gap + "\n".join(lines)
+    parse_keys(text, path)
+    _replace(path, text)
+    return key
+
+
+def remove_key(path: str, name: str) -> None:
+    """Remove the table of a key from the file; comments stay. Blocks.
+
+    Raises:
+        ConfigError: there is no such key, or the file cannot be used.
+    """
+    text = _text_of(path)
+    before = parse_keys(text, path)
+    if all(key.name != name for key in before):
+        raise ConfigError(f"{path} has no key {name!r}")
+    lines = text.splitlines(keepends=True)
+    header = re.compile(rf"[ \t]*\[[ \t]*{_quoted(name)}[ \t]*\]")
+    start = next((i for i, line in enumerate(lines) if header.match(line)), len(lines))
+    stop = end = start + 1
+    while stop < len(lines) and not lines[stop].lstrip().startswith("["):
+        stop += 1
+        if not lines[stop - 1].lstrip().startswith("#") and lines[stop - 1].strip():
+            end = stop  # what follows is a comment, perhaps on the next key
+    left = "".join((*lines[:start], *lines[end:]))
+    try:
+        is_right = parse_keys(left, path) == tuple(key for key in before if key.name != name)
+    except ConfigError:
+        is_right = False
+    if not is_right:
+        raise ConfigError(f"{path}: the key {name!r} is written in a way that only an editor can "
+                          "remove")  # fmt: skip
+    _replace(path, left)
+
+
+def _text_of(path: str) -> str:
+    try:
+        return readers.file(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _toml_of(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _replace(path: str, text: str) -> None:
+    """Write the file at once, for its owner only. Raises ConfigError."""
+    target = Path(os.path.realpath(path))
+    new = None
+    try:
+        descriptor, new = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            if target.exists() and hasattr(os, "fchown"):  # it may be the server's, and not ours
+                status = target.stat()
+                os.fchown(descriptor, status.st_uid, status.st_gid)
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(new, target)
+    except OSError as error:
+        if new is not None:
+            Path(new).unlink(missing_ok=True)
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None

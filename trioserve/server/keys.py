@@ -1,0 +1,147 @@
+"""`Keys`: the API keys of a server, of ``--api-key`` and of the file of ``--api-keys``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+
+import trio
+from trio_util import AsyncValue
+
+from trioserve.concurrency import surely
+from trioserve.config import Config
+from trioserve.config.keys import Key, digest_of, read_keys
+from trioserve.errors import AuthenticationError, ConfigError
+from trioserve.log import get_logger
+
+_log = get_logger("trioserve.keys")
+
+#: Seconds between two looks at the file.
+_INTERVAL = 1.0
+
+
+class Keys:
+    """The API keys of a server.
+
+    Those of ``--api-key`` may do everything, and are called ``key-1``, ``key-2`` and so on. Those
+    of the file are there once `load` has read it; until then, they are refused.
+
+    Args:
+        config: has the keys, or names the file.
+    """
+
+    def __init__(self, config: Config) -> None:
+        #: Whether clients must show a key.
+        self.needed = config.has_api_keys
+        #: The first key of ``--api-key``, for the server's own requests; empty if there is none.
+        self.first = next(iter(config.api_keys), "")
+        #: The keys that clients have shown, and those of ``--api-key``.
+        self.shown = AsyncValue(frozenset(config.api_keys))
+        self._path = config.keys_file
+        self._own = tuple(_keys_of_flag(config))
+        self._secret = secrets.token_bytes(32)
+        self._found: dict[bytes, Key] = {}
+        self._seen: tuple[int, int, int] | None = None  # the state of the file
+        self._refreshing = trio.CapacityLimiter(1)
+        self._take(())
+
+    @property
+    def number(self) -> int:
+        """How many keys there are."""
+        return len(self._found)
+
+    def find(self, shown: str) -> Key | None:
+        """Find the key that a client shows; None if it is not valid.
+
+        Its time reveals nothing about the valid keys: they are found by a hash that has a secret.
+        """
+        return self._found.get(self._tag(digest_of(shown)))
+
+    def need(self, shown: str) -> Key:
+        """Find the key that a client shows. Raises AuthenticationError if it is not valid."""
+        if (found := self.find(shown)) is None:
+            raise AuthenticationError("Invalid API Key")
+        return found
+
+    def _tag(self, digest: bytes) -> bytes:
+        return hashlib.blake2b(digest, key=self._secret, digest_size=16).digest()
+
+    # -- the file
+
+    def load(self) -> None:
+        """Read the file, if there is one. Blocks.
+
+        Raises:
+            ConfigError: the file cannot be used; names the line.
+        """
+        if self._path is not None:
+            self._seen = _state_of(self._path)
+            self._take(read_keys(self._path))
+
+    async def open(self) -> None:
+        """Read the file, if there is one. Raises ConfigError, as `load`."""
+        if self._path is not None:
+            await trio.to_thread.run_sync(self.load)
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed. A damaged one is logged, and the keys stay as they
+        are. Blocks.
+        """
+        if self._path is None or (state := _state_of(self._path)) == self._seen:
+            return
+        self._seen = state
+        try:
+            self._take(read_keys(self._path))
+        except ConfigError as error:
+            _log.error("the API keys stay as they are: the file is damaged", problem=error.message)
+        else:
+            _log.info("the API keys were read again", keys=self.number)
+
+    async def check(self, shown: str) -> Key:
+        """Find the key that a client shows; if there is none, look whether the file has changed.
+
+        Raises:
+            AuthenticationError: it is not valid.
+        """
+        if self.find(shown) is None and self._path is not None:
+            await surely(self.refresh, self._refreshing)
+        found = self.need(shown)
+        if shown not in self.shown.value:
+            self.shown.value |= {shown}
+        return found
+
+    async def follow(self) -> None:
+        """Keep the keys as they are in the file, until cancelled. Returns if there is no file."""
+        while self._path is not None:
+            await trio.sleep(_INTERVAL)
+            await surely(self.refresh, self._refreshing)
+
+    def _take(self, others: tuple[Key, ...]) -> None:
+        """Use the keys of the file from now on. Raises ConfigError."""
+        own = {key.digest: key for key in self._own}
+        for key in others:
+            if (same := own.get(key.digest)) is not None:
+                raise ConfigError(f"{self._path}: the key {key.name!r} is {same.name} of --api-key")
+        self._found = {self._tag(key.digest): key for key in (*own.values(), *others)}
+
+
+def _keys_of_flag(config: Config) -> Iterator[Key]:
+    for i, text in enumerate(config.api_keys):
+        yield Key(
+            name=f"key-{i + 1}",
+            digest=digest_of(text),
+            may_manage=True,
+            priority=config.api_key_priority[i] if i < len(config.api_key_priority) else 0,
+            weight=config.api_key_weights[i] if i < len(config.api_key_weights) else 1.0,
+        )
+
+
+def _state_of(path: str) -> tuple[int, int, int] | None:
+    """What changes when a file does; None if it is not there."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
