@@ -107,8 +107,9 @@ class Records:
         order, sign = ("DESC", "<") if newest else ("ASC", ">")
         where, values = "kind = ? AND owner = ?", [kind, owner]
         if after is not None:
-            where += f" AND (created, id) {sign} (SELECT created, id FROM records WHERE id = ?)"
-            values.append(after)
+            found = "SELECT created, id FROM records WHERE id = ? AND owner = ?"
+            where += f" AND (created, id) {sign} ({found})"
+            values += [after, owner]
         rows = self._sql(
             f"{_SELECT} WHERE {where} ORDER BY created {order}, id {order} LIMIT ?",
             (*values, limit),
