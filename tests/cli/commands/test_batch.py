@@ -17,7 +17,7 @@ import trio
 from tests.support.http_server import serving_script
 from tests.support.scripts import answering, noting
 from tests.support.trio_thread import TrioThread
-from tests.support.waiting import patiently
+from tests.support.waiting import patiently, until
 from trioserve.cli.commands import batch as batch_command, run
 from trioserve.errors import InvalidRequestError
 
@@ -203,7 +203,8 @@ def test_after_ctrl_c_the_same_command_answers_the_rest(
 class OverAtOnce:
     """Plays the client of a server whose batch is over when it is cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_watched: threading.Event) -> None:
+        self._is_watched = is_watched
         self._counts = {"total": 1, "completed": 1, "failed": 0}
         self._asked = trio.Event()
 
@@ -221,6 +222,7 @@ class OverAtOnce:
             raise InvalidRequestError("The batch is completed, and cannot be cancelled.")
         if body is not None:
             return form(id="batch_1", status="in_progress", request_counts=counts)
+        await until(self._is_watched.is_set)
         os.kill(os.getpid(), signal.SIGINT)
         await self._asked.wait()
         return form("batch_1", "completed", counts, output_file_id="file-2")
@@ -236,11 +238,11 @@ class _Body:
 
 
 async def test_ctrl_c_after_the_end_loses_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, is_watched: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_command, "_INTERVAL", 0)
     target = tmp_path / "out.jsonl"
-    client: Any = OverAtOnce()
+    client: Any = OverAtOnce(is_watched)
     with patiently():
         code = await batch_command._run(client, b"", "/v1/chat/completions", target)
     assert code == 128 + signal.SIGINT
