@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -287,4 +288,12 @@ async def test_files_that_cannot_be_a_store(tmp_path: Path, name: str, message: 
     foreign.close()
     with pytest.raises(StoreError, match=message):
         async with open_store(str(tmp_path / name)):
+            pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_a_read_only_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match="Permission denied"):
+        async with open_store(str(tmp_path / "a.db")):
             pass

@@ -146,10 +146,9 @@ class Batches:
 
     async def _answer_line(self, batch: Record, key: str, n: int, room: trio.Semaphore) -> None:
         try:
-            part = await self._surely(lambda records: records.part(batch.id, PENDING, n))
-            if part is None:
+            line = await self._surely(partial(_line_of, batch=batch, n=n))
+            if line is None:
                 return  # the batch was deleted
-            line = part.value
             async with self._places.place():
                 with trio.move_on_after(_PATIENCE):
                     await self._n_others.wait_value(0)
@@ -200,6 +199,12 @@ class Batches:
 
 def _open_batches(records: Records) -> list[Record]:
     return records.open_ones(KIND)
+
+
+def _line_of(records: Records, *, batch: Record, n: int) -> dict[str, Any] | None:
+    """A pending line, if it is still there."""
+    part = records.part(batch.id, PENDING, n)
+    return None if part is None else dict(part.value)
 
 
 def _keep(

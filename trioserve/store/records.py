@@ -48,8 +48,8 @@ class Part:
 
     @property
     def value(self) -> Any:
-        """The JSON of the body."""
-        return json.loads(self.body)
+        """The JSON of the body. Raises DatabaseError: it is damaged."""
+        return _decoded(self.body)
 
 
 def new_id(prefix: str, mark: str = "_") -> str:
@@ -60,6 +60,13 @@ def new_id(prefix: str, mark: str = "_") -> str:
 def encode(value: Any) -> bytes:
     """Write JSON as the store has it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, TypeError):  # SQLite has no checksums: its tables may be sound
+        raise sqlite3.DatabaseError("its content is damaged") from None
 
 
 class Records:
@@ -107,8 +114,9 @@ class Records:
         order, sign = ("DESC", "<") if newest else ("ASC", ">")
         where, values = "kind = ? AND owner = ?", [kind, owner]
         if after is not None:
-            where += f" AND (created, id) {sign} (SELECT created, id FROM records WHERE id = ?)"
-            values.append(after)
+            found = "SELECT created, id FROM records WHERE id = ? AND owner = ?"
+            where += f" AND (created, id) {sign} ({found})"
+            values += [after, owner]
         rows = self._sql(
             f"{_SELECT} WHERE {where} ORDER BY created {order}, id {order} LIMIT ?",
             (*values, limit),
@@ -251,4 +259,4 @@ _SELECT = "SELECT id, kind, owner, created, is_open, body FROM records"
 
 def _record(row: tuple[Any, ...]) -> Record:
     id_, kind, owner, created, is_open, body = row
-    return Record(id_, kind, owner, created, bool(is_open), json.loads(body))
+    return Record(id_, kind, owner, created, bool(is_open), _decoded(body))

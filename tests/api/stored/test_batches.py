@@ -179,27 +179,6 @@ async def test_what_is_no_batch_is_refused() -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "purpose")
 
 
-async def test_another_key_finds_no_batch_and_no_file() -> None:
-    async with client_of(answering("Hello"), api_keys=("one", "two")) as client:
-        client.headers["Authorization"] = "Bearer one"
-        made = await begin(client, [line(0)])
-        over = await until_over(client, made["id"])
-        assert over["request_counts"]["completed"] == 1  # with the key of the batch
-        client.headers["Authorization"] = "Bearer two"
-        for method, url in (
-            ("GET", f"/v1/batches/{made['id']}"),
-            ("POST", f"/v1/batches/{made['id']}/cancel"),
-            ("GET", f"/v1/files/{over['output_file_id']}"),
-            ("GET", f"/v1/files/{over['output_file_id']}/content"),
-            ("DELETE", f"/v1/files/{made['input_file_id']}"),
-        ):
-            assert (await client.request(method, url)).status_code == 404, url
-        wanted = {"input_file_id": made["input_file_id"], "endpoint": CHATS}
-        assert (await client.post("/v1/batches", json=wanted)).status_code == 400
-        for url in ("/v1/batches", "/v1/files"):
-            assert (await client.get(url)).json()["data"] == []
-
-
 async def test_a_cancelled_batch_keeps_its_answers() -> None:
     backend, gate = gated("Hello", n_slots=1)
     async with client_and_service(backend, parallel=1) as (client, service):

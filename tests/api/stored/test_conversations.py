@@ -44,26 +44,6 @@ async def test_the_sdk_keeps_a_conversation() -> None:
     assert prompts[1].count("Who am I?") == 1 and "Fine." in prompts[1]
 
 
-async def test_another_key_finds_no_conversation() -> None:
-    async with client_of(api_keys=("one", "two")) as client:
-        one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
-        items = [{"role": "user", "content": "Hi"}]
-        made = (await client.post(CONVERSATIONS, json={"items": items}, headers=one)).json()
-        path = f"{CONVERSATIONS}/{made['id']}"
-        (item,) = (await client.get(f"{path}/items", headers=one)).json()["data"]
-        for method, url in (
-            ("GET", path),
-            ("GET", f"{path}/items"),
-            ("GET", f"{path}/items/{item['id']}"),
-            ("DELETE", f"{path}/items/{item['id']}"),
-            ("DELETE", path),
-        ):
-            assert (await client.request(method, url, headers=two)).status_code == 404, url
-        for url, body in ((path, {"metadata": {}}), (f"{path}/items", {"items": items})):
-            assert (await client.post(url, json=body, headers=two)).status_code == 404, url
-        assert (await client.get(path, headers=one)).status_code == 200
-
-
 async def test_items_are_checked() -> None:
     async with client_of() as client:
         items = [{"role": "user", "content": "Hi"}, {"role": "guest", "content": "Hi"}]

@@ -181,11 +181,13 @@ async def delete_item(id_: str, item: str) -> Response:
 
 
 async def _item(id_: str, item: str) -> tuple[int, Item]:
-    parts = await current_app_state().store.do(lambda records: records.parts(id_, ITEMS))
-    for part in parts:
-        if part.name == item:
-            return part.n, part.value
-    raise missing("item", item)
+    def read(records: Records) -> tuple[int, Item]:
+        for part in records.parts(id_, ITEMS):
+            if part.name == item:
+                return part.n, part.value
+        raise missing("item", item)
+
+    return await current_app_state().store.do(read)
 
 
 async def _find(id_: str) -> Record:

@@ -88,19 +88,18 @@ async def content(id_: str) -> Response:
     """Give the content of a file."""
     file = await find(id_)
     headers = {"Content-Length": str(file.body["bytes"])}
-    pieces = _pieces(current_app_state().store, id_)
+    store = current_app_state().store
+    pieces = _pieces(store, id_, await store.do(partial(_some, id_=id_)))
     return Response(pieces, headers=headers, content_type="application/octet-stream")
 
 
-async def _pieces(store: Store, id_: str) -> AsyncIterator[bytes]:
-    after = -1
-    read = partial(_some, id_=id_)
-    while parts := await store.do(partial(read, after=after)):
+async def _pieces(store: Store, id_: str, parts: list[Part]) -> AsyncIterator[bytes]:
+    while parts:
         yield b"".join(part.body for part in parts)
-        after = parts[-1].n
+        parts = await store.do(partial(_some, id_=id_, after=parts[-1].n))
 
 
-def _some(records: Records, *, id_: str, after: int) -> list[Part]:
+def _some(records: Records, *, id_: str, after: int = -1) -> list[Part]:
     return records.parts(id_, DATA, after=after, limit=64)
 
 

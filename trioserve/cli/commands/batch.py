@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -21,7 +21,7 @@ from trioserve.cli.local_server import client_of, started
 from trioserve.cli.progress import ProgressReport
 from trioserve.concurrency import alongside
 from trioserve.config.parse import parse
-from trioserve.errors import ConfigError, TrioServeError, first_error
+from trioserve.errors import ConfigError, InvalidRequestError, TrioServeError, first_error
 from trioserve.router.client import ServerClient, receive_all
 
 #: Seconds between two looks at the progress.
@@ -61,13 +61,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     output, words = take_value("-o", words)
     if output is None:
         output, words = take_value("--output", words)
-    if not words or words[0].startswith("-") or output is None:
+    if not words or words[0].startswith("-") or output is None or output == "-":
         raise ConfigError("name two files, such as trioserve batch input.jsonl -o output.jsonl")
     source, target, flags = Path(words[0]), Path(output), words[1:]
     config = parse(flags, environ).config
     hush(config)
     left, endpoint = _left_of(source, target)
-    if not left:
+    if not left.strip():
         print(f"{target} has the answers of all lines")
         return 0
 
@@ -87,19 +87,43 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise first_error(group) from None
 
 
-def _left_of(source: Path, target: Path) -> tuple[bytes, str]:
-    """The lines of the input that the output has no answer to, and their endpoint.
+def _answered(target: Path) -> set[str]:
+    """The ids of the lines that the output has answers to. Make it if it does not exist.
+
+    An answer at its end that was cut off, when its disk was full, is removed.
 
     Raises:
-        ConfigError: a file cannot be read.
+        ConfigError: it cannot be written, or has something else.
+    """
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"{target} is not a file")
+    try:
+        with target.open("a+b") as file:
+            file.seek(0)
+            *lines, rest = file.read().split(b"\n")
+            ids = {str(json.loads(line)["custom_id"]) for line in lines if line.strip()}
+            if rest.startswith(b'{"id"'):
+                file.truncate(file.tell() - len(rest))
+            elif rest:
+                raise ValueError
+    except OSError as error:
+        raise ConfigError(f"{target}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{target} has lines that are no answers; name another output") from None
+    return ids
+
+
+def _left_of(source: Path, target: Path) -> tuple[bytes, str]:
+    """The input with empty lines in place of those with an answer, and the endpoint.
+
+    Raises:
+        ConfigError: a file cannot be read, or the output cannot be written.
     """
     try:
-        lines = [line for line in source.read_bytes().splitlines() if line.strip()]
-        answered = target.read_bytes().splitlines() if target.exists() else []
-        done = {json.loads(line)["custom_id"] for line in answered}
-        requests = [(line, json.loads(line)) for line in lines]
-        left = [line for line, fields in requests if fields.get("custom_id") not in done]
-        endpoint = requests[0][1]["url"] if requests else ""
+        lines = source.read_bytes().splitlines()
+        requests = {n: json.loads(line) for n, line in enumerate(lines) if line.strip()}
+        ids = {n: str(fields.get("custom_id")) for n, fields in requests.items()}
+        endpoint = next(iter(requests.values()))["url"] if requests else ""
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -108,7 +132,11 @@ def _left_of(source: Path, target: Path) -> tuple[bytes, str]:
         ) from None
     if not requests:
         raise ConfigError(f"{source} is empty")
-    return b"\n".join(left), str(endpoint)
+    answered = _answered(target)
+    for n, id_ in ids.items():
+        if id_ in answered:
+            lines[n] = b""
+    return b"\n".join(lines), str(endpoint)
 
 
 async def _run(client: ServerClient, lines: bytes, endpoint: str, target: Path) -> int:
@@ -132,7 +160,8 @@ async def _run(client: ServerClient, lines: bytes, endpoint: str, target: Path) 
         with trio.open_signal_receiver(signal.SIGINT) as signals:
             await anext(signals)
             is_cancelled = True
-            await client.ask(f"/v1/batches/{batch.id}/cancel", {}, form=_Batch)
+            with suppress(InvalidRequestError):  # it is over already
+                await client.ask(f"/v1/batches/{batch.id}/cancel", {}, form=_Batch)
 
     began = monotonic()
     with ProgressReport(sys.stderr, n_log_lines=0) as progress:
@@ -173,5 +202,8 @@ def _line(counts: _Counts, seconds: float) -> tuple[float, str]:
 
 
 def _append(target: Path, data: bytes) -> None:
-    with target.open("ab") as file:
-        file.write(data)
+    try:
+        with target.open("ab") as file:
+            file.write(data)
+    except OSError as error:
+        raise ConfigError(f"{target}: {error.strerror}") from None

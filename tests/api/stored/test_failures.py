@@ -1,0 +1,241 @@
+"""A store whose disk is full, whose file is damaged or locked: what fails, and what goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx
+import pytest
+import trio
+
+from tests.support.clients import client_and_service, client_of
+from tests.support.scripts import CHAT, answering
+from tests.support.waiting import until
+from trioserve.api import batches as batches_module
+from trioserve.errors import StoreError
+from trioserve.store import Database, database as database_module
+from trioserve.store.database import problems
+
+CHATS = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+PAGE = 4096  # bytes, as SQLite has them
+
+Failure = Callable[[str], AbstractContextManager[None]]
+
+
+def lines(n: int) -> bytes:
+    return b"\n".join(
+        json.dumps({"custom_id": f"line-{i}", "url": CHATS, "body": CHAT}).encode()
+        for i in range(n)
+    )
+
+
+async def stored(client: httpx.AsyncClient) -> str:
+    answer = await client.post(RESPONSES, json={"input": "Hi", "store": True})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+async def begin_batch(client: httpx.AsyncClient, n_lines: int) -> dict[str, Any]:
+    file = await client.post(
+        "/v1/files", data={"purpose": "batch"}, files={"file": ("a", lines(n_lines))}
+    )
+    wanted = {"input_file_id": file.json()["id"], "endpoint": CHATS}
+    made = await client.post("/v1/batches", json=wanted)
+    assert made.status_code == 200, made.text
+    body: dict[str, Any] = made.json()
+    return body
+
+
+async def fails(client: httpx.AsyncClient, method: str, path: str, **body: Any) -> None:
+    answer = await client.request(method, path, json=body or None)
+    assert answer.status_code == 503, (path, answer.text)
+    assert answer.json()["error"]["code"] == "store_failed"
+
+
+async def chats(client: httpx.AsyncClient) -> None:
+    assert (await client.post(CHATS, json=CHAT)).status_code == 200
+
+
+# -- a full disk
+
+
+@contextmanager
+def full_disk(path: str) -> Iterator[None]:
+    """Let no file grow beyond what the log of a store has now: to SQLite, an error of the disk."""
+    size = Path(f"{path}-wal").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Hold the lock that SQLite takes to write, as another program would."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("failure", [full_disk, locked])
+async def test_only_what_needs_the_store_fails_until_it_works_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Failure
+) -> None:
+    monkeypatch.setattr(database_module, "_PATIENCE", 0)
+    monkeypatch.setattr(batches_module, "_PAUSE", 0.001)
+    path = str(tmp_path / "a.db")
+    async with client_and_service(answering("Hello"), store=path) as (client, service):
+        before = await stored(client)
+        service.n_others.value += 1  # so that no line is answered now
+        batch = (await begin_batch(client, 20))["id"]
+        with failure(path):
+            service.n_others.value -= 1
+            await fails(client, "POST", RESPONSES, input="Hi", store=True)
+            await fails(client, "POST", RESPONSES, input="Hi", background=True)
+            await fails(client, "POST", "/v1/conversations", metadata={})
+            answer = await client.post(RESPONSES, json={"input": "Hi"})
+            assert answer.status_code == 200 and answer.json()["store"] is False
+            await chats(client)
+            assert service.batches._running
+        after = await stored(client)
+        await until(lambda: not service.batches._running)
+        for id_ in (before, after):
+            assert (await client.get(f"{RESPONSES}/{id_}")).status_code == 200
+        await until(lambda: ended(client, batch))
+        found = (await client.get(f"/v1/batches/{batch}")).json()
+        assert (found["status"], found["request_counts"]["completed"]) == ("completed", 20)
+    async with client_of(store=path) as client:
+        assert (await client.get(f"{RESPONSES}/{after}")).status_code == 200
+    assert problems(path) == []
+
+
+async def ended(client: httpx.AsyncClient, batch: str) -> bool:
+    body = (await client.get(f"/v1/batches/{batch}")).json()
+    return bool(body["status"] != "in_progress")
+
+
+def test_a_locked_file_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "_PATIENCE", 0)
+    path = str(tmp_path / "a.db")
+    Database(path).close()
+    with locked(path), pytest.raises(StoreError, match="another program has locked it"):
+        Database(path)
+    Database(path).close()
+
+
+# -- damage
+
+
+async def filled(path: str) -> dict[str, str]:
+    """Fill a store; gives the ids of what is there, by kind. The lines of its batch are pending."""
+    async with client_and_service(answering("Hello"), store=path) as (client, service):
+        responses = [await stored(client) for _ in range(8)]
+        items = [{"role": "user", "content": f"Hi {n}"} for n in range(20)]
+        made = await client.post("/v1/conversations", json={"items": items})
+        service.n_others.value += 1
+        batch = await begin_batch(client, 200)
+    return {
+        "responses": responses[0],
+        "conversations": made.json()["id"],
+        "files": batch["input_file_id"],
+        "batches": batch["id"],
+    }
+
+
+@attrs.frozen
+class Sound:
+    """A store that is not damaged: its bytes, and the ids of what is there, by kind."""
+
+    data: bytes
+    names: Mapping[str, str]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
+    path = tmp_path_factory.mktemp("sound") / "a.db"
+    names = trio.run(filled, str(path))
+    return Sound(path.read_bytes(), names)
+
+
+async def statuses(client: httpx.AsyncClient, names: Mapping[str, str]) -> set[int]:
+    """Ask for all that is there, and change it; gives the statuses of the answers."""
+    found = set()
+    for kind, id_ in names.items():
+        found.add((await client.get(f"/v1/{kind}/{id_}")).status_code)
+    response, conversation = names["responses"], names["conversations"]
+    for method, path, body in (
+        ("GET", f"{RESPONSES}/{response}/input_items", None),
+        ("GET", f"/v1/conversations/{conversation}/items", None),
+        ("GET", f"/v1/files/{names['files']}/content", None),
+        ("GET", "/v1/files", None),
+        ("GET", "/v1/batches", None),
+        ("POST", RESPONSES, {"input": "Hi", "previous_response_id": response}),
+        ("POST", RESPONSES, {"input": "Hi", "conversation": conversation}),
+        ("POST", "/v1/batches", {"input_file_id": names["files"], "endpoint": CHATS}),
+        ("DELETE", f"{RESPONSES}/{response}", None),
+    ):
+        found.add((await client.request(method, path, json=body)).status_code)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("content", "is_asked_for"),
+    [
+        (b'"object":"response"', True),
+        (b'"text":"Hi"', True),
+        (b'"content":"Hi 7"', True),
+        (b'"object":"batch"', True),
+        (b'"custom_id":"line-', False),  # the batch waits
+    ],
+)
+async def test_damaged_content_is_an_error_of_the_store(
+    tmp_path: Path, sound: Sound, content: bytes, is_asked_for: bool
+) -> None:
+    path = tmp_path / "a.db"
+    assert content in sound.data
+    path.write_bytes(sound.data.replace(content, b"\xff" * len(content)))
+    async with client_of(answering("Hello"), store=str(path), drain_timeout=0) as client:
+        found = await statuses(client, sound.names)
+        assert found <= {200, 400, 503} and (503 in found) is is_asked_for
+        await chats(client)
+    path.write_bytes(sound.data)
+    async with client_of(answering("Hello"), store=str(path), drain_timeout=0) as client:
+        assert await statuses(client, sound.names) == {200}
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_bytes_in_pages(tmp_path: Path, sound: Sound, seed: int) -> None:
+    path, rng, data = tmp_path / "a.db", random.Random(seed), bytearray(sound.data)
+    for page in rng.sample(range(1, len(data) // PAGE), 2):
+        first = page * PAGE + rng.randrange(PAGE // 2)
+        data[first : (page + 1) * PAGE] = rng.randbytes((page + 1) * PAGE - first)
+    path.write_bytes(data)
+    try:
+        Database(str(path)).close()
+    except StoreError:  # which says so
+        with pytest.raises(StoreError, match="damaged"):
+            Database(str(path))
+        return
+    async with client_of(answering("Hello"), store=str(path), drain_timeout=0) as client:
+        assert await statuses(client, sound.names) <= {200, 400, 404, 503}
+        await chats(client)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.7, 0.9])
+def test_a_truncated_file_is_no_store(tmp_path: Path, sound: Sound, share: float) -> None:
+    path = tmp_path / "a.db"
+    path.write_bytes(sound.data[: int(len(sound.data) * share)])
+    with pytest.raises(StoreError, match="damaged"):
+        Database(str(path))

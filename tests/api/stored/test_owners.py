@@ -1,0 +1,211 @@
+"""What one API key has stored is not there for another one, on every route that there is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from quart_trio import QuartTrio
+
+from tests.support.clients import client_and_service
+from tests.support.fake_fleet import routed
+from tests.support.scripts import answering
+from tests.support.waiting import until
+from trioserve.api.base.fields import of_fields
+from trioserve.api.stored import BLUEPRINTS
+from trioserve.app import create_app
+from trioserve.config import Config
+
+KEYS = ("one", "two")
+CHATS = "/v1/chat/completions"
+BLUEPRINT_NAMES = {each.name for each in BLUEPRINTS}
+
+#: What the POSTs below an id need in their bodies.
+BODIES = {
+    "stored_conversations.change": {"metadata": {"of": "two"}},
+    "stored_conversations.add_items": {"items": [{"role": "user", "content": "Hi"}]},
+}
+#: The fields that name something stored, and the blueprint of what they name.
+REFERENCES = {
+    "previous_response_id": "stored_responses",
+    "conversation": "stored_conversations",
+    "input_file_id": "stored_files",
+}
+#: Reads go first, and what deletes comes last.
+ORDER = ("HEAD", "GET", "POST", "DELETE")
+
+
+@asynccontextmanager
+async def clients(place: str) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+    """Serve one model, or a router with it; gives the clients with the two API keys."""
+    backend = answering("Hello")
+    if place == "router":
+        async with routed({"a": backend}, api_keys=KEYS) as router, _another(router.client) as two:
+            yield router.client, two
+    else:
+        async with (
+            client_and_service(backend, api_keys=KEYS) as (one, _),
+            _another(one) as two,
+        ):
+            yield one, two
+
+
+@asynccontextmanager
+async def _another(one: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
+    one.headers["Authorization"] = "Bearer one"
+    headers = {"Authorization": "Bearer two"}
+    async with httpx.AsyncClient(base_url=one.base_url, headers=headers, timeout=60) as two:
+        yield two
+
+
+async def posted(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+async def over(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """Wait until a batch, or a response in the background, is over."""
+    body: dict[str, Any] = {}
+
+    async def is_over() -> bool:
+        body.update((await client.get(path)).json())
+        return body["status"] not in ("queued", "in_progress")
+
+    await until(is_over)
+    return body
+
+
+async def stored(client: httpx.AsyncClient) -> dict[str, dict[str, str]]:
+    """Store one of each kind; gives the parts of their paths, by the blueprint of their routes."""
+    asked = {"model": "a", "messages": [{"role": "user", "content": "Hi"}]}
+    line = {"custom_id": "1", "url": CHATS, "body": asked}
+    form = {"purpose": "batch"}
+    file = await client.post("/v1/files", data=form, files={"file": ("a", json.dumps(line))})
+    batch = await posted(client, "/v1/batches", input_file_id=file.json()["id"], endpoint=CHATS)
+    batch = await over(client, f"/v1/batches/{batch['id']}")
+    assert batch["request_counts"]["completed"] == 1, batch
+    items = [{"role": "user", "content": "Hi"}]
+    conversation = (await posted(client, "/v1/conversations", items=items))["id"]
+    response = await posted(client, "/v1/responses", model="a", input="Hi", background=True)
+    assert (await over(client, f"/v1/responses/{response['id']}"))["status"] == "completed"
+    items = (await client.get(f"/v1/conversations/{conversation}/items")).json()["data"]
+    return {
+        "stored_files": {"id_": batch["output_file_id"]},
+        "stored_batches": {"id_": batch["id"]},
+        "stored_conversations": {"id_": conversation, "item": items[0]["id"]},
+        "stored_responses": {"id_": response["id"]},
+    }
+
+
+def requests_to(
+    app: QuartTrio, names: dict[str, dict[str, str]]
+) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
+    """The method, path and body of a request to each route below the id of something stored."""
+    found = [rule for rule in app.url_map.iter_rules() if rule.arguments]
+    for method in ORDER:
+        # The routes of items before those of what they belong to.
+        for rule in sorted(found, key=lambda rule: -len(rule.rule)):
+            blueprint = rule.endpoint.partition(".")[0]
+            if blueprint in BLUEPRINT_NAMES and method in (rule.methods or ()):
+                path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule).format(**names[blueprint])
+                yield method, path, BODIES.get(rule.endpoint, {}) if method == "POST" else None
+
+
+def references_in(app: QuartTrio) -> Iterator[tuple[str, str]]:
+    """The paths of POSTs that may name something stored in their bodies, and those fields."""
+    for rule in app.url_map.iter_rules():
+        request_class = getattr(app.view_functions[rule.endpoint], "takes", None)
+        fields = {} if request_class is None else of_fields(request_class)
+        yield from ((rule.rule, name) for name in sorted(REFERENCES.keys() & fields.keys()))
+
+
+@pytest.fixture(scope="module")
+def app() -> QuartTrio:
+    return create_app(Config())
+
+
+@pytest.mark.parametrize("place", ["model", "router"])
+async def test_another_key_finds_nothing(app: QuartTrio, place: str) -> None:
+    async with clients(place) as (one, two):
+        names = await stored(one)
+        assert names.keys() == BLUEPRINT_NAMES
+        wanted = list(requests_to(app, names))
+        assert len(wanted) >= 22
+        for method, path, body in wanted:
+            answer = await two.request(method, path, json=body)
+            assert answer.status_code == 404, (method, path, answer.text)
+        for method, path, body in wanted:  # for its owner, each of them is there
+            answer = await one.request(method, path, json=body)
+            is_again = method == "DELETE" and path.startswith("/responses")  # by its short path
+            is_over = path.endswith("/cancel") and "batch" in path
+            expected = 404 if is_again else 400 if is_over else 200
+            assert answer.status_code == expected, (method, path, answer.text)
+
+
+async def test_another_key_lists_nothing(app: QuartTrio) -> None:
+    lists = [
+        rule.rule
+        for rule in app.url_map.iter_rules()
+        if rule.endpoint.partition(".")[0] in BLUEPRINT_NAMES
+        and not rule.arguments
+        and "GET" in (rule.methods or ())
+    ]
+    assert lists
+    async with clients("model") as (one, two):
+        names = await stored(one)
+        for path in lists:
+            assert (await one.get(path)).json()["data"], path
+            for query in ("", *(f"?after={each['id_']}" for each in names.values())):
+                found = await two.get(f"{path}{query}")
+                assert found.status_code == 400 or found.json()["data"] == [], (path, query)
+
+
+@pytest.mark.parametrize("place", ["model", "router"])
+async def test_another_key_continues_nothing(app: QuartTrio, place: str) -> None:
+    wanted = list(references_in(app))
+    assert {name for _, name in wanted} == REFERENCES.keys()
+    async with clients(place) as (one, two):
+        names = await stored(one)
+        for path, name in wanted:
+            body = {"model": "a", "input": "Hi", "endpoint": CHATS, "completion_window": "24h"}
+            body[name] = names[REFERENCES[name]]["id_"]
+            answer = await two.post(path, json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name), path
+            if path != "/v1/batches":  # whose file has answers, and no requests
+                assert (await one.post(path, json=body)).status_code == 200, path
+        item = {"type": "item_reference", "id": names["stored_conversations"]["item"]}
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            body = {"model": "a", "input": [item]}
+            assert (await two.post(path, json=body)).status_code == 400
+            assert (await one.post(path, json=body)).status_code == 200
+        made = await two.post("/v1/conversations", json={"items": [item]})
+        assert item["id"] not in made.text or "Hi" not in made.text
+
+
+@pytest.mark.parametrize("place", ["model", "router"])
+async def test_another_key_does_not_follow_what_runs(place: str) -> None:
+    async with clients(place) as (one, two):
+        made = await posted(one, "/v1/responses", model="a", input="Hi", background=True)
+        for path in (f"/v1/responses/{made['id']}?stream=true", f"/v1/stream?conv_id={made['id']}"):
+            assert (await two.get(path)).status_code == 404, path
+        await two.delete(f"/v1/stream?conv_id={made['id']}")
+        assert (await over(one, f"/v1/responses/{made['id']}"))["status"] == "completed"
+        named = {"conversation_ids": [made["id"]]}
+        assert (await two.post("/v1/streams/lookup", json=named)).json() == []
+
+
+async def test_ids_have_128_random_bits() -> None:
+    async with clients("model") as (one, _):
+        first, second = await stored(one), await stored(one)
+    for names, others in zip(first.values(), second.values(), strict=True):
+        for id_, other in zip(names.values(), others.values(), strict=True):
+            assert re.fullmatch(r"[a-z]+[_-][0-9a-f]{32}", id_), id_
+            same = sum(a == b for a, b in zip(id_[-32:], other[-32:], strict=True))
+            assert same < 16, (id_, other)  # of two random ones, two digits are the same
