@@ -1,0 +1,133 @@
+"""`Background`: how much of the steps requests of low priority get beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trioserve.engine.drafts.lengths import StepCosts
+from trioserve.engine.slot import Slot
+from trioserve.engine.strategy import MIN_TOKENS, TILE
+
+
+class Background:
+    """Lets requests with a priority below 0 into steps, beside those of others.
+
+    Without others, they are like others. Beside them, they get a share of the time: each step adds
+    to a credit, and what the background makes a step longer is taken from it. It is in a step when
+    the credit pays for all of its streams, and for a tile of its prompts. Where more rows cost
+    nearly nothing, that is each step. Elsewhere, others get tokens ahead of the time for a few
+    steps, and a longer one follows; readers get these tokens at an even pace::
+
+        step     | others | others | others | others and background         |
+        tokens            a        b        c                               d
+        readers                a            b            c            d
+
+    The credit has a bound, for readers hold few tokens. When it does not pay for everything, the
+    background gets what fits, and at least one row, so that it never stands still.
+    """
+
+    #: What the background may add to the time of the others.
+    SHARE = 0.25
+    #: Tokens that readers may be ahead; fewer than they hold before they send all at once.
+    AHEAD = 12
+
+    def __init__(self) -> None:
+        self.costs = StepCosts()
+        self._credit_s = 0.0
+        #: Seconds between two tokens for readers; 0: as they come.
+        self.pace = 0.0
+        #: In this step, both the background and others have something to do.
+        self.is_beside = False
+        self._most_s = 0.0  # the bound of the credit
+        self._n_turns = 0
+        self._turns: dict[int, int] = {}  # by slot: the last turn in which it had a row
+        self._was_prefill = False  # the last turn that was too short for all was for prompts
+
+    def share(self, slots: Sequence[Slot]) -> tuple[Sequence[Slot], int]:
+        """Choose what is in the next step.
+
+        Args:
+            slots: all that have something to do.
+
+        Returns:
+            Those that may be in it, and how many tokens prompts of the background get, in place of
+            other prompts.
+        """
+        behind = [slot for slot in slots if slot.request and slot.request.is_background]
+        self.pace = 0.0
+        self.is_beside = 0 < len(behind) < len(slots)
+        if not self.is_beside:
+            self._credit_s = 0.0
+            return slots, 0
+        others = [slot for slot in slots if slot not in behind]
+        n_rows = sum(slot.n_pending for slot in others if slot.in_decode) or 1
+        plain_s = self.costs.seconds(n_rows)
+        step_s = (1 + self.SHARE) * plain_s
+        self._most_s = self.AHEAD * step_s
+        if not plain_s:
+            return others, 0  # first measure what others take
+        if self._credit_s < self._most_s:
+            self.pace = step_s
+        streams, n_prefill = self._choose(behind, n_rows, plain_s)
+        if not streams and not n_prefill:
+            return others, 0
+        self._n_turns += 1
+        self._turns |= dict.fromkeys((slot.id for slot in streams), self._n_turns)
+        prompts = [slot for slot in behind if not slot.in_decode] if n_prefill else []
+        return [*others, *streams, *prompts], n_prefill
+
+    def _choose(self, behind: list[Slot], n_rows: int, plain_s: float) -> tuple[list[Slot], int]:
+        """Choose streams of the background, and how many tokens its prompts get."""
+        streams = [slot for slot in behind if slot.in_decode]
+        n_stream = sum(slot.n_pending for slot in streams)
+        n_prompt = min(TILE, sum(slot.n_pending for slot in behind if not slot.in_decode))
+
+        def extra(n_cells: int) -> float:
+            return self.costs.seconds(n_rows + n_cells) - plain_s
+
+        if extra(n_stream + n_prompt) <= self._credit_s + self.SHARE * plain_s:
+            return streams, n_prompt
+        if streams and extra(n_stream) <= self.SHARE * plain_s / 2:
+            return streams, 0  # and there will be enough for prompts nevertheless
+        if self._credit_s < self._most_s:
+            return [], 0
+        n_fitting = 1
+        while extra(n_fitting + 1) <= self._credit_s:
+            n_fitting += 1
+        self._was_prefill = bool(n_prompt) and not (self._was_prefill and streams)
+        if self._was_prefill:
+            return [], min(n_prompt, max(MIN_TOKENS, n_fitting))
+        streams.sort(key=lambda slot: self._turns.get(slot.id, 0))
+        return _fitting(streams, n_fitting), 0
+
+    def observe(self, n_cells: int, n_others: int, seconds: float) -> float:
+        """Learn from a step beside others.
+
+        Args:
+            n_cells: all of its cells.
+            n_others: those that are not of the background.
+            seconds: how long it took.
+
+        Returns:
+            How long it would have taken without the background.
+        """
+        if n_others == n_cells:
+            plain_s = seconds
+        else:
+            plain_s = min(seconds, self.costs.seconds(n_others)) if n_others else 0.0
+        self.costs.observe(n_cells, seconds)
+        credit = self._credit_s + self.SHARE * plain_s - (seconds - plain_s)
+        self._credit_s = max(-self._most_s, min(credit, self._most_s))
+        return plain_s
+
+
+def _fitting(streams: Sequence[Slot], n_rows: int) -> list[Slot]:
+    """The first of some streams, at least one, that have together no more rows than these."""
+    chosen = [streams[0]]
+    n_rows -= streams[0].n_pending
+    for slot in streams[1:]:
+        n_rows -= slot.n_pending
+        if n_rows < 0:
+            break
+        chosen.append(slot)
+    return chosen
