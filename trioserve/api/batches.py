@@ -1,4 +1,4 @@
-"""Runs batches: requests of a file, which are answered while nothing else needs the model.
+"""Runs batches: requests of a file, which get what all others leave of the model.
 
 A batch is a record with its body as clients see it and three sides of parts: the lines that are
 ``pending``, and the lines of the ``output`` and of the ``errors``. One transaction takes a line
@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import trio
-from trio_util import AsyncValue
 
 from trioserve.api.within import Answer
 from trioserve.concurrency import Gate, Phase
@@ -37,9 +36,6 @@ Ask = Callable[[str, str, bytes], Awaitable[Answer]]
 #: The lowest `priority` of a request.
 _PRIORITY = -100
 
-#: Seconds that a line waits for other requests to end, before it begins beside them.
-_PATIENCE = 10.0
-
 #: Seconds before a line is tried again that the server had no place for, or could not store.
 _PAUSE = 1.0
 _MAX_PAUSE = 30.0
@@ -53,11 +49,10 @@ class Batches:
 
     Args:
         gate: of the app. No line begins once it drains.
-        n_others: how many other requests are being answered.
     """
 
-    def __init__(self, gate: Gate, n_others: AsyncValue[int]) -> None:
-        self._gate, self._n_others = gate, n_others
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         #: Set by what makes the app.
         self.ask: Ask
         self._store: Store
@@ -136,8 +131,6 @@ class Batches:
                 return  # the batch was deleted
             line = part.value
             async with self._places.place():
-                with trio.move_on_after(_PATIENCE):
-                    await self._n_others.wait_value(0)
                 if not self._may_begin:
                     return
                 answer = await self._answer_of(key, line)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from trioserve.engine.drafts.lengths import StepCosts
@@ -30,6 +32,8 @@ class Background:
     SHARE = 0.25
     #: Tokens that readers may be ahead; fewer than they hold before they send all at once.
     AHEAD = 12
+    #: How many times as large as any before a step may be.
+    GROWTH = 2
 
     def __init__(self) -> None:
         self.costs = StepCosts()
@@ -39,8 +43,10 @@ class Background:
         #: In this step, both the background and others have something to do.
         self.is_beside = False
         self._most_s = 0.0  # the bound of the credit
+        self._largest = 1  # cells of a step so far
+        self._was_paced = False  # the last step
         self._n_turns = 0
-        self._turns: dict[int, int] = {}  # by slot: the last turn in which it had a row
+        self._turns: dict[int, int] = {}  # by slot: the number of the last turn that it had
         self._was_prefill = False  # the last turn that was too short for all was for prompts
 
     def share(self, slots: Sequence[Slot]) -> tuple[Sequence[Slot], int]:
@@ -57,7 +63,7 @@ class Background:
         self.pace = 0.0
         self.is_beside = 0 < len(behind) < len(slots)
         if not self.is_beside:
-            self._credit_s = 0.0
+            self._credit_s, self._was_paced = 0.0, False
             return slots, 0
         others = [slot for slot in slots if slot not in behind]
         n_rows = sum(slot.n_pending for slot in others if slot.in_decode) or 1
@@ -66,38 +72,44 @@ class Background:
         self._most_s = self.AHEAD * step_s
         if not plain_s:
             return others, 0  # first measure what others take
-        if self._credit_s < self._most_s:
-            self.pace = step_s
+        self.pace = step_s
         streams, n_prefill = self._choose(behind, n_rows, plain_s)
         if not streams and not n_prefill:
             return others, 0
-        self._n_turns += 1
-        self._turns |= dict.fromkeys((slot.id for slot in streams), self._n_turns)
+        for slot in streams:
+            self._n_turns += 1
+            self._turns[slot.id] = self._n_turns
         prompts = [slot for slot in behind if not slot.in_decode] if n_prefill else []
         return [*others, *streams, *prompts], n_prefill
 
     def _choose(self, behind: list[Slot], n_rows: int, plain_s: float) -> tuple[list[Slot], int]:
         """Choose streams of the background, and how many tokens its prompts get."""
         streams = [slot for slot in behind if slot.in_decode]
+        streams.sort(key=lambda slot: self._turns.get(slot.id, 0))
+        # Steps grow slowly at first: a guess of what many rows take may be far off.
+        n_most = max(1, self.GROWTH * self._largest - n_rows)
+        streams = _fitting(streams, n_most)
         n_stream = sum(slot.n_pending for slot in streams)
-        n_prompt = min(TILE, sum(slot.n_pending for slot in behind if not slot.in_decode))
+        n_prompt = sum(slot.n_pending for slot in behind if not slot.in_decode)
+        n_prompt = min(n_prompt, TILE, max(0, n_most - n_stream))
 
         def extra(n_cells: int) -> float:
             return self.costs.seconds(n_rows + n_cells) - plain_s
 
-        if extra(n_stream + n_prompt) <= self._credit_s + self.SHARE * plain_s:
+        own_s, whole_s = self.SHARE * plain_s, extra(n_stream + n_prompt)
+        if whole_s <= self._credit_s + own_s:
+            if whole_s <= own_s:  # readers need not be ahead, and get what they are at once
+                self.pace = 0.0
             return streams, n_prompt
-        if streams and extra(n_stream) <= self.SHARE * plain_s / 2:
+        if streams and extra(n_stream) <= own_s / 2:
             return streams, 0  # and there will be enough for prompts nevertheless
         if self._credit_s < self._most_s:
             return [], 0
-        n_fitting = 1
-        while extra(n_fitting + 1) <= self._credit_s:
-            n_fitting += 1
+        counts = range(1, n_stream + n_prompt)
+        n_fitting = max((n for n in counts if extra(n) <= self._credit_s), default=1)
         self._was_prefill = bool(n_prompt) and not (self._was_prefill and streams)
         if self._was_prefill:
             return [], min(n_prompt, max(MIN_TOKENS, n_fitting))
-        streams.sort(key=lambda slot: self._turns.get(slot.id, 0))
         return _fitting(streams, n_fitting), 0
 
     def observe(self, n_cells: int, n_others: int, seconds: float) -> float:
@@ -116,18 +128,16 @@ class Background:
         else:
             plain_s = min(seconds, self.costs.seconds(n_others)) if n_others else 0.0
         self.costs.observe(n_cells, seconds)
+        self._largest = max(self._largest, n_cells)
         credit = self._credit_s + self.SHARE * plain_s - (seconds - plain_s)
+        if not (self.pace and self._was_paced):
+            credit = min(credit, 0.0)  # readers are not ahead
+        self._was_paced = bool(self.pace)
         self._credit_s = max(-self._most_s, min(credit, self._most_s))
         return plain_s
 
 
 def _fitting(streams: Sequence[Slot], n_rows: int) -> list[Slot]:
-    """The first of some streams, at least one, that have together no more rows than these."""
-    chosen = [streams[0]]
-    n_rows -= streams[0].n_pending
-    for slot in streams[1:]:
-        n_rows -= slot.n_pending
-        if n_rows < 0:
-            break
-        chosen.append(slot)
-    return chosen
+    """Take as many streams as have no more rows than these together, and at least the first one."""
+    ends = list(itertools.accumulate(slot.n_pending for slot in streams))
+    return list(streams[: max(1, bisect_right(ends, n_rows))])
