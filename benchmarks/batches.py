@@ -45,7 +45,7 @@ LONGER = 1.3
 CHATS = "/v1/chat/completions"
 
 #: Seconds between two looks at a batch.
-_INTERVAL = 0.05
+_INTERVAL = 0.2
 
 #: Lines of a batch beside streams: more than they leave it time for.
 _MANY = 2000

@@ -64,8 +64,9 @@ class Batches:
     async def run(self, store: Store, config: Config) -> None:
         """Run the batches that are not over, and those that begin, until cancelled."""
         self._store, self._config = store, config
-        # A few more than slots, so that a line waits when a slot is free.
-        self._places = FairLimiter(config.parallel + max(1, config.parallel // 4))
+        # As many lines wait as run: those that begin together are computed together.
+        n_waiting = max(1, min(config.parallel, config.max_queue // 4))
+        self._places = FairLimiter(config.parallel + n_waiting)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
