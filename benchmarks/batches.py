@@ -94,7 +94,7 @@ class Chats:
         ]
 
     def measure(self, target: Target, seed: str) -> Sample:
-        """Run once. Both ways get prompts of their own, so that neither finds the other's cached.
+        """Run once. The two ways get different prompts, so that neither finds the other's cached.
 
         Raises:
             TargetError: the server does not take the batch, or does not end it.

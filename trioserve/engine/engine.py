@@ -108,7 +108,6 @@ class Engine(EngineLoop):
             self._planner.expect_adapters,
             self._decoder.unset_adapters,
         )
-        strategy.begin(unified=backend.unified)
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
         self._samplers = SamplerPool(backend)
         self._counters = EngineCounters()  # without the requests that have not ended
@@ -562,11 +561,10 @@ class Engine(EngineLoop):
 
     def _load(self) -> tuple[int, int]:
         scheduler = self._scheduler
-        n_running = sum(slot.request is not None for slot in scheduler.slots)
-        return n_running, len(scheduler.waiting) + len(scheduler.stalled)
+        return len(scheduler.running()), len(scheduler.waiting) + len(scheduler.stalled)
 
     def _n_readers(self) -> int:
-        running = [slot.request for slot in self._scheduler.slots if slot.request is not None]
+        running = self._scheduler.running()
         return sum(not one.is_background for one in running) or len(running)
 
     def status(self) -> EngineStatus:

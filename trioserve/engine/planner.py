@@ -181,7 +181,7 @@ class StepPlan:
         return [*self.streams, *(piece.slot for piece in self.others)]
 
     def without_background(self) -> StepPlan:
-        """What is left of it without the background."""
+        """Make the plan that leaves the background out."""
         return StepPlan(
             [slot for slot in self.streams if not _is_background(slot)],
             [piece for piece in self.others if not _is_background(piece.slot)],
@@ -256,6 +256,7 @@ class Planner:
         encoder: MediaEncoder | None = None,
     ) -> None:
         self._strategy = strategy
+        strategy.begin(unified=unified)
         self.background = Background()
         self._n_batch, self._n_score_rows = n_batch, n_score_rows
         self._by_sequence = not unified

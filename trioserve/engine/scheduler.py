@@ -71,10 +71,12 @@ class Scheduler:
 
     def requests(self) -> Iterator[RequestState]:
         """Go through all: those in slots, those that wait, and those whose readers stall."""
-        for slot in self.slots:
-            if slot.request is not None:
-                yield slot.request
+        yield from self.running()
         yield from self.queue()
+
+    def running(self) -> list[RequestState]:
+        """List the requests in slots."""
+        return [slot.request for slot in self.slots if slot.request is not None]
 
     def queue(self) -> Iterator[RequestState]:
         """Go through the requests without a slot, in the order of their turns."""

@@ -193,7 +193,7 @@ async def _read(
 
 #: Number of chunks that may wait until they are due. With more, the reader is late anyway.
 _MAX_PACED = 16
-#: Seconds up to which paced chunks leave together: an event for each token would cost too much.
+#: Paced chunks leave together, at most this many seconds of them: each event costs time.
 _JOINED_S = 0.005
 
 
@@ -205,7 +205,7 @@ def _merge(events: list[Event], *, is_paced: bool = False) -> list[Event]:
     """Join adjacent chunks, up to `UNREAD_BYTES`.
 
     Chunks with candidates or scores stay separate: one event for each token, as in llama-server.
-    While the last chunk is paced, those that are join up to `_JOINED_S`.
+    While the last chunk is paced, at most `_JOINED_S` of paced chunks are joined.
     """
     if len(events) == 1:
         return events
