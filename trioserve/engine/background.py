@@ -59,13 +59,15 @@ class Background:
             Those that may be in it, and how many tokens prompts of the background get, in place of
             other prompts.
         """
-        behind = [slot for slot in slots if slot.request and slot.request.is_background]
+        behind, others = list[Slot](), list[Slot]()
+        for slot in slots:
+            assert slot.request is not None
+            (behind if slot.request.is_background else others).append(slot)
         self.pace = 0.0
-        self.is_beside = 0 < len(behind) < len(slots)
+        self.is_beside = bool(behind and others)
         if not self.is_beside:
             self._credit_s, self._was_paced = 0.0, False
             return slots, 0
-        others = [slot for slot in slots if slot not in behind]
         n_rows = sum(slot.n_pending for slot in others if slot.in_decode) or 1
         plain_s = self.costs.seconds(n_rows)
         step_s = (1 + self.SHARE) * plain_s

@@ -564,8 +564,7 @@ class Engine(EngineLoop):
         return len(scheduler.running()), len(scheduler.waiting) + len(scheduler.stalled)
 
     def _n_readers(self) -> int:
-        running = self._scheduler.running()
-        return sum(not one.is_background for one in running) or len(running)
+        return self._scheduler.n_readers()
 
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""

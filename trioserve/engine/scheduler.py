@@ -78,6 +78,11 @@ class Scheduler:
         """List the requests in slots."""
         return [slot.request for slot in self.slots if slot.request is not None]
 
+    def n_readers(self) -> int:
+        """Count the requests in slots whose readers wait: none of the background beside others."""
+        running = self.running()
+        return sum(not request.is_background for request in running) or len(running)
+
     def queue(self) -> Iterator[RequestState]:
         """Go through the requests without a slot, in the order of their turns."""
         yield from self.waiting
