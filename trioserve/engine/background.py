@@ -6,8 +6,8 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from trioserve.engine.drafts.lengths import StepCosts
 from trioserve.engine.slot import Slot
+from trioserve.engine.step_costs import StepCosts
 from trioserve.engine.strategy import MIN_TOKENS, TILE
 
 
