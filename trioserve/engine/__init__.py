@@ -6,8 +6,9 @@ all code in between is synchronous.
 
 `engine` runs the steps. `scheduler` decides which requests have a slot, and which wait for a prefix
 that another one is about to prefill; `queue` orders the others, `strategy` decides how many prompt
-tokens a step takes, and `background` what requests of low priority get beside others. `cache` tracks the KV cache, `output` samples tokens and turns them into
-text, and `drafts` guesses tokens, so that one step can check several (speculative decoding).
+tokens a step takes, and `background` what requests of low priority get beside others. `cache`
+tracks the KV cache, `output` samples tokens and turns them into text, and `drafts` guesses tokens,
+so that one step can check several (speculative decoding).
 """
 
 from trioserve.engine.backend import AnyBackend, Backend, Drafter, DraftRequest, EmbeddingBackend
