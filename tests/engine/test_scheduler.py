@@ -162,7 +162,7 @@ class EngineMachine(RuleBasedStateMachine):
         id_slot=st.sampled_from([-1, -1, -1, 0, 4]),
         cache_prompt=st.booleans(),
         max_tokens=st.sampled_from([-1, 0, 1, 7]),
-        priority=st.sampled_from([0, 0, 0, 1]),
+        priority=st.sampled_from([0, 0, -1, 1]),
         client=st.sampled_from("ab"),
         adapters=st.sampled_from([(), ((0, 1.0),), ((0, 0.5),), ((0, 0.5), (1, -1.0))]),
         owner=owners,

@@ -127,3 +127,19 @@ async def test_a_request_that_was_ended_says_so_with_the_next_token(
     stream._dispatcher.end(stream.mailbox, error, CancelReason.CALLER)
     with trio.fail_after(1.3), pytest.raises(RequestEndedError):
         await anext(stream)
+
+
+async def test_tokens_that_are_due_within_a_moment_come_together(
+    stream: Stream, autojump_clock: MockClock
+) -> None:
+    seen: list[tuple[float, str]] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, stream, seen)
+        await trio.lowlevel.checkpoint()
+        say(stream, "abcdefg", pace=0.002)
+        await trio.sleep(1)
+        say(stream, "hi", pace=0.002)
+        stream.mailbox.put(Chunk(1, "j", (1,), pace=0.0))
+        stream.mailbox.put(END)
+    assert [text for _, text in seen] == ["ab", "cd", "ef", "g", "hij", "end"]
+    assert seen[3][0] == pytest.approx(0.012, abs=0.0005)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trioserve.engine.drafts.lengths import StepCosts
+from trioserve.engine.step_costs import StepCosts
 
 
 class FlatCosts(StepCosts):

@@ -1,4 +1,4 @@
-"""Runs batches: requests of a file, which are answered while nothing else needs the model.
+"""Runs batches: requests of a file, which get what all others leave of the model.
 
 A batch is a record with its body as clients see it and three sides of parts: the lines that are
 ``pending``, and the lines of the ``output`` and of the ``errors``. One transaction takes a line
@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import trio
-from trio_util import AsyncValue
 
 from trioserve.api.within import Answer
 from trioserve.concurrency import Gate, Phase
@@ -38,9 +37,6 @@ Ask = Callable[[str, str, bytes], Awaitable[Answer]]
 #: The lowest `priority` of a request.
 _PRIORITY = -100
 
-#: Seconds that a line waits for other requests to end, before it begins beside them.
-_PATIENCE = 10.0
-
 #: Seconds before a line is tried again that the server had no place for, or could not store.
 _PAUSE = 1.0
 _MAX_PAUSE = 30.0
@@ -54,11 +50,10 @@ class Batches:
 
     Args:
         gate: of the app. No line begins once it drains.
-        n_others: how many other requests are being answered.
     """
 
-    def __init__(self, gate: Gate, n_others: AsyncValue[int]) -> None:
-        self._gate, self._n_others = gate, n_others
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
         #: Set by what makes the app.
         self.ask: Ask
         self._store: Store
@@ -71,8 +66,9 @@ class Batches:
     async def run(self, store: Store, config: Config, keys: Keys) -> None:
         """Run the batches that are not over, and those that begin, until cancelled."""
         self._store, self._config, self._keys = store, config, keys
-        # A few more than slots, so that a line waits when a slot is free.
-        self._places = FairLimiter(config.parallel + max(1, config.parallel // 4))
+        # As many lines wait as run: those that begin together are computed together.
+        n_waiting = max(1, min(config.parallel, config.max_queue // 4))
+        self._places = FairLimiter(config.parallel + n_waiting)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
@@ -150,8 +146,6 @@ class Batches:
             if line is None:
                 return  # the batch was deleted
             async with self._places.place():
-                with trio.move_on_after(_PATIENCE):
-                    await self._n_others.wait_value(0)
                 if not self._may_begin:
                     return
                 answer = await self._answer_of(key, line)

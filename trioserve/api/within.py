@@ -11,9 +11,6 @@ import trio
 #: An ASGI app.
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
-#: The key in the scope of a request that waits for all others: a line of a batch.
-BEHIND = "trioserve.behind"
-
 
 @attrs.frozen
 class Answer:

@@ -5,9 +5,10 @@ It depends on the `Backend` protocol, not on llama.cpp, Trio or HTTP. `Engine` g
 all code in between is synchronous.
 
 `engine` runs the steps. `scheduler` decides which requests have a slot, and which wait for a prefix
-that another one is about to prefill; `queue` orders the others, and `strategy` decides how many
-prompt tokens a step takes. `cache` tracks the KV cache, `output` samples tokens and turns them into
-text, and `drafts` guesses tokens, so that one step can check several (speculative decoding).
+that another one is about to prefill; `queue` orders the others, `strategy` decides how many prompt
+tokens a step takes, and `background` what requests of low priority get beside others. `cache`
+tracks the KV cache, `output` samples tokens and turns them into text, and `drafts` guesses tokens,
+so that one step can check several (speculative decoding).
 """
 
 from trioserve.engine.backend import AnyBackend, Backend, Drafter, DraftRequest, EmbeddingBackend

@@ -108,8 +108,6 @@ class Engine(EngineLoop):
             self._planner.expect_adapters,
             self._decoder.unset_adapters,
         )
-        self._strategy = strategy
-        strategy.begin(unified=backend.unified)
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
         self._samplers = SamplerPool(backend)
         self._counters = EngineCounters()  # without the requests that have not ended
@@ -261,7 +259,7 @@ class Engine(EngineLoop):
     def _sample_steadily(self, plan: SteadyPlan, rows: list[int]) -> None:
         """The same for a plan that is repeated as long as all tokens are only text."""
         sampled = self._samplers.sample(plan.requests, rows, plan.samples)
-        chunks = self._outputs.step_steadily(plan, sampled, self._strategy.pace)
+        chunks = self._outputs.step_steadily(plan, sampled, self._planner.pace)
         if chunks is None:
             self._emit_tokens(plan.streams, plan.requests, sampled)
         else:
@@ -355,7 +353,7 @@ class Engine(EngineLoop):
         self, slots: list[Slot], requests: list[RequestState], sampled: list[Sampled]
     ) -> bool:
         """Add the sampled tokens to the outputs; returns whether all of them are only text."""
-        chunks, others = self._outputs.step(requests, sampled, self._strategy.pace)
+        chunks, others = self._outputs.step(requests, sampled, self._planner.pace)
         if chunks.task_ids:
             self._fresh.append(chunks)
         for i in others:
@@ -369,7 +367,7 @@ class Engine(EngineLoop):
             return
         tokens = [SampledToken(sampled)] if isinstance(sampled, int) else sampled
         n_before = len(request.keys)
-        chunk = self._outputs.accept(request, tokens, self._strategy.pace)
+        chunk = self._outputs.accept(request, tokens, self._planner.pace)
         new = request.keys[n_before:]
         n_right = self.drafts.settle(slot, new[: len(tokens) - 1]) if request.draft else 0
         request.n_ahead = max(0, len(new) - n_right - 1)
@@ -563,8 +561,10 @@ class Engine(EngineLoop):
 
     def _load(self) -> tuple[int, int]:
         scheduler = self._scheduler
-        n_running = sum(slot.request is not None for slot in scheduler.slots)
-        return n_running, len(scheduler.waiting) + len(scheduler.stalled)
+        return len(scheduler.running()), len(scheduler.waiting) + len(scheduler.stalled)
+
+    def _n_readers(self) -> int:
+        return self._scheduler.n_readers()
 
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""

@@ -402,6 +402,10 @@ class EngineLoop(abc.ABC):
     def _load(self) -> tuple[int, int]:
         """How many tasks have a slot, and how many wait for one."""
 
+    def _n_readers(self) -> int:
+        """How many readers wait for the events of a step."""
+        return self._load()[0]
+
     @abc.abstractmethod
     def _obey(self, command: Command) -> None:
         """Obey a command that not all engines obey in the same way."""
@@ -449,7 +453,7 @@ class EngineLoop(abc.ABC):
         is_first, self._urgent, self._is_first = self._is_first, False, False
         now, interval = self.clock(), self.flush_interval
         self._next_flush = now + interval
-        self._soon = now + min(interval, PER_STREAM * self._load()[0])
+        self._soon = now + min(interval, PER_STREAM * self._n_readers())
         if not self._fresh:
             return
         fresh, self._fresh = self._fresh, []

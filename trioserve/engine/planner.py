@@ -9,11 +9,12 @@ from time import monotonic
 import attrs
 
 from trioserve.engine.backend import Batch, Embeddings, MediaPiece
+from trioserve.engine.background import Background
 from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.cache.sequences import KVSequence
 from trioserve.engine.encoder import MediaEncoder
 from trioserve.engine.slot import RequestState, Slot, arrival
-from trioserve.engine.strategy import BatchStrategy
+from trioserve.engine.strategy import BatchStrategy, share_out
 from trioserve.types import Adapters, CellKey, MediaChunk
 
 
@@ -155,6 +156,8 @@ class StepPlan:
         self.streams, self.others, self.is_media = streams, others, is_media
         #: There is nothing but streams, so the next step is the same if nothing happens.
         self.may_repeat = False
+        #: The part of it that is not the background's, if there is both at work.
+        self.ahead: StepPlan | None = None
         # `map` instead of a loop: there may be hundreds.
         self.requests: list[RequestState] = list(map(_REQUEST, streams))
         self.seqs: list[KVSequence] = list(map(_SEQ, streams))
@@ -177,6 +180,14 @@ class StepPlan:
         """The slots, in the order of the rows of `fill`."""
         return [*self.streams, *(piece.slot for piece in self.others)]
 
+    def without_background(self) -> StepPlan:
+        """Make the plan that leaves the background out."""
+        return StepPlan(
+            [slot for slot in self.streams if not _is_background(slot)],
+            [piece for piece in self.others if not _is_background(piece.slot)],
+            is_media=self.is_media,
+        )
+
     def fill(self, batch: Batch) -> list[int]:
         """Put all of it into the batch; returns the row to sample from of each slot."""
         batch.clear()
@@ -197,6 +208,11 @@ class StepPlan:
         cache.held.append_each(self.seqs, self.keys)
         for piece in self.others:
             piece.note(cache)
+
+
+def _is_background(slot: Slot) -> bool:
+    assert slot.request is not None
+    return slot.request.is_background
 
 
 def _sequence(slot: Slot) -> int:
@@ -240,6 +256,8 @@ class Planner:
         encoder: MediaEncoder | None = None,
     ) -> None:
         self._strategy = strategy
+        strategy.begin(unified=unified)
+        self.background = Background()
         self._n_batch, self._n_score_rows = n_batch, n_score_rows
         self._by_sequence = not unified
         self._encoder = encoder
@@ -262,17 +280,37 @@ class Planner:
         """The LoRA adapters of the step."""
         return self.turns.current if self.turns is not None else ()
 
+    @property
+    def pace(self) -> float:
+        """Seconds between two tokens of a stream for its reader; 0: as they come."""
+        return max(self._strategy.pace, self.background.pace)
+
     def plan(self, slots: Sequence[Slot]) -> StepPlan:
-        """Give every decoding slot its token and draft, and prompts their shares."""
+        """Give every decoding slot its token and draft, and prompts their shares.
+
+        The background has what `Background` leaves it.
+        """
         if self._encoder is not None:
             self.ask_for_media(slots)
+        active = [
+            slot
+            for slot in slots
+            if slot.request is not None and not slot.request.paused and not slot.awaits_media
+        ]
+        plan = self._plan(*self.background.share(active))
+        if self.background.is_beside:
+            plan.may_repeat = False
+            plan.ahead = plan.without_background()
+        return plan
+
+    def _plan(self, slots: Sequence[Slot], n_background: int) -> StepPlan:
+        """Fill a step; `n_background` tokens are for prompts of the background, if it has any."""
         streams, drafts, prompts = [], [], []
         if self.turns is not None:
             slots = self._whose_turn(slots, self.turns)
         for slot in slots:
             request = slot.request
-            if request is None or request.paused or slot.awaits_media:
-                continue
+            assert request is not None
             if not slot.in_decode:
                 prompts.append(slot)
             elif request.draft or request.n_ahead:
@@ -280,7 +318,8 @@ class Planner:
             else:
                 streams.append(slot)
         has_streams = bool(streams or drafts)
-        if prompts:
+        behind = [slot for slot in prompts if n_background and _is_background(slot)]
+        if prompts := behind or prompts:
             prompts = self._whose_kind(sorted(prompts, key=arrival), has_streams)
         self._owes_streams = False
         if not prompts:
@@ -293,7 +332,10 @@ class Planner:
         is_media, budget = prompts[0].is_at_media, self._n_batch
         if not is_media:
             budget -= len(streams) + sum(work.n_cells for work in drafts)
-        shares = self._strategy.share(pending, n_decode, budget)
+        if behind:
+            shares: Sequence[int] = share_out(pending, min(n_background, budget))
+        else:
+            shares = self._strategy.share(pending, n_decode, budget)
         if not any(shares) and not has_streams:  # the decoding slots are of another turn
             shares = self._strategy.share(pending, 0, budget)
         shared = [(slot, n) for slot, n in zip(prompts, shares, strict=True) if n]
@@ -316,11 +358,7 @@ class Planner:
 
     def _whose_turn(self, slots: Sequence[Slot], turns: AdapterTurns) -> list[Slot]:
         """Pick the slots that may be in one batch, and count the streams among the others."""
-        active = [
-            (slot, slot.request.task.root.adapters)
-            for slot in slots
-            if slot.request is not None and not slot.request.paused and not slot.awaits_media
-        ]
+        active = [(slot, slot.request.task.root.adapters) for slot in slots if slot.request]
         turn = turns.take([adapters for _, adapters in active])
         self._n_other_streams = sum(slot.in_decode for slot, its in active if its != turn)
         return [slot for slot, its in active if its == turn]
@@ -330,13 +368,18 @@ class Planner:
 
         A step with media that held up streams is counted together with their next step.
         """
+        ahead = plan if plan.ahead is None else plan.ahead
+        if plan.ahead is not None:
+            seconds = self.background.observe(plan.n_cells, ahead.n_cells, seconds)
+        if not ahead.n_cells:
+            return
         n_cells, before = self._held_up
-        n_cells, seconds = n_cells + plan.n_prefill, before + seconds
+        n_cells, seconds = n_cells + ahead.n_prefill, before + seconds
         if plan.is_media and self._owes_streams:
             self._held_up = n_cells, seconds
         else:
             self._held_up = 0, 0.0
-            self._strategy.observe(n_cells, plan.n_decode, seconds)
+            self._strategy.observe(n_cells, ahead.n_decode, seconds)
 
     # -- media
 

@@ -24,6 +24,10 @@ class QueuedRequest:
     #: It has had its turn, and lost its slot for want of room.
     first_in_line: bool = attrs.field(init=False, default=False)
 
+    def risen_priority(self, now: float) -> int:
+        """Its priority after waiting and running until `now` (monotonic)."""
+        return self.task.priority + int((now - self.submitted_at) / AGEING_S)
+
     def waiting_status(self, position: int, now: float) -> WaitingStatus:
         """Describe the request in the queue; `now` is monotonic."""
         task = self.task
@@ -71,9 +75,8 @@ class WaitingQueue(Generic[_Request]):
         top = max(request.task.priority for request in self._runs.values())
 
         def turn(request: _Request) -> tuple[bool, int, float, int]:
-            task = request.task
-            risen = task.priority + int((now - request.submitted_at) / AGEING_S)
-            return (not request.first_in_line, -min(risen, top), tags[task.id], task.id)
+            risen, id_ = min(request.risen_priority(now), top), request.task.id
+            return (not request.first_in_line, -risen, tags[id_], id_)
 
         return iter(sorted(self._runs.values(), key=turn))
 

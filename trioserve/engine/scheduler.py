@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from time import monotonic
 
 from trioserve.engine.backend import Backend
 from trioserve.engine.cache.prefix_cache import PrefixCache, divergence_point
@@ -70,10 +71,17 @@ class Scheduler:
 
     def requests(self) -> Iterator[RequestState]:
         """Go through all: those in slots, those that wait, and those whose readers stall."""
-        for slot in self.slots:
-            if slot.request is not None:
-                yield slot.request
+        yield from self.running()
         yield from self.queue()
+
+    def running(self) -> list[RequestState]:
+        """List the requests in slots."""
+        return [slot.request for slot in self.slots if slot.request is not None]
+
+    def n_readers(self) -> int:
+        """Count the requests in slots whose readers wait: none of the background beside others."""
+        running = self.running()
+        return sum(not request.is_background for request in running) or len(running)
 
     def queue(self) -> Iterator[RequestState]:
         """Go through the requests without a slot, in the order of their turns."""
@@ -134,16 +142,22 @@ class Scheduler:
         self.cache.release(seq)
         self.cache.swap_out(seq)
         self.cache.held.cut(seq, 0)
-        request.first_in_line = True
+        request.first_in_line = not request.is_background
         self.waiting.push(request)
         self.preempted.append(request)
 
     def give_way(self, slot: Slot) -> None:
-        """Take a slot from its paused request. Its sequence is kept as after its end."""
+        """Take a slot from a request, paused or of the background, that waits for another turn.
+
+        Its sequence is kept as after its end.
+        """
         request, seq = slot.give_up(self._step)
         self.cache.release(seq)
         request.first_in_line = False
-        self.stalled[request.task.id] = request
+        if request.paused:
+            self.stalled[request.task.id] = request
+        else:
+            self.waiting.push(request)
         self.preempted.append(request)
 
     # -- drafts
@@ -239,26 +253,53 @@ class Scheduler:
     def _admissible(self) -> Iterator[tuple[RequestState, Slot]]:
         """Yield the requests that can start now, each with its slot, in order of arrival.
 
-        The slot is idle, or its request is paused and loses it.
+        The slot is idle, or its request loses it: it is paused, or of the background, and the other
+        one is not.
         """
         free = [slot for slot in self.slots if slot.request is None or slot.request.paused]
-        if not free or (self._is_full and len(free) < len(self.slots)):
+        able = free or self._giving_way()
+        if not able or (self._is_full and free and len(free) < len(self.slots)):
             return
         for request in self.waiting:
             id_slot = request.task.params.id_slot
-            slots = free if id_slot < 0 else [slot for slot in free if slot.id == id_slot]
+            slots = able if id_slot < 0 else [slot for slot in able if slot.id == id_slot]
+            if not free and request.is_background:
+                continue
             if request.scores is not None:
                 self.scores.find(request)
             if not slots or request.is_fetching or self._should_follow(request):
                 continue  # it waits for something that those behind it need not wait for
             if not self._fits(request):
                 return
-            yield request, min(slots, key=lambda slot: (slot.request is not None, slot.last_used))
+            if free:
+                yield (
+                    request,
+                    min(slots, key=lambda slot: (slot.request is not None, slot.last_used)),
+                )
+            else:
+                yield request, lowest_priority(slots)
+
+    def _giving_way(self) -> list[Slot]:
+        """Find the slots of the background, if a request waits that is not of it.
+
+        A request that has waited and run for long enough keeps its slot, whatever its priority.
+        """
+        if all(request.is_background for request in self.waiting):
+            return []
+        now = monotonic()
+        return [
+            slot
+            for slot in self.slots
+            if slot.request is not None
+            and slot.request.is_background
+            and slot.request.risen_priority(now) < 0
+        ]
 
     def _should_follow(self, request: RequestState) -> bool:
         """Whether another request is about to prefill a prefix that this one shares.
 
-        If so, it waits until the prefix is in the KV cache, and starts from there.
+        If so, it waits until the prefix is in the KV cache, and starts from there. Only one of the
+        background waits for another of it, which may take long.
         """
         if not request.task.params.cache_prompt:
             return False
@@ -266,6 +307,7 @@ class Scheduler:
             slot.request is not None
             and not slot.in_decode
             and not slot.request.paused
+            and (request.is_background or not slot.request.is_background)
             and slot.request.task.root == request.task.root
             and max(self._n_known(request, slot), self.cache.min_shared)
             < request.shared_with(slot.request)
@@ -299,10 +341,15 @@ class Scheduler:
     def _fits(self, request: RequestState) -> bool:
         """Whether the request's tokens, and one more, fit beside the running requests.
 
-        Cells of idle sequences and of paused requests do not count: they can be freed.
+        Cells of idle sequences and of paused requests do not count: they can be freed. Those of the
+        background count for its own requests only.
         """
         active = [
-            slot for slot in self.slots if slot.request is not None and not slot.request.paused
+            slot
+            for slot in self.slots
+            if (one := slot.request) is not None
+            and not one.paused
+            and (request.is_background or not one.is_background)
         ]
         seqs = {slot.seq.id for slot in active if slot.seq is not None}
         pending = sum(slot.n_pending for slot in active)

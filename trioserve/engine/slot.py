@@ -53,6 +53,8 @@ class RequestState(QueuedRequest):
     task: Task
     keys: list[CellKey] = attrs.field(init=False)
     n_prompt: int = attrs.field(init=False)
+    #: It gets what others leave; see `Background`.
+    is_background: bool = attrs.field(init=False)
     n_discarded: int = 0  # keys that `shift` took out
     #: While there are fewer keys, the next one needs no checks; see `Outputs.step`.
     n_simple: int = 0
@@ -93,6 +95,7 @@ class RequestState(QueuedRequest):
         task, params = self.task, self.task.params
         self.keys = list(task.prompt.keys)
         self.n_prompt = len(task.prompt)
+        self.is_background = task.priority < 0
         self.text = Detokenizer(params.stop)
         self.indent_stop = IndentStop(params.n_indent) if params.n_indent else None
         self.reasoning = ReasoningTracker(task.budget) if task.budget is not None else None

@@ -193,6 +193,8 @@ async def _read(
 
 #: Number of chunks that may wait until they are due. With more, the reader is late anyway.
 _MAX_PACED = 16
+#: Paced chunks leave together, at most this many seconds of them: each event costs time.
+_JOINED_S = 0.005
 
 
 def _pace(event: Event) -> float:
@@ -203,35 +205,37 @@ def _merge(events: list[Event], *, is_paced: bool = False) -> list[Event]:
     """Join adjacent chunks, up to `UNREAD_BYTES`.
 
     Chunks with candidates or scores stay separate: one event for each token, as in llama-server.
-    Paced chunks stay separate while the last one is paced.
+    While the last chunk is paced, at most `_JOINED_S` of paced chunks are joined.
     """
     if len(events) == 1:
         return events
     is_paced = is_paced and len(events) <= _MAX_PACED and bool(_pace(events[-1]))
     merged: list[Event] = []
     chunks: list[Chunk] = []
-    n_bytes = 0
+    n_bytes, joined_s = 0, 0.0
     for event in events:
-        joins = isinstance(event, Chunk) and not (
-            event.probs or event.scores is not None or (is_paced and event.pace)
-        )
-        if chunks and (n_bytes >= UNREAD_BYTES or not joins):
-            merged.append(_join(chunks))
-            chunks, n_bytes = [], 0
+        joins = isinstance(event, Chunk) and not (event.probs or event.scores is not None)
+        pace = _pace(event) if is_paced else 0.0
+        is_due_later = bool(pace) and joined_s + pace > _JOINED_S
+        if chunks and (n_bytes >= UNREAD_BYTES or not joins or is_due_later):
+            merged.append(_join(chunks, joined_s))
+            chunks, n_bytes, joined_s = [], 0, 0.0
         if isinstance(event, Chunk) and joins:
             chunks.append(event)
             n_bytes += len(event.text)
+            joined_s += pace
         else:
             merged.append(event)
-    return [*merged, _join(chunks)] if chunks else merged
+    return [*merged, _join(chunks, joined_s)] if chunks else merged
 
 
-def _join(chunks: list[Chunk]) -> Chunk:
+def _join(chunks: list[Chunk], pace: float) -> Chunk:
     return Chunk(
         chunks[0].task_id,
         "".join([each.text for each in chunks]),
         tuple(itertools.chain.from_iterable([each.tokens for each in chunks])),
         tuple(itertools.chain.from_iterable([each.probs for each in chunks])),
+        pace,
         drafts=max([each.drafts for each in chunks]),
     )
 

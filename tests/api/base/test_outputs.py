@@ -15,7 +15,7 @@ from tests.support.clients import client_of, events_in, named_events_in
 from tests.support.json_values import JSON
 from trioserve.api.base.outputs import LiveTimings, read_arguments
 from trioserve.engine import DraftRequest
-from trioserve.engine.drafts.lengths import StepCosts
+from trioserve.engine.step_costs import StepCosts
 from trioserve.testing import ScriptedBackend
 from trioserve.types import TokenId
 

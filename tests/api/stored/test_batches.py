@@ -18,7 +18,7 @@ from tests.server.test_keys import table
 from tests.support.clients import client_and_service, client_of, use_openai
 from tests.support.event_source import gated
 from tests.support.fake_fleet import routed
-from tests.support.scripts import CHAT, answering, noting
+from tests.support.scripts import answering, noting
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
 from trioserve.api.base.app_state import AppState
@@ -305,41 +305,12 @@ class Asked:
         return Answer(self._status(self.n_asked), {b"retry-after": b"0"}, b"{}")
 
 
-async def test_lines_wait_for_other_requests() -> None:
+async def test_lines_have_the_lowest_priority_beside_other_requests() -> None:
     async with client_and_service() as (client, service):
         asked = Asked(service)
-        service.n_others.value += 1  # a request that lasts
-        made = await begin(client, [line(n) for n in range(5)])
-        await until(lambda: service.batches._places.n_held)
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        assert asked.n_asked == 0
-        service.n_others.value -= 1
-        over = await until_over(client, made["id"])
+        over = await until_over(client, (await begin(client, [line(n) for n in range(5)]))["id"])
         assert over["request_counts"]["completed"] == 5
         assert {each["priority"] for each in asked.bodies} == {-100}
-
-
-async def test_lines_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches_module, "_PATIENCE", 0)
-    async with client_and_service() as (client, service):
-        Asked(service)
-        service.n_others.value += 1
-        over = await until_over(client, (await begin(client, [line(0)]))["id"])
-        assert over["status"] == "completed"
-
-
-async def test_lines_are_no_other_requests() -> None:
-    seen: list[int] = []
-
-    def script(prompt: str) -> str:
-        seen.append(service.n_others.value)
-        return "Hello"
-
-    async with client_and_service(answering(script)) as (client, service):
-        await until_over(client, (await begin(client, [line(0)]))["id"])
-        assert seen == [0]
-        await client.post(CHATS, json=CHAT)
-        assert seen[1] == 1
 
 
 async def test_the_lowest_priority_in_the_order_of_vllm() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.engine_harness import Harness
 from tests.support.step_costs import FlatCosts, SteepCosts
 from trioserve.engine import DraftRequest
-from trioserve.engine.drafts.lengths import StepCosts
+from trioserve.engine.step_costs import StepCosts
 from trioserve.testing import ScriptedBackend
 from trioserve.types import CellKey, Chunk, TokenId
 

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from trioserve.engine.drafts.drafts import Balance
-from trioserve.engine.drafts.lengths import Acceptance, StepCosts, share_rows
+from trioserve.engine.drafts.lengths import Acceptance, share_rows
+from trioserve.engine.step_costs import StepCosts
 
 
 def learned(cost_of: dict[int, float]) -> StepCosts:

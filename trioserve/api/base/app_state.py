@@ -262,7 +262,6 @@ class AppState(Connections, ABC):
         self.keys = Keys(config)
         self.n_answers: Counter[tuple[str, int]] = Counter()  # by route and status
         self.n_answering = AsyncValue(0)  # requests whose responses are not sent yet
-        self.n_others = AsyncValue(0)  # POSTs that are being answered, without lines of batches
         self.streams = Sessions()  # that outlive the connections of their readers
         self._store: Store | None = None
         self.stored_runs: dict[str, Any] = {}  # responses in the background that run, by id
@@ -273,7 +272,7 @@ class AppState(Connections, ABC):
         self.tool_calls = ClientToolCalls()
         #: Refuses requests while the app drains, and has ended when the app is to end, or broke.
         self.gate = Gate()
-        self.batches = Batches(self.gate, self.n_others)
+        self.batches = Batches(self.gate)
         self._scope = trio.CancelScope()
         self._loaded = trio.Event()
 

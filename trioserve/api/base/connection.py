@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any, cast
@@ -35,7 +35,6 @@ from trio_util import AsyncValue
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from trioserve.api.base.app_state import app_state_of
-from trioserve.api.within import BEHIND
 from trioserve.concurrency import alongside
 from trioserve.errors import TrioServeError
 from trioserve.types import CancelReason
@@ -230,10 +229,8 @@ class Connection(TrioASGIHTTPConnection):
         self._sender = Sender(send)
         state = app_state_of(self.app)
         request.held = state.memory.hold()
-        is_other = request.method == "POST" and BEHIND not in self.scope
         with (
             counted(state.n_answering),
-            counted(state.n_others) if is_other else nullcontext(),
             request.held,
             trio.CancelScope() as scope,
         ):

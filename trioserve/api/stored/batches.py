@@ -23,7 +23,7 @@ from trioserve.api.openapi import gives, takes
 from trioserve.api.stored import answers
 from trioserve.api.stored.files import data_of, find
 from trioserve.api.stored.listing import QUERY, Page, current_owner, missing
-from trioserve.api.within import BEHIND, Answer, ask
+from trioserve.api.within import Answer, ask
 from trioserve.concurrency import check_cancelled
 from trioserve.errors import InvalidRequestError
 from trioserve.fair_limiter import text_threads
@@ -57,7 +57,6 @@ async def ask_for_line(
         "client": None,
         "server": None,
         "extensions": {},
-        BEHIND: True,
     }
     headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
     return await ask(app, scope, served.config.api_prefix + path, body, headers)

@@ -8,10 +8,11 @@ from time import perf_counter
 import attrs
 
 from trioserve.engine.backend import Drafter, DraftRequest
-from trioserve.engine.drafts.lengths import Acceptance, StepCosts, share_rows
+from trioserve.engine.drafts.lengths import Acceptance, share_rows
 from trioserve.engine.planner import StepPlan
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import RequestState, Slot
+from trioserve.engine.step_costs import StepCosts
 from trioserve.types import TokenId
 from trioserve.types.task import shared_length
 

@@ -1,0 +1,145 @@
+"""`Background`: how much of the steps requests of low priority get beside others."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from trioserve.engine.slot import Slot
+from trioserve.engine.step_costs import StepCosts
+from trioserve.engine.strategy import MIN_TOKENS, TILE
+
+
+class Background:
+    """Lets requests with a priority below 0 into steps, beside those of others.
+
+    Without others, they are like others. Beside them, they get a share of the time: each step adds
+    to a credit, and what the background makes a step longer is taken from it. It is in a step when
+    the credit pays for all of its streams, and for a tile of its prompts. Where more rows cost
+    nearly nothing, that is each step. Elsewhere, others get tokens ahead of the time for a few
+    steps, and a longer one follows; readers get these tokens at an even pace::
+
+        step     | others | others | others | others and background         |
+        tokens            a        b        c                               d
+        readers                a            b            c            d
+
+    The credit has a bound, for readers hold few tokens. When it does not pay for everything, the
+    background gets what fits, and at least one row, so that it never stands still.
+    """
+
+    #: What the background may add to the time of the others.
+    SHARE = 0.25
+    #: Tokens that readers may be ahead; fewer than they hold before they send all at once.
+    AHEAD = 12
+    #: How many times as large as any before a step may be.
+    GROWTH = 2
+
+    def __init__(self) -> None:
+        self.costs = StepCosts()
+        self._credit_s = 0.0
+        #: Seconds between two tokens for readers; 0: as they come.
+        self.pace = 0.0
+        #: In this step, both the background and others have something to do.
+        self.is_beside = False
+        self._most_s = 0.0  # the bound of the credit
+        self._largest = 1  # cells of a step so far
+        self._was_paced = False  # the last step
+        self._n_turns = 0
+        self._turns: dict[int, int] = {}  # by slot: the number of the last turn that it had
+        self._was_prefill = False  # the last turn that was too short for all was for prompts
+
+    def share(self, slots: Sequence[Slot]) -> tuple[Sequence[Slot], int]:
+        """Choose what is in the next step.
+
+        Args:
+            slots: all that have something to do.
+
+        Returns:
+            Those that may be in it, and how many tokens prompts of the background get, in place of
+            other prompts.
+        """
+        behind, others = list[Slot](), list[Slot]()
+        for slot in slots:
+            assert slot.request is not None
+            (behind if slot.request.is_background else others).append(slot)
+        self.pace = 0.0
+        self.is_beside = bool(behind and others)
+        if not self.is_beside:
+            self._credit_s, self._was_paced = 0.0, False
+            return slots, 0
+        n_rows = sum(slot.n_pending for slot in others if slot.in_decode) or 1
+        plain_s = self.costs.seconds(n_rows)
+        step_s = (1 + self.SHARE) * plain_s
+        self._most_s = self.AHEAD * step_s
+        if not plain_s:
+            return others, 0  # first measure what others take
+        self.pace = step_s
+        streams, n_prefill = self._choose(behind, n_rows, plain_s)
+        if not streams and not n_prefill:
+            return others, 0
+        for slot in streams:
+            self._n_turns += 1
+            self._turns[slot.id] = self._n_turns
+        prompts = [slot for slot in behind if not slot.in_decode] if n_prefill else []
+        return [*others, *streams, *prompts], n_prefill
+
+    def _choose(self, behind: list[Slot], n_rows: int, plain_s: float) -> tuple[list[Slot], int]:
+        """Choose streams of the background, and how many tokens its prompts get."""
+        streams = [slot for slot in behind if slot.in_decode]
+        streams.sort(key=lambda slot: self._turns.get(slot.id, 0))
+        # Steps grow slowly at first: a guess of what many rows take may be far off.
+        n_most = max(1, self.GROWTH * self._largest - n_rows)
+        streams = _fitting(streams, n_most)
+        n_stream = sum(slot.n_pending for slot in streams)
+        n_prompt = sum(slot.n_pending for slot in behind if not slot.in_decode)
+        n_prompt = min(n_prompt, TILE, max(0, n_most - n_stream))
+
+        def extra(n_cells: int) -> float:
+            return self.costs.seconds(n_rows + n_cells) - plain_s
+
+        own_s, whole_s = self.SHARE * plain_s, extra(n_stream + n_prompt)
+        if whole_s <= self._credit_s + own_s:
+            if whole_s <= own_s:  # readers need not be ahead, and get what they are at once
+                self.pace = 0.0
+            return streams, n_prompt
+        if streams and extra(n_stream) <= own_s / 2:
+            return streams, 0  # and there will be enough for prompts nevertheless
+        if self._credit_s < self._most_s:
+            return [], 0
+        counts = range(1, n_stream + n_prompt)
+        n_fitting = max((n for n in counts if extra(n) <= self._credit_s), default=1)
+        self._was_prefill = bool(n_prompt) and not (self._was_prefill and streams)
+        if self._was_prefill:
+            return [], min(n_prompt, max(MIN_TOKENS, n_fitting))
+        return _fitting(streams, n_fitting), 0
+
+    def observe(self, n_cells: int, n_others: int, seconds: float) -> float:
+        """Learn from a step beside others.
+
+        Args:
+            n_cells: all of its cells.
+            n_others: those that are not of the background.
+            seconds: how long it took.
+
+        Returns:
+            How long it would have taken without the background.
+        """
+        if n_others == n_cells:
+            plain_s = seconds
+        else:
+            plain_s = min(seconds, self.costs.seconds(n_others)) if n_others else 0.0
+        self.costs.observe(n_cells, seconds)
+        self._largest = max(self._largest, n_cells)
+        credit = self._credit_s + self.SHARE * plain_s - (seconds - plain_s)
+        if not (self.pace and self._was_paced):
+            credit = min(credit, 0.0)  # readers are not ahead
+        self._was_paced = bool(self.pace)
+        self._credit_s = max(-self._most_s, min(credit, self._most_s))
+        return plain_s
+
+
+def _fitting(streams: Sequence[Slot], n_rows: int) -> list[Slot]:
+    """Take as many streams as have no more rows than these together, and at least the first one."""
+    ends = list(itertools.accumulate(slot.n_pending for slot in streams))
+    return list(streams[: max(1, bisect_right(ends, n_rows))])
