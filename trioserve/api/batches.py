@@ -45,6 +45,9 @@ _PATIENCE = 10.0
 _PAUSE = 1.0
 _MAX_PAUSE = 30.0
 
+#: The longest pause that the server can ask for. A budget may be raised before the day ends.
+_MAX_WAIT = 60.0
+
 #: What a line is answered with if nothing could be done with it.
 _EXPIRED = {"code": "batch_expired", "message": "The batch expired before this line was answered."}
 
@@ -150,12 +153,7 @@ class Batches:
             if part is None:
                 return  # the batch was deleted
             line = part.value
-            async with self._places.place():
-                with trio.move_on_after(_PATIENCE):
-                    await self._n_others.wait_value(0)
-                if not self._may_begin:
-                    return
-                answer = await self._answer_of(key, line)
+            answer = await self._answer_of(key, line)
             if answer is not None:
                 await self._surely(partial(_keep, batch=batch, n=n, line=line, answer=answer))
         finally:
@@ -167,16 +165,22 @@ class Batches:
         body = json.dumps({**line["body"], "priority": lowest}).encode()
         pause = _PAUSE
         while True:
-            try:
-                answer = await self.ask(key, line["url"], body)
-            except TrioServeError as error:  # the answer broke off
-                answer = Answer(error.status, {}, json.dumps({"error": error.message}).encode())
+            async with self._places.place():  # none is held in a pause: other keys may have a turn
+                with trio.move_on_after(_PATIENCE):
+                    await self._n_others.wait_value(0)
+                if not self._may_begin:
+                    return None
+                try:
+                    answer = await self.ask(key, line["url"], body)
+                except TrioServeError as error:  # the answer broke off
+                    answer = Answer(error.status, {}, json.dumps({"error": error.message}).encode())
             if answer.status not in (429, 503):
                 return answer
             if not self._may_begin:
                 return None
             told = answer.headers.get(b"retry-after", b"")
-            await trio.sleep(max(pause, float(told) if told.isdigit() else 0.0))
+            wanted = min(float(told) if told.isdigit() else 0.0, _MAX_WAIT)
+            await trio.sleep(max(pause, wanted))
             pause = min(2 * pause, _MAX_PAUSE)
 
     @property
