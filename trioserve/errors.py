@@ -227,7 +227,7 @@ class TemplateError(InvalidRequestError):
 
 
 class PermissionDeniedError(TrioServeError):
-    """It comes from a page of another site, or asks for what belongs to another API key."""
+    """It is from a page of another site, or asks for what its API key may not do, see or use."""
 
     status = 403
     type = "permission_error"

@@ -5,6 +5,7 @@ from contextvars import ContextVar
 
 import pytest
 
+from tests.server.test_keys import table
 from tests.support.ray_replicas import (
     LostError,
     Play,
@@ -210,6 +211,18 @@ def test_a_key_is_needed_but_for_health() -> None:
     assert not replicas.calls
     assert asked(app, "GET", "/health/live").status == 200
     assert asked(app, "GET", "/slots", headers={"X-Api-Key": "k"}).status == 200
+
+
+def test_keys_of_a_file(tmp_path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(table("one", "1"))
+    replicas = Replicas(json_answer(1))
+    app = ingress_of({"a": replicas}, Config(keys_file=str(path)))
+    assert asked(app, "GET", "/slots", headers={"X-Api-Key": "2"}).status == 401
+    assert not replicas.calls
+    assert asked(app, "GET", "/slots", headers={"X-Api-Key": "1"}).status == 200
+    path.write_text(table("one", "1") + table("two", "2"))
+    assert asked(app, "GET", "/slots", headers={"X-Api-Key": "2"}).status == 200
 
 
 def test_a_body_may_be_too_large() -> None:

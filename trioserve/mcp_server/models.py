@@ -113,7 +113,12 @@ class OwnModels(ModelSource):
 
     async def listed(self) -> list[Listed]:
         """See `ModelSource.listed`."""
-        names = [one.name for one in self._catalog.entries.values() if not one.hidden]
+        key = self._keys.find(current_client())
+        names = [
+            one.name
+            for one in self._catalog.entries.values()
+            if not one.hidden and (key is None or key.may_use(one.name, *one.aliases))
+        ]
         return [Listed(name, self._fleet.state(name).value.value) for name in names]
 
 

@@ -13,8 +13,11 @@ from werkzeug.routing import Rule
 
 from tests.server.test_keys import replace, table
 from tests.support.clients import client_and_service, client_of
+from tests.support.fake_fleet import routed
 from trioserve.app import create_app, create_router
 from trioserve.config import Config
+from trioserve.router.states import FleetEvent
+from trioserve.testing import ScriptedBackend
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
@@ -164,6 +167,58 @@ async def test_a_model_that_a_key_may_not_use(path: Path) -> None:
             assert answer.status_code == (200 if n else 403)
     async with client_of(keys_file=str(path), alias="x,another-name") as client:
         assert (await ask(client, "o")).status_code == 200
+
+
+async def test_a_router_lists_and_loads_only_the_models_of_a_key(path: Path) -> None:
+    path.write_text(
+        table("one", "1", 'models = ["one"]')
+        + table("operator", "2", "manage = true", 'models = ["two"]')
+    )
+    settings = {"keys_file": str(path)}
+    backends = {"one": ScriptedBackend(), "two": ScriptedBackend()}
+    async with routed(backends, child=settings, **settings) as router:
+        client = router.client
+        for key, own, other in (("1", "one", "two"), ("2", "two", "one")):
+            for url in ("/v1/models", "/models"):
+                listed = (await client.get(url, headers=bearer(key))).json()["data"]
+                assert [model["id"] for model in listed] == [own]
+            listed = (await client.get("/api/tags", headers=bearer(key))).json()["models"]
+            assert [model["name"] for model in listed] == [own]
+            assert (await ask(client, key, model=own)).status_code == 200
+            refused = await ask(client, key, model=other)
+            assert refused.status_code == 403 and refused.json()["error"]["code"] == 403
+            unknown = await ask(client, key, model="three")
+            assert unknown.status_code == 400 and other not in unknown.text
+            assert (await client.get(f"/models/{other}", headers=bearer(key))).status_code == 403
+        for method, url in (
+            ("GET", "/models?reload=1"),
+            ("POST", "/models/load"),
+            ("POST", "/models/unload"),
+            ("DELETE", "/models?model=two"),
+        ):
+            body = None if method == "GET" else {"model": "two"}
+            answer = await client.request(method, url, json=body, headers=bearer("1"))
+            assert answer.status_code == 403 and "may not manage" in answer.text
+        wanted = {"model": "two"}
+        answer = await client.post("/models/unload", json=wanted, headers=bearer("2"))
+        assert answer.status_code == 200 and ("unload", "two") in router.fleet.calls
+        wanted = {"model": "one"}
+        answer = await client.post("/models/unload", json=wanted, headers=bearer("2"))
+        assert answer.status_code == 403
+
+
+async def test_a_key_hears_only_of_its_models(path: Path) -> None:
+    path.write_text(table("one", "1", 'models = ["one"]'))
+    async with (
+        routed({"one": None, "two": None}, keys_file=str(path)) as router,
+        router.client.stream("GET", "/models/sse", headers=bearer("1")) as answer,
+    ):
+        feed = router.fleet.subscribers[0]
+        for name in ("two", "one"):
+            feed.put(FleetEvent(model=name, event="model_status"))
+        feed.end()
+        text = (await answer.aread()).decode()
+    assert '"one"' in text and '"two"' not in text
 
 
 # -- limits

@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.server.test_keys import table
 from tests.support.clients import client_and_service, client_of, use_openai
 from tests.support.event_source import gated
 from tests.support.fake_fleet import routed
@@ -244,6 +245,26 @@ async def test_a_restart_goes_on_with_the_lines_that_are_left(tmp_path: Path) ->
         answers = await lines_of(client, over["output_file_id"])
         assert [each["custom_id"] for each in answers] == [f"line-{n}" for n in range(12)]
         assert 0 < len(prompts) <= 9
+
+
+async def test_after_a_restart_a_batch_waits_for_its_key_of_a_file(tmp_path: Path) -> None:
+    """The file has hashes, and lines are answered for the key itself."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(table("one", "1") + table("two", "2"))
+    config: Mapping[str, Any] = {"store": str(tmp_path / "a.db"), "keys_file": str(keys)}
+    async with client_and_service(**config) as (client, service):
+        service.n_others.value += 1  # a request that lasts: no line is answered
+        client.headers["Authorization"] = "Bearer 1"
+        made = await begin(client, [line(0)])
+    async with client_and_service(answering("Hello"), **config) as (client, service):
+        client.headers["Authorization"] = "Bearer 2"
+        assert (await client.get("/v1/batches")).json()["data"] == []
+        await until(lambda: service.batches._running)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert service.keys.shown.value == {"2"} and not service.batches._places.n_held
+        client.headers["Authorization"] = "Bearer 1"
+        over = await until_over(client, made["id"])
+        assert over["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
 async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:

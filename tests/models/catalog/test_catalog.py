@@ -352,10 +352,13 @@ def test_variables_are_handed_on_once() -> None:
     kept = {"PATH": "/bin", "HF_ENDPOINT": "http://hub"}
     assert environment_of_children(environ) == kept
     assert environment_of_children({**environ, "HF_TOKEN": "t"}) == {**kept, "HF_TOKEN": "t"}
-    secrets = Config(hf_token="u", api_keys=("a", "b"), api_key_weights=(1.0, 2.5))
+    secrets = Config(
+        hf_token="u", api_keys=("a", "b"), keys_file="k.toml", api_key_weights=(1.0, 2.5)
+    )
     assert environment_of_children({"HF_TOKEN": "t", "LLAMA_API_KEY": "c"}, secrets) == {
         "HF_TOKEN": "u",
         "LLAMA_API_KEY": "a,b",
+        "TRIOSERVE_API_KEYS": "k.toml",
         "TRIOSERVE_API_KEY_WEIGHTS": "1.0,2.5",
     }
     made = Catalog(environ={"LLAMA_API_KEY": "secret", "LLAMA_ARG_NO_JINJA": "0"})

@@ -182,8 +182,12 @@ def find_model(name: str | None, *, exact: bool = False) -> ModelEntry:
     except (UnknownModelError, AmbiguousModelError) as error:
         if key is None or key.models is None:
             raise
-        # The message names models that the key does not list.
-        problem = f"{name!r} does not name one model" if name else "The request names no model"
-        raise type(error)(f"{problem} of those that this API key may use.", param="model") from None
+        # The message lists models that the key does not see.
+        raise type(error)(
+            f"{name!r} is not the name of a model that this API key may use."
+            if name
+            else "The request must name a model that this API key may use.",
+            param="model",
+        ) from None
     check_model(entry.name, *entry.aliases)
     return entry

@@ -206,7 +206,7 @@ class RateLimits:
     Args:
         requests: requests a minute for each client; 0: no limit.
         tokens: tokens a minute for each client, of prompts and outputs; 0: no limit.
-        keys: API keys, which may have limits of their own.
+        keys: API keys, whose limits replace these.
         clock: a monotonic clock, in seconds.
     """
 
