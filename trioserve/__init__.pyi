@@ -42,6 +42,7 @@ from .errors import (
     HubNotFoundError as HubNotFoundError,
     HubUnavailableError as HubUnavailableError,
     InputTooLongError as InputTooLongError,
+    InsufficientQuotaError as InsufficientQuotaError,
     InvalidMediaError as InvalidMediaError,
     InvalidRequestError as InvalidRequestError,
     KVCacheFullError as KVCacheFullError,

@@ -281,6 +281,13 @@ class RateLimitError(TooManyRequestsError):
     code = "rate_limit_exceeded"
 
 
+class InsufficientQuotaError(TooManyRequestsError):
+    """The API key has used up its tokens of this day, which ends at midnight UTC."""
+
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+
 # -- before a request: configuration, files, the operating system
 
 

@@ -10,7 +10,16 @@ import pytest
 
 from trioserve.errors import StoreError
 from trioserve.store import Database, Part, Records, database as database_module
-from trioserve.store.database import existing, export, owner_of, problems, reading, summary
+from trioserve.store.database import (
+    existing,
+    export,
+    owner_of,
+    problems,
+    reading,
+    summary,
+    usage,
+)
+from trioserve.store.usage import UsageRow, Used, add_usage, expire_usage, read_usage
 
 
 def written(path: Path, n: int = 3) -> str:
@@ -34,7 +43,7 @@ def test_an_older_schema_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyP
     database.close()
     Database(path).close()  # and not twice
     monkeypatch.undo()
-    with pytest.raises(StoreError, match=r"a newer trioserve: its schema has version 2"):
+    with pytest.raises(StoreError, match=r"a newer trioserve: its schema has version 3"):
         Database(path)
 
 
@@ -138,3 +147,35 @@ def test_an_owner_depends_on_the_store(tmp_path: Path) -> None:
     assert owner_of("key", one.salt) == owner_of("key", one.salt) != owner_of("key", other.salt)
     one.close()
     other.close()
+
+
+def test_a_file_without_usage_is_migrated(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    old = sqlite3.connect(path)
+    old.executescript(
+        f"{database_module._MIGRATIONS[0]} PRAGMA user_version = 1;"
+        f"PRAGMA application_id = {database_module._APPLICATION_ID};"
+        "INSERT INTO meta VALUES ('salt', zeroblob(32));"
+        "INSERT INTO records VALUES ('1', 'note', x'00', 1.0, 1.0, 0, 2, '{}');"
+    )
+    old.close()
+    assert usage(str(path), "2026-01-01", "2026-12-31") == []  # as it is
+    database = Database(str(path))
+    row, used = UsageRow("2026-01-31", "alice", "m"), Used(1, 2, 0, 3, 0.5)
+    add_usage(database.connection, {row: used})
+    add_usage(database.connection, {row: used, UsageRow("2025-12-31", "alice", "m"): used})
+    database.close()
+    assert usage(str(path), "2026-01-01", "2026-12-31") == [(row, Used(2, 4, 0, 6, 1.0))]
+    assert summary(str(path))[0][:2] == ("note", 1)
+    assert problems(str(path)) == []
+
+
+def test_old_usage_expires(tmp_path: Path) -> None:
+    database = Database()
+    for day in ("2025-01-01", "2026-01-30"):
+        add_usage(database.connection, {UsageRow(day, "alice", "m"): Used(1)})
+    expire_usage(database.connection, 1769900400.0)  # 2026-01-31
+    assert [row.day for row, _ in read_usage(database.connection, "2000-01-01", "2099-01-01")] == [
+        "2026-01-30"
+    ]
+    database.close()

@@ -25,6 +25,7 @@ from trioserve.models.catalog.catalog import find_exact, find_named
 from trioserve.router.fleet import Fleet
 from trioserve.router.forward import Kept
 from trioserve.router.states import FleetEvent, ModelState, QueueStatus, Status
+from trioserve.store.usage import UsageRow, Used
 from trioserve.testing import ScriptedBackend
 
 
@@ -56,7 +57,8 @@ class FakeFleet:
     """A fleet of models with the given sockets. Models without a socket are never loaded.
 
     A waiting request gets the `news`. A model in `failures` raises its exception instead of giving
-    a child. All children share the event `ended`. `jobs` has the jobs of the router.
+    a child. All children share the event `ended`. `jobs` has the jobs of the router, and
+    `on_usage` takes what keys use.
     """
 
     catalog: FakeCatalog
@@ -72,6 +74,7 @@ class FakeFleet:
     subscribers: list[Feed[FleetEvent]] = attrs.field(factory=list)
     events: list[FleetEvent] = attrs.field(factory=list)
     jobs: Fleet | None = None
+    on_usage: Callable[[UsageRow, Used], None] | None = None
 
     def change(self) -> None:
         """Have those that wait look again."""

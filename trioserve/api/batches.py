@@ -41,6 +41,9 @@ _PRIORITY = -100
 _PAUSE = 1.0
 _MAX_PAUSE = 30.0
 
+#: The longest pause that the server can ask for. A budget may be raised before the day ends.
+_MAX_WAIT = 60.0
+
 #: What a line is answered with if nothing could be done with it.
 _EXPIRED = {"code": "batch_expired", "message": "The batch expired before this line was answered."}
 
@@ -145,10 +148,7 @@ class Batches:
             line = await self._surely(partial(_line_of, batch=batch, n=n))
             if line is None:
                 return  # the batch was deleted
-            async with self._places.place():
-                if not self._may_begin:
-                    return
-                answer = await self._answer_of(key, line)
+            answer = await self._answer_of(key, line)
             if answer is not None:
                 await self._surely(partial(_keep, batch=batch, n=n, line=line, answer=answer))
         finally:
@@ -160,16 +160,20 @@ class Batches:
         body = json.dumps({**line["body"], "priority": lowest}).encode()
         pause = _PAUSE
         while True:
-            try:
-                answer = await self.ask(key, line["url"], body)
-            except TrioServeError as error:  # the answer broke off
-                answer = Answer(error.status, {}, json.dumps({"error": error.message}).encode())
+            async with self._places.place():  # none is held in a pause: other keys may have a turn
+                if not self._may_begin:
+                    return None
+                try:
+                    answer = await self.ask(key, line["url"], body)
+                except TrioServeError as error:  # the answer broke off
+                    answer = Answer(error.status, {}, json.dumps({"error": error.message}).encode())
             if answer.status not in (429, 503):
                 return answer
             if not self._may_begin:
                 return None
             told = answer.headers.get(b"retry-after", b"")
-            await trio.sleep(max(pause, float(told) if told.isdigit() else 0.0))
+            wanted = min(float(told) if told.isdigit() else 0.0, _MAX_WAIT)
+            await trio.sleep(max(pause, wanted))
             pause = min(2 * pause, _MAX_PAUSE)
 
     @property

@@ -12,6 +12,7 @@ from trioserve.api.sessions import Sessions
 from trioserve.config import Config
 from trioserve.errors import NotSupportedError
 from trioserve.server.observers.metrics import gauge, prometheus_text, render_process, total
+from trioserve.server.usage import Usage
 
 #: The type of what `render` writes.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,13 +29,26 @@ def check(config: Config) -> None:
 async def render(state: AppState) -> bytes:
     """Write them, in the text format of Prometheus."""
     own = await trio.to_thread.run_sync(render_process)
-    return prometheus_text((*_answers(state), *_streams(state.streams))) + own
+    families = (*_answers(state), *_streams(state.streams), *_usage(state.usage))
+    return prometheus_text(families) + own
 
 
 def _answers(state: AppState) -> Iterator[Metric]:
     answers = {(route, str(status)): n for (route, status), n in sorted(state.n_answers.items())}
     yield total("http_answers", "HTTP answers, when they begin", answers, "route", "status")
     yield gauge("http_connections", "Open connections", state.n_connections)
+
+
+def _usage(usage: Usage) -> Iterator[Metric]:
+    for field, text in (
+        ("requests", "Requests"),
+        ("input_tokens", "Tokens of prompts"),
+        ("cached_input_tokens", "Tokens of prompts that were in a cache"),
+        ("output_tokens", "Tokens generated"),
+        ("seconds", "Seconds of requests, from submission to the end"),
+    ):
+        values = {labels: getattr(used, field) for labels, used in sorted(usage.totals.items())}
+        yield total(f"usage_{field}", f"{text}, by API key and model", values, "key", "model")
 
 
 def _streams(sessions: Sessions) -> Iterator[Metric]:

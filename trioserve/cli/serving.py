@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import trio
 
 from trioserve.cli.memory import keep_collecting, uncollected
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from trioserve.router.zygote import FirstZygote
     from trioserve.server.core import ServerCore
     from trioserve.server.lifecycle.engine import Loader
+    from trioserve.server.usage import Usage
 
 _log = get_logger("trioserve")
 
@@ -49,6 +51,9 @@ _BACKLOG = 1024
 
 #: Seconds for connections to close after the last request.
 _GRACE = 3.0
+
+#: Seconds between two reports of usage to a router.
+_USAGE_INTERVAL = 1.0
 
 
 def serve(
@@ -259,11 +264,34 @@ async def _follow_model(
     _log.info("ready", model=model.info.name, slots=model.n_slots, longest_request=model.n_ctx_seq)
     _advise(service.server)
     status.tell("ready", info=openai_model(service.server))
+    if status.is_open:
+        nursery.start_soon(_report_usage, service.server, status)
     told = ServerState.READY
     async for state in service.server.state.eventual_values():
         if state in (ServerState.SLEEPING, ServerState.READY) and state is not told:
             status.tell(state.value)
             told = state
+
+
+async def _report_usage(server: ServerCore, status: StatusPipe) -> None:
+    """Report what API keys use, until cancelled, and the rest then."""
+    from trioserve.server.usage import Usage
+
+    usage = Usage()
+    server.observers.append(usage)
+    try:
+        while True:
+            await usage.news.wait()
+            await trio.sleep(_USAGE_INTERVAL)
+            _tell_usage(usage, status)
+    finally:
+        _tell_usage(usage, status)
+
+
+def _tell_usage(usage: Usage, status: StatusPipe) -> None:
+    if taken := usage.take():
+        rows = [attrs.asdict(row) | attrs.asdict(used) for row, used in taken.items()]
+        status.tell("usage", rows=rows)
 
 
 def _advise(server: ServerCore) -> None:

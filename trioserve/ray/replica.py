@@ -147,7 +147,8 @@ class ServerProcess:
                 report = json.loads(line)
                 self._message = report.get("message", self._message)
                 self.info = report.get("info", self.info)
-                self._told.put_nowait(report["state"])
+                if report["state"] != "usage":  # which comes as long as there are requests
+                    self._told.put_nowait(report["state"])
         finally:
             transport.close()
 

@@ -40,6 +40,7 @@ from trioserve.router.launch import Launcher, open_launcher, socket_folder
 from trioserve.router.schedule import Lease, Schedule
 from trioserve.router.states import Deaths, Events, FleetEvent, ModelState, QueueStatus, Status
 from trioserve.router.zygote import FirstZygote
+from trioserve.store.usage import UsageRow, Used, usage_in
 
 __all__ = ["Child", "Fleet"]
 
@@ -112,6 +113,8 @@ class Fleet(EnteredOnce):
         self._listeners: set[Bell] = set()  # of requests that report their place in the queue
         self._news = Bell()
         self._models: dict[str, _Model] = {}
+        #: Called with what API keys have used of a model.
+        self.on_usage: Callable[[UsageRow, Used], None] = lambda _row, _used: None
         self._gate = Gate()
         self._open_launcher: Callable[[], AbstractAsyncContextManager[Launcher]] = lambda: (
             nullcontext(launcher) if launcher else open_launcher(catalog.environment, first)
@@ -415,6 +418,11 @@ class Fleet(EnteredOnce):
                 self._schedule.ready(child.name)
             case "sleeping":
                 self._schedule.asleep(child.name)
+            case "usage":
+                for each in report["rows"]:
+                    row, used = usage_in({**each, "model": child.name})
+                    self.on_usage(row, used)
+                return
             case "ended":
                 self._schedule.dying(child.name)  # the rest when all that it wrote has been read
                 return

@@ -41,6 +41,7 @@ from trioserve.server.transcription.transcript import (
     TranscriptionParams,
     Transcriptions,
 )
+from trioserve.server.usage import Usage
 from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.types import EngineStatus, GenerationParams, MediaSource, Prompt, TokenId
 
@@ -61,6 +62,7 @@ class ServerCore(EnteredOnce):
         asleep: start without loading the model; the first request loads it.
         room: a context manager around the model's time in memory, which makes room for it.
         keys: the API keys, which another one keeps up to date; by default the server's own.
+        usage: counts what they use; by default for this server, and in memory only.
 
     Raises:
         ConfigError: on entry, when the file of API keys cannot be used.
@@ -78,13 +80,14 @@ class ServerCore(EnteredOnce):
         asleep: bool = False,
         room: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         keys: Keys | None = None,
+        usage: Usage | None = None,
     ) -> None:
         self.config = config or Config()
         if self.config.rpc and load is llama.load:
             raise ConfigError("rpc: a machine that fails ends the process, so such a model needs "
                               "a separate one: use the command, or ChildModels")  # fmt: skip
         self._keeps_keys = keys is None
-        self.resources = ServerResources(self.config, keys or Keys(self.config))
+        self.resources = ServerResources(self.config, keys or Keys(self.config), usage or Usage())
         #: The memory budget of requests, including unread requests of other connections.
         self.memory = self.resources.memory
         #: Request metrics; None unless the configuration enables them.

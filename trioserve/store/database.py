@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trioserve.errors import StoreError, StoreInUseError
+from trioserve.store.usage import UsageRow, Used, read_usage
 
 if sys.platform != "win32":
     from fcntl import LOCK_EX, LOCK_NB, flock
@@ -75,7 +76,23 @@ _MIGRATIONS: Sequence[str] = (
         UPDATE records SET size = size - length(old.body) WHERE id = old.record;
     END;
     """,
+    """
+    CREATE TABLE usage (
+        day TEXT NOT NULL,
+        key TEXT NOT NULL,  -- the name of an API key
+        model TEXT NOT NULL,
+        requests INTEGER NOT NULL,
+        input_tokens INTEGER NOT NULL,
+        cached_input_tokens INTEGER NOT NULL,
+        output_tokens INTEGER NOT NULL,
+        seconds REAL NOT NULL,
+        PRIMARY KEY (day, key, model)
+    ) WITHOUT ROWID;
+    """,
 )
+
+#: The version of the schema in which usage came.
+_WITH_USAGE = 2
 
 
 class Database:
@@ -288,6 +305,14 @@ def summary(path: str) -> list[tuple[str, int, int]]:
         return list(
             connection.execute("SELECT kind, count(*), sum(size) FROM records GROUP BY kind")
         )
+
+
+def usage(path: str, start: str, end: str) -> list[tuple[UsageRow, Used]]:
+    """What API keys have used, as `read_usage`. Raises StoreError: the store cannot be read."""
+    with reading(path) as connection:
+        if _version(connection, path) < _WITH_USAGE:
+            return []
+        return list(read_usage(connection, start, end))
 
 
 def export(path: str, target: str, on_progress: Callable[[float], None]) -> None:

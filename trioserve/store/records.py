@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from trioserve.errors import StoreFullError
+from trioserve.store.usage import expire_usage
 
 #: Seconds before the time of the last use is written again.
 _SOON = 3600.0
@@ -82,6 +83,8 @@ class Records:
     def __init__(self, connection: sqlite3.Connection, max_bytes: int, seconds: float) -> None:
         self._sql = connection.execute
         self._many = connection.executemany
+        #: For what is no record, such as usage.
+        self.connection = connection
         self._max_bytes, self._seconds = max_bytes, seconds
 
     # -- records
@@ -146,10 +149,10 @@ class Records:
         return self._sql("DELETE FROM records WHERE owner = ?", (owner,)).rowcount
 
     def expire(self) -> None:
-        """Delete the records that were not used for too long."""
-        self._sql(
-            "DELETE FROM records WHERE is_open = 0 AND used < ?", (time.time() - self._seconds,)
-        )
+        """Delete the records that were not used for too long, and old usage."""
+        now = time.time()
+        self._sql("DELETE FROM records WHERE is_open = 0 AND used < ?", (now - self._seconds,))
+        expire_usage(self.connection, now)
 
     # -- parts
 

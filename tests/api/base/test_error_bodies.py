@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from tests.server.test_keys import table
 from tests.support.clients import busy, client_and_service, client_of
 from tests.support.http_server import connected, post, read_response, serving, serving_script
 from tests.support.media_files import image_file, wav_file
@@ -349,6 +351,26 @@ async def a_minute_that_is_used_up() -> httpx.Response:
         for _ in range(60):
             limits.admit("127.0.0.1")
         return await client.post("/completion", json={"prompt": "a"})
+
+
+@answers(
+    errors.InsufficientQuotaError,
+    429,
+    "The API key 'one' has used up its 1 tokens of this day, which ends at midnight UTC.",
+    code="insufficient_quota",
+    type="insufficient_quota",
+)
+async def a_day_that_is_used_up() -> httpx.Response:
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(table("one", "1", "tokens-per-day = 1"))
+        file.flush()
+        async with client_of(keys_file=file.name) as client:
+            client.headers["Authorization"] = "Bearer 1"
+            first = await client.post("/completion", json={"prompt": "a", "n_predict": 1})
+            assert first.status_code == 200
+            answer = await client.post("/completion", json={"prompt": "a"})
+    assert 1 <= int(answer.headers["Retry-After"]) <= 86400
+    return answer
 
 
 @answers(errors.ModelLoadingError, 503, "Loading model")

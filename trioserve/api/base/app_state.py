@@ -37,6 +37,7 @@ from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer, ToolRecord
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatStream
+from trioserve.server.usage import Usage
 from trioserve.store import Store, open_store
 from trioserve.tools.registry import ToolRegistry
 from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
@@ -260,6 +261,8 @@ class AppState(Connections, ABC):
         super().__init__(config)
         #: The API keys. They are loaded when the app is served.
         self.keys = Keys(config)
+        #: What they use.
+        self.usage = Usage()
         self.n_answers: Counter[tuple[str, int]] = Counter()  # by route and status
         self.n_answering = AsyncValue(0)  # requests whose responses are not sent yet
         self.streams = Sessions()  # that outlive the connections of their readers
@@ -297,7 +300,8 @@ class AppState(Connections, ABC):
         ) as store:
             self._store = store
             try:
-                yield store
+                async with self.usage.kept(store):
+                    yield store
             finally:
                 self._store = None
 

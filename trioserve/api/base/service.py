@@ -111,7 +111,7 @@ class Service(AppState):
 
     def _make_server(self, config: Config) -> ServerCore:
         more: dict[str, Any] = {} if self._load is None else {"load": self._load}
-        return ServerCore(config, keys=self.keys, **more)
+        return ServerCore(config, keys=self.keys, usage=self.usage, **more)
 
     async def _until_failure(self, server: ServerCore) -> None:
         """Wait until the engine has failed and clients have the error, then raise the failure."""

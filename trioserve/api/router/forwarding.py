@@ -226,6 +226,7 @@ async def forward() -> Response:
     """Answer the current request as the child of its model does.
 
     Raises:
+        InsufficientQuotaError: the API key has used up its tokens of this day.
         TrioServeError: the model is unknown or cannot be loaded, or the request is wrong.
     """
     return await forward_to_model(await read_request())
@@ -235,6 +236,8 @@ async def forward_to_model(wanted: ForwardedRequest) -> Response:
     """Answer a request that was read as the child of its model does. Raises as `forward`."""
     router, resources = current_router(), current_request().resources
     fleet = router.fleet
+    if request.method == "POST":
+        router.usage.check(current_request().key)
     if wanted.if_unloaded is None:
         entry = find_model(wanted.model)
     else:  # it asks for the model's memory

@@ -55,8 +55,8 @@ class RouterMetrics:
 #: Seconds that a model may take. It waits 5 for a step to end; Prometheus waits 10 for everything.
 _PATIENCE = 7.0
 
-#: Of these, a model only has what the router sends it.
-_OF_THE_ROUTER = ("trioserve:http_", "trioserve:stream")
+#: The router has these for all models.
+_OF_THE_ROUTER = ("trioserve:http_", "trioserve:stream", "trioserve:usage_")
 
 _MODEL_NAME = re.compile(r'\bmodel_name="(?:[^"\\]|\\.)*"')
 

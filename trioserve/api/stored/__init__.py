@@ -1,4 +1,4 @@
-"""What outlives a connection: stored responses, conversations, files and batches.
+"""What outlives a connection: stored responses, conversations, files and batches, and usage.
 
 The server that clients talk to stores them, with one model as with many. It changes requests
 before their handlers or the process of their model get them, and reads the answers on their way.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trioserve.api.stored import batches, conversations, files, responses
+from trioserve.api.stored import batches, conversations, files, responses, usage
 from trioserve.api.stored.batches import ask_for_line
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ BLUEPRINTS = (
     conversations.blueprint,
     files.blueprint,
     responses.blueprint,
+    usage.blueprint,
 )
 
 

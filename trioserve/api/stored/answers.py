@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trioserve.api.base.answers import COUNT, FLAG, TEXT, each, record, texts
+from trioserve.api.base.answers import COUNT, FIGURE, FLAG, TEXT, each, record, texts
 from trioserve.api.base.fields import Schema, answer, or_null
 
 _METADATA: Schema = {"type": "object", "additionalProperties": TEXT}
@@ -60,6 +60,22 @@ BATCH = answer(
         request_counts=record(total=COUNT, completed=COUNT, failed=COUNT),
         metadata=_METADATA,
     ),
+)
+
+
+#: Usage, summed: what it is not summed by is null.
+_USED = record(
+    day=or_null(TEXT),
+    key=or_null(TEXT),
+    model=or_null(TEXT),
+    requests=COUNT,
+    input_tokens=COUNT,
+    cached_input_tokens=COUNT,
+    output_tokens=COUNT,
+    seconds=FIGURE,
+)
+USAGE_PAGE = answer(
+    "UsagePage", record(object=texts("list"), start=TEXT, end=TEXT, data=each(_USED))
 )
 
 

@@ -117,14 +117,27 @@ COMMANDS: Mapping[str, Command] = {
         "  --url URL    address of a server, such as http://127.0.0.1:8080; --api-key is its key\n",
     ),
     "store": Command(
-        "check FILE | compact FILE | export FILE TARGET | erase FILE [--api-key KEY]",
+        "check FILE | compact FILE | export FILE TARGET | erase FILE [--api-key KEY] [--name NAME]",
         "check, compact or copy the file of --store, or erase a key's data",
         "check looks for damage, and prints what is in the file. It runs beside a server.\n"
         "compact gives back the space of what was deleted. No server may use the file.\n"
         "export copies the file, consistently, also while a server uses it.\n"
         "erase deletes what a client with this API key has stored; without a key, what was stored\n"
         "while the server had no keys. No server may use the file.\n\n"
-        "  --api-key KEY    the key, or LLAMA_API_KEY in the environment\n",
+        "  --api-key KEY    the key, or LLAMA_API_KEY in the environment\n"
+        "  --name NAME      the name of the key: delete its usage, too, or without a key alone\n",
+    ),
+    "usage": Command(
+        "[--store FILE | --url URL] [--since DAYS] [--by NAMES] [--json] [flags]",
+        "tell what API keys have used, by day and model",
+        "Asks the server that the flags and variables describe, or the one at URL, with its first\n"
+        "key; one that may not manage the server shows its own usage only.\n\n"
+        "  --store FILE    read the file of --store, also while a server uses it\n"
+        "  --url URL       address of the server, such as http://127.0.0.1:8080\n"
+        "  --since DAYS    days to count, today included (default 30)\n"
+        "  --by NAMES      what to sum by: day, key or model, or several with commas between them\n"
+        "                  (default day,key,model)\n"
+        "  --json          print a list in JSON\n",
     ),
     "keys": Command(
         "add NAME [--file FILE] [flags] | list [--file FILE] | remove NAME [--file FILE]",

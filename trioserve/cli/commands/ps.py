@@ -34,7 +34,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _get(address: Address, path: str, api_key: str | None) -> tuple[int, Any]:
+def get(address: Address, path: str, api_key: str | None) -> tuple[int, Any]:
     """Send a request; returns the status and the JSON body, or None if the body is not JSON.
 
     Raises:
@@ -64,8 +64,8 @@ def _models(address: Address, api_key: str | None) -> Iterator[tuple[str, str, s
     Raises:
         UnavailableError: the server does not answer, or the answer is invalid.
     """
-    status, listed = _get(address, "/models", api_key)
-    _, running = _get(address, "/api/ps", api_key)
+    status, listed = get(address, "/models", api_key)
+    _, running = get(address, "/api/ps", api_key)
     try:
         if status != http.HTTPStatus.OK:
             raise UnavailableError(f"{address} says: {listed['error']['message']}")

@@ -35,7 +35,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if name == "export":
             action.add_argument("target")
         if name == "erase":
-            action.add_argument("--api-key", default=environ.get("LLAMA_API_KEY", ""))
+            action.add_argument("--api-key", default=environ.get("LLAMA_API_KEY"))
+            action.add_argument("--name")
     options = parser.parse_args(list(argv))
     hush(Config())
     return _ACTIONS[options.action](options)
@@ -86,12 +87,19 @@ def _export(options: argparse.Namespace) -> int:
 def _erase(options: argparse.Namespace) -> int:
     from trioserve.store.database import existing, owner_of
     from trioserve.store.records import Records
+    from trioserve.store.usage import erase_usage
 
+    key, name, number, n_days = options.api_key, options.name, 0, 0
+    if key is None and name is None:
+        key = name = ""  # the clients of a server without keys
     with existing(options.file) as database:
-        records = Records(database.connection, 0, 0.0)
-        number = records.erase(owner_of(options.api_key, database.salt))
+        if key is not None:
+            records = Records(database.connection, 0, 0.0)
+            number = records.erase(owner_of(key, database.salt))
+        if name is not None:
+            n_days = erase_usage(database.connection, name)
         database.compact()
-    print(f"deleted {number} records")
+    print(f"deleted {number} records" + (f", and {n_days} rows of usage" if n_days else ""))
     return 0
 
 

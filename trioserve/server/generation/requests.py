@@ -24,6 +24,7 @@ from trioserve.server.observers.observer import Observer, RequestInfo, RequestLo
 from trioserve.server.observers.telemetry import Telemetry
 from trioserve.server.prompts.text import text_of
 from trioserve.server.stream import Stream
+from trioserve.server.usage import Usage
 from trioserve.types import CancelReason, EmbeddingTask, Task
 
 _T = TypeVar("_T")
@@ -35,16 +36,18 @@ class ServerResources:
     Args:
         config: the server's configuration.
         keys: its API keys.
+        usage: counts what they use.
     """
 
-    def __init__(self, config: Config, keys: Keys) -> None:
+    def __init__(self, config: Config, keys: Keys, usage: Usage) -> None:
         self.config = config
         self.keys = keys
+        self.usage = usage
         #: Admits requests and runs with tools, ends them, and has its phase when the server drains.
         self.gate = Gate()
         self.memory = MemoryBudget.of(config)
         self.metrics = Metrics() if config.metrics_endpoint else None
-        self.observers: list[Observer] = [RequestLog()]
+        self.observers: list[Observer] = [RequestLog(), usage]
         if self.metrics is not None:
             self.observers.append(self.metrics)
         self.telemetry = Telemetry(self.observers)
@@ -94,10 +97,12 @@ class Requests:
         """Check that a request can be accepted, before work on its prompt starts.
 
         Raises:
+            InsufficientQuotaError: the API key has used up its tokens of this day.
             QueueFullError: too many requests wait already.
             ServerClosingError: the server drains, or is closed.
         """
         self.resources.gate.check(has_begun=context.has_begun)
+        self.resources.usage.check(self.resources.keys.find(context.client))
         self.admission.check(n_prompt, context)
 
     @contextmanager
@@ -116,9 +121,12 @@ class Requests:
             QueueFullError: too many requests wait already.
             MemoryFullError: the prompt does not fit into the memory budget.
             RateLimitError: the client has too few tokens left in this minute.
+            InsufficientQuotaError: the API key has used up its tokens of this day.
             ServerClosingError: the server drains, or is closed.
         """
         self.resources.gate.check(has_begun=context.has_begun)
+        key = self.resources.keys.find(context.client)
+        self.resources.usage.check(key)
         self._loop.check(task)
         self.admission.check_priority(task.priority, task.client)
         self.admission.check(len(task.prompt), context)
@@ -132,7 +140,16 @@ class Requests:
             model, text = self._loop.info.name, self._text(task)
             if text is not None:
                 stream.texts = []
-            info = RequestInfo(task.id, model, len(task.prompt), operation, task, context, text)
+            info = RequestInfo(
+                task.id,
+                model,
+                len(task.prompt),
+                operation,
+                task,
+                context,
+                text,
+                key="" if key is None else key.name,
+            )
             end = partial(self._dispatcher.end, mailbox, reason=CancelReason.SHUTDOWN)
             try:
                 with (

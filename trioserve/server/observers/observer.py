@@ -54,6 +54,8 @@ class RequestInfo:
     context: RequestContext = attrs.field(factory=RequestContext, eq=False, repr=False)
     #: Decodes the prompt; None unless `Config.otel_content` is set.
     prompt_text: Callable[[], str] | None = attrs.field(default=None, eq=False, repr=False)
+    #: The name of the API key; empty if there is none.
+    key: str = attrs.field(default="", eq=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -67,6 +69,8 @@ class RequestEnd:
     cancelled: CancelReason | None = None
     error: BaseException | None = None
     slot_id: int = -1  # of requests that finished
+    #: Whether it had a slot, and not only a place in the queue.
+    had_slot: bool = True
     #: The output that was read; None unless `Config.otel_content` is set.
     text: str | None = attrs.field(default=None, repr=False)
 
@@ -233,6 +237,7 @@ def _end(
         total_s=total_s,
         cancelled=cancelled,
         error=error if cancelled is None else None,
+        had_slot=stream.n_tokens > 0 or not stream.mailbox.queued,
         text=text,
     )
 

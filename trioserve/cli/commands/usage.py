@@ -1,0 +1,110 @@
+"""``trioserve usage``: what API keys have used, by day and model."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from trioserve.cli.address import Address, take_value
+from trioserve.cli.commands import table, take
+from trioserve.cli.commands.ps import get
+from trioserve.config import readers
+from trioserve.config.parse import parse
+from trioserve.errors import ConfigError, UnavailableError
+
+_DAYS = 30
+_HEADINGS = {"day": "DAY", "key": "KEY", "model": "MODEL"}
+_NUMBERS = {
+    "requests": "REQUESTS",
+    "input_tokens": "INPUT",
+    "cached_input_tokens": "CACHED",
+    "output_tokens": "OUTPUT",
+    "seconds": "SECONDS",
+}
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the command; see `trioserve.cli.commands`.
+
+    Raises:
+        ConfigError: a flag or a variable is invalid.
+        StoreError: the store cannot be read.
+        UnavailableError: no server answers, or the answer is invalid.
+    """
+    from trioserve.store.usage import day_before, day_of
+
+    words, switches = take(argv, "--json")
+    given: dict[str, str | None] = {}
+    for flag in ("--store", "--url", "--since", "--by"):
+        given[flag], words = take_value(flag, words)
+    groups = _groups(given["--by"] or "day,key,model")
+    end = day_of(time.time())
+    start = day_before(end, _days(given["--since"]) - 1)
+    if (store := given["--store"]) is None:
+        config = parse(words, environ).config
+        address = Address.of(given["--url"], config)
+        rows = _ask(address, next(iter(config.api_keys), None), start, end, groups)
+    elif words or given["--url"] is not None:
+        raise ConfigError(f"usage: --store takes no {' '.join(words) or '--url'} beside it")
+    else:
+        rows = _read(store, start, end, groups)
+    if "--json" in switches:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+    else:
+        print(_table(rows, groups), end="")
+    return 0
+
+
+def _groups(text: str) -> list[str]:
+    names = list(dict.fromkeys(text.split(",")))
+    if not {*names} <= {*_HEADINGS}:
+        raise ConfigError("usage: --by must be day, key or model, or several of them, with commas")
+    return names
+
+
+def _days(text: str | None) -> int:
+    """Read the number of days, today included."""
+    try:
+        days = _DAYS if text is None else readers.integer(text)
+    except ValueError:
+        days = 0
+    if not 1 <= days <= 10_000:
+        raise ConfigError(f"usage: --since must be a number of days, not {text!r}")
+    return days
+
+
+def _read(path: str, start: str, end: str, groups: Sequence[str]) -> list[dict[str, Any]]:
+    from trioserve.store.database import usage
+    from trioserve.store.usage import Group, summed
+
+    return summed(usage(path, start, end), cast(Sequence[Group], groups))
+
+
+def _ask(
+    address: Address, api_key: str | None, start: str, end: str, groups: Sequence[str]
+) -> list[dict[str, Any]]:
+    query = f"start={start}&end={end}&group_by={','.join(groups)}"
+    status, found = get(address, f"/v1/usage?{query}", api_key)
+    try:
+        if status != http.HTTPStatus.OK:
+            raise UnavailableError(f"{address} says: {found['error']['message']}")
+        return [{name: one[name] for name in (*_HEADINGS, *_NUMBERS)} for one in found["data"]]
+    except (KeyError, TypeError) as error:
+        raise UnavailableError(
+            f"what answers at {address} has no usage: status {status}."
+        ) from error
+
+
+def _table(rows: Iterable[Mapping[str, Any]], groups: Sequence[str]) -> str:
+    head = [*(_HEADINGS[name] for name in groups), *_NUMBERS.values()]
+    cells = [
+        [
+            *(one[name] or "-" for name in groups),
+            *(f"{one[name]:.1f}" if name == "seconds" else str(one[name]) for name in _NUMBERS),
+        ]
+        for one in rows
+    ]
+    return table([head, *cells], right=range(len(groups), len(head)))

@@ -1,0 +1,142 @@
+"""`Usage`: what API keys use, counted in memory and kept in a store; and their daily budgets."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+
+import trio
+
+from trioserve.concurrency import Bell, alongside
+from trioserve.config.keys import Key
+from trioserve.errors import InsufficientQuotaError, UnavailableError
+from trioserve.log import get_logger
+from trioserve.server.observers.observer import Event, RequestRecord
+from trioserve.store.store import Store
+from trioserve.store.usage import UsageRow, Used, add_usage, day_of, read_usage
+
+_log = get_logger("trioserve.usage")
+
+#: Seconds between two writes. A process that is killed loses what was used since the last one.
+_INTERVAL = 3.0
+
+_DAY = 86400
+
+
+class Usage:
+    """An observer that counts what each API key uses, by day and model.
+
+    Used on the event loop. Nothing is written for a single request: `kept` writes what has
+    gathered. While the store fails, that stays in memory, as one row for each day, key and model.
+    """
+
+    def __init__(self) -> None:
+        #: Since the start, by the names of the key and of the model.
+        self.totals: defaultdict[tuple[str, str], Used] = defaultdict(Used)
+        self._unsaved: defaultdict[UsageRow, Used] = defaultdict(Used)
+        self.news = Bell()  # there is something to take
+        self._day = ""
+        self._tokens: Counter[str] = Counter()  # of this day, by key
+
+    def on_event(self, event: Event) -> None:
+        """Count a request that has ended, however it did."""
+        if not isinstance(event, RequestRecord):
+            return
+        request, end = event.request, event.end
+        used = Used(
+            requests=1,
+            input_tokens=request.n_prompt if end.had_slot else 0,
+            cached_input_tokens=0 if end.timings is None else end.timings.cache_n,
+            output_tokens=end.n_output,
+            seconds=end.total_s,
+        )
+        self.add(UsageRow(day_of(time.time()), request.key, request.model), used)
+
+    def add(self, row: UsageRow, used: Used) -> None:
+        """Count what was used."""
+        self.totals[row.key, row.model].add(used)
+        self._put(row, used)
+        self._count(row, used)
+
+    def _put(self, row: UsageRow, used: Used) -> None:
+        self._unsaved[row].add(used)
+        self.news.ring()
+
+    def _count(self, row: UsageRow, used: Used) -> None:
+        self._turn_day()
+        if row.day == self._day:
+            self._tokens[row.key] += used.tokens
+
+    def _turn_day(self) -> None:
+        if (today := day_of(time.time())) != self._day:
+            self._day = today
+            self._tokens.clear()
+
+    def take(self) -> Mapping[UsageRow, Used]:
+        """Take what was not taken before."""
+        taken, self._unsaved = self._unsaved, defaultdict(Used)
+        return taken
+
+    # -- budgets
+
+    def check(self, key: Key | None) -> None:
+        """Check that a key has tokens left of its budget for this day.
+
+        Raises:
+            InsufficientQuotaError: it has none; has the time until the next day.
+        """
+        if key is None or not key.daily_tokens:
+            return
+        self._turn_day()
+        if self._tokens[key.name] >= key.daily_tokens:
+            raise InsufficientQuotaError(
+                f"The API key {key.name!r} has used up its {key.daily_tokens} tokens of this day, "
+                "which ends at midnight UTC.",
+                retry_after=_DAY - time.time() % _DAY,
+            )
+
+    # -- the store
+
+    @asynccontextmanager
+    async def kept(self, store: Store) -> AsyncIterator[None]:
+        """Read what was used today, and write what is used from now on, for a block.
+
+        What is left at its end is written, also when it is cancelled.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        today = day_of(time.time())
+        for row, used in await store.do(
+            lambda records: list(read_usage(records.connection, today, today))
+        ):
+            self._count(row, used)
+        try:
+            async with alongside(partial(self._save_often, store)):
+                yield
+        finally:
+            await self.save(store)
+
+    async def _save_often(self, store: Store) -> None:
+        while True:
+            await self.news.wait()
+            await trio.sleep(_INTERVAL)
+            await self.save(store)
+
+    async def save(self, store: Store) -> None:
+        """Write what is new. If the store fails, that is written later.
+
+        Is not cancelled: it must be known whether it is written.
+        """
+        if not (counted := self.take()):
+            return
+        try:
+            with trio.CancelScope(shield=True):
+                await store.do(lambda records: add_usage(records.connection, counted))
+        except UnavailableError as error:
+            _log.warning("what was used is written later", problem=error.message)
+            for row, used in counted.items():
+                self._put(row, used)
