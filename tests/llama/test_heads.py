@@ -16,10 +16,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.drafted import KINDS, Drafted, Hand, Settings, Text, load, plain, write_head
+from tests.support.drafted import KINDS, Drafted, Hand, Settings, load, plain, write_head
 from trioserve.engine import DraftRequest
 from trioserve.errors import DecodeError, KVCacheFullError
-from trioserve.llama.head_texts import KEPT_ROWS
 from trioserve.llama.heads import FEW, MANY, HeadDrafter
 from trioserve.types import CacheRoot, SamplingParams
 
@@ -78,9 +77,11 @@ def words(n: int, first: int = 300) -> list[int]:
 
 def alone(hand: Hand, tokens: Sequence[int], newest: int) -> list[int]:
     """The draft for a text that a sequence has been given in one batch."""
-    seq = hand.backend.n_seqs - 1
+    seq, pays = hand.backend.n_seqs - 1, hand.drafter.pays
     hand.cut(seq, 0)
+    hand.drafter.pays = True  # so that the head reads all of it
     hand.extend((seq, tokens))
+    hand.drafter.pays = pays
     (draft,) = hand.draft({seq: newest})
     hand.cut(seq, 0)
     assert len(draft) == 4
@@ -107,26 +108,16 @@ def test_drafts_of_several_texts_are_made_together(hand: Hand) -> None:
     assert hand.draft({1: 401}) == expected[1:2]  # again: guesses leave nothing behind
 
 
-def test_a_text_goes_on_from_a_little_earlier(hand: Hand) -> None:
+def test_a_text_goes_on_from_earlier(hand: Hand) -> None:
     text = words(100)
-    for back in (1, KEPT_ROWS - 1):
+    for back in (0, 1, 15, 50, 98, 99):
         hand.cut(0, 0)
         hand.extend((0, text))
         hand.draft({0: 401})
         hand.cut(0, 100 - back)
-        assert hand.texts[0].is_exact
+        assert hand.has_all(0)
         assert hand.draft({0: 400}) == [alone(hand, text[: 100 - back], 400)]
-
-
-def test_a_text_goes_on_from_far_earlier(hand: Hand) -> None:
-    text = words(100)
-    hand.extend((0, text))
-    hand.cut(0, 50)
-    assert not hand.texts[0].is_exact
-    hand.extend((0, text[50:53]))
-    (draft,) = hand.draft({0: 400})
-    assert len(draft) == 4
-    hand.drafter.check_integrity()
+        hand.drafter.check_integrity()
 
 
 def test_a_copy_and_a_saved_text_have_drafts_at_once(hand: Hand) -> None:
@@ -211,7 +202,8 @@ class HeadMachine(RuleBasedStateMachine):
     @initialize()
     def load(self) -> None:
         self.hand = Hand(load(self.model, parallel=N_SEQS + 1, cache_seqs=0, ctx_size=4096))
-        self.saved: list[tuple[Text, bytes]] = []
+        self.hand.drafter._most_unread = 2 * MANY
+        self.saved: list[tuple[tuple[int, ...], bytes]] = []
 
     def teardown(self) -> None:
         if hasattr(self, "hand"):
@@ -219,12 +211,16 @@ class HeadMachine(RuleBasedStateMachine):
 
     @rule(added=st.dictionaries(seqs, pieces, min_size=1))
     def extend(self, added: dict[int, list[int]]) -> None:
-        if all(len(self.hand.texts[seq].tokens) < 300 for seq in added):
+        if all(len(self.hand.texts[seq]) < 300 for seq in added):
             self.hand.extend(*added.items())
 
-    @rule(seq=seqs, back=st.integers(0, 2 * KEPT_ROWS))
+    @rule(pays=st.booleans())
+    def judge(self, pays: bool) -> None:
+        self.hand.drafter.pays = pays
+
+    @rule(seq=seqs, back=st.integers(0, 2 * MANY))
     def cut(self, seq: int, back: int) -> None:
-        length = len(self.hand.texts[seq].tokens)
+        length = len(self.hand.texts[seq])
         if back > 0:
             self.hand.cut(seq, max(0, length - back))
 
@@ -235,7 +231,7 @@ class HeadMachine(RuleBasedStateMachine):
 
     @rule(seq=seqs)
     def save(self, seq: int) -> None:
-        if self.hand.texts[seq].tokens:
+        if self.hand.texts[seq]:
             self.saved.append((self.hand.texts[seq], self.hand.memory.save(seq)))
 
     @precondition(lambda self: self.saved)
@@ -248,13 +244,13 @@ class HeadMachine(RuleBasedStateMachine):
 
     @rule(newest=st.dictionaries(seqs, st.integers(260, 480), min_size=1))
     def draft(self, newest: dict[int, int]) -> None:
-        newest = {seq: one for seq, one in newest.items() if self.hand.texts[seq].tokens}
+        newest = {seq: one for seq, one in newest.items() if self.hand.texts[seq]}
         drafts = self.hand.draft(newest, N_MAX)
         for (seq, token), draft in zip(newest.items(), drafts, strict=True):
-            text = self.hand.texts[seq]
             assert 0 < len(draft) <= N_MAX
-            if text.is_exact:
-                assert draft == alone(self.hand, text.tokens, token)[: len(draft)]
+            if self.hand.has_all(seq):
+                text = self.hand.texts[seq]
+                assert draft == alone(self.hand, text, token)[: len(draft)]
 
     @invariant()
     def llama_cpp_holds_what_is_believed(self) -> None:

@@ -91,6 +91,11 @@ class _Guesses:
         self.set_pause(min(MAX_PAUSE, 2 * self.pause))
         return True
 
+    def ask_again(self) -> None:
+        """Take the last probe back: the drafter had first to catch up with the text."""
+        self.wait = 0
+        self.set_pause(max(1, self.pause // 2))
+
     def set_pause(self, pause: int) -> None:
         """Set the pause after the next probe, for new texts too."""
         self.pause = pause
@@ -314,5 +319,7 @@ class Drafts:
         start = perf_counter()
         drafts = drafter.propose(requests)
         for guess, draft in zip(asked, drafts, strict=True):
-            guess.tokens = list(draft)
+            guess.tokens = list(draft or ())
+            if draft is None:
+                guess.ask_again()
         self._asking_s += perf_counter() - start
