@@ -53,10 +53,11 @@ class Balance:
 
 #: The most tokens of a guess by a drafter that costs nothing. Its right tokens serve many steps.
 MAX_GUESS = 64
-#: A drafter whose drafts do not pay gets another try after 1 step, then 2, 4, up to `MAX_PAUSE` for
-#: each of the streams, which all wait for it. There is none where right guesses would not pay
-#: either. A try asks it for `PROBE` tokens, because two rows may cost nearly as much as six.
-MAX_PAUSE, PROBE = 256, 5
+#: A drafter whose drafts do not pay gets another try after 1 step, then 2, 4, up to `MAX_PAUSE`.
+#: With several streams, which all wait for it, the pauses grow by as many times. There is no try
+#: where good guesses would not pay either: those that are right with the probability `GOOD`. A try asks
+#: it for `PROBE` tokens, because two rows may cost nearly as much as six.
+MAX_PAUSE, PROBE, GOOD = 256, 5, 0.9
 #: Steps in a row at most in which no drafter is asked, and so nothing need be decided.
 MAX_REST = 16
 #: A step with fewer prompt tokens gives no measurement of what rows cost.
@@ -73,6 +74,7 @@ class _Guesses:
     #: Where its drafts do not pay: steps until it is asked again, and then until the next time.
     wait: int = 0
     pause: int = 1
+    last_pause: int = 1  # before the last probe
     #: What is known of this drafter from all slots, unless it is good for one text or another.
     general: _Guesses | None = None
 
@@ -90,14 +92,14 @@ class _Guesses:
         if self.wait:
             self.wait -= 1
             return False
-        self.wait = self.pause
-        self.set_pause(min(MAX_PAUSE * n_streams, 2 * self.pause))
+        self.wait, self.last_pause = self.pause, self.pause
+        self.set_pause(min(MAX_PAUSE * n_streams, 2 * n_streams * self.pause))
         return True
 
     def ask_again(self) -> None:
-        """Take the last probe back: the drafter had first to catch up with the text."""
+        """Ask in the next step again: the drafter had first to catch up with the text."""
         self.wait = 0
-        self.set_pause(max(1, self.pause // 2))
+        self.set_pause(self.last_pause)
 
     def set_pause(self, pause: int) -> None:
         """Set the pause after the next probe, for new texts too."""
@@ -286,8 +288,8 @@ class Drafts:
             drafter.pays = could or not self.costs.is_known(n_busy)
 
     def _could_pay(self, limits: list[int], n_streams: int, n_rows: int, step_s: float) -> bool:
-        """Whether drafts would pay if all of them were right."""
-        chances = [1.0] * len(limits)
+        """Whether drafts would pay if they were good."""
+        chances = [GOOD] * len(limits)
         return any(share_rows(limits, chances, self.costs, n_streams, n_rows, step_s))
 
     def _ask(
