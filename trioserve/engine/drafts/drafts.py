@@ -55,8 +55,8 @@ class Balance:
 MAX_GUESS = 64
 #: A drafter whose drafts do not pay gets another try after 1 step, then 2, 4, up to `MAX_PAUSE`.
 #: With several streams, which all wait for it, the pauses grow by as many times. There is no try
-#: where good guesses would not pay either: those that are right with the probability `GOOD`. A try asks
-#: it for `PROBE` tokens, because two rows may cost nearly as much as six.
+#: where good guesses would not pay either: those that are right with the probability `GOOD`.
+#: A try asks it for `PROBE` tokens, because two rows may cost nearly as much as six.
 MAX_PAUSE, PROBE, GOOD = 256, 5, 0.9
 #: Steps in a row at most in which no drafter is asked, and so nothing need be decided.
 MAX_REST = 16
