@@ -281,7 +281,8 @@ class Drafts:
 
     def _judge_alone(self) -> None:
         """Tell the drafters whether they are worth their time: there are only prompts."""
-        n_busy = sum(slot.request is not None for slot in self._scheduler.slots)
+        slots, n_waiting = self._scheduler.slots, len(self._scheduler.waiting)
+        n_busy = min(len(slots), n_waiting + sum(slot.request is not None for slot in slots))
         for drafter in (one for one in self._drafters if not one.is_free):
             limits = [drafter.n_max] * n_busy
             could = self._could_pay(limits, n_busy, n_busy, drafter.step_s)
