@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from tests.support import tiny_models
 from tests.support.llama_bench import Bench
 from tests.support.step_costs import FlatCosts
@@ -105,21 +103,13 @@ def drafter_of(backend: LlamaBackend) -> HeadDrafter:
     return drafter
 
 
-@attrs.frozen
-class Text:
-    """What a sequence holds, and whether the head has had a row for each of its tokens."""
-
-    tokens: tuple[int, ...] = ()
-    is_exact: bool = True
-
-
 class Hand:
     """A model with a head, used without an engine. Each sequence has a text."""
 
     def __init__(self, backend: LlamaBackend) -> None:
         self.backend, self.drafter = backend, drafter_of(backend)
         self.memory = backend.memory
-        self.texts = [Text()] * backend.n_seqs
+        self.texts: list[tuple[int, ...]] = [()] * backend.n_seqs
 
     def extend(self, *added: tuple[int, Sequence[int]]) -> list[int]:
         """Decode tokens of some sequences together; returns the best token after each."""
@@ -127,20 +117,31 @@ class Hand:
         batch.clear()
         rows = []
         for seq, tokens in added:
-            rows.append(batch.extend(tokens, len(self.texts[seq].tokens), seq))
+            rows.append(batch.extend(tokens, len(self.texts[seq]), seq))
             batch.want_logits(rows[-1])
-            text = self.texts[seq]
-            self.texts[seq] = attrs.evolve(text, tokens=(*text.tokens, *tokens))
+            self.texts[seq] += tuple(tokens)
         self.backend.decode()
         with self.backend.sampler(SamplingParams(temperature=0.0), ()) as sampler:
             return [sampler.sample(row) for row in rows]
 
     def draft(self, newest: dict[int, int], n_max: int = 4) -> list[list[int]]:
-        """Ask for drafts of some sequences, each with a token that is not decoded yet."""
-        return self.drafter.propose([
-            DraftRequest(seq, [*self.texts[seq].tokens, token], CacheRoot(), n_max, seq)
+        """Ask for drafts of some sequences, each with a token that is not decoded yet.
+
+        Goes on until the head has caught up with all of them.
+        """
+        requests = [
+            DraftRequest(seq, [*self.texts[seq], token], CacheRoot(), n_max, seq)
             for seq, token in newest.items()
-        ])  # fmt: skip
+        ]
+        while True:
+            drafts = self.drafter.propose(requests)
+            if None not in drafts:
+                return [draft for draft in drafts if draft is not None]
+
+    def has_all(self, seq: int) -> bool:
+        """Whether the head has read all of a sequence, each token with its row, or will read it."""
+        text = self.drafter._texts[seq]
+        return not text.gaps and not text.is_adrift
 
     def copy(self, source: int, target: int) -> None:
         """Copy a sequence over another, as the engine does."""
@@ -152,10 +153,11 @@ class Hand:
         self.texts[target] = self.texts[source]
 
     def cut(self, seq: int, length: int) -> None:
-        """Shorten a sequence."""
-        text = self.texts[seq]
+        """Shorten a sequence, and continue from there, as the engine does with a new prompt."""
+        tokens = self.texts[seq][:length]
         self.memory.remove(seq, length)
-        of_head = self.drafter._texts[seq]
-        has_row = not length or of_head.before is not None or bool(of_head.tokens)
-        is_exact = not length or (text.is_exact and has_row)
-        self.texts[seq] = Text(text.tokens[:length], is_exact)
+        self.texts[seq] = tokens
+        if tokens and self.memory.step_back(seq, tokens[-1]):
+            self.texts[seq] = tokens[:-1]
+            self.drafter.check_integrity()
+            self.extend((seq, tokens[-1:]))

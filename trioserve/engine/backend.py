@@ -74,6 +74,11 @@ class Drafter(Protocol):
     def n_max(self) -> int:
         """The most tokens of a guess; it is not asked for more."""
 
+    #: Set by the engine: whether drafts are expected to pay with as many streams as there are.
+    #:
+    #: While they are not, a drafter does nothing for them that it can put off.
+    pays: bool
+
     @property
     def step_s(self) -> float:
         """Seconds for each token of the longest draft, as measured lately; 0: next to none.
@@ -81,7 +86,7 @@ class Drafter(Protocol):
         Does not include passing costs, such as prefilling a long prompt.
         """
 
-    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId] | None]:
         """Guess for each request what follows its last key.
 
         All requests of a step come at once, so that they can be batched. Slots that are in prefill,
@@ -90,7 +95,8 @@ class Drafter(Protocol):
 
         Returns:
             A draft for each request, at most `DraftRequest.n_max` long; empty where there is no
-            guess. All of its tokens are in the vocabulary of the model.
+            guess. All of its tokens are in the vocabulary of the model. None where the drafter has
+            yet to catch up with the text, and goes on with that as it is asked again.
         """
 
     def forget(self, slot_id: int) -> None:
@@ -313,6 +319,13 @@ class KVMemory(Protocol):
 
     def copy(self, source: int, target: int) -> None:
         """Copy a whole sequence over an empty one."""
+
+    def step_back(self, seq: int, token: TokenId) -> bool:
+        """Remove the last position, of this token, if it must be computed again to continue.
+
+        So it is where a drafter needs more of that position than is kept. Returns whether it was
+        removed.
+        """
 
     def first(self, seq: int) -> int:
         """The first position from which on a sequence holds all, -1 when it is empty.

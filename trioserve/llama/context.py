@@ -147,6 +147,11 @@ class Memory:
                 self._sources.add(source)
                 self._targets.add(target)
 
+    def step_back(self, seq: int, token: int) -> bool:
+        """Return that no token has to be computed again: the context keeps no rows."""
+        self._check(seq)
+        return False
+
     def last(self, seq: int) -> int:
         """The last position that a sequence holds, -1 when it is empty."""
         self._check(seq)

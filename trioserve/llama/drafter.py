@@ -213,6 +213,7 @@ class LlamaDrafter:
 
     name = "draft-simple"
     is_free = False
+    pays = True
 
     def __init__(
         self, model: LlamaModel, context: Context, n_vocab: int, rules: DraftRules

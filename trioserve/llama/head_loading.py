@@ -80,14 +80,18 @@ class _Loader:
         )
 
     def _head(
-        self, context: Context, read: Callable[[int], Rows], width: int, own: LlamaModel | None
+        self,
+        context: Context,
+        read: Callable[[int], Sequence[Rows]],
+        widths: tuple[int, int],
+        own: LlamaModel | None,
     ) -> Head:
         vocab = self._model.vocab if own is None else own.vocab
         return Head(
             name=self._name,
             context=context,
             read=read,
-            width=width,
+            widths=widths,
             shift=int(self._name == "draft-eagle3"),
             n_known=vocab.n_tokens,
             n_shared=min(vocab.n_tokens, self._model.vocab.n_tokens),
@@ -133,9 +137,9 @@ class _Loader:
         width = lib.llama_model_n_embd_out(model.handle)
         functions.llama_set_embeddings_nextn(self._context.handle, True, False)
         functions.llama_set_embeddings_nextn(context.handle, True, True)
-        read = _nextn_rows(functions, self._context, width)
+        rows = _nextn_rows(functions, self._context, width)
         return ChainDrafter(
-            self._head(context, read, width, None),
+            self._head(context, lambda n_rows: [rows(n_rows)], (width, width), None),
             self._context,
             self._rules(model.max_n_ctx_seq(config)),
             _nextn_rows(functions, context, width),
@@ -205,17 +209,15 @@ class _Loader:
                                  f"{main.info.n_embd}.")  # fmt: skip
         return layers
 
-    def _layer_rows(self, layers: Sequence[int]) -> Callable[[int], Rows]:
+    def _layer_rows(self, layers: Sequence[int]) -> Callable[[int], Sequence[Rows]]:
         """Have the model keep what goes into some layers; returns what reads it."""
         functions, context, width = self._functions, self._context, self._model.info.n_embd
         for layer in layers:
             functions.llama_set_embeddings_layer_inp(context.handle, layer, True)
 
-        def read(n_rows: int) -> Rows:
-            pointers = [
-                functions.llama_get_embeddings_layer_inp(context.handle, layer) for layer in layers
-            ]
-            return np.hstack([_copied(pointer, n_rows, width) for pointer in pointers])
+        def read(n_rows: int) -> Sequence[Rows]:
+            get, handle = functions.llama_get_embeddings_layer_inp, context.handle
+            return [_rows_at(get(handle, layer), n_rows, width) for layer in layers]
 
         return read
 
@@ -223,20 +225,21 @@ class _Loader:
         functions, width = self._functions, model.info.n_embd
         context = self._open(model, own, FEW + 1)
         functions.llama_set_embeddings_nextn(context.handle, True, True)
-        features, hidden = self._layer_rows(layers), _nextn_rows(functions, context, width)
+        hidden = _nextn_rows(functions, context, width)
 
-        def read(n_rows: int) -> Rows:
-            found = features(n_rows)
-            parts = []
-            for start in range(0, n_rows, context.n_outputs):
-                piece = found[start : start + context.n_outputs]
+        def encode(rows: Rows) -> Rows:
+            encoded = np.empty((len(rows), width), np.float32)
+            for start in range(0, len(rows), context.n_outputs):
+                piece = rows[start : start + context.n_outputs]
                 pos = context.memory.last(0) + 1  # the encoder knows no positions
                 context.decode(RowBatch(piece, pos, 0, logits=True), encodes=True)
-                parts.append(hidden(len(piece)))
-            return np.concatenate(parts)
+                encoded[start : start + len(piece)] = hidden(len(piece))
+            return encoded
 
+        widths = len(layers) * self._model.info.n_embd, width
+        head = self._head(context, self._layer_rows(layers), widths, model)
         return ChainDrafter(
-            self._head(context, read, width, model),
+            attrs.evolve(head, encode=encode),
             self._context,
             self._rules(model.max_n_ctx_seq(own)),
             hidden,
@@ -259,7 +262,7 @@ class _Loader:
         lib.llama_set_causal_attn(context.handle, is_causal)
         read, width = self._layer_rows(layers), len(layers) * self._model.info.n_embd
         return BlockDrafter(
-            self._head(context, read, width, model),
+            self._head(context, read, (width, width), model),
             self._context,
             self._rules(model.max_n_ctx_seq(own)),
             mask,
@@ -268,14 +271,14 @@ class _Loader:
 
 def _nextn_rows(functions: Any, context: Context, width: int) -> Callable[[int], Rows]:
     """Return what reads the rows that a context has computed for a head, or as one."""
-    return lambda n_rows: _copied(
+    return lambda n_rows: _rows_at(
         functions.llama_get_embeddings_nextn(context.handle), n_rows, width
     )
 
 
-def _copied(pointer: Any, n_rows: int, width: int) -> Rows:
-    if not pointer:
+def _rows_at(address: int | None, n_rows: int, width: int) -> Rows:
+    """Return a view of rows that llama.cpp has, until the next batch."""
+    if address is None:
         raise DecodeError("llama.cpp has no rows for the head")
-    address = ctypes.addressof(pointer.contents)
     floats: Any = (ctypes.c_float * (n_rows * width)).from_address(address)
-    return np.frombuffer(floats, np.float32).reshape(n_rows, width).copy()
+    return np.frombuffer(floats, np.float32).reshape(n_rows, width)

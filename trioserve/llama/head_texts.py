@@ -6,15 +6,21 @@ A head reads a token together with the hidden row that the model computed at the
     row of the model  r0    r1    r2    r3
     the head reads    -,t0  r0,t1 r1,t2 r2,t3 r3,t4      the last one gives the first guess
 
-Rows exist only for the batch that was just decoded. So they are kept until the head reads them, and
-the last ones longer, for a text that is cut there and continued. Where a text is cut further back,
-the row is missing, and the head gets zeros for that one position.
+Rows exist only for the batch that was just decoded. So they are kept until the head reads them,
+which may be much later, and the last one longer, for the next token. Where a text is cut further
+back, the row before its end is gone: the model computes the last token again, which has it.
+Positions without rows are a gap. In the head's sequence, what is behind it follows what is before::
+
+    text              t0 t1 t2 t3 t4 t5 t6 t7 t8 t9
+    the head reads    t0 t1 t2 t3    gap    t7 t8 t9
+    at                 0  1  2  3            4  5  6
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 
 import attrs
 import numpy as np
@@ -26,12 +32,9 @@ from trioserve.types import TokenId
 
 Rows = NDArray[np.float32]
 
-#: Rows of each sequence that are kept after the head has read them.
-KEPT_ROWS = 16
-
 #: Behind a saved state: sizes of its parts, and a mark.
-_TAIL = struct.Struct("<i?QQQIQ8s")
-_MARK = b"trioHEAD"
+_TAIL = struct.Struct("<i??IIQIQ8s")
+_MARK = b"trioHED2"
 
 
 @attrs.define
@@ -41,88 +44,167 @@ class HeadText:
     ::
 
         model   | ................................................. |
-        head    | read ............... | guesses of the last draft |
-                0                 n_read         n_read + len(tokens)
-                      | before ...... | rows ........ |
+        head    | read .... | gap | read | guesses of the last draft |
+                0                      n_read         n_read + len(tokens)
+                                before | | rows ...... |
     """
 
     id: int
+    #: By how many positions the head is behind: 1 if the cell of a token is at the position before.
+    shift: int = 0
     n_read: int = 0
     #: Positions that the head has not read yet: their tokens, and their rows.
     tokens: list[TokenId] = attrs.field(factory=list)
     rows: list[Rows] = attrs.field(factory=list)
-    #: The last rows before them; empty where they are missing.
+    #: The row before them, of shape (1, width); None: it is missing.
     before: Rows | None = None
-    #: From here on, the head's sequence has what is not of the text; None: it has no such cells.
-    stale_from: int | None = None
-    #: The head has not seen what came before: the next position is where it begins.
+    #: Parts before `n_read` that the head never reads: the first position of each, and its end.
+    gaps: list[tuple[int, int]] = attrs.field(factory=list)
+    #: Behind what was read, the head's sequence has cells that are not of the text.
+    is_stale: bool = False
+    #: The model has read something else, so the next position may be any.
     is_adrift: bool = False
+    #: The last token that was read, if the model computes it again for its row.
+    repeated: TokenId | None = None
 
     @property
     def end(self) -> int:
-        """The position that the model computes next."""
+        """The position that the model computes next, or once it has computed a token again."""
         return self.n_read + len(self.tokens)
 
-    def append(self, pos: int, tokens: Sequence[TokenId], rows: Rows) -> None:
-        """Take what the model has just computed from `pos` on."""
-        if self.is_adrift or pos != self.end:
-            before = self.before if self.is_adrift else None
-            self.begin_at(pos, before)
-        self.tokens += tokens
-        self.rows.append(rows)
+    @property
+    def n_cells(self) -> int:
+        """How many cells the head has for what it has read; -1 for no token, with a shift."""
+        return self.n_read - sum(stop - start for start, stop in self.gaps) - self.shift
 
-    def begin_at(self, pos: int, before: Rows | None = None) -> None:
-        """Forget all, and continue at a position, with the rows before it."""
-        self.n_read, self.before = pos, before
-        self.tokens, self.rows = [], []
-        self.stale_from, self.is_adrift = 0, False
+    def append(self, pos: int, tokens: Sequence[TokenId], rows: Rows) -> None:
+        """Take what the model has just computed from `pos` on. The rows are kept."""
+        if self.repeated is not None:
+            token, self.repeated = self.repeated, None
+            if pos == self.n_read - 1 and tokens[0] == token:
+                self.before = rows[:1].copy()
+                pos, tokens, rows = pos + 1, tokens[1:], rows[1:]
+        if pos != self.end or self.is_adrift:
+            self._move(pos, self.before if self.is_adrift else None)
+        if tokens:
+            self.tokens += tokens
+            self.rows.append(rows)
+
+    def _move(self, pos: int, before: Rows | None = None) -> None:
+        """Forget what is not read, and continue at any position, with the row before it."""
+        self.tokens, self.rows, self.before = [], [], before
+        self.is_adrift, self.repeated = False, None
+        if pos < self.n_read:
+            self.is_stale = True
+            while self.gaps and self.gaps[-1][1] > pos:
+                start, _ = self.gaps.pop()
+                if start < pos:
+                    self.gaps.append((start, pos))
+        elif pos > self.n_read:
+            # Its first cell is at the first position: a shift leaves out the first token of a text.
+            start = max(self.n_read, self.shift)
+            if self.gaps and self.gaps[-1][1] == start:
+                start, _ = self.gaps.pop()
+            self.gaps += [(start, pos)] if start < pos else []
+        self.n_read = pos
 
     def note_guesses(self) -> None:
         """Note that the head has gone on with guesses."""
-        if self.stale_from is None:
-            self.stale_from = self.n_read
+        self.is_stale = True
 
     def skip(self, row: Rows) -> None:
         """Note that the model has read something that the head cannot: its last row."""
-        self.begin_at(self.end, row)
+        self.tokens, self.rows, self.before = [], [], row
+        self.is_adrift = True
+
+    def drift(self) -> None:
+        """Note that the model has another text, of which the head has read nothing."""
+        self._move(0)
         self.is_adrift = True
 
     def cut(self, length: int) -> None:
         """Shorten it to `length` positions."""
-        if self.is_adrift or not length:
-            self.begin_at(length)
-        elif length >= self.n_read:
-            n_left = length - self.n_read
-            if n_left < len(self.tokens):
-                self.rows = [np.concatenate(self.rows)[:n_left]] if n_left else []
-                del self.tokens[n_left:]
-        else:
-            n_gone = self.n_read - length
-            kept = None
-            if self.before is not None and n_gone < len(self.before):
-                kept = self.before[:-n_gone]
-            self.n_read, self.before = length, kept
-            self.tokens, self.rows = [], []
-            self.stale_from = length if self.stale_from is None else min(self.stale_from, length)
+        if length < self.n_read or self.is_adrift:
+            self._move(length)
+        elif (n_left := length - self.n_read) < len(self.tokens):
+            self.rows = [np.concatenate(self.rows)[:n_left]] if n_left else []
+            del self.tokens[n_left:]
 
-    def unread(self, width: int) -> Rows:
-        """Return the row before each position that was not read, and the last row: one more."""
-        first = np.zeros((1, width), np.float32) if self.before is None else self.before[-1:]
-        return np.concatenate([first, *self.rows])
+    def unread(self, width: int, n: int) -> Rows:
+        """Return the row before each of the next `n` positions, and the last row: one more."""
+        first = np.zeros((1, width), np.float32) if self.before is None else self.before
+        return np.concatenate([first, *self.rows])[: n + 1]
 
-    def settle(self) -> None:
-        """Note that the head has read all."""
-        known = [] if self.before is None else [self.before]
-        if rows := [*known, *self.rows]:
-            self.before = np.concatenate(rows)[-KEPT_ROWS:].copy()
-        self.n_read = self.end
-        self.tokens, self.rows = [], []
+    def settle(self, n: int) -> None:
+        """Note that the head has read the next `n` positions."""
+        if not n:
+            return
+        rows = np.concatenate(self.rows)
+        self.before = rows[n - 1 : n].copy()
+        self.rows = [rows[n:].copy()] if n < len(rows) else []
+        del self.tokens[:n]
+        self.n_read += n
+
+    def drop(self, n: int) -> None:
+        """Never read the next `n` positions."""
+        tokens = self.tokens[n:]
+        rows = np.concatenate(self.rows)
+        self._move(self.n_read + n, rows[n - 1 : n].copy())
+        self.tokens, self.rows = tokens, [rows[n:].copy()] if tokens else []
+
+    def forget(self) -> None:
+        """Note that the head has lost its sequence, which continues with the next token."""
+        before = self.rows[-1][-1:].copy() if self.rows else self.before
+        end, is_adrift = self.end - (self.repeated is not None), self.is_adrift
+        self._move(0)
+        self._move(end, before)
+        self.is_adrift, self.is_stale = is_adrift, True
 
     def take(self, other: HeadText) -> None:
         """Become a copy of another text. Rows are never changed, so both may have the same."""
-        self.n_read, self.before = other.n_read, other.before
+        self.n_read, self.before, self.gaps = other.n_read, other.before, list(other.gaps)
         self.tokens, self.rows = list(other.tokens), list(other.rows)
-        self.stale_from, self.is_adrift = other.stale_from, other.is_adrift
+        self.is_stale, self.is_adrift = other.is_stale, other.is_adrift
+        self.repeated = other.repeated
+
+
+#: Tokens, positions, sequences and rows of a batch.
+Batch = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Rows]
+
+
+class HeadTexts:
+    """The texts of all sequences. What is new is sorted by text when one of them is looked at."""
+
+    def __init__(self, n_seqs: int, shift: int) -> None:
+        self._all = [HeadText(i, shift) for i in range(n_seqs)]
+        self._log: list[Batch] = []
+        self.n_logged = 0  # rows that are not sorted yet
+
+    def log(self, batch: Batch) -> None:
+        """Take what the model has just computed. The arrays are kept."""
+        self._log.append(batch)
+        self.n_logged += len(batch[0])
+
+    def __getitem__(self, seq: int) -> HeadText:
+        self._sort()
+        return self._all[seq]
+
+    def __iter__(self) -> Iterator[HeadText]:
+        self._sort()
+        return iter(self._all)
+
+    def _sort(self) -> None:
+        if not self._log:
+            return
+        log, self._log, self.n_logged = self._log, [], 0
+        columns = map(np.concatenate, zip(*log, strict=True)) if len(log) > 1 else log[0]
+        tokens, positions, seqs, rows = columns
+        order = np.argsort(seqs, kind="stable")
+        bounds = (np.flatnonzero(np.diff(seqs[order])) + 1).tolist()
+        for start, stop in pairwise([0, *bounds, len(order)]):
+            own = order[start:stop]
+            text = self._all[seqs[own[0]]]
+            text.append(int(positions[own[0]]), tokens[own].tolist(), rows[own])
 
 
 class HeadMemory:
@@ -135,29 +217,31 @@ class HeadMemory:
         head: those of the head, in a unified cache.
         texts: what the head has read.
         width: numbers in a row.
-        shift: by how many positions the head is behind: 1 if the cell of a token is at the
-            position before it.
+        needs_rows: the head reads each token with the row before.
     """
 
     def __init__(
-        self, model: Memory, head: Memory, texts: Sequence[HeadText], *, width: int, shift: int
+        self,
+        model: Memory,
+        head: Memory,
+        texts: HeadTexts,
+        *,
+        width: int,
+        needs_rows: bool,
     ) -> None:
         self._model, self._head = model, head
         self._texts = texts
-        self._width, self._shift = width, shift
+        self._width, self._needs_rows = width, needs_rows
 
     def tidy(self, text: HeadText) -> None:
         """Remove from the head's sequence what is not of the text."""
-        if text.stale_from is not None:
-            self._head.remove(text.id, text.stale_from - self._shift)
-            text.stale_from = None
+        if text.is_stale:
+            self._head.remove(text.id, max(0, text.n_cells))
+            text.is_stale = False
 
     def forget(self, text: HeadText) -> None:
         """Empty the head's sequence. It continues with the next token of the text."""
-        is_adrift = text.is_adrift
-        text.settle()
-        text.begin_at(text.n_read, text.before)
-        text.is_adrift = is_adrift
+        text.forget()
         self.tidy(text)
 
     def remove(self, seq: int, start: int) -> bool:
@@ -167,6 +251,19 @@ class HeadMemory:
         if not start:
             self._head.remove(seq, 0)  # its cells are free at once
         return could
+
+    def step_back(self, seq: int, token: TokenId) -> bool:
+        """See `KVMemory.step_back`: the row of the last token may be missing."""
+        text = self._texts[seq]
+        if text.repeated is not None:  # by a request that ended before it had it
+            text.cut(text.end - 1)
+        is_known = text.before is not None or bool(text.tokens) or text.is_adrift
+        last = self._model.last(seq)
+        if is_known or not self._needs_rows or not text.end == last + 1 > 0:
+            return False
+        self._model.remove(seq, last)
+        text.repeated = token
+        return True
 
     def trim(self, seq: int, n_cells: int) -> None:
         """See `Memory.trim`."""
@@ -197,7 +294,7 @@ class HeadMemory:
         text = self._texts[seq]
         self.tidy(text)
         n_bytes = sum(rows.nbytes for rows in text.rows) + 4 * len(text.tokens)
-        n_bytes += 0 if text.before is None else text.before.nbytes
+        n_bytes += 8 * len(text.gaps) + (0 if text.before is None else text.before.nbytes)
         return size + self._head.size(seq) + n_bytes + _TAIL.size
 
     def save(self, seq: int, *, partial: bool = False) -> bytes:
@@ -206,50 +303,53 @@ class HeadMemory:
         if partial:
             return state
         text = self._texts[seq]
+        if text.repeated is not None:
+            text.cut(text.end - 1)
         self.tidy(text)
         of_head = self._head.save(seq)
-        before = b"" if text.before is None else text.before.tobytes()
-        rows = b"".join(one.tobytes() for one in text.rows)
-        tokens = np.array(text.tokens, np.int32).tobytes()
         tail = _TAIL.pack(
             text.n_read,
+            text.before is not None,
             text.is_adrift,
-            len(before),
-            len(rows),
+            len(text.tokens),
+            len(text.gaps),
             len(of_head),
             self._width,
             len(state),
             _MARK,
         )
-        return b"".join((state, of_head, before, rows, tokens, tail))
+        rows = [] if text.before is None else [text.before]
+        numbers = np.array([*text.tokens, *chain.from_iterable(text.gaps)], np.int32)
+        parts = [one.tobytes() for one in (*rows, *text.rows, numbers)]
+        return b"".join((state, of_head, *parts, tail))
 
     def restore(self, seq: int, data: bytes) -> None:
         """See `Memory.restore`. A state without that of a head is one of the model."""
         state, of_head = split(data)
         self._model.restore(seq, state)
-        text = self._texts[seq]
         self._head.remove(seq, 0)
-        text.begin_at(self._model.last(seq) + 1)
-        text.is_adrift = True
+        self._texts[seq].drift()
         if of_head:
-            self._restore_head(text, of_head)
+            self._restore_head(self._texts[seq], of_head)
 
     def _restore_head(self, text: HeadText, data: memoryview) -> None:
-        n_read, is_adrift, n_before, n_rows, size, width, _, _ = _TAIL.unpack(data[-_TAIL.size :])
+        tail = _TAIL.unpack(data[-_TAIL.size :])
+        n_read, has_before, is_adrift, n_tokens, n_gaps, size, width, _, _ = tail
         if width != self._width:
             return
         try:
             self._head.restore(text.id, bytes(data[:size]))
         except InvalidRequestError:
             return  # there is no room for it
-        before, rows = data[size : size + n_before], data[size + n_before :][:n_rows]
-        tokens = data[size + n_before + n_rows : -_TAIL.size]
-        text.n_read, text.stale_from = n_read, None
-        text.before = _rows(before, width) if n_before else None
-        if tokens:
-            text.tokens = np.frombuffer(tokens, np.int32).tolist()
-            text.rows = [_rows(rows, width)]
-        text.is_adrift = is_adrift
+        n_rows = has_before + n_tokens
+        rows = np.frombuffer(data, np.float32, n_rows * width, size).reshape(n_rows, width).copy()
+        start = size + rows.nbytes
+        numbers = np.frombuffer(data, np.int32, n_tokens + 2 * n_gaps, start).tolist()
+        text.n_read, text.is_adrift, text.is_stale = n_read, is_adrift, False
+        text.before = rows[:1] if has_before else None
+        text.tokens, text.rows = numbers[:n_tokens], [rows[has_before:]] if n_tokens else []
+        bounds = numbers[n_tokens:]
+        text.gaps = list(zip(bounds[::2], bounds[1::2], strict=True))
 
     def rewind(self, seq: int, length: int, data: bytes) -> bool:
         """See `Memory.rewind`."""
@@ -264,7 +364,3 @@ def split(data: bytes) -> tuple[bytes, memoryview]:
         return data, memoryview(b"")
     size = _TAIL.unpack(data[-_TAIL.size :])[-2]
     return data[:size], memoryview(data)[size:]
-
-
-def _rows(data: memoryview, width: int) -> Rows:
-    return np.frombuffer(data, np.float32).reshape(-1, width)

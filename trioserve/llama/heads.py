@@ -1,8 +1,9 @@
 """Drafters that continue from what the model has computed: heads (MTP, EAGLE-3) and DFlash.
 
-A head reads what the model has decoded, a little later: the tokens of a few steps together with the
-newest one, in the batch that also gives the first guess. Of a prompt, it reads each chunk at once.
-So a prompt has drafts from its first token on.
+A head reads what the model has decoded when it is asked for a draft: the tokens of a few steps
+together with the newest one, in the batch that also gives the first guess. Where it is not asked,
+nothing is read, and what has not been read for long is dropped. As long as drafts pay, it reads
+each chunk of a prompt at once, so that a prompt has drafts from its first token on.
 
 A chain guesses a token from the one before, step by step::
 
@@ -18,7 +19,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 
@@ -30,8 +30,8 @@ from trioserve.errors import DecodeError, KVCacheFullError
 from trioserve.llama import identity
 from trioserve.llama.batch import LlamaBatch, RowBatch
 from trioserve.llama.context import Context
-from trioserve.llama.drafter import DraftRules, average, most_probable
-from trioserve.llama.head_texts import HeadMemory, HeadText, Rows
+from trioserve.llama.drafter import PIECE_S, DraftRules, average, most_probable
+from trioserve.llama.head_texts import HeadMemory, HeadText, HeadTexts, Rows
 from trioserve.llama.model import LlamaModel
 from trioserve.log import get_logger
 from trioserve.types import TokenId
@@ -39,8 +39,13 @@ from trioserve.types import TokenId
 #: With no more unread tokens than this, a text is read in the batch of its first guess, which has
 #: logits for all rows: heads differ in how they treat rows without.
 FEW = 8
-#: With more than this, it is read at once, so that few rows are kept.
+#: A prompt with a chunk of more tokens than this is read at once, if drafts pay.
 MANY = 32
+#: The most unread tokens of a text, and the most bytes of the rows of all texts. With more, it is
+#: read if drafts pay; else half of it is dropped.
+MOST, MAX_BYTES = 512, 64 * 2**20
+#: Rows of the last batches that are sorted by their texts together.
+LOGGED = 128
 
 _log = get_logger("llama")
 
@@ -53,9 +58,11 @@ class Head:
         name: the type of drafts.
         context: of the head, with a sequence for each one of the model. It is closed with the
             drafter.
-        read: returns the rows of the last batch that the model has decoded, given its size.
-        width: numbers in a row.
-        shift: see `HeadMemory`.
+        read: returns the rows of the last batch that the model has decoded, given its size, in
+            parts that lie side by side. They are valid until the next one.
+        encode: turns rows, which it may change, into those that the head reads.
+        widths: numbers in a row, and in one that is encoded.
+        shift: see `HeadText`.
         n_known: tokens of its vocabulary; `n_shared` of them are the model's.
         ends: the tokens that end an output.
         cache_types: of the keys and values in its KV cache.
@@ -64,8 +71,9 @@ class Head:
 
     name: str
     context: Context
-    read: Callable[[int], Rows]
-    width: int
+    read: Callable[[int], Sequence[Rows]]
+    encode: Callable[[Rows], Rows] = lambda rows: rows
+    widths: tuple[int, int]
     shift: int
     n_known: int
     n_shared: int
@@ -84,16 +92,28 @@ class HeadDrafter(ABC):
     """
 
     is_free = False
+    #: Whether the head reads each token with the row before.
+    needs_rows = True
 
     def __init__(self, head: Head, model: Context, rules: DraftRules) -> None:
         self._head, self._rules = head, rules
         self.name, self.n_max = head.name, rules.n_max
         self.step_s = 0.0  # seconds to guess a token in all slots; 0: not known
+        #: As `Drafter` has it.
+        self.pays = True
+        self._token_s = 0.0  # seconds to read a token
         self._context = head.context
-        self._texts = [HeadText(i) for i in range(model.n_seqs)]
+        self._texts = HeadTexts(model.n_seqs, head.shift)
+        width = head.widths[0]
+        most = MAX_BYTES // (4 * width * model.n_seqs)
+        self._most_unread = min(MOST, max(2 * MANY, most))
         #: The sequences of the model with those of the head, for the engine.
         self.memory = HeadMemory(
-            model.memory, self._context.memory, self._texts, width=head.width, shift=head.shift
+            model.memory,
+            self._context.memory,
+            self._texts,
+            width=width,
+            needs_rows=self.needs_rows,
         )
         self._has_failed = False
 
@@ -116,12 +136,21 @@ class HeadDrafter(ABC):
         if self._has_failed or not len(tokens):
             return
         with self._forgiving():
-            rows = self._head.read(len(tokens))
-            bounds = [0, *(np.flatnonzero(np.diff(seqs)) + 1).tolist(), len(tokens)]
-            for start, stop in pairwise(bounds):
-                text = self._texts[seqs[start]]
-                text.append(int(positions[start]), tokens[start:stop].tolist(), rows[start:stop])
-            self._read([text for text in self._texts if len(text.tokens) > MANY])
+            rows = np.concatenate(self._head.read(len(tokens)), axis=1)
+            self._texts.log((tokens.copy(), positions.copy(), seqs.copy(), rows))
+            has_prompt = len(tokens) > MANY and int(np.bincount(seqs).max()) > MANY
+            if has_prompt or self._texts.n_logged >= LOGGED:
+                self._relieve(MANY if has_prompt and self.pays else self._most_unread)
+
+    def _relieve(self, most: int) -> None:
+        """Read more unread tokens than that at once if drafts pay; else keep the newer ones."""
+        for text in self._texts:
+            if len(text.tokens) <= most:
+                continue
+            if self.pays:
+                self._read(text, len(text.tokens))
+            else:
+                text.drop(len(text.tokens) - self._most_unread // 2)
 
     def observe_media(self, pieces: Sequence[MediaPiece], last_rows: Sequence[int]) -> None:
         """Note that the model has just decoded media, which the head cannot read.
@@ -131,13 +160,24 @@ class HeadDrafter(ABC):
         if self._has_failed:
             return
         with self._forgiving():
-            rows = self._head.read(last_rows[-1] + 1)
+            rows = np.concatenate(self._head.read(last_rows[-1] + 1), axis=1)
             for piece, row in zip(pieces, last_rows, strict=True):
-                self._texts[piece.seq].skip(rows[row : row + 1].copy())
+                text = self._texts[piece.seq]
+                if self.pays:
+                    self._read(text, len(text.tokens))
+                text.skip(rows[row : row + 1].copy())
+
+    def _read(self, text: HeadText, n: int) -> None:
+        """Have the head read the next `n` tokens of a text."""
+        self.memory.tidy(text)
+        size = self._context.n_ubatch
+        while n > 0:
+            self._read_piece(text, min(n, size))
+            n -= size
 
     @abstractmethod
-    def _read(self, texts: Sequence[HeadText]) -> None:
-        """Have the head read all that the model has decoded of some texts."""
+    def _read_piece(self, text: HeadText, n: int) -> None:
+        """Have the head read the next `n` tokens of a text, as many as a batch has room for."""
 
     @contextmanager
     def _forgiving(self) -> Iterator[None]:
@@ -154,24 +194,42 @@ class HeadDrafter(ABC):
 
     # -- drafts
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[TokenId]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[TokenId] | None]:
         """Guess the next tokens of each slot: those most probable for the head."""
-        made: dict[int, list[TokenId]] = {}
+        made: dict[int, list[TokenId] | None] = {}
         if not self._has_failed:
             with self._forgiving():
                 made = self._make(requests)
         found = [made.get(request.seq, []) for request in requests]
-        return [tokens if len(tokens) >= self._rules.n_min else [] for tokens in found]
+        return [[] if one is not None and len(one) < self._rules.n_min else one for one in found]
 
-    def _make(self, requests: Sequence[DraftRequest]) -> dict[int, list[TokenId]]:
-        """Make drafts, and learn how long that takes; returns them by sequence."""
+    def _make(self, requests: Sequence[DraftRequest]) -> dict[int, list[TokenId] | None]:
+        """Make drafts; returns them by sequence, None where there is still more to read."""
         able = [
             (request, text)
             for request in requests
             if request.n_new == 1 and self._room(request) > 0
             and (text := self._texts[request.seq]).end and not text.is_adrift
         ]  # fmt: skip
-        self._read([text for _, text in able if len(text.tokens) > FEW])
+        self._catch_up([text for _, text in able if len(text.tokens) > FEW])
+        ready = [(request, text) for request, text in able if len(text.tokens) <= FEW]
+        return dict.fromkeys((text.id for _, text in able), None) | self._timed_guesses(ready)
+
+    def _catch_up(self, texts: list[HeadText]) -> None:
+        """Read what is unread of some texts, as far as a step may last longer for it."""
+        left = max(2 * MANY, int(PIECE_S / self._token_s) if self._token_s else 0)
+        for text in sorted(texts, key=lambda text: len(text.tokens)):
+            n = min(left, len(text.tokens))
+            started = monotonic()
+            self._read(text, n)
+            if n > FEW:
+                self._token_s = average(self._token_s, (monotonic() - started) / n)
+            left -= n
+
+    def _timed_guesses(
+        self, able: Sequence[tuple[DraftRequest, HeadText]]
+    ) -> dict[int, list[TokenId]]:
+        """Make drafts, and learn how long that takes; returns them by sequence."""
         started = monotonic()
         made = self._guess(able) if able else {}
         if made:
@@ -201,12 +259,13 @@ class HeadDrafter(ABC):
     def check_integrity(self) -> None:
         """Raise AssertionError unless what was read of the texts agrees with llama.cpp."""
         for text in self._texts:
-            assert len(text.tokens) == sum(map(len, text.rows))
-            last = self.memory.last(text.id)
+            assert len(text.tokens) == sum(map(len, text.rows)) < self._most_unread + LOGGED
+            last = self.memory.last(text.id) + (text.repeated is not None)
             assert text.is_adrift or self._has_failed or text.end == last + 1
-            if text.stale_from is None and text.n_read > self._head.shift:
-                held = self._context.memory.last(text.id)
-                assert held in (text.n_read - self._head.shift - 1, -1)
+            assert not text.gaps or text.gaps[-1][1] <= text.n_read
+            held = self._context.memory.last(text.id) + 1
+            n_cells = max(0, text.n_cells)
+            assert self._has_failed or held == n_cells or (text.is_stale and held >= n_cells)
 
 
 @attrs.define
@@ -232,33 +291,26 @@ class ChainDrafter(HeadDrafter):
         super().__init__(head, model, rules)
         self._hidden = hidden
         self._batch = LlamaBatch(
-            self._context.n_batch, n_vocab=head.n_known, n_seqs=model.n_seqs, width=head.width
+            self._context.n_batch, n_vocab=head.n_known, n_seqs=model.n_seqs, width=head.widths[1]
         )
 
-    def _read(self, texts: Sequence[HeadText]) -> None:
-        """Have the head read all that the model has decoded of some texts."""
-        size = self._context.n_batch
-        for text in texts:
-            tokens, rows, pos = self._unread(text)
-            for start in range(0, len(tokens), size):
-                self._batch.clear()
-                self._add(text, tokens[start : start + size], rows[start:], pos + start)
-                self._context.decode(self._batch)
-            text.settle()
+    def _read_piece(self, text: HeadText, n: int) -> None:
+        self._batch.clear()
+        rows = self._add(text, text.tokens[:n], text.unread(self._head.widths[0], n)[:n])
+        self._decode([rows])
+        text.settle(n)
 
-    def _unread(self, text: HeadText) -> tuple[list[TokenId], Rows, int]:
-        """Return what to read of a text: tokens, a row for each and one more, and the position."""
-        self.memory.tidy(text)
-        rows, pos = text.unread(self._head.width), text.n_read - self._head.shift
-        if pos < 0:  # the first token has no cell
-            return text.tokens[1:], rows[1:], 0
-        return text.tokens, rows, pos
+    def _add(self, text: HeadText, tokens: Sequence[TokenId], rows: Rows) -> Rows:
+        """Add tokens to the batch; returns the row of each."""
+        skipped = int(text.n_cells < 0)  # the first token has no cell
+        self._batch.extend(tokens[skipped:], text.n_cells + skipped, text.id)
+        return rows[skipped:]
 
-    def _add(self, text: HeadText, tokens: Sequence[TokenId], rows: Rows, pos: int) -> int:
-        """Add tokens to the batch, and the row of each; returns the last row."""
-        last = self._batch.extend(tokens, pos, text.id)
-        self._batch.put_rows(last + 1 - len(tokens), rows[: len(tokens)])
-        return last
+    def _decode(self, rows: Sequence[Rows]) -> None:
+        """Run the batch with these rows."""
+        if len(self._batch):
+            self._batch.put_rows(0, self._head.encode(np.concatenate(rows)))
+            self._context.decode(self._batch)
 
     def _guess(self, able: Sequence[tuple[DraftRequest, HeadText]]) -> dict[int, list[TokenId]]:
         drafts = self._begin(able)
@@ -270,15 +322,18 @@ class ChainDrafter(HeadDrafter):
     def _begin(self, able: Sequence[tuple[DraftRequest, HeadText]]) -> list[_Chain]:
         """Read the newest tokens, which gives the first guesses."""
         self._batch.clear()
-        drafts = []
+        drafts, rows = [], []
         for request, text in able:
-            tokens, rows, pos = self._unread(text)
-            last = self._add(text, [*tokens, request.keys[-1]], rows, pos)
-            drafts.append(_Chain(text, self._room(request), last, pos + len(tokens) + 1))
+            self.memory.tidy(text)
+            n = len(text.tokens)
+            unread = text.unread(self._head.widths[0], n)
+            rows.append(self._add(text, [*text.tokens, request.keys[-1]], unread))
+            last, pos = len(self._batch) - 1, text.n_cells + n + 1
+            drafts.append(_Chain(text, self._room(request), last, pos))
         self._batch.want_all()
-        self._context.decode(self._batch)
+        self._decode(rows)
         for draft in drafts:
-            draft.text.settle()
+            draft.text.settle(len(draft.text.tokens))
             draft.text.note_guesses()
         return drafts
 
@@ -309,29 +364,27 @@ class BlockDrafter(HeadDrafter):
     A draft has at most as many tokens as a block, less one. `mask` is the token in their places.
     """
 
+    needs_rows = False
+
     def __init__(self, head: Head, model: Context, rules: DraftRules, mask: TokenId) -> None:
         super().__init__(head, model, rules)
         self._mask = mask
         self._batch = LlamaBatch(self._context.n_batch, n_vocab=head.n_known, n_seqs=model.n_seqs)
 
-    def _read(self, texts: Sequence[HeadText]) -> None:
-        size = self._context.n_ubatch  # attention is not causal
-        for text in texts:
-            self.memory.tidy(text)
-            rows = text.unread(self._head.width)[1:]
-            for start in range(0, len(rows), size):
-                piece = rows[start : start + size]
-                self._context.decode(RowBatch(piece, text.n_read + start, text.id))
-            text.settle()
+    def _read_piece(self, text: HeadText, n: int) -> None:
+        rows = text.unread(self._head.widths[0], n)[1:]
+        self._context.decode(RowBatch(rows, text.n_cells, text.id))
+        text.settle(n)
 
     def _guess(self, able: Sequence[tuple[DraftRequest, HeadText]]) -> dict[int, list[TokenId]]:
-        self._read([text for _, text in able])
+        for _, text in able:
+            self._read(text, len(text.tokens))
         # As in training, all of a block is there, even if fewer tokens are wanted.
         size = self.n_max + 1
         self._batch.clear()
         for request, text in able:
             block = [request.keys[-1], *[self._mask] * self.n_max]
-            self._batch.extend(block, text.end, text.id)
+            self._batch.extend(block, text.n_cells, text.id)
             text.note_guesses()
         self._batch.want_all()
         self._context.decode(self._batch)

@@ -407,6 +407,10 @@ class ScriptedBackend:
             self._sources.add(source)
             self._targets.add(target)
 
+    def step_back(self, seq: int, token: TokenId) -> bool:
+        """Return False: no token has to be computed again."""
+        return False
+
     def size(self, seq: int, *, partial: bool = False) -> int:
         """Size of a saved state: four bytes per token."""
         return 4 * len((self._seen if partial else self.sequences)[seq])

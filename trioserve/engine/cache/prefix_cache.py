@@ -200,6 +200,7 @@ class PrefixCache:
             shared = self.held.match(keys, root)[0], self.ram.find_shared(keys, root)
             self._diverges_at = max(shared)
         seq = self._start(keys[:-1], root) if reuse else self._empty()
+        self.held.step_back(seq)
         seq.running, seq.root = True, root
         seq.from_ram = self._loaded is not None
         seq.from_disk = self._loaded is not None and self._loaded.from_disk

@@ -348,6 +348,11 @@ class Sequences:
             self._memory.remove(seq.id, seq.position(length))
             self._note_cut(seq, length)
 
+    def step_back(self, seq: KVSequence) -> None:
+        """Remove the last token of a sequence if it must be computed again to continue."""
+        if seq.held and seq.held[-1] >= 0 and self._memory.step_back(seq.id, seq.held[-1]):
+            self._note_cut(seq, len(seq.held) - 1)
+
     def rewind(self, seq: KVSequence, length: int, state: bytes | None) -> bool:
         """Shorten a sequence that cannot be cut, to where a state was kept.
 

@@ -111,7 +111,7 @@ class NgramDrafter:
     added to those that all requests with the same root share.
     """
 
-    is_free = True
+    is_free = pays = True
     step_s = 0.0
 
     def __init__(self, rules: NgramRules) -> None:
