@@ -163,8 +163,8 @@ def drafted(model: Settings) -> Iterator[Drafted]:
     [
         (GREEDY, 3),
         (HOT, 3),
-        (SamplingParams(seed=4, top_k=5, top_p=1.0, min_p=0.0), 3),
-        (SamplingParams(seed=5, repeat_penalty=1.3), 0),  # it hangs on the tokens of the draft
+        (SamplingParams(seed=4, top_k=5), 3),
+        (SamplingParams(seed=5, repeat_penalty=1.3), 0),  # penalties follow the tokens of the draft
         (SamplingParams(seed=6, logit_bias=((300, 3.0),), ignore_eos=True), 3),
     ],
 )
@@ -180,8 +180,8 @@ def test_the_tokens_of_drafts_are_those_of_the_cpu(
     assert n_on_device(drafted) == n_expected
     drafted.run()
     assert [drafted.tokens[i] for i in range(3)] == plain(model, prompts, 40, sampling=sampling)
-    assert drafted.n_accepted < sum(end.timings.draft_n for end in drafted.finished.values())
-    assert all(end.timings.draft_n_accepted for end in drafted.finished.values())
+    n_drafted = sum(end.timings.draft_n for end in drafted.finished.values())
+    assert 0 < drafted.n_accepted < n_drafted
     assert n_on_device(drafted) == 0
 
 
@@ -220,15 +220,16 @@ def test_random_numbers_of_wrong_guesses_are_drawn_again_after_a_preemption(
 
 def test_a_draft_is_as_long_as_its_sequence_may_have_rows(model: Settings) -> None:
     with load(model, parallel=1, backend_sampling=True) as backend:
-        batch = backend.batch
-        batch.clear()
-        for i in range(1 + DRAFT_ROWS):
-            batch.add(300, i, 0, logits=True)
+        rows = range(1 + DRAFT_ROWS)
+        backend.batch.clear()
+        for row in rows:
+            backend.batch.add(300 + row, row, 0, logits=True)
         backend.decode()
         with backend.sampler(GREEDY, ()) as sampler:
-            first = sampler.sample(0)
+            expected = [sampler.sample(row) for row in rows]
             sampler.attach(0)
-            sampler.sample(1)  # the decodes of the sequence sample from now on
+            sampler.sample(0)  # the decodes of the sequence sample from now on
             backend.memory.remove(0, 0)
             backend.decode()
-            assert [sampler.sample(row) for row in range(1 + DRAFT_ROWS)][0] == first
+            assert sampler._seq == 0
+            assert [sampler.sample(row) for row in rows] == expected
