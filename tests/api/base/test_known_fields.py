@@ -109,6 +109,29 @@ async def test_the_template_reads_the_levels() -> None:
             assert counted.json() == wanted
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("allowed_token_ids", [5]),
+        ("bad_words", ["no"]),
+        ("include_stop_str_in_output", True),
+        ("return_token_ids", True),
+        ("return_tokens_as_token_ids", True),
+        ("stop_token_ids", [5]),
+        ("truncate_prompt_tokens", 5),
+        ("use_beam_search", True),
+    ],
+)
+async def test_vllm_s_fields_that_would_change_the_answer(name: str, value: Any) -> None:
+    async with client_of(ScriptedBackend()) as client:
+        for path, body in (
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/chat/completions", {"messages": HI}),
+        ):
+            answer = await client.post(path, json=body | {name: value})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
 async def test_a_chat_may_ask_for_candidates_as_llama_server_has_it() -> None:
     async with client_of(ScriptedBackend(chat_template=TEMPLATE)) as client:
         body = {"messages": HI, "n_probs": 1, "max_tokens": 2}

@@ -180,6 +180,8 @@ FIELDS = [
     ("encoding_format", "x", 'must be "float" or "base64".'),
     ("dimensions", 0, "must be at least 1."),
     ("dimensions", 33, "is 33, and the model's embeddings have 32."),
+    ("truncate_prompt_tokens", 5, "is not supported with this value; leave it out."),
+    ("normalize", False, "is not supported with this value; leave it out."),
     ("priority", 101, "must be between -100 and 100."),
     ("embd_normalize", -2, "must be -1, 0 or a positive integer."),
 ]

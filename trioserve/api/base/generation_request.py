@@ -33,13 +33,16 @@ from trioserve.types import GenerationParams, Grammar, SamplingParams
 #: Known fields without effect on routes that continue text; see `RequestBody.unsupported`.
 UNSUPPORTED: Mapping[str, Only] = {
     "adapters": Only([]),
+    "allowed_token_ids": Only([]),
     "audio": Only(),
+    "bad_words": Only([]),
     "backend_sampling": Only(False, harmless="samplers run where the flags say, with one result"),
     "function_call": Only("auto", "none"),
     "functions": Only([]),
     "grammar_lazy": Only(False),
     "grammar_triggers": Only([]),
     "image_data": Only([]),
+    "include_stop_str_in_output": Only(False),
     "modalities": Only(["text"]),
     "moderation": Only(),
     "n_cache_reuse": Only(0, harmless="the cache finds the longest beginning of a prompt"),
@@ -47,8 +50,13 @@ UNSUPPORTED: Mapping[str, Only] = {
     "preserved_tokens": Only([]),
     "reasoning_budget_tokens": Only(-1),
     "reasoning_control": Only(False),
+    "return_token_ids": Only(False),
+    "return_tokens_as_token_ids": Only(False),
+    "stop_token_ids": Only([]),
     "thinking_budget_tokens": Only(-1),
     "trioserve_run_tools": Only(False),
+    "truncate_prompt_tokens": Only(),
+    "use_beam_search": Only(False),
     "web_search_options": Only(harmless="this server does not search the web"),
 }
 

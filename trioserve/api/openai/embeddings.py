@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 import attrs
@@ -17,6 +17,7 @@ from trioserve.api.base.fields import (
     PART,
     STRING,
     MismatchError,
+    Only,
     RequestBody,
     field,
     integer,
@@ -89,10 +90,22 @@ def _norm(value: Any) -> int:
     return integer(value)
 
 
+#: Fields of vLLM that would change the embeddings.
+_UNSUPPORTED: Mapping[str, Only] = {
+    "add_special_tokens": Only(True),
+    "embed_dtype": Only("float32"),
+    "endianness": Only("native", "little"),
+    "normalize": Only(True),
+    "truncate_prompt_tokens": Only(),
+    "use_activation": Only(True),
+}
+
+
 @attrs.frozen(kw_only=True)
 class EmbeddingsRequest(RequestBody):
     """``POST /v1/embeddings`` and ``/embeddings``. `content` asks for llama-server's own form."""
 
+    unsupported = _UNSUPPORTED
     input: tuple[GivenPrompt, ...] | None = field(read=_inputs("input"), default=None)
     content: tuple[GivenPrompt, ...] | None = field(read=_inputs("content"), default=None)
     model: str | None = field(read=readers.model_name, default=None)
