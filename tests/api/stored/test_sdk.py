@@ -167,7 +167,8 @@ async def test_a_stream_comes_back_after_its_connection_was_cut() -> None:
             gate.allow(8)
             made = client.responses.create(model="a", input="Hi", background=True, stream=True)
             events = []
-            with pytest.raises(openai.APIError), made as stream:
+            # It may be cut in the middle of an event, which the SDK cannot parse then.
+            with pytest.raises((openai.APIError, ValueError)), made as stream:
                 for event in stream:
                     events.append(event)
                     if len(events) == 6:
