@@ -40,7 +40,7 @@ def begin(client: openai.OpenAI, lines: list[Any], endpoint: Any = CHATS) -> Bat
 
 def over(client: openai.OpenAI, batch: Batch) -> Batch:
     """Poll a batch to its end; its counts never go back."""
-    seen, limit = 0, time.monotonic() + 10 * TIMEOUT
+    seen, limit = 0, time.monotonic() + 20 * TIMEOUT
     while batch.status in ("validating", "in_progress", "finalizing", "cancelling"):
         assert time.monotonic() < limit, batch
         batch = client.batches.retrieve(batch.id)
@@ -142,6 +142,7 @@ def test_a_batch_of_embeddings() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.timeout(1200)  # beside other tests; alone it takes less than two minutes
 def test_a_batch_of_2000_lines(sdk: openai.OpenAI) -> None:
     lines = [
         line(n, {**HI, "messages": [{"role": "user", "content": f"{n}?"}]}) for n in range(2000)
@@ -166,7 +167,8 @@ async def test_a_stream_comes_back_after_its_connection_was_cut() -> None:
             gate.allow(8)
             made = client.responses.create(model="a", input="Hi", background=True, stream=True)
             events = []
-            with pytest.raises(openai.APIError), made as stream:
+            # It may be cut in the middle of an event, which the SDK cannot parse then.
+            with pytest.raises((openai.APIError, ValueError)), made as stream:
                 for event in stream:
                     events.append(event)
                     if len(events) == 6:
