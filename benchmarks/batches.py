@@ -47,9 +47,6 @@ CHATS = "/v1/chat/completions"
 #: Seconds between two looks at a batch.
 _INTERVAL = 0.2
 
-#: Lines of a batch beside streams: more than they leave it time for.
-_MANY = 2000
-
 THROUGHPUT = (
     Metric("tokens/s", "", more_is_better=True),
     Metric("chats/s", "", more_is_better=True),
@@ -264,6 +261,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--question-words", type=bounded(1, 10_000), default=12)
     add("--streams", type=bounded(1, 1000), default=3, help="that follow one another")
     add("--stream-tokens", type=bounded(2, 100_000), default=400, help="of each")
+    add(
+        "--lines-beside",
+        type=bounded(1, 50_000),
+        default=2000,
+        help="chats of a batch beside streams, more than it can answer meanwhile",
+    )
     add("--only", choices=("throughput", "gaps"), default=None, help="leave the other table out")
     add("--rounds", type=bounded(1, 1000), default=5, help="runs of each kind")
     add("--max-time", type=float, default=1800.0, help="seconds of a run, at most")
@@ -293,7 +296,7 @@ def measure_gaps(options: argparse.Namespace, target: Target, chats: Chats) -> A
         shape=Shape(max_tokens=options.stream_tokens),
         max_time=options.max_time,
     )
-    streams = Streams(load=load, chats=attrs.evolve(chats, count=max(_MANY, chats.count)))
+    streams = Streams(load=load, chats=attrs.evolve(chats, count=options.lines_beside))
     warm_up(kinds, streams.measure)
     title, note = "a stream beside a batch", progress(options.quiet)
     samples = interleave(kinds, options.rounds, streams.measure, title, note)
