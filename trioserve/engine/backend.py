@@ -74,9 +74,7 @@ class Drafter(Protocol):
     def n_max(self) -> int:
         """The most tokens of a guess; it is not asked for more."""
 
-    #: Set by the engine: whether drafts are expected to pay with as many streams as there are.
-    #:
-    #: While they are not, a drafter does nothing for them that it can put off.
+    #: Set by the engine: whether drafts are expected to pay. While not, a drafter puts off work.
     pays: bool
 
     @property
@@ -95,8 +93,8 @@ class Drafter(Protocol):
 
         Returns:
             A draft for each request, at most `DraftRequest.n_max` long; empty where there is no
-            guess. All of its tokens are in the vocabulary of the model. None where the drafter has
-            yet to catch up with the text, and goes on with that as it is asked again.
+            guess. All of its tokens are in the vocabulary of the model. None where the drafter must
+            first catch up with the text; asking it again continues that.
         """
 
     def forget(self, slot_id: int) -> None:
@@ -322,11 +320,7 @@ class KVMemory(Protocol):
         """Copy a whole sequence over an empty one."""
 
     def step_back(self, seq: int, token: TokenId) -> bool:
-        """Remove the last position, of this token, if it must be computed again to continue.
-
-        So it is where a drafter needs more of that position than is kept. Returns whether it was
-        removed.
-        """
+        """Remove the last position, of this token, if a drafter needs it again; returns whether."""
 
     def first(self, seq: int) -> int:
         """The first position from which on a sequence holds all, -1 when it is empty.

@@ -118,7 +118,7 @@ class HeadText:
         self.is_adrift = True
 
     def drift(self) -> None:
-        """Note that the model has another text, of which the head has read nothing."""
+        """Note that the model has another text, and the head has read nothing."""
         self._move(0)
         self.is_adrift = True
 

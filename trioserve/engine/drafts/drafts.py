@@ -137,7 +137,7 @@ class _Stream:
         )
 
     def check(self, n_rested: int) -> None:
-        """Compare the guesses with what came since the last time, so many steps ago."""
+        """Compare the guesses with what came since the last time. `n_rested` steps asked none."""
         new = self.request.keys[self.n_keys :]
         self.n_keys += len(new)
         for guess in self.guesses:
@@ -169,7 +169,7 @@ class Drafts:
         self._asking_s = self._plain_s = 0.0
         self._n_streams = self._n_accepted = 0
         self._has_drafts = False
-        # Steps for which no drafter need be asked, and how many of these there were.
+        # Steps without asking a drafter: as many as may come, and those that came.
         self._rest = self._n_rested = 0
         self.use(drafters)
 
