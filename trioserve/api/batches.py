@@ -104,7 +104,7 @@ class Batches:
                     end = await self._run(batch)
                 finally:
                     del self._running[batch.id]
-        if end != "completed" or self._may_begin:
+        if end != "completed" or self._may_begin():
             await self._surely(partial(_finish, batch=batch, end=end))
 
     async def _run(self, batch: Record) -> str:
@@ -123,7 +123,7 @@ class Batches:
         async with trio.open_nursery() as nursery:
             for n in numbers:
                 await room.acquire()
-                if not self._may_begin:
+                if not self._may_begin():
                     return
                 nursery.start_soon(self._answer_line, batch, key, n, room)
 
@@ -161,7 +161,7 @@ class Batches:
         pause = _PAUSE
         while True:
             async with self._places.place():  # none is held in a pause: other keys may have a turn
-                if not self._may_begin:
+                if not self._may_begin():
                     return None
                 try:
                     answer = await self.ask(key, line["url"], body)
@@ -169,14 +169,13 @@ class Batches:
                     answer = Answer(error.status, {}, json.dumps({"error": error.message}).encode())
             if answer.status not in (429, 503):
                 return answer
-            if not self._may_begin:
+            if not self._may_begin():
                 return None
             told = answer.headers.get(b"retry-after", b"")
             wanted = min(float(told) if told.isdigit() else 0.0, _MAX_WAIT)
             await trio.sleep(max(pause, wanted))
             pause = min(2 * pause, _MAX_PAUSE)
 
-    @property
     def _may_begin(self) -> bool:
         return self._gate.phase.value is Phase.OPEN
 
