@@ -156,7 +156,6 @@ def test_bindings_without_a_second_context(monkeypatch: pytest.MonkeyPatch) -> N
         ({"spec_type": ("draft-mtp",), "spec_draft_model": "x"}, "has no effect"),
         ({"spec_type": ("draft-mtp",), "spec_draft_ngl": 3}, "spec_draft_ngl has no effect"),
         ({"spec_type": ("draft-dspark",)}, "only draft-dflash is supported"),
-        ({"spec_type": ("draft-mtp",), "backend_sampling": True}, "exclude each other"),
         ({"spec_type": ("draft-mtp",), "embeddings": True}, "no effect on embeddings"),
     ],
 )

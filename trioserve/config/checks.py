@@ -275,11 +275,6 @@ def _conflicts_of_drafts(config: Config) -> Iterator[tuple[object, str]]:
         config.spec_draft_model is not None and config.spec_draft_hf is not None,
         "spec_draft_hf names a draft model, so spec_draft_model may not name one",
     )
-    yield (
-        config.backend_sampling and config.draft_types,
-        "backend_sampling and drafts exclude each other: llama.cpp samples one token of a sequence "
-        "at a time",
-    )
     heads = [name for name in config.spec_type if name in HEADS]
     yield (
         len(heads) > 1 or (heads and "draft-simple" in config.spec_type),

@@ -264,8 +264,9 @@ class Sampler(Protocol):
     def attach(self, seq: int) -> None:
         """Learn the sequence that the task's tokens are in, so that decodes may sample.
 
-        From the next `sample` on, until `detach`, all rows of the sequence that have logits are
-        sampled, one in a batch, and none with `sample_with_probs`.
+        From the next `sample` on, until `detach`, rows of the sequence that have logits are sampled
+        in their order, without gaps from the first one of a batch on, and none with
+        `sample_with_probs`. The rest of a batch's rows, those of a wrong guess, are not.
         """
 
     def detach(self) -> None:

@@ -17,6 +17,7 @@ from trioserve.llama.adapters import LoadedAdapters, apply_control_vectors
 from trioserve.llama.batch import LlamaBatch, decode_pieces
 from trioserve.llama.context import (
     Context,
+    draft_rows,
     open_context,
     sampled_rows,
     thread_choices,
@@ -93,7 +94,11 @@ class LlamaBackend:
         self.projector: LlamaProjector | None = None
         self.n_slots: int = n_slots
         self.thread_choices = thread_choices
-        self._offload = Offload(context) if self._config.backend_sampling else None
+        self._offload = (
+            Offload(context, has_drafts=draft_rows(model, self._config) > 0)
+            if self._config.backend_sampling
+            else None
+        )
         # Chains are given to the context by one thread.
         self.n_spare_cores = 0 if self._config.backend_sampling else n_spare_cores
         self.n_seqs: int = context.n_seqs

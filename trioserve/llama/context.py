@@ -447,8 +447,12 @@ def open_context(
 
 def sampled_rows(model: LlamaModel, config: Config, n_seqs: int) -> int:
     """Return how many rows of a batch are sampled from: one of each sequence, and drafts."""
-    n_draft_rows = DRAFT_ROWS if config.draft_types and model.can_cut else 0
-    return max(n_seqs, config.parallel + n_draft_rows)
+    return max(n_seqs, config.parallel + draft_rows(model, config))
+
+
+def draft_rows(model: LlamaModel, config: Config) -> int:
+    """Return how many rows of a batch the drafts of all slots may take."""
+    return DRAFT_ROWS if config.draft_types and model.can_cut else 0
 
 
 def generation_params(
@@ -484,6 +488,8 @@ def generation_params(
     # In a small physical batch, logits would take most of the memory.
     n_left = max(1, min(n_batch - n_rows, config.ubatch_size // 2))
     params.n_outputs_max = n_rows + min(n_scores, n_left)
+    if config.backend_sampling:
+        params.n_outputs_max_per_seq = min(1 + draft_rows(model, config), params.n_outputs_max)
     params.n_batch = max(n_batch, params.n_outputs_max, max_chunk)
     params.n_ubatch = max(min(config.ubatch_size, params.n_batch), max_chunk)
     if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:

@@ -258,10 +258,13 @@ class Offload:
 
     A chain is prepared once. After that, only its sequence can use it; a copy starts from its
     state. Use it from the inference thread only.
+
+    With `has_drafts`, a decode samples several rows of a sequence. Each has a random number of its
+    own, and those of rows that are not sampled from are drawn again.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, *, has_drafts: bool = False) -> None:
+        self._context, self._has_drafts = context, has_drafts
         self._told: set[str] = set()
 
     def start(self, chain: Any, seq: int) -> Any:
@@ -284,6 +287,15 @@ class Offload:
 
     def stop(self, chain: Any, seq: int) -> Any:
         """Take a sequence's chain away; returns a copy of it, and frees it."""
+        copy = self._take(chain, seq)
+        if self._has_drafts:
+            # Its random numbers for the rows of wrong guesses are still open, and on the CPU, each
+            # token would take one of them, too. A chain that is set anew has none.
+            lib.llama_set_sampler(self._context.handle, seq, copy)
+            copy = self._take(copy, seq)
+        return copy
+
+    def _take(self, chain: Any, seq: int) -> Any:
         lib.llama_set_sampler(self._context.handle, seq, None)
         copy = lib.llama_sampler_clone(chain)
         lib.llama_sampler_free(chain)
