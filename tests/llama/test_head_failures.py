@@ -75,6 +75,41 @@ def test_cancel(start: Start, model: Settings) -> None:
     assert bench.finished[3].timings.draft_n_accepted
 
 
+def test_cancel_in_prefill(start: Start, model: Settings) -> None:
+    bench = start(batch_size=128, ubatch_size=128)
+    prompt = [300 + i * i % 97 for i in range(400)]
+    bench.submit(1, OTHER, 60)
+    run_for(bench, 5, 1)
+    bench.submit(2, prompt, 50)
+    slots = bench.engine._scheduler.slots
+    while not any(slot.n_held > 40 and not slot.in_decode for slot in slots if slot.request):
+        assert bench.step()
+    assert not bench.tokens[2]
+    bench.engine.cancel(2)
+    bench.submit(3, prompt, 50)  # continues what is there
+    bench.run()
+    other, same = plain(model, [OTHER, prompt], 60)
+    assert (bench.tokens[1], bench.tokens[3]) == (other, same[:50])
+    assert 0 < bench.finished[3].timings.cache_n < len(prompt) - 1
+    assert bench.finished[1].timings.draft_n_accepted
+    assert bench.finished[3].timings.draft_n
+
+
+def test_a_text_from_ram_has_drafts(start: Start, model: Settings) -> None:
+    bench = start(cache_ram=2**26, parallel=1, cache_seqs=0)
+    prompt = bench.backend.vocab.tokenize(STORY)
+    bench.submit(1, STORY, 60)
+    bench.run()
+    bench.submit(2, OTHER, 20)  # takes the only sequence
+    bench.run()
+    keys = [*prompt, *bench.tokens[1], bench.tokens[1][-1]]
+    bench.submit(3, keys, 60)
+    bench.run()
+    assert bench.engine.status().counters.ram_tokens == len(keys) - 2
+    assert [bench.tokens[3]] == plain(model, [keys], 60)
+    assert bench.finished[3].timings.draft_n_accepted
+
+
 @pytest.mark.parametrize("cache_ram", [0, 2**26])
 def test_preemption(start: Start, model: Settings, cache_ram: int) -> None:
     bench = start(cache_ram=cache_ram)
@@ -96,6 +131,7 @@ def test_a_full_kv_cache(start: Start, model: Settings) -> None:
     bench.run()
     expected = plain(model, [f"{STORY} {i}" for i in range(3)], 120)
     assert [bench.tokens[i] for i in range(3)] == expected
+    assert all(bench.finished[i].timings.draft_n_accepted for i in range(3))
 
 
 def test_context_shift(start: Start, model: Settings) -> None:
@@ -107,6 +143,7 @@ def test_context_shift(start: Start, model: Settings) -> None:
         bench.submit(1, STORY, 400, sampling=SamplingParams(temperature=0.0, ignore_eos=True))
         bench.run()
         assert bench.finished[1].truncated
+        assert bool(bench.finished[1].timings.draft_n_accepted) == uses
         texts.append(bench.tokens[1])
     assert texts[0] == texts[1]
 

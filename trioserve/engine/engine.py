@@ -569,12 +569,10 @@ class Engine(EngineLoop):
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""
         scheduler, counters, now = self._scheduler, self._counters, monotonic()
-        requests = list(scheduler.requests())
+        requests, n_ctx, is_on = list(scheduler.requests()), self.n_ctx_seq, self.drafts.is_on
         return EngineStatus(
-            slots=tuple(
-                slot.status(self.n_ctx_seq, speculative=self.drafts.is_on)
-                for slot in scheduler.slots
-            ),
+            slots=tuple(slot.status(n_ctx, speculative=is_on) for slot in scheduler.slots),
+            drafts=self.drafts.counts,
             waiting=tuple(
                 request.waiting_status(position, now)
                 for position, request in enumerate(scheduler.queue(), start=1)

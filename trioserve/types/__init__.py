@@ -11,6 +11,7 @@ from trioserve.types.events import (
     Candidates as Candidates,
     Chunk as Chunk,
     Chunks as Chunks,
+    DraftCounts as DraftCounts,
     Embedded as Embedded,
     EngineCounters as EngineCounters,
     EngineEvent as EngineEvent,

@@ -493,6 +493,22 @@ class StepRecord:
         return self.n_decode + self.n_prefill
 
 
+@attrs.frozen
+class DraftCounts:
+    """What became of the drafts of one type, since the engine's start."""
+
+    type: str  # as `--spec-type` calls it
+    checked: int = 0  # drafts
+    tokens: int = 0  # in them
+    accepted: int = 0  # of these tokens
+
+    def plus(self, checked: int, tokens: int, accepted: int) -> DraftCounts:
+        """Add some drafts."""
+        return DraftCounts(
+            self.type, self.checked + checked, self.tokens + tokens, self.accepted + accepted
+        )
+
+
 @attrs.frozen(kw_only=True)
 class EngineStatus:
     """A look at the engine, taken between two steps."""
@@ -500,3 +516,15 @@ class EngineStatus:
     slots: tuple[SlotStatus, ...]
     waiting: tuple[WaitingStatus, ...]  # the tasks in the queue, next one first
     counters: EngineCounters = attrs.field(factory=EngineCounters)
+    drafts: tuple[DraftCounts, ...] = ()  # of each type, in the order of their use
+
+    def after(self, earlier: EngineStatus) -> EngineStatus:
+        """Add the counts of an engine that ran before this one, with the same configuration."""
+        drafts = self.drafts
+        if earlier.drafts:
+            drafts = tuple(
+                one.plus(old.checked, old.tokens, old.accepted)
+                for one, old in zip(drafts, earlier.drafts, strict=True)
+            )
+        counters = self.counters.after(earlier.counters)
+        return attrs.evolve(self, counters=counters, drafts=drafts)

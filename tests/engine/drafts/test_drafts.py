@@ -12,7 +12,7 @@ from tests.support.step_costs import FlatCosts, SteepCosts
 from trioserve.engine import DraftRequest
 from trioserve.engine.drafts.lengths import StepCosts
 from trioserve.testing import ScriptedBackend
-from trioserve.types import CellKey, Chunk, TokenId
+from trioserve.types import CellKey, Chunk, DraftCounts, EngineStatus, TokenId
 
 
 class ScriptedDrafter:
@@ -102,6 +102,28 @@ def test_the_next_drafter_is_asked_where_the_first_has_no_guess() -> None:
     assert (harness.text(1), harness.text(2)) == ("HELLO WORLD", "OTHER")
     assert {slot_id for slot_id, _, _ in first.asked} == {0, 1}
     assert {slot_id for slot_id, _, _ in second.asked} == {1}
+
+
+def test_drafts_are_counted_by_their_drafter() -> None:
+    first = ScriptedDrafter(lambda text: rest_of(text) if "world" in text else "")
+    second = ScriptedDrafter(lambda text: "x", is_free=False)
+    first.name, second.name = "ngram-mod", "draft-mtp"
+    harness = start(first, second)
+    assert harness.engine.status().drafts == (DraftCounts("ngram-mod"), DraftCounts("draft-mtp"))
+    harness.submit(1, "hello world")
+    harness.submit(2, "other")
+    harness.run()
+    good, bad = status = harness.engine.status().drafts
+    assert 0 < good.checked < good.tokens == good.accepted
+    assert bad.checked == bad.tokens > 0 == bad.accepted
+    counters = harness.engine.status().counters
+    assert counters.drafts == sum(one.checked for one in status)
+    assert counters.draft_tokens == sum(one.tokens for one in status)
+    assert counters.accepted_tokens == good.accepted
+    assert start().engine.status().drafts == ()
+    earlier = EngineStatus(slots=(), waiting=(), drafts=status)
+    now, _ = harness.engine.status().after(earlier).drafts
+    assert now == DraftCounts("ngram-mod", 2 * good.checked, 2 * good.tokens, 2 * good.accepted)
 
 
 def test_where_rows_are_dear_a_free_drafter_is_watched_and_nothing_is_drafted() -> None:

@@ -102,6 +102,7 @@ SLOTS = either(
                 **dict.fromkeys((*_CACHE, "disk_read_bytes", "disk_written_bytes"), COUNT)
             ),
             totals=record(prompt_tokens=COUNT, cached_tokens=COUNT, generated_tokens=COUNT),
+            drafts=each(record(type=TEXT, checked=COUNT, tokens=COUNT, accepted=COUNT)),
         ),
     ),
 )

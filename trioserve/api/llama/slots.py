@@ -82,6 +82,7 @@ async def slots() -> Response:
                 "cached_tokens": counters.cached_tokens,
                 "generated_tokens": counters.predicted_tokens,
             },
+            "drafts": [attrs.asdict(one) for one in status.drafts],
         }
     )
 

@@ -12,7 +12,7 @@ from trioserve.engine.drafts.lengths import Acceptance, StepCosts, share_rows
 from trioserve.engine.planner import StepPlan
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import RequestState, Slot
-from trioserve.types import TokenId
+from trioserve.types import DraftCounts, TokenId
 from trioserve.types.task import shared_length
 
 
@@ -149,6 +149,7 @@ class Drafts:
     def __init__(self, scheduler: Scheduler, drafters: Sequence[Drafter]) -> None:
         self._scheduler = scheduler
         self._known: dict[int, _Stream] = {}  # by slot
+        self._given: dict[int, int] = {}  # by slot: the place of the drafter of its last draft
         self.costs = StepCosts()
         self._balance = Balance()
         # Of this step: what the drafters have taken, what it would take without drafts, for how
@@ -162,8 +163,14 @@ class Drafts:
         """Ask these, in this order, and no others. To be called before the first step."""
         self._drafters = tuple(drafters)
         self._general = [_Guesses() for _ in drafters]
+        self._counts = [DraftCounts(drafter.name) for drafter in drafters]
         #: Whether slots may have drafts. Without, there is nothing to propose or to observe.
         self.is_on = bool(drafters) and self._scheduler.cache.can_cut
+
+    @property
+    def counts(self) -> tuple[DraftCounts, ...]:
+        """What became of the drafts of each drafter; nothing where there can be none."""
+        return tuple(self._counts) if self.is_on else ()
 
     def close(self) -> None:
         """Close the drafters."""
@@ -195,6 +202,8 @@ class Drafts:
         request.n_drafts += 1
         request.n_drafted += len(request.draft)
         request.n_accepted += n_accepted
+        if (place := self._given.get(slot.id)) is not None:
+            self._counts[place] = self._counts[place].plus(1, len(request.draft), n_accepted)
         self._n_accepted += n_accepted
         self._has_drafts = True
         self._scheduler.roll_back(slot, len(request.draft) - n_accepted)
@@ -285,6 +294,7 @@ class Drafts:
             draft = stream.guesses[i].tokens[:length]
             if draft:
                 drafts.append((stream.slot, draft))
+                self._given[stream.slot.id] = i
             else:
                 left.append(stream)
         return self._scheduler.propose(drafts), left

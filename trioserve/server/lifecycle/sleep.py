@@ -177,12 +177,9 @@ class ModelLifecycle:
             if self._ends_at <= trio.current_time():
                 break  # no request came meanwhile, and no checkpoint follows until the end
         self._scales = services.adapters.by_name
-        self._status = attrs.evolve(
-            status,
-            # The last tasks may be long.
-            slots=tuple(attrs.evolve(slot, task=None) for slot in status.slots),
-            counters=status.counters.after(self._status.counters),
-        )
+        # The last tasks may be long.
+        slots = tuple(attrs.evolve(slot, task=None) for slot in status.slots)
+        self._status = attrs.evolve(status.after(self._status), slots=slots)
 
     @property
     def idle_since(self) -> float | None:
@@ -350,7 +347,7 @@ class ModelLifecycle:
             return self._status
         with self.in_use(counts=False):
             status = await self.services.health.status()
-            return attrs.evolve(status, counters=status.counters.after(self._status.counters))
+            return status.after(self._status)
 
     # -- use of the engine
 

@@ -44,6 +44,8 @@ export const translations = {
   "on disk": ["auf der Platte", "磁盘上"],
   "{number} tokens reused": ["{number} Tokens wiederverwendet", "复用 {number} 个 token"],
   "cache hits": ["Cache-Treffer", "缓存命中"],
+  "Tokens of drafts accepted": ["Angenommene Entwurfs-Tokens", "已接受的草稿 token"],
+  "{accepted} of {checked}": ["{accepted} von {checked}", "{accepted} / {checked}"],
   "Skip to the message": ["Zur Nachricht springen", "跳到消息输入框"],
   "Drop files to attach them": ["Dateien zum Anhängen ablegen", "拖放文件以添加附件"],
   "Drop text files to attach them": ["Textdateien zum Anhängen ablegen", "拖放文本文件以添加附件"],

@@ -316,6 +316,8 @@ export interface Activity {
   kept: { kv: Kept; ram: Kept; disk: Kept } | null;
   /** Since the server's start. */
   totals: { promptTokens: number; cachedTokens: number; tokens: number } | null;
+  /** Tokens of drafts by type, since the server's start; none where there are no drafts. */
+  drafts: { type: string; tokens: number; accepted: number }[];
   /** Of all slots together. */
   tokensPerSecond: number;
   /** Why something is null, in sentences. */

@@ -68,6 +68,7 @@ function Panels({ seen }: { seen: Seen }): VNode {
       {seen.kept && <Tiers kept={seen.kept} />}
       {seen.queue && seen.slots?.length !== 0 && <Queue queue={seen.queue} />}
       {seen.totals && <Totals totals={seen.totals} />}
+      {seen.drafts.length > 0 && <Drafts drafts={seen.drafts} />}
       {seen.missing.map((sentence) => (
         <p key={sentence} class="hint">
           {sentence}
@@ -272,6 +273,26 @@ function Totals({ totals }: { totals: NonNullable<Seen["totals"]> }): VNode {
           <dt>{t("cache hits")}</dt>
           <dd title={count(cachedTokens)}>{promptTokens > 0 ? percent(cachedTokens / promptTokens) : "–"}</dd>
         </div>
+      </dl>
+    </section>
+  );
+}
+
+function Drafts({ drafts }: { drafts: Seen["drafts"] }): VNode {
+  return (
+    <section class="panel">
+      <h3>{t("Tokens of drafts accepted")}</h3>
+      <dl class="totals">
+        {drafts.map(({ type, tokens, accepted }) => (
+          <div key={type}>
+            <dt>
+              {type}
+              <br />
+              {t("{accepted} of {checked}", { accepted: short(accepted), checked: short(tokens) })}
+            </dt>
+            <dd title={count(accepted)}>{tokens > 0 ? percent(accepted / tokens) : "–"}</dd>
+          </div>
+        ))}
       </dl>
     </section>
   );

@@ -24,6 +24,7 @@ interface Told {
   kv_cache?: { cells: number; used: number };
   cache?: { kv_bytes: number; ram_bytes: number; disk_bytes: number; ram_tokens: number; disk_tokens: number };
   totals?: { prompt_tokens: number; cached_tokens: number; generated_tokens: number };
+  drafts?: Activity["drafts"];
 }
 
 interface ToldPlace {
@@ -94,6 +95,7 @@ const NOTHING: Omit<Activity, "at"> = {
   cache: null,
   kept: null,
   totals: null,
+  drafts: [],
   tokensPerSecond: 0,
   missing: [],
 };
@@ -143,9 +145,18 @@ function summed(told: (readonly [string, Told])[], now: number): Activity {
             tokens: sum(totals, "generated_tokens"),
           }
         : null,
+    drafts: byType(told.flatMap(([, one]) => one.drafts ?? [])),
     tokensPerSecond: slots.reduce((all, slot) => all + slot.tokensPerSecond, 0),
     missing: told.length === 0 ? [t("No model is loaded.")] : [],
   };
+}
+
+/** Add up what the models say of each type of drafts. */
+function byType(all: Activity["drafts"]): Activity["drafts"] {
+  return [...new Set(all.map(({ type }) => type))].map((type) => {
+    const its = all.filter((one) => one.type === type);
+    return { type, tokens: sum(its, "tokens"), accepted: sum(its, "accepted") };
+  });
 }
 
 function sum<K extends string>(all: Record<K, number>[], name: K): number {

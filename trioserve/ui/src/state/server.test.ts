@@ -188,12 +188,14 @@ test("the activity is that of all loaded models, with the speed of each slot", a
       kv_cache: { cells: 200, used: 21 },
       cache: { kv_bytes: 7, ram_bytes: 6, disk_bytes: 5, ram_tokens: 1, disk_tokens: 0 },
       totals: { prompt_tokens: 8, cached_tokens: 3, generated_tokens: decoded },
+      drafts: [{ type: "draft-mtp", checked: 2, tokens: decoded, accepted: 7 }],
     },
   }));
   await lookAround(1_000);
   decoded += 20;
   await lookAround(2_000);
-  const { slots, queue, cache, kept, totals, tokensPerSecond, missing } = activity.peek()!;
+  const { slots, queue, cache, kept, totals, drafts, tokensPerSecond, missing } = activity.peek()!;
+  assert.deepEqual(drafts, [{ type: "draft-mtp", tokens: 30, accepted: 7 }]);
   assert.deepEqual(kept, { kv: { bytes: 7, found: 2 }, ram: { bytes: 6, found: 1 }, disk: { bytes: 5, found: 0 } });
   assert.deepEqual(slots!.map((slot) => [slot.state, slot.promptDone, slot.tokensPerSecond]), [["decode", 8, 20], ["idle", 0, 0]]);
   assert.deepEqual([queue!.length, queue![0]!.waitS, cache, totals!.tokens], [1, null, { used: 21, total: 200 }, 30]);
