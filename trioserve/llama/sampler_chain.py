@@ -290,7 +290,7 @@ class Offload:
         copy = self._take(chain, seq)
         if self._has_drafts:
             # Its random numbers for the rows of wrong guesses are still open, and on the CPU, each
-            # token would take one of them, too. A chain that is set anew has none.
+            # token would take one of them, too. A chain that is set again has none.
             lib.llama_set_sampler(self._context.handle, seq, copy)
             copy = self._take(copy, seq)
         return copy
