@@ -70,7 +70,7 @@ CLIENTS = {
     "/v1/responses/<id_>/approve", "/v1/responses/<id_>/stop",
     "/v1/conversations", "/v1/conversations/<id_>", "/v1/conversations/<id_>/items",
     "/v1/conversations/<id_>/items/<item>",
-    "/v1/files", "/v1/files/<id_>", "/v1/files/<id_>/content",
+    "/v1/usage", "/v1/files", "/v1/files/<id_>", "/v1/files/<id_>/content",
     "/v1/batches", "/v1/batches/<id_>", "/v1/batches/<id_>/cancel",
     "/v1/stream", "/v1/stream/<id_>", "/v1/streams/lookup",
 }  # fmt: skip
