@@ -17,10 +17,13 @@ from hypothesis.stateful import (
 )
 
 from tests.support.drafted import KINDS, Drafted, Hand, Settings, load, plain, write_head
+from tests.support.step_costs import FlatCosts, SteepCosts
 from trioserve.engine import DraftRequest
 from trioserve.errors import DecodeError, KVCacheFullError
-from trioserve.llama.heads import FEW, MANY, HeadDrafter
+from trioserve.llama import heads
+from trioserve.llama.heads import FEW, LOGGED, MANY, HeadDrafter
 from trioserve.types import CacheRoot, SamplingParams
+from trioserve.types.task import shared_length
 
 PROMPTS = ("Once upon a time", "The red ball is", "One two three four five six", "a b c d e f g")
 
@@ -60,6 +63,82 @@ def test_sampled_output_is_the_same_for_a_seed(good: Settings) -> None:
     bench.backend.close()
     assert [bench.tokens[i] for i in range(2)] == expected
     assert bench.n_accepted
+
+
+def test_a_prompt_that_shares_its_beginning_has_the_drafts_of_a_fresh_one(good: Settings) -> None:
+    shared = " ".join(PROMPTS) * 3
+    prompts = [f"{shared} {ending}" for ending in ("a red ball", "three words", "x y z")]
+    runs = []
+    for reuses in (True, False):
+        bench = Drafted(good, kv_unified=True)
+        runs.append(note_drafts(bench.head))
+        n_shared = len(bench.backend.vocab.tokenize(shared))
+        for i, prompt in enumerate(prompts):
+            bench.submit(i, prompt, 40, cache_prompt=reuses)
+            bench.run()
+        timings = [bench.finished[i].timings for i in range(len(prompts))]
+        bench.backend.close()
+        assert all((one.cache_n > n_shared - 8) == reuses for one in timings[1:])
+    reused, fresh = runs
+    places = (
+        reused.keys() & fresh.keys()
+    )  # how often and for how much it is asked hangs on the time
+    assert len(places) > 10
+    for place in places:
+        n = shared_length(reused[place], fresh[place])
+        assert n == min(len(reused[place]), len(fresh[place]))
+
+
+def note_drafts(head: HeadDrafter) -> dict[tuple[int, ...], list[int]]:
+    """Returns what will hold the drafts of a head, by the text so far."""
+    drafts: dict[tuple[int, ...], list[int]] = {}
+    propose: Any = head.propose
+
+    def noting(requests: Sequence[DraftRequest]) -> list[list[int] | None]:
+        made: list[list[int] | None] = propose(requests)
+        for request, draft in zip(requests, made, strict=True):
+            if draft:
+                drafts[tuple(request.keys)] = draft
+        return made
+
+    head.propose = noting  # type: ignore[method-assign]
+    return drafts
+
+
+class Computing:
+    """Counts the rows that a head computes."""
+
+    def __init__(self, drafter: HeadDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n_rows = 0
+        context: Any = drafter._context
+        decode = context.decode
+
+        def counting(batch: Any, **options: bool) -> None:
+            self.n_rows += len(batch)
+            decode(batch, **options)
+
+        monkeypatch.setattr(context, "decode", counting)
+
+
+def test_while_drafts_do_not_pay_the_head_computes_nothing(
+    good: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = plain(good, PROMPTS, 150)
+    bench = Drafted(good)
+    bench.head._most_unread = 2 * MANY
+    computing = Computing(bench.head, monkeypatch)
+    bench.engine.drafts.costs = SteepCosts()
+    for i, prompt in enumerate(PROMPTS):
+        bench.submit(i, prompt, 150)
+    while any(len(bench.tokens[i]) < 120 for i in range(len(PROMPTS))):
+        bench.step()
+    assert computing.n_rows == 0
+    bench.engine.drafts.costs = FlatCosts()
+    bench.run()
+    bench.backend.close()
+    assert computing.n_rows
+    assert bench.n_accepted
+    assert [bench.tokens[i] for i in range(len(PROMPTS))] == expected
 
 
 # -- the head itself
@@ -118,6 +197,66 @@ def test_a_text_goes_on_from_earlier(hand: Hand) -> None:
         assert hand.has_all(0)
         assert hand.draft({0: 400}) == [alone(hand, text[: 100 - back], 400)]
         hand.drafter.check_integrity()
+
+
+def test_a_text_is_read_when_a_draft_is_wanted(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = words(300)
+    expected = alone(hand, text, 400)
+    computing = Computing(hand.drafter, monkeypatch)
+    hand.drafter.pays = False
+    hand.extend((0, text[:200]))
+    for token in text[200:]:
+        hand.extend((0, [token]))
+    assert computing.n_rows == 0
+    assert hand.draft({0: 400}) == [expected]
+
+
+def test_a_head_catches_up_in_pieces(hand: Hand) -> None:
+    hand.drafter.pays = False
+    hand.drafter._token_s = 1.0  # as if it took long
+    hand.extend((0, words(300)))
+    request = DraftRequest(0, [*words(300), 400], CacheRoot(), 4, 0)
+    drafts = []
+    while not drafts or drafts[-1] is None:
+        drafts += hand.drafter.propose([request])
+        hand.drafter.check_integrity()
+    assert len(drafts) > 3
+    assert drafts[-1] == alone(hand, words(300), 400)
+
+
+def test_what_is_dropped_is_a_gap(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text behind a gap is one that the head has read without that part."""
+    most = hand.drafter._most_unread = 2 * MANY
+    text = words(100)
+    hand.extend((0, text))
+    hand.draft({0: 401})
+    hand.drafter.pays = False
+    for token in words(3 * most, 250):
+        hand.extend((0, [token]))
+    of_head = hand.drafter._texts[0]
+    ((start, stop),) = of_head.gaps
+    assert start == 100 < stop < of_head.end
+    assert len(of_head.tokens) <= most + LOGGED
+    hand.draft({0: 400})
+    hand.drafter.check_integrity()
+    held = hand.drafter._context.memory.last(0) + 1
+    assert held >= of_head.end - (stop - start) - of_head.shift
+    hand.cut(0, 50)
+    assert hand.has_all(0)
+    assert hand.draft({0: 400}) == [alone(hand, text[:50], 400)]
+
+
+def test_all_rows_together_take_bounded_memory(
+    random: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "MAX_BYTES", 2**20)
+    with load(random, parallel=4) as backend:
+        hand = Hand(backend)
+        hand.drafter.pays = False
+        for _ in range(10):
+            hand.extend(*((seq, words(60)) for seq in range(4)))
+        n_bytes = sum(rows.nbytes for text in hand.drafter._texts for rows in text.rows)
+        assert n_bytes <= 2**20
 
 
 def test_a_copy_and_a_saved_text_have_drafts_at_once(hand: Hand) -> None:

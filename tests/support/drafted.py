@@ -139,7 +139,7 @@ class Hand:
                 return [draft for draft in drafts if draft is not None]
 
     def has_all(self, seq: int) -> bool:
-        """Whether the head has read, or will read, all of a sequence, with the row of each token."""
+        """Whether the head has read all of a sequence, each token with its row, or will read it."""
         text = self.drafter._texts[seq]
         return not text.gaps and not text.is_adrift
 

@@ -74,17 +74,12 @@ class Drafter(Protocol):
     def n_max(self) -> int:
         """The most tokens of a guess; it is not asked for more."""
 
-    #: Set by the engine: whether drafts are expected to pay with as many streams as there are.
-    #:
-    #: While they are not, a drafter does nothing for them that it can put off.
+    #: Set by the engine: whether drafts are expected to pay. While not, a drafter puts off work.
     pays: bool
 
     @property
     def step_s(self) -> float:
-        """Seconds for each token of the longest draft, as measured lately; 0: next to none.
-
-        Does not include passing costs, such as prefilling a long prompt.
-        """
+        """Seconds for each token of the longest draft, once it has caught up; 0: next to none."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId] | None]:
         """Guess for each request what follows its last key.
@@ -95,15 +90,12 @@ class Drafter(Protocol):
 
         Returns:
             A draft for each request, at most `DraftRequest.n_max` long; empty where there is no
-            guess. All of its tokens are in the vocabulary of the model. None where the drafter has
-            yet to catch up with the text, and goes on with that as it is asked again.
+            guess. All of its tokens are in the vocabulary of the model. None where the drafter must
+            first catch up with the text; asking it again continues that.
         """
 
     def forget(self, slot_id: int) -> None:
-        """Drop the data of a slot: its request has ended, or its text was replaced.
-
-        The slot's next text may have nothing in common with the last one.
-        """
+        """Drop the data of a slot: its request has ended, or its text is replaced by any other."""
 
     def close(self) -> None:
         """Free everything. Closing twice is fine. The slots need not be forgotten before."""
@@ -321,11 +313,7 @@ class KVMemory(Protocol):
         """Copy a whole sequence over an empty one."""
 
     def step_back(self, seq: int, token: TokenId) -> bool:
-        """Remove the last position, of this token, if it must be computed again to continue.
-
-        So it is where a drafter needs more of that position than is kept. Returns whether it was
-        removed.
-        """
+        """Remove the last position, of this token, if a drafter needs it again; returns whether."""
 
     def first(self, seq: int) -> int:
         """The first position from which on a sequence holds all, -1 when it is empty.

@@ -219,10 +219,10 @@ class Engine(EngineLoop):
 
     def _step(self) -> None:
         """Schedule, decode, sample, emit."""
-        if self.drafts.is_on:
+        steady = self._next_steady()
+        if steady is None and self.drafts.is_on:
             self.drafts.propose()
         scheduled_from = self.clock()
-        steady = self._next_steady()
         plan: StepPlan = steady if steady is not None else self._scheduler.schedule()
         scheduling_s = self.clock() - scheduled_from
         if self._scheduler.admitted or self._scheduler.preempted:
@@ -255,7 +255,7 @@ class Engine(EngineLoop):
         slots, requests, ready_rows = self._ready(plan, rows)
         sampled = self._samplers.sample(requests, ready_rows)
         is_text = self._emit_tokens(slots, requests, sampled)
-        if is_text and plan.may_repeat and not self.drafts.is_on and all(map(is_plain, requests)):
+        if is_text and plan.may_repeat and all(map(is_plain, requests)) and self.drafts.rest():
             self._repeated = plan
 
     def _sample_steadily(self, plan: SteadyPlan, rows: list[int]) -> None:
@@ -266,7 +266,7 @@ class Engine(EngineLoop):
             self._emit_tokens(plan.streams, plan.requests, sampled)
         else:
             self._fresh.append(chunks)
-            self._repeated = plan
+            self._repeated = plan if self.drafts.rest() else None
 
     def _decode(self, plan: StepPlan) -> list[int]:
         """Decode one batch; returns the row to sample from of each slot, none if it failed."""

@@ -82,7 +82,7 @@ class _Loader:
     def _head(
         self,
         context: Context,
-        read: Callable[[int], Rows],
+        read: Callable[[int], Sequence[Rows]],
         widths: tuple[int, int],
         own: LlamaModel | None,
     ) -> Head:
@@ -137,9 +137,9 @@ class _Loader:
         width = lib.llama_model_n_embd_out(model.handle)
         functions.llama_set_embeddings_nextn(self._context.handle, True, False)
         functions.llama_set_embeddings_nextn(context.handle, True, True)
-        read = _nextn_rows(functions, self._context, width)
+        rows = _nextn_rows(functions, self._context, width)
         return ChainDrafter(
-            self._head(context, read, (width, width), None),
+            self._head(context, lambda n_rows: [rows(n_rows)], (width, width), None),
             self._context,
             self._rules(model.max_n_ctx_seq(config)),
             _nextn_rows(functions, context, width),
@@ -209,17 +209,15 @@ class _Loader:
                                  f"{main.info.n_embd}.")  # fmt: skip
         return layers
 
-    def _layer_rows(self, layers: Sequence[int]) -> Callable[[int], Rows]:
+    def _layer_rows(self, layers: Sequence[int]) -> Callable[[int], Sequence[Rows]]:
         """Have the model keep what goes into some layers; returns what reads it."""
         functions, context, width = self._functions, self._context, self._model.info.n_embd
         for layer in layers:
             functions.llama_set_embeddings_layer_inp(context.handle, layer, True)
 
-        def read(n_rows: int) -> Rows:
-            pointers = [
-                functions.llama_get_embeddings_layer_inp(context.handle, layer) for layer in layers
-            ]
-            return np.hstack([_rows_at(pointer, n_rows, width) for pointer in pointers])
+        def read(n_rows: int) -> Sequence[Rows]:
+            get, handle = functions.llama_get_embeddings_layer_inp, context.handle
+            return [_rows_at(get(handle, layer), n_rows, width) for layer in layers]
 
         return read
 
@@ -278,10 +276,9 @@ def _nextn_rows(functions: Any, context: Context, width: int) -> Callable[[int],
     )
 
 
-def _rows_at(pointer: Any, n_rows: int, width: int) -> Rows:
+def _rows_at(address: int | None, n_rows: int, width: int) -> Rows:
     """Return a view of rows that llama.cpp has, until the next batch."""
-    if not pointer:
+    if address is None:
         raise DecodeError("llama.cpp has no rows for the head")
-    address = ctypes.addressof(pointer.contents)
     floats: Any = (ctypes.c_float * (n_rows * width)).from_address(address)
     return np.frombuffer(floats, np.float32).reshape(n_rows, width)

@@ -19,8 +19,8 @@ Positions without rows are a gap. In the head's sequence, what is behind it foll
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 
 import attrs
 import numpy as np
@@ -118,7 +118,7 @@ class HeadText:
         self.is_adrift = True
 
     def drift(self) -> None:
-        """Note that the model has another text, of which the head has read nothing."""
+        """Note that the model has another text, and the head has read nothing."""
         self._move(0)
         self.is_adrift = True
 
@@ -168,6 +168,45 @@ class HeadText:
         self.repeated = other.repeated
 
 
+#: Tokens, positions, sequences and rows of a batch.
+Batch = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], Rows]
+
+
+class HeadTexts:
+    """The texts of all sequences. What is new is sorted by text when one of them is looked at."""
+
+    def __init__(self, n_seqs: int, shift: int) -> None:
+        self._all = [HeadText(i, shift) for i in range(n_seqs)]
+        self._log: list[Batch] = []
+        self.n_logged = 0  # rows that are not sorted yet
+
+    def log(self, batch: Batch) -> None:
+        """Take what the model has just computed. The arrays are kept."""
+        self._log.append(batch)
+        self.n_logged += len(batch[0])
+
+    def __getitem__(self, seq: int) -> HeadText:
+        self._sort()
+        return self._all[seq]
+
+    def __iter__(self) -> Iterator[HeadText]:
+        self._sort()
+        return iter(self._all)
+
+    def _sort(self) -> None:
+        if not self._log:
+            return
+        log, self._log, self.n_logged = self._log, [], 0
+        columns = map(np.concatenate, zip(*log, strict=True)) if len(log) > 1 else log[0]
+        tokens, positions, seqs, rows = columns
+        order = np.argsort(seqs, kind="stable")
+        bounds = (np.flatnonzero(np.diff(seqs[order])) + 1).tolist()
+        for start, stop in pairwise([0, *bounds, len(order)]):
+            own = order[start:stop]
+            text = self._all[seqs[own[0]]]
+            text.append(int(positions[own[0]]), tokens[own].tolist(), rows[own])
+
+
 class HeadMemory:
     """The sequences of a model together with those of its head: `KVMemory` of both.
 
@@ -185,7 +224,7 @@ class HeadMemory:
         self,
         model: Memory,
         head: Memory,
-        texts: Sequence[HeadText],
+        texts: HeadTexts,
         *,
         width: int,
         needs_rows: bool,

@@ -19,7 +19,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 
@@ -32,7 +31,7 @@ from trioserve.llama import identity
 from trioserve.llama.batch import LlamaBatch, RowBatch
 from trioserve.llama.context import Context
 from trioserve.llama.drafter import PIECE_S, DraftRules, average, most_probable
-from trioserve.llama.head_texts import HeadMemory, HeadText, Rows
+from trioserve.llama.head_texts import HeadMemory, HeadText, HeadTexts, Rows
 from trioserve.llama.model import LlamaModel
 from trioserve.log import get_logger
 from trioserve.types import TokenId
@@ -45,6 +44,8 @@ MANY = 32
 #: The most unread tokens of a text, and the most bytes of the rows of all texts. With more, it is
 #: read if drafts pay; else half of it is dropped.
 MOST, MAX_BYTES = 512, 64 * 2**20
+#: Rows of the last batches that are sorted by their texts together.
+LOGGED = 128
 
 _log = get_logger("llama")
 
@@ -57,8 +58,8 @@ class Head:
         name: the type of drafts.
         context: of the head, with a sequence for each one of the model. It is closed with the
             drafter.
-        read: returns the rows of the last batch that the model has decoded, given its size. They
-            are valid until the next one.
+        read: returns the rows of the last batch that the model has decoded, given its size, in
+            parts that lie side by side. They are valid until the next one.
         encode: turns rows, which it may change, into those that the head reads.
         widths: numbers in a row, and in one that is encoded.
         shift: see `HeadText`.
@@ -70,7 +71,7 @@ class Head:
 
     name: str
     context: Context
-    read: Callable[[int], Rows]
+    read: Callable[[int], Sequence[Rows]]
     encode: Callable[[Rows], Rows] = lambda rows: rows
     widths: tuple[int, int]
     shift: int
@@ -102,7 +103,7 @@ class HeadDrafter(ABC):
         self.pays = True
         self._token_s = 0.0  # seconds to read a token
         self._context = head.context
-        self._texts = [HeadText(i, head.shift) for i in range(model.n_seqs)]
+        self._texts = HeadTexts(model.n_seqs, head.shift)
         width = head.widths[0]
         most = MAX_BYTES // (4 * width * model.n_seqs)
         self._most_unread = min(MOST, max(2 * MANY, most))
@@ -135,24 +136,21 @@ class HeadDrafter(ABC):
         if self._has_failed or not len(tokens):
             return
         with self._forgiving():
-            rows = self._head.read(len(tokens))
-            bounds = [0, *(np.flatnonzero(np.diff(seqs)) + 1).tolist(), len(tokens)]
-            full = []
-            for start, stop in pairwise(bounds):
-                text, own = self._texts[seqs[start]], rows[start:stop].copy()
-                text.append(int(positions[start]), tokens[start:stop].tolist(), own)
-                is_much = self.pays and stop - start > MANY
-                if is_much or len(text.tokens) > self._most_unread:
-                    full.append(text)
-            for text in full:
-                self._relieve(text)
+            rows = np.concatenate(self._head.read(len(tokens)), axis=1)
+            self._texts.log((tokens.copy(), positions.copy(), seqs.copy(), rows))
+            has_prompt = len(tokens) > MANY and int(np.bincount(seqs).max()) > MANY
+            if has_prompt or self._texts.n_logged >= LOGGED:
+                self._relieve(MANY if has_prompt and self.pays else self._most_unread)
 
-    def _relieve(self, text: HeadText) -> None:
-        """Read much at once if drafts pay; else keep the half of it that is newer."""
-        if self.pays:
-            self._read(text, len(text.tokens))
-        else:
-            text.drop(len(text.tokens) - self._most_unread // 2)
+    def _relieve(self, most: int) -> None:
+        """Read more unread tokens than that at once if drafts pay; else keep the newer ones."""
+        for text in self._texts:
+            if len(text.tokens) <= most:
+                continue
+            if self.pays:
+                self._read(text, len(text.tokens))
+            else:
+                text.drop(len(text.tokens) - self._most_unread // 2)
 
     def observe_media(self, pieces: Sequence[MediaPiece], last_rows: Sequence[int]) -> None:
         """Note that the model has just decoded media, which the head cannot read.
@@ -162,7 +160,7 @@ class HeadDrafter(ABC):
         if self._has_failed:
             return
         with self._forgiving():
-            rows = self._head.read(last_rows[-1] + 1)
+            rows = np.concatenate(self._head.read(last_rows[-1] + 1), axis=1)
             for piece, row in zip(pieces, last_rows, strict=True):
                 text = self._texts[piece.seq]
                 if self.pays:
@@ -261,7 +259,7 @@ class HeadDrafter(ABC):
     def check_integrity(self) -> None:
         """Raise AssertionError unless what was read of the texts agrees with llama.cpp."""
         for text in self._texts:
-            assert len(text.tokens) == sum(map(len, text.rows)) <= self._most_unread
+            assert len(text.tokens) == sum(map(len, text.rows)) < self._most_unread + LOGGED
             last = self.memory.last(text.id) + (text.repeated is not None)
             assert text.is_adrift or self._has_failed or text.end == last + 1
             assert not text.gaps or text.gaps[-1][1] <= text.n_read

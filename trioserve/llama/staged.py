@@ -16,7 +16,6 @@ from trioserve.llama.library import lib
 
 _CONTEXT, _MODEL = "P13llama_context", "PK11llama_model"
 _POINTER = ctypes.c_void_p
-_FLOATS = ctypes.POINTER(ctypes.c_float)
 
 #: Of each function: the mangled parameters, the types of its arguments, and that of its result.
 _FUNCTIONS: dict[str, tuple[str, list[Any], Any]] = {
@@ -25,13 +24,13 @@ _FUNCTIONS: dict[str, tuple[str, list[Any], Any]] = {
         [_POINTER, ctypes.c_bool, ctypes.c_bool],
         None,
     ),
-    "llama_get_embeddings_nextn": (_CONTEXT, [_POINTER], _FLOATS),
+    "llama_get_embeddings_nextn": (_CONTEXT, [_POINTER], _POINTER),
     "llama_set_embeddings_layer_inp": (
         f"{_CONTEXT}jb",
         [_POINTER, ctypes.c_uint32, ctypes.c_bool],
         None,
     ),
-    "llama_get_embeddings_layer_inp": (f"{_CONTEXT}j", [_POINTER, ctypes.c_uint32], _FLOATS),
+    "llama_get_embeddings_layer_inp": (f"{_CONTEXT}j", [_POINTER, ctypes.c_uint32], _POINTER),
     "llama_model_target_layer_ids": (_MODEL, [_POINTER], ctypes.POINTER(ctypes.c_int32)),
     "llama_model_target_layer_ids_n": (_MODEL, [_POINTER], ctypes.c_uint32),
     "llama_model_dflash_selector_top_k": (_MODEL, [_POINTER], ctypes.c_int32),
@@ -43,7 +42,8 @@ def _bound(name: str, library: Any) -> Callable[..., Any] | None:
     parameters, argtypes, restype = _FUNCTIONS[name]
     for symbol in (name, f"_Z{len(name)}{name}{parameters}"):
         if hasattr(library, symbol):
-            return ctypes.CFUNCTYPE(restype, *argtypes)((symbol, library))
+            # All of them are short, so they keep the GIL.
+            return ctypes.PYFUNCTYPE(restype, *argtypes)((symbol, library))
     return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.support.engine_harness import Harness
-from tests.support.step_costs import FlatCosts, SteepCosts
+from tests.support.step_costs import FlatCosts, HalfSteepCosts, SteepCosts
 from trioserve.engine import DraftRequest
 from trioserve.engine.drafts.lengths import StepCosts
 from trioserve.testing import ScriptedBackend
@@ -28,9 +28,14 @@ class ScriptedDrafter:
         self.asked: list[tuple[int, str, int]] = []  # slot, text, the most tokens
         self.forgotten: list[int] = []
         self.closed = False
+        self.pays = True
+        self.n_behind = 0  # steps until it has caught up
 
-    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId] | None]:
         self.asked += [(one.slot_id, text_of(one.keys), one.n_max) for one in requests]
+        if self.n_behind:
+            self.n_behind -= 1
+            return [None] * len(requests)
         return [tuple(self.guess(text_of(one.keys)).encode())[: one.n_max] for one in requests]
 
     def forget(self, slot_id: int) -> None:
@@ -128,12 +133,69 @@ def test_while_drafts_have_lost_more_than_they_brought_nothing_is_drafted() -> N
 
 def test_a_drafter_that_takes_time_is_asked_less_and_less_often_where_it_does_not_pay() -> None:
     drafter = ScriptedDrafter(lambda text: "?", is_free=False)
-    harness = start(drafter, n_ctx=4096, costs=SteepCosts())
+    harness = start(drafter, n_ctx=4096, costs=HalfSteepCosts())
     harness.submit(1, "x" * 500)
     harness.run()
     lengths = [len(text) - 500 for _, text, _ in drafter.asked]
     gaps = [b - a for a, b in itertools.pairwise(lengths)]
     assert gaps == [2, 3, 5, 9, 17, 33, 65, 129]
+
+
+def test_several_streams_are_tried_as_often_as_one() -> None:
+    n_asked = []
+    for n_streams in (1, 4):
+        drafter = ScriptedDrafter(lambda text: "?", is_free=False)
+        harness = start(drafter, n_slots=4, n_ctx=8192, costs=HalfSteepCosts())
+        for task_id in range(n_streams):
+            harness.submit(task_id, "x" * 500)
+        harness.run()
+        n_asked.append(len(drafter.asked))
+    assert n_asked[1] <= 2 * n_asked[0]
+
+
+def test_where_good_guesses_would_not_pay_a_drafter_that_takes_time_is_not_asked() -> None:
+    drafter = ScriptedDrafter(rest_of, is_free=False)
+    harness = start(drafter, costs=SteepCosts())
+    harness.submit(1, "hello world")
+    harness.run()
+    assert harness.text(1) == "HELLO WORLD"
+    assert not drafter.asked
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_a_drafter_knows_whether_drafts_pay(pays: bool) -> None:
+    drafter = ScriptedDrafter(rest_of, is_free=False)
+    harness = start(drafter, costs=FlatCosts() if pays else SteepCosts())
+    harness.submit(1, "hello world")
+    harness.step()  # the prompt
+    assert drafter.pays == pays
+    drafter.pays = not pays
+    harness.run()
+    assert drafter.pays == pays
+
+
+def test_a_drafter_that_catches_up_is_asked_again_in_the_next_step() -> None:
+    drafter = ScriptedDrafter(lambda text: "?", is_free=False)
+    harness = start(drafter, n_ctx=4096, costs=HalfSteepCosts())
+    harness.submit(1, "x" * 200)
+    while len(drafter.asked) < 4:
+        harness.step()
+    n_asked, drafter.n_behind = len(drafter.asked), 3
+    while drafter.n_behind:
+        harness.step()
+    harness.step()
+    lengths = [len(text) for _, text, _ in drafter.asked[n_asked:]]
+    assert [b - a for a, b in itertools.pairwise(lengths)] == [1, 1, 1]
+
+
+def test_steps_repeat_until_a_drafter_is_asked_again() -> None:
+    drafter = ScriptedDrafter(lambda text: "?", is_free=False)
+    harness = start(drafter, n_ctx=4096, costs=HalfSteepCosts())
+    harness.submit(1, "x" * 500)
+    proposals, propose = [], harness.engine.drafts.propose
+    harness.engine.drafts.propose = lambda: (proposals.append(1), propose())  # type: ignore
+    harness.run()
+    assert len(drafter.asked) < len(proposals) < 500 // 8
 
 
 def test_a_new_request_expects_what_was_right_of_the_last_ones() -> None:
@@ -148,7 +210,7 @@ def test_a_new_request_expects_what_was_right_of_the_last_ones() -> None:
 
 def test_a_new_request_does_not_try_again_what_did_not_pay() -> None:
     drafter = ScriptedDrafter(lambda text: "?", is_free=False)
-    harness = start(drafter, n_ctx=4096, costs=SteepCosts())
+    harness = start(drafter, n_ctx=4096, costs=HalfSteepCosts())
     n_asked = []
     for task_id in (1, 2, 3):
         harness.submit(task_id, "x" * 100)

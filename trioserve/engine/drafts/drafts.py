@@ -54,8 +54,12 @@ class Balance:
 #: The most tokens of a guess by a drafter that costs nothing. Its right tokens serve many steps.
 MAX_GUESS = 64
 #: A drafter whose drafts do not pay gets another try after 1 step, then 2, 4, up to `MAX_PAUSE`.
+#: With several streams, which all wait for it, the pauses grow by as many times. There is no try
+#: where good guesses would not pay either: those that are right with the probability `GOOD`.
 #: A try asks it for `PROBE` tokens, because two rows may cost nearly as much as six.
-MAX_PAUSE, PROBE = 256, 5
+MAX_PAUSE, PROBE, GOOD = 256, 5, 0.9
+#: Steps in a row at most in which no drafter is asked, and so nothing need be decided.
+MAX_REST = 16
 #: A step with fewer prompt tokens gives no measurement of what rows cost.
 MIN_PROMPT = 32
 
@@ -70,6 +74,7 @@ class _Guesses:
     #: Where its drafts do not pay: steps until it is asked again, and then until the next time.
     wait: int = 0
     pause: int = 1
+    last_pause: int = 1  # before the last probe
     #: What is known of this drafter from all slots, unless it is good for one text or another.
     general: _Guesses | None = None
 
@@ -82,19 +87,19 @@ class _Guesses:
             self.general.acceptance.observe(n_right, wrong=is_wrong)
         self.tokens = [] if is_wrong else self.tokens[n_right:]
 
-    def probe(self) -> bool:
+    def probe(self, n_streams: int) -> bool:
         """Whether to ask for some tokens although that does not seem to pay: ever less often."""
         if self.wait:
             self.wait -= 1
             return False
-        self.wait = self.pause
-        self.set_pause(min(MAX_PAUSE, 2 * self.pause))
+        self.wait, self.last_pause = self.pause, self.pause
+        self.set_pause(min(MAX_PAUSE * n_streams, 2 * n_streams * self.pause))
         return True
 
     def ask_again(self) -> None:
-        """Take the last probe back: the drafter had first to catch up with the text."""
+        """Ask in the next step again: the drafter had first to catch up with the text."""
         self.wait = 0
-        self.set_pause(max(1, self.pause // 2))
+        self.set_pause(self.last_pause)
 
     def set_pause(self, pause: int) -> None:
         """Set the pause after the next probe, for new texts too."""
@@ -130,11 +135,12 @@ class _Stream:
             slot.id, request.tokens, request.task.root, length, slot.seq.id, slot.n_pending
         )
 
-    def check(self) -> None:
-        """Compare the guesses with what came since the last time."""
+    def check(self, n_rested: int) -> None:
+        """Compare the guesses with what came since the last time. `n_rested` steps asked none."""
         new = self.request.keys[self.n_keys :]
         self.n_keys += len(new)
         for guess in self.guesses:
+            guess.wait = max(0, guess.wait - n_rested)
             if guess.tokens and new:
                 guess.check(new)
 
@@ -161,6 +167,8 @@ class Drafts:
         self._asking_s = self._plain_s = 0.0
         self._n_streams = self._n_accepted = 0
         self._has_drafts = False
+        # Steps without asking a drafter: as many as may come, and those that came.
+        self._rest = self._n_rested = 0
         self.use(drafters)
 
     def use(self, drafters: Sequence[Drafter]) -> None:
@@ -182,12 +190,24 @@ class Drafts:
         self._n_streams = n_streams = len(streams)
         n_rows = sum(stream.slot.n_pending for stream in streams)
         self._plain_s = self.costs.seconds(n_rows)
+        if not streams:
+            self._judge_alone()
+        can_rest = self.costs.is_known(n_rows) and not any(one.request.draft for one in streams)
+        self._rest, self._n_rested = MAX_REST if can_rest else 0, 0
         streams = [stream for stream in streams if not stream.request.draft]
         for i in range(len(self._drafters)):
             if not streams:
-                return
+                break
             n_drafted, streams = self._ask(i, streams, n_streams, n_rows)
             n_rows += n_drafted
+
+    def rest(self) -> bool:
+        """Whether the next step has no draft, unless a request comes or goes. Counts such steps."""
+        if not self.is_on:
+            return True
+        is_over = self._n_rested >= self._rest
+        self._n_rested += not is_over
+        return not is_over
 
     def settle(self, slot: Slot, tokens: list[TokenId]) -> int:
         """Keep the part of a slot's draft that matches these tokens, and cut the rest.
@@ -236,7 +256,7 @@ class Drafts:
             if known is None:
                 guesses = [self._begin(i) for i in range(len(self._drafters))]
                 known = self._known[slot.id] = _Stream(slot, request, len(request.keys), guesses)
-            known.check()
+            known.check(self._n_rested)
             streams.append(known)
         return streams
 
@@ -259,6 +279,20 @@ class Drafts:
 
     # -- asking
 
+    def _judge_alone(self) -> None:
+        """Tell the drafters whether they are worth their time: there are only prompts."""
+        slots, n_waiting = self._scheduler.slots, len(self._scheduler.waiting)
+        n_busy = min(len(slots), n_waiting + sum(slot.request is not None for slot in slots))
+        for drafter in (one for one in self._drafters if not one.is_free):
+            limits = [drafter.n_max] * n_busy
+            could = self._could_pay(limits, n_busy, n_busy, drafter.step_s)
+            drafter.pays = could or not self.costs.is_known(n_busy)
+
+    def _could_pay(self, limits: list[int], n_streams: int, n_rows: int, step_s: float) -> bool:
+        """Whether drafts would pay if they were good."""
+        chances = [GOOD] * len(limits)
+        return any(share_rows(limits, chances, self.costs, n_streams, n_rows, step_s))
+
     def _ask(
         self, i: int, streams: list[_Stream], n_streams: int, n_rows: int
     ) -> tuple[int, list[_Stream]]:
@@ -267,8 +301,10 @@ class Drafts:
         A free drafter guesses first, and then the lengths are chosen. Any other drafter is asked
         for the chosen lengths.
         """
-        is_free, step_s = self._drafters[i].is_free, self._drafters[i].step_s
+        drafter = self._drafters[i]
+        is_free, step_s = drafter.is_free, drafter.step_s
         if is_free:
+            self._rest = 0
             self._make_guesses(i, streams, [MAX_GUESS] * len(streams))
         most = self._scheduler.rows_for_drafts()
         limits = [min(most, self._limit(stream, i)) for stream in streams]
@@ -277,13 +313,21 @@ class Drafts:
             limits = [0] * len(limits)
         lengths = share_rows(limits, chances, self.costs, n_streams, n_rows, step_s)
         if not is_free:
+            if self.costs.is_known(n_rows):
+                drafter.pays = any(lengths)
             for place, stream in enumerate(streams):
                 guess = stream.guesses[i]
                 guess.tokens = []
                 if lengths[place]:
                     guess.set_pause(1)
-                elif limits[place] and guess.probe():
+                elif (
+                    limits[place]
+                    and guess.probe(n_streams)
+                    and self._could_pay(limits, n_streams, n_rows, step_s)
+                ):
                     lengths[place] = min(PROBE, limits[place])
+                if limits[place]:
+                    self._rest = min(self._rest, 0 if lengths[place] else guess.wait)
             self._make_guesses(i, streams, lengths)
         drafts, left = [], []
         for stream, length in zip(streams, lengths, strict=True):
