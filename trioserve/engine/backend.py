@@ -79,10 +79,7 @@ class Drafter(Protocol):
 
     @property
     def step_s(self) -> float:
-        """Seconds for each token of the longest draft, as measured lately; 0: next to none.
-
-        Does not include passing costs, such as prefilling a long prompt.
-        """
+        """Seconds for each token of the longest draft, once it has caught up; 0: next to none."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Sequence[TokenId] | None]:
         """Guess for each request what follows its last key.
@@ -98,10 +95,7 @@ class Drafter(Protocol):
         """
 
     def forget(self, slot_id: int) -> None:
-        """Drop the data of a slot: its request has ended, or its text was replaced.
-
-        The slot's next text may have nothing in common with the last one.
-        """
+        """Drop the data of a slot: its request has ended, or its text is replaced by any other."""
 
     def close(self) -> None:
         """Free everything. Closing twice is fine. The slots need not be forgotten before."""
