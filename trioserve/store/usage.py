@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-#: Days for which rows are kept.
+#: How many days rows are kept.
 KEPT_DAYS = 400
 
 #: What usage is summed by.
