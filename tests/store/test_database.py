@@ -172,7 +172,7 @@ def test_a_file_without_usage_is_migrated(tmp_path: Path) -> None:
 
 def test_old_usage_expires(tmp_path: Path) -> None:
     database = Database()
-    for day in ("2025-01-01", "2026-01-30"):
+    for day in ("2024-12-01", "2026-01-30"):
         add_usage(database.connection, {UsageRow(day, "alice", "m"): Used(1)})
     expire_usage(database.connection, 1769900400.0)  # 2026-01-31
     assert [row.day for row, _ in read_usage(database.connection, "2000-01-01", "2099-01-01")] == [

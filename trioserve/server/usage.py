@@ -104,7 +104,7 @@ class Usage:
     async def kept(self, store: Store) -> AsyncIterator[None]:
         """Read what was used today, and write what is used from now on, for a block.
 
-        Writes the rest when it ends or is cancelled.
+        At its end it writes the rest, also when it is cancelled.
 
         Raises:
             StoreError: the store cannot be read.

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-#: Rows are deleted after this many days.
+#: How many days rows are kept.
 KEPT_DAYS = 400
 
 #: What usage is summed by.
