@@ -55,7 +55,7 @@ def test_a_prompt_that_is_cancelled_ends_its_decode() -> None:
 
 def test_a_cancel_between_the_inbox_and_the_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     harness, _ = harness_with()
-    strategy = harness.engine._strategy
+    strategy = harness.engine._planner._strategy
     share = strategy.share
 
     def cancel_and_share(*args: Any) -> Sequence[int]:

@@ -232,7 +232,7 @@ async def test_after_a_restart_a_batch_waits_for_its_key_of_a_file(tmp_path: Pat
     keys.write_text(table("one", "1") + table("two", "2"))
     config: Mapping[str, Any] = {"store": str(tmp_path / "a.db"), "keys_file": str(keys)}
     async with client_and_service(**config) as (client, service):
-        service.n_others.value += 1  # a request that lasts: no line is answered
+        service.batches.ask = never
         client.headers["Authorization"] = "Bearer 1"
         made = await begin(client, [line(0)])
     async with client_and_service(answering("Hello"), **config) as (client, service):
@@ -288,6 +288,12 @@ async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
 
 
 # -- the place of a batch
+
+
+async def never(*_request: Any) -> Answer:
+    """Answer no line."""
+    await trio.sleep_forever()
+    raise AssertionError
 
 
 class Asked:

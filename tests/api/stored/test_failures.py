@@ -20,6 +20,7 @@ from tests.support.clients import client_and_service, client_of
 from tests.support.scripts import CHAT, answering
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
+from trioserve.api.within import Answer
 from trioserve.errors import StoreError
 from trioserve.store import Database, database as database_module
 from trioserve.store.database import problems
@@ -98,10 +99,16 @@ async def test_only_what_needs_the_store_fails_until_it_works_again(
     path = str(tmp_path / "a.db")
     async with client_and_service(answering("Hello"), store=path) as (client, service):
         before = await stored(client)
-        service.n_others.value += 1  # so that no line is answered now
+        may_answer, ask = trio.Event(), service.batches.ask
+
+        async def ask_later(*request: Any) -> Answer:
+            await may_answer.wait()
+            return await ask(*request)
+
+        service.batches.ask = ask_later
         batch = (await begin_batch(client, 20))["id"]
         with failure(path):
-            service.n_others.value -= 1
+            may_answer.set()
             await fails(client, "POST", RESPONSES, input="Hi", store=True)
             await fails(client, "POST", RESPONSES, input="Hi", background=True)
             await fails(client, "POST", "/v1/conversations", metadata={})
@@ -138,13 +145,19 @@ def test_a_locked_file_ends_the_start(tmp_path: Path, monkeypatch: pytest.Monkey
 # -- damage
 
 
+async def never(*_request: Any) -> Answer:
+    """Answer no line of a batch."""
+    await trio.sleep_forever()
+    raise AssertionError
+
+
 async def filled(path: str) -> dict[str, str]:
     """Fill a store; gives the ids of what is there, by kind. The lines of its batch are pending."""
     async with client_and_service(answering("Hello"), store=path) as (client, service):
         responses = [await stored(client) for _ in range(8)]
         items = [{"role": "user", "content": f"Hi {n}"} for n in range(20)]
         made = await client.post("/v1/conversations", json={"items": items})
-        service.n_others.value += 1
+        service.batches.ask = never
         batch = await begin_batch(client, 200)
     return {
         "responses": responses[0],

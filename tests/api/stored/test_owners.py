@@ -23,7 +23,8 @@ from trioserve.config import Config
 
 KEYS = ("one", "two")
 CHATS = "/v1/chat/completions"
-BLUEPRINT_NAMES = {each.name for each in BLUEPRINTS}
+#: Of what has ids. Usage has none.
+BLUEPRINT_NAMES = {each.name for each in BLUEPRINTS} - {"usage"}
 
 #: What the POSTs below an id need in their bodies.
 BODIES = {
