@@ -21,6 +21,7 @@ from trioserve.server.observers.observer import (
     TranscriptionRecord,
     emit,
 )
+from trioserve.server.usage import Usage
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.types import CancelReason, FinishReason
 
@@ -93,7 +94,7 @@ async def test_a_server_logs_and_counts_if_told_to() -> None:
     for config in (Config(), Config(metrics_endpoint=True)):
         async with Server(config, load=scripted(ScriptedBackend())) as server:
             kinds.append([type(one) for one in server._core.observers])
-    assert kinds == [[RequestLog], [RequestLog, Metrics]]
+    assert kinds == [[RequestLog, Usage], [RequestLog, Usage, Metrics]]
 
 
 async def test_several_tasks_that_are_cancelled_at_once_are_a_cancellation() -> None:
