@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import httpx
@@ -25,7 +26,6 @@ from trioserve.models.catalog.catalog import find_exact, find_named
 from trioserve.router.fleet import Fleet
 from trioserve.router.forward import Kept
 from trioserve.router.states import FleetEvent, ModelState, QueueStatus, Status
-from trioserve.store.usage import UsageRow, Used
 from trioserve.testing import ScriptedBackend
 
 
@@ -74,7 +74,7 @@ class FakeFleet:
     subscribers: list[Feed[FleetEvent]] = attrs.field(factory=list)
     events: list[FleetEvent] = attrs.field(factory=list)
     jobs: Fleet | None = None
-    on_usage: Callable[[UsageRow, Used], None] | None = None
+    on_usage: Callable[[str, list[dict[str, Any]]], None] | None = None
 
     def change(self) -> None:
         """Have those that wait look again."""

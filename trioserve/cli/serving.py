@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attrs
 import trio
 
 from trioserve.cli.memory import keep_collecting, uncollected
@@ -29,6 +28,7 @@ from trioserve.hosts import is_local
 from trioserve.log import get_logger
 from trioserve.models import BUNDLED, TOY, resolve
 from trioserve.models.fetch import fetch as find_files, is_local as is_on_disk
+from trioserve.store.usage import usage_out
 
 if TYPE_CHECKING:
     import hypercorn
@@ -290,8 +290,7 @@ async def _report_usage(server: ServerCore, status: StatusPipe) -> None:
 
 def _tell_usage(usage: Usage, status: StatusPipe) -> None:
     if taken := usage.take():
-        rows = [attrs.asdict(row) | attrs.asdict(used) for row, used in taken.items()]
-        status.tell("usage", rows=rows)
+        status.tell("usage", rows=[usage_out(row, used) for row, used in taken.items()])
 
 
 def _advise(server: ServerCore) -> None:

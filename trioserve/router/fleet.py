@@ -40,7 +40,6 @@ from trioserve.router.launch import Launcher, open_launcher, socket_folder
 from trioserve.router.schedule import Lease, Schedule
 from trioserve.router.states import Deaths, Events, FleetEvent, ModelState, QueueStatus, Status
 from trioserve.router.zygote import FirstZygote
-from trioserve.store.usage import UsageRow, Used, usage_in
 
 __all__ = ["Child", "Fleet"]
 
@@ -113,8 +112,7 @@ class Fleet(EnteredOnce):
         self._listeners: set[Bell] = set()  # of requests that report their place in the queue
         self._news = Bell()
         self._models: dict[str, _Model] = {}
-        #: Called with what API keys have used of a model.
-        self.on_usage: Callable[[UsageRow, Used], None] = lambda _row, _used: None
+        self.on_usage: Callable[[str, Any], None] = lambda *_: None  # what keys use of a model
         self._gate = Gate()
         self._open_launcher: Callable[[], AbstractAsyncContextManager[Launcher]] = lambda: (
             nullcontext(launcher) if launcher else open_launcher(catalog.environment, first)
@@ -274,10 +272,9 @@ class Fleet(EnteredOnce):
             ServerClosingError: the fleet is closing.
         """
         self._gate.check()
-        model = self._model(entry)
         if self._schedule.may_serve(entry.name):
             raise InvalidRequestError(f"The model {entry.name!r} is running already.")
-        model.deaths.forget()
+        self._model(entry).deaths.forget()
         self._schedule.release(entry.name)
         self._schedule.want(entry.name)
         self._turn()
@@ -419,9 +416,7 @@ class Fleet(EnteredOnce):
             case "sleeping":
                 self._schedule.asleep(child.name)
             case "usage":
-                for each in report["rows"]:
-                    row, used = usage_in({**each, "model": child.name})
-                    self.on_usage(row, used)
+                self.on_usage(child.name, report["rows"])
                 return
             case "ended":
                 self._schedule.dying(child.name)  # the rest when all that it wrote has been read

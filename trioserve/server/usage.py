@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -16,7 +17,7 @@ from trioserve.errors import InsufficientQuotaError, UnavailableError
 from trioserve.log import get_logger
 from trioserve.server.observers.observer import Event, RequestRecord
 from trioserve.store.store import Store
-from trioserve.store.usage import UsageRow, Used, add_usage, day_of, read_usage
+from trioserve.store.usage import UsageRow, Used, add_usage, day_of, read_usage, usage_in
 
 _log = get_logger("trioserve.usage")
 
@@ -60,6 +61,11 @@ class Usage:
         self.totals[row.key, row.model].add(used)
         self._put(row, used)
         self._count(row, used)
+
+    def add_told(self, model: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Count what the process of a model has told, in the form of `usage_out`."""
+        for each in rows:
+            self.add(*usage_in({**each, "model": model}))
 
     def _put(self, row: UsageRow, used: Used) -> None:
         self._unsaved[row].add(used)

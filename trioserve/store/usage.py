@@ -61,9 +61,14 @@ AMOUNTS = tuple(each.name for each in attrs.fields(Used))
 
 
 def usage_in(fields: Mapping[str, Any]) -> tuple[UsageRow, Used]:
-    """Read usage from its fields, which are those of both classes."""
-    row = UsageRow(*(fields[each.name] for each in attrs.fields(UsageRow)))
+    """Read usage from its fields; `usage_out` wrote them."""
+    row = UsageRow(*(fields[name] for name in GROUPS))
     return row, Used(*(fields[name] for name in AMOUNTS))
+
+
+def usage_out(row: UsageRow, used: Used) -> dict[str, Any]:
+    """Write usage as an object for JSON."""
+    return attrs.asdict(row) | attrs.asdict(used)
 
 
 def day_of(moment: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.support.clients import client_and_service, client_of
 from tests.support.fake_fleet import routed
 from trioserve.api.base.app_state import AppState
 from trioserve.server.usage import Usage
-from trioserve.store.usage import UsageRow, Used
+from trioserve.store.usage import UsageRow, Used, usage_out
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
@@ -109,12 +110,13 @@ async def test_a_router_has_what_its_models_report_and_keeps_budgets(keys: str) 
         of_child = Usage()
         router.children["one"].server.observers.append(of_child)
         assert (await ask(router.client, "c", "/v1/chat/completions", CHAT)).status_code == 200
-        for row, used in of_child.take().items():
-            router.fleet.on_usage(row, used)
+        told = [usage_out(row, used) for row, used in of_child.take().items()]
+        router.fleet.on_usage("one", json.loads(json.dumps(told)))
         (one,) = (await ask(router.client, "c")).json()["data"]
         assert one["requests"] == 1 and one["output_tokens"] == 2
         today = one["day"]
-        router.fleet.on_usage(UsageRow(today, "chat", "another"), Used(1, 1000))
+        more = usage_out(UsageRow(today, "chat", "?"), Used(1, 1000))
+        router.fleet.on_usage("another", [more])
         refused = await ask(router.client, "c", "/v1/chat/completions", CHAT)
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "insufficient_quota"

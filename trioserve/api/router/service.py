@@ -122,7 +122,7 @@ class RouterService(AppState):
         ):
             await tools.listed()
             self._fleet, self._tools = fleet, tools
-            fleet.on_usage = self.usage.add
+            fleet.on_usage = self.usage.add_told
             config = self.config
             self._downloads = Downloads(fleet, token=config.hf_token, limit=config.models_downloads)
             self._began(task_status, tools)
