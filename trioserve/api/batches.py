@@ -169,11 +169,6 @@ class Batches:
                     answer = Answer(error.status, {}, json.dumps({"error": error.message}).encode())
             if answer.status not in (429, 503):
                 return answer
-<<<<<<< HEAD
-            if not self._may_begin():
-                return None
-=======
->>>>>>> wt-usage
             told = answer.headers.get(b"retry-after", b"")
             wanted = min(float(told) if told.isdigit() else 0.0, _MAX_WAIT)
             await trio.sleep(max(pause, wanted))
