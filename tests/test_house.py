@@ -12,7 +12,7 @@ import trioserve
 PACKAGE = Path(trioserve.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "node_modules" not in path.parts)
 
-MAX_LINES = 610
+MAX_LINES = 600
 #: One class with a field for each flag: it is a list, and stays in one piece.
 MAX_LINES_OF = {"config/config.py": 820}
 MAX_PARAMETERS = 8

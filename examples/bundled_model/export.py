@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,22 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
     writer.add_chat_template(template_source())
 
 
+def finish(writer: gguf.GGUFWriter, named: Iterable[tuple[str, Array]]) -> None:
+    """Add tensors, the matrices in Q8_0, and write the file."""
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    for name, value in named:
+        if value.ndim == 1:
+            writer.add_tensor(name, value)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(value, q8), raw_dtype=q8)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_gguf(model: Llama, tokenizer: Tokenizer, output: Path) -> int:
     """Write the file beside its place, then move it there. Return its size."""
     config = model.config
@@ -113,19 +129,8 @@ def write_gguf(model: Llama, tokenizer: Tokenizer, output: Path) -> int:
     writer.add_rope_dimension_count(config.head_width)
     writer.add_rope_freq_base(config.rope_base)
     writer.add_vocab_size(config.vocab)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_tokenizer(writer, tokenizer)
-    q8 = gguf.GGMLQuantizationType.Q8_0
-    for name, value in tensors(model):
-        if value.ndim == 1:
-            writer.add_tensor(name, value)
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(value, q8), raw_dtype=q8)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, tensors(model))
     size = part.stat().st_size
     if size > SIZE_LIMIT:
         part.unlink()

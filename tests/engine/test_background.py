@@ -148,7 +148,7 @@ def test_one_that_is_not_of_the_background_gets_a_slot_of_it() -> None:
     assert machine.admitted == [1, 2]
     machine.submit(4, "interactive", max_tokens=5)
     machine.step()
-    assert machine.admitted == [1, 2, 4], "the younger one gives way"
+    assert machine.admitted == [1, 2, 4], "the younger one loses its slot"
     assert any(isinstance(event, Preempted) for event in machine.events[2])
     machine.run()
     for task_id, n in ((1, 50), (2, 50), (3, 5), (4, 5)):

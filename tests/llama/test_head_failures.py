@@ -86,7 +86,7 @@ def test_cancel_in_prefill(start: Start, model: Settings) -> None:
         assert bench.step()
     assert not bench.tokens[2]
     bench.engine.cancel(2)
-    bench.submit(3, prompt, 50)  # continues what is there
+    bench.submit(3, prompt, 50)  # continues the cached text
     bench.run()
     other, same = plain(model, [OTHER, prompt], 60)
     assert (bench.tokens[1], bench.tokens[3]) == (other, same[:50])

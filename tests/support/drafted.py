@@ -127,7 +127,7 @@ class Hand:
     def draft(self, newest: dict[int, int], n_max: int = 4) -> list[list[int]]:
         """Ask for drafts of some sequences, each with a token that is not decoded yet.
 
-        Goes on until the head has caught up with all of them.
+        Asks again until the head has caught up with all of them.
         """
         requests = [
             DraftRequest(seq, [*self.texts[seq], token], CacheRoot(), n_max, seq)

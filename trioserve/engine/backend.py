@@ -302,10 +302,7 @@ class KVMemory(Protocol):
     """What the sequences of a backend hold. Their ids run from 0 to ``n_seqs - 1``."""
 
     def remove(self, seq: int, start: int) -> bool:
-        """Remove the positions from `start` on; returns whether it could.
-
-        Removing a whole sequence never fails.
-        """
+        """Remove the positions from `start` on; returns whether it could. From 0 on, it can."""
 
     def trim(self, seq: int, n_cells: int) -> None:
         """Give back the memory of a sequence behind its first `n_cells` cells, where possible."""

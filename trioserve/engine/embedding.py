@@ -264,23 +264,16 @@ class EmbeddingEngine(EngineLoop):
         backend, n_tokens = self._backend, len(text)
         if not n_tokens:
             raise InvalidRequestError.at(param, "has no tokens.")
-        if n_tokens > backend.n_ctx_seq:
-            raise InputTooLongError(
-                n_tokens,
-                backend.n_ctx_seq,
-                f"'{param}' is too large: a text of {n_tokens} tokens, where the context of the "
-                f"model holds {backend.n_ctx_seq}.",
-                param=param,
+        start = f"'{param}' is too large: a text of {n_tokens} tokens, "
+        if n_tokens > (most := backend.n_ctx_seq):
+            why = f"where the context of the model holds {most}."
+            raise InputTooLongError(n_tokens, most, start + why, param=param)
+        if n_tokens > (most := backend.n_batch) and not backend.can_split:
+            why = (
+                f"and this model takes a text as a whole, of at most {most} tokens; --ubatch-size "
+                "raises that, with --batch-size where that is smaller."
             )
-        if n_tokens > backend.n_batch and not backend.can_split:
-            raise InputTooLongError(
-                n_tokens,
-                backend.n_batch,
-                f"'{param}' is too large: a text of {n_tokens} tokens, and this model takes a text "
-                f"as a whole, of at most {backend.n_batch} tokens; --ubatch-size raises that, with "
-                "--batch-size where that is smaller.",
-                param=param,
-            )
+            raise InputTooLongError(n_tokens, most, start + why, param=param)
         self.check_media(text, param)
         text.check(self.vocab.n_tokens, param)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from examples.bundled_model.export import Array, interleave
+from examples.bundled_model.export import Array, finish, interleave
 from examples.bundled_model.head.network import Eagle, Target
 
 #: What the file takes from that of the model, so that both have the same vocabulary.
@@ -21,9 +21,9 @@ COPIED = "tokenizer."
 def load_checkpoint(path: Path, model: Path) -> tuple[Eagle, Target]:
     """Read a head from a checkpoint of `train`."""
     saved = torch.load(path, map_location="cpu", weights_only=True)
-    target = Target(model, saved["read"])
-    head = Eagle(target, saved["head"]["known"])
-    head.load_state_dict(saved["head"])
+    target = Target(model)
+    head = Eagle(target, saved["known"])
+    head.load_state_dict(saved)
     return head.eval(), target
 
 
@@ -64,8 +64,6 @@ def write_gguf(head: Eagle, target: Target, output: Path) -> int:
     writer.add_rope_dimension_count(shape.head_width)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_vocab_size(shape.vocab)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_array("eagle3.target_layers", list(shape.read))
     writer.add_uint32("eagle3.target_hidden_size", shape.width)
     for name, field in target.reader.fields.items():
@@ -73,18 +71,9 @@ def write_gguf(head: Eagle, target: Target, output: Path) -> int:
             kind = field.types[0]
             part = field.types[-1] if kind is gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, field.contents(), kind, sub_type=part)
-    q8 = gguf.GGMLQuantizationType.Q8_0
-    for name, value in tensors(head):
-        if value.ndim == 1:
-            writer.add_tensor(name, value)
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(value, q8), raw_dtype=q8)
     if len(head.known) < shape.vocab:
         writer.add_tensor("d2t", head.known.numpy().astype(np.int64))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, tensors(head))
     return output.stat().st_size
 
 

@@ -13,7 +13,7 @@ arXiv:2503.01840)::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from examples.bundled_model.head import layers_of
 from examples.bundled_model.model import rotate
 
 
@@ -49,7 +50,7 @@ class Shape:
 class Target:
     """What a head takes from the file of its model: sizes, embeddings, and the last layer."""
 
-    def __init__(self, path: Path, read: Sequence[int]) -> None:
+    def __init__(self, path: Path) -> None:
         self.reader = gguf.GGUFReader(path)
         self._tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         self.embedding = self.tensor("token_embd.weight")
@@ -68,7 +69,7 @@ class Target:
             rope_base=number("rope.freq_base"),
             epsilon=number("attention.layer_norm_rms_epsilon"),
             vocab=len(self.embedding),
-            read=tuple(read),
+            read=layers_of(int(number("block_count"))),
         )
 
     def tensor(self, name: str) -> Tensor:

@@ -19,12 +19,14 @@ import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 
+from examples.bundled_model.head import layers_of
 from examples.bundled_model.head.questions import general, of_corpus
 from trioserve.config import Config
 from trioserve.llama.batch import LlamaBatch
 from trioserve.llama.context import Context, open_context
 from trioserve.llama.model import LlamaModel
 from trioserve.llama.staged import staged
+from trioserve.models import BUNDLED
 
 #: Answers that are written at once.
 STREAMS = 24
@@ -35,11 +37,6 @@ TOPS = 16
 FILE = 64
 #: Of an answer, one is chosen.
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
-
-
-def layers_of(n_layer: int) -> tuple[int, int, int]:
-    """Return the layers whose input the head reads: early, in the middle, and late."""
-    return 2, n_layer // 2, n_layer - 1
 
 
 @attrs.define
@@ -77,8 +74,7 @@ class Writer:
             STREAMS * LONGEST, n_vocab=self.model.vocab.n_tokens, n_seqs=self.context.n_seqs
         )
         self._rng, self._numbers = Random(seed), np.random.default_rng(seed)
-        is_bundled = self.model.vocab.n_tokens == 2048
-        self._questions = (of_corpus if is_bundled else general)(seed)
+        self._questions = (of_corpus if path.samefile(BUNDLED) else general)(seed)
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         self._template = environment.from_string(self.model.metadata["tokenizer.chat_template"])
 

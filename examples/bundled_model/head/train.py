@@ -148,12 +148,8 @@ def main() -> None:
     paths = sorted(options.outputs.glob("*.npz"))
     found = answers(paths)
     held, found = found[:64], found[64:]
-    layers = found[0].features.shape[1]
-    target = Target(options.model, ())
-    n_layer = target.shape.layers
-    target = Target(options.model, (2, n_layer // 2, n_layer - 1))
-    assert layers == 3 * target.shape.width
-    saved = torch.load(options.resume, weights_only=True)["head"] if options.resume else {}
+    target = Target(options.model)
+    saved = torch.load(options.resume, weights_only=True) if options.resume else {}
     known = saved.get("known", known_tokens(found, options.known, target.shape.vocab))
     head = Eagle(target, known)
     head.load_state_dict(saved or head.state_dict())
@@ -200,7 +196,7 @@ def main() -> None:
 
 def _save(head: Eagle, path: Path) -> None:
     part = path.with_suffix(".part")
-    torch.save({"head": head.state_dict(), "read": head.shape.read}, part)
+    torch.save(head.state_dict(), part)
     part.rename(path)
 
 

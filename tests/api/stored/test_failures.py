@@ -1,4 +1,4 @@
-"""A store whose disk is full, whose file is damaged or locked: what fails, and what goes on."""
+"""A store whose disk is full, or whose file is damaged or locked: what fails, and what works."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def never(*_request: Any) -> Answer:
 
 
 async def filled(path: str) -> dict[str, str]:
-    """Fill a store; gives the ids of what is there, by kind. The lines of its batch are pending."""
+    """Fill a store; returns the ids of its records, by kind. The lines of its batch are pending."""
     async with client_and_service(answering("Hello"), store=path) as (client, service):
         responses = [await stored(client) for _ in range(8)]
         items = [{"role": "user", "content": f"Hi {n}"} for n in range(20)]
@@ -169,7 +169,7 @@ async def filled(path: str) -> dict[str, str]:
 
 @attrs.frozen
 class Sound:
-    """A store that is not damaged: its bytes, and the ids of what is there, by kind."""
+    """A store that is not damaged: its bytes, and the ids of its records, by kind."""
 
     data: bytes
     names: Mapping[str, str]
@@ -183,7 +183,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
 
 
 async def statuses(client: httpx.AsyncClient, names: Mapping[str, str]) -> set[int]:
-    """Ask for all that is there, and change it; gives the statuses of the answers."""
+    """Read and change each record; returns the statuses of the answers."""
     found = set()
     for kind, id_ in names.items():
         found.add((await client.get(f"/v1/{kind}/{id_}")).status_code)
@@ -237,7 +237,7 @@ async def test_random_bytes_in_pages(tmp_path: Path, sound: Sound, seed: int) ->
     path.write_bytes(data)
     try:
         Database(str(path)).close()
-    except StoreError:  # which says so
+    except StoreError:  # its message names the damage
         with pytest.raises(StoreError, match="damaged"):
             Database(str(path))
         return
