@@ -319,9 +319,10 @@ class Drafts:
         most = self._scheduler.rows_for_drafts()
         limits = [min(most, self._limit(stream, i)) for stream in streams]
         chances = [stream.guesses[i].acceptance.probability for stream in streams]
-        if is_free and not self._balance.is_good:  # others are asked seldom where they do not pay
-            limits = [0] * len(limits)
-        lengths = share_rows(limits, chances, self.costs, n_streams, n_rows, step_s)
+        if self._balance.is_good:
+            lengths = share_rows(limits, chances, self.costs, n_streams, n_rows, step_s)
+        else:  # drafters that are not free may be probed
+            lengths = [0] * len(limits)
         if not is_free:
             if self.costs.is_known(n_rows):
                 drafter.pays = any(lengths)
