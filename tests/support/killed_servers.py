@@ -149,11 +149,11 @@ def begin_batch(client: Client, n_lines: int) -> str:
     return str(client.json("POST", "/v1/batches", **wanted)["id"])
 
 
-def stored(client: Client, previous: str | None) -> dict[str, Any]:
-    """Have a response stored that continues another one."""
+def store_one(client: Client, acknowledged: list[dict[str, Any]]) -> None:
+    """Have a response stored that continues the last one, until the context is full of them."""
+    previous = acknowledged[-1]["id"] if len(acknowledged) % 20 else None
     fields = {"input": "Hi", "store": True, "previous_response_id": previous}
-    response: dict[str, Any] = client.json("POST", "/v1/responses", **fields)
-    return response
+    acknowledged.append(client.json("POST", "/v1/responses", **fields))
 
 
 def main(folder: Path, n_kills: int) -> None:
@@ -171,12 +171,11 @@ def main(folder: Path, n_kills: int) -> None:
             counts = client.json("GET", f"/v1/batches/{batch}")["request_counts"]
             assert counts["completed"] >= n_done, "answers are lost"
             n_done = counts["completed"]
-            previous = acknowledged[-1]["id"] if kill % 20 else None
-            acknowledged.append(stored(client, previous))
+            store_one(client, acknowledged)
             kill_in(rng.uniform(0, LIFE))
             with suppress(OSError, http.client.HTTPException):
                 while True:
-                    acknowledged.append(stored(client, acknowledged[-1]["id"]))
+                    store_one(client, acknowledged)
         if kill % 10 == 9 or kill == n_kills - 1:
             assert problems(str(store)) == []
     with server(store) as (client, _):
