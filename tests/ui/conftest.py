@@ -11,9 +11,10 @@ from playwright.sync_api import Browser
 from tests.support.browsing import CHROMIUM, Visitor, chromium
 from tests.support.cable import Cable, cable_to
 from tests.support.chat_page import ChatPage
-from tests.support.http_server import serving_script
+from tests.support.http_server import serving_script, slots_in_use
 from tests.support.paced_script import PacedScript
 from tests.support.trio_thread import TrioThread
+from tests.support.waiting import until
 from trioserve.api.base.service import Service
 
 
@@ -44,11 +45,25 @@ def server(loop: TrioThread, _script: PacedScript) -> Iterator[tuple[str, Servic
 
 
 @pytest.fixture
-def script(_script: PacedScript) -> Iterator[PacedScript]:
+def script(
+    _script: PacedScript, loop: TrioThread, server: tuple[str, Service]
+) -> Iterator[PacedScript]:
     """What its model says."""
     yield _script
     _script.go_on()
     _script.reset()
+    loop.run(_end_answers, server[1])
+
+
+async def _end_answers(service: Service) -> None:
+    """Stop the answers that outlive their page, so that they come to no hold of the next test."""
+    for session in list(service.streams):
+        service.streams.stop(session, "The test is over.")
+
+    async def is_idle() -> bool:
+        return await slots_in_use(service) == 0
+
+    await until(is_idle)
 
 
 @pytest.fixture

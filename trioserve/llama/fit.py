@@ -34,7 +34,7 @@ from trioserve.llama.shape import Layer, Shape
 _MIB = 2**20
 
 #: What a server takes without a model: the data of Python, llama.cpp and the libraries.
-PROCESS = 71 * _MIB
+PROCESS = 76 * _MIB
 
 #: What a vocabulary takes for each token, in llama.cpp and here.
 _TOKEN = 345
