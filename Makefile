@@ -12,6 +12,9 @@ PYTEST_ARGS ?=
 
 PY  := $(VENV)/bin/python
 
+# Without bytecode, each of the hundreds of processes in the tests compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A build of llama.cpp uses every core. Set it lower where memory is scarce.
 CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 export CMAKE_BUILD_PARALLEL_LEVEL

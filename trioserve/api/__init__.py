@@ -11,9 +11,11 @@ puts it into an app, with the same routes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quart import Blueprint
+from quart.routing import QuartRule
 from quart_trio import QuartTrio
 
 from trioserve.api import (
@@ -81,7 +83,21 @@ def _add(app: QuartTrio, *blueprints: Blueprint) -> None:
         app.register_blueprint(each)
 
 
+class _Route(QuartRule):
+    """A route that is found by its URL only. To build URLs from it, werkzeug would compile two
+    functions for each route, which takes most of the time that an app takes to make.
+    """
+
+    def _compile_builder(self, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
+        return _build_nothing
+
+
+def _build_nothing(route: _Route, *_: object, **__: object) -> tuple[str, str]:
+    raise NotImplementedError(f"{route.rule}: URLs are not built")
+
+
 def _install_base(app: QuartTrio, served: app_state.AppState) -> None:
+    app.url_rule_class = _Route
     app.asgi_http_class = Connection
     app.request_class = Request
     app.config["RESPONSE_TIMEOUT"] = None  # a stream lasts as long as it lasts

@@ -93,16 +93,19 @@ def routes(app: Quart) -> Iterator[tuple[str, Rule]]:
             yield f"{method} {rule.rule}", rule
 
 
+def managing(app: Quart) -> list[str]:
+    """The routes whose handlers are marked with `manages`."""
+    views = app.view_functions
+    return sorted(r for r, rule in routes(app) if getattr(views[rule.endpoint], "manages", False))
+
+
 @pytest.mark.parametrize("app", apps(), ids=["server", "router"])
 def test_each_route_is_for_all_keys_or_for_management(app: Quart) -> None:
     """A new route belongs into CLIENTS here, or its handler is marked with `manages`."""
-    marked = set()
+    marked = set(managing(app))
     for route, rule in routes(app):
-        is_marked = getattr(app.view_functions[rule.endpoint], "manages", False)
         is_for_all = route in CLIENTS or rule.rule in CLIENTS
-        assert is_marked != is_for_all, route
-        if is_marked:
-            marked.add(route)
+        assert (route in marked) != is_for_all, route
     assert marked <= MANAGEMENT
 
 
@@ -112,10 +115,7 @@ def test_every_entry_of_the_lists_is_a_route() -> None:
     assert {route.rpartition(" ")[2] for route in known} >= {c.rpartition(" ")[2] for c in CLIENTS}
 
 
-@pytest.mark.parametrize("route", sorted(
-    route for route, rule in routes(create_app(Config()))
-    if getattr(create_app(Config()).view_functions[rule.endpoint], "manages", False)
-))  # fmt: skip
+@pytest.mark.parametrize("route", managing(create_app(Config())))
 async def test_management_needs_the_permission(route: str, path: Path) -> None:
     method, rule = route.split()
     url = rule.replace("<id_slot>", "0")
