@@ -51,6 +51,7 @@ platform.uname().processor  # noqa: B018
 # The same examples in each run, however slow the machine is. `make fuzz` draws others.
 hypothesis.settings.register_profile(
     "same",
+    max_examples=40,
     derandomize=True,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],

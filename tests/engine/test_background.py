@@ -13,6 +13,7 @@ from tests.support.engine_harness import Harness
 from trioserve.bench.stats import percentile
 from trioserve.engine.background import Background
 from trioserve.engine.queue import AGEING_S
+from trioserve.engine.strategy import TILE
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.types import Chunk, Finished, Preempted
 
@@ -122,6 +123,23 @@ def test_alone_the_background_is_like_others() -> None:
         machine.run()
         n_steps.append((machine.backend.n_decodes, machine.seconds))
     assert n_steps[0] == n_steps[1]
+
+
+@pytest.mark.parametrize("row_ms", [3.0, 0.3, 0.03])
+def test_a_request_waits_little_for_prompts_of_the_background(row_ms: float) -> None:
+    def cost(n_rows: int) -> float:
+        return 1.0 + row_ms * n_rows
+
+    machine = Machine(cost, n_batch=4096)
+    for n in range(101, 109):
+        machine.submit(n, f"{n}" * 100, max_tokens=8, priority=-100)
+    ends = [0.0]
+    while machine.step():
+        ends.append(machine.seconds)
+    longest_ms = 1e3 * max(end - begin for begin, end in itertools.pairwise(ends))
+    assert longest_ms <= max(cost(TILE + 8), 1.1e3 * Background.ALONE_S)
+    # Of 2,400 tokens, as many fit into a step as may be.
+    assert len(ends) <= 10 + max(1, cost(2400) / min(longest_ms, 1e3 * Background.ALONE_S)) * 1.2
 
 
 def test_the_streams_of_the_background_take_turns() -> None:

@@ -14,7 +14,8 @@ from trioserve.engine.strategy import MIN_TOKENS, TILE
 class Background:
     """Lets requests with a priority below 0 into steps, beside those of others.
 
-    Without others, they are like others. Beside them, they get a share of the time: each step adds
+    Without others, they are like others, but for their prompts: those get no more of a step than a
+    request may wait that arrives in it. Beside others, they get a share of the time: each step adds
     to a credit, and what the background makes a step longer is taken from it. It is in a step when
     the credit pays for all of its streams, and for a tile of its prompts. Where more rows cost
     nearly nothing, that is each step. Elsewhere, others get tokens ahead of the time for a few
@@ -34,6 +35,10 @@ class Background:
     AHEAD = 12
     #: How many times as large as any before a step may be.
     GROWTH = 2
+    #: Seconds of a step that is only for the background, if its prompts are longer than a tile.
+    ALONE_S = 0.1
+    #: Share of a new measurement of its prompts in the average.
+    WEIGHT = 0.3
 
     def __init__(self) -> None:
         self.costs = StepCosts()
@@ -42,6 +47,9 @@ class Background:
         self.pace = 0.0
         #: In this step, both the background and others have something to do.
         self.is_beside = False
+        #: In this step, only the background has something to do.
+        self.is_alone = False
+        self._prompt_s = 0.0  # for each token of a prompt, in steps without others
         self._most_s = 0.0  # the bound of the credit
         self._largest = 1  # cells of a step so far
         self._was_paced = False  # the last step
@@ -64,10 +72,10 @@ class Background:
             assert slot.request is not None
             (behind if slot.request.is_background else others).append(slot)
         self.pace = 0.0
-        self.is_beside = bool(behind and others)
+        self.is_beside, self.is_alone = bool(behind and others), not others
         if not self.is_beside:
             self._credit_s, self._was_paced = 0.0, False
-            return slots, 0
+            return slots, self._prompt_tokens_alone() if behind else 0
         n_rows = sum(slot.n_pending for slot in others if slot.in_decode) or 1
         plain_s = self.costs.seconds(n_rows)
         step_s = (1 + self.SHARE) * plain_s
@@ -113,6 +121,15 @@ class Background:
         if self._was_prefill:
             return [], min(n_prompt, max(MIN_TOKENS, n_fitting))
         return _fitting(streams, n_fitting), 0
+
+    def _prompt_tokens_alone(self) -> int:
+        return max(TILE, int(self.ALONE_S / self._prompt_s)) if self._prompt_s else TILE
+
+    def observe_alone(self, n_prompt: int, seconds: float) -> None:
+        """Learn from a step without others, in which prompts had `n_prompt` tokens."""
+        if n_prompt >= MIN_TOKENS:
+            seconds /= n_prompt
+            self._prompt_s += (self.WEIGHT if self._prompt_s else 1.0) * (seconds - self._prompt_s)
 
     def observe(self, n_cells: int, n_others: int, seconds: float) -> float:
         """Learn from a step beside others.

@@ -371,6 +371,8 @@ class Planner:
         ahead = plan if plan.ahead is None else plan.ahead
         if plan.ahead is not None:
             seconds = self.background.observe(plan.n_cells, ahead.n_cells, seconds)
+        elif self.background.is_alone:
+            self.background.observe_alone(plan.n_prefill, seconds)
         if not ahead.n_cells:
             return
         n_cells, before = self._held_up
