@@ -145,7 +145,9 @@ class Streams:
 
     def _streams(self, target: Target, seed: str) -> Sample:
         load = self.load
-        result = run(target.address, load.plans(seed), timeout=load.timeout, max_time=load.max_time)
+        # Not the same prompts beside a batch and alone: the second time, they would be cached.
+        plans = load.plans(f"{seed} {target.name}")
+        result = run(target.address, plans, timeout=load.timeout, max_time=load.max_time)
         sample = sample_of(result, planned=load.clients * load.requests)
         gaps = [gap for stream in understand_all(result.outcomes) for gap in stream.gaps]
         sample.numbers["itl max"] = max(gaps, default=0.0) * 1e3

@@ -15,28 +15,32 @@ class Background:
     """Lets requests with a priority below 0 into steps, beside those of others.
 
     Without others, they are like others, but for their prompts: those get no more of a step than a
-    request may wait that arrives in it. Beside others, they get a share of the time: each step adds
-    to a credit, and what the background makes a step longer is taken from it. It is in a step when
-    the credit pays for all of its streams, and for a tile of its prompts. Where more rows cost
-    nearly nothing, that is each step. Elsewhere, others get tokens ahead of the time for a few
-    steps, and a longer one follows; readers get these tokens at an even pace::
+    request may wait that arrives in it. Beside others, they get a share of the time. They are in
+    a step when the share pays for all of their streams, and for a tile of their prompts. Where more
+    rows cost nearly nothing, that is each step. Elsewhere, readers of others get their tokens at
+    a pace that is slower than the steps, which gives a credit: the time that these tokens are ahead
+    of their readers. Once it pays for a longer step, the background is in one::
 
         step     | others | others | others | others and background         |
         tokens            a        b        c                               d
         readers                a            b            c            d
 
-    The credit has a bound, for readers hold few tokens. When it does not pay for everything, the
+    The credit has a bound, for readers hold few tokens. When that does not pay for everything, the
     background gets what fits, and at least one row, so that it never stands still.
     """
 
     #: What the background may add to the time of the others.
     SHARE = 0.25
+    #: What a step may cost in terms of the estimate. It is a gap if it costs more.
+    CAUTION = 1.2
     #: Tokens that readers may be ahead; fewer than they hold before they send all at once.
     AHEAD = 12
     #: How many times as large as any before a step may be.
     GROWTH = 2
-    #: Seconds of a step that is only for the background, if its prompts are longer than a tile.
+    #: Seconds of a step without others, if it has prompts: a request that arrives waits for its end.
     ALONE_S = 0.1
+    #: From this depth on, prompts get at least a tile: less would take more time than it saves.
+    DEEP = 512
     #: Share of a new measurement of its prompts in the average.
     WEIGHT = 0.3
 
@@ -52,7 +56,7 @@ class Background:
         self._prompt_s = 0.0  # for each token of a prompt, in steps without others
         self._most_s = 0.0  # the bound of the credit
         self._largest = 1  # cells of a step so far
-        self._was_paced = False  # the last step
+        self._was_beside = self._was_paced = False  # the last step
         self._n_turns = 0
         self._turns: dict[int, int] = {}  # by slot: the number of the last turn that it had
         self._was_prefill = False  # the last turn that was too short for all was for prompts
@@ -74,8 +78,8 @@ class Background:
         self.pace = 0.0
         self.is_beside, self.is_alone = bool(behind and others), not others
         if not self.is_beside:
-            self._credit_s, self._was_paced = 0.0, False
-            return slots, self._prompt_tokens_alone() if behind else 0
+            self._credit_s, self._was_beside, self._was_paced = 0.0, False, False
+            return slots, self._prompt_tokens_alone(behind)
         n_rows = sum(slot.n_pending for slot in others if slot.in_decode) or 1
         plain_s = self.costs.seconds(n_rows)
         step_s = (1 + self.SHARE) * plain_s
@@ -104,7 +108,7 @@ class Background:
         n_prompt = min(n_prompt, TILE, max(0, n_most - n_stream))
 
         def extra(n_cells: int) -> float:
-            return self.costs.seconds(n_rows + n_cells) - plain_s
+            return self.CAUTION * (self.costs.seconds(n_rows + n_cells) - plain_s)
 
         own_s, whole_s = self.SHARE * plain_s, extra(n_stream + n_prompt)
         if whole_s <= self._credit_s + own_s:
@@ -122,8 +126,13 @@ class Background:
             return [], min(n_prompt, max(MIN_TOKENS, n_fitting))
         return _fitting(streams, n_fitting), 0
 
-    def _prompt_tokens_alone(self) -> int:
-        return max(TILE, int(self.ALONE_S / self._prompt_s)) if self._prompt_s else TILE
+    def _prompt_tokens_alone(self, behind: Sequence[Slot]) -> int:
+        """How many tokens prompts get in a step without others; 0: there are none."""
+        depths = [slot.n_held for slot in behind if not slot.in_decode]
+        if not depths:
+            return 0
+        least = MIN_TOKENS if self._prompt_s and max(depths) < self.DEEP else TILE
+        return max(least, int(self.ALONE_S / self._prompt_s) if self._prompt_s else 0)
 
     def observe_alone(self, n_prompt: int, seconds: float) -> None:
         """Learn from a step without others, in which prompts had `n_prompt` tokens."""
@@ -131,29 +140,31 @@ class Background:
             seconds /= n_prompt
             self._prompt_s += (self.WEIGHT if self._prompt_s else 1.0) * (seconds - self._prompt_s)
 
-    def observe(self, n_cells: int, n_others: int, seconds: float) -> float:
+    def observe(self, n_cells: int, n_others: int, seconds: float, interval: float) -> float:
         """Learn from a step beside others.
 
         Args:
             n_cells: all of its cells.
             n_others: those that are not of the background.
             seconds: how long it took.
+            interval: seconds since the end of the step before, which readers see.
 
         Returns:
             How long it would have taken without the background.
         """
-        if n_others == n_cells:
-            plain_s = seconds
-        else:
-            plain_s = min(seconds, self.costs.seconds(n_others)) if n_others else 0.0
-        self.costs.observe(n_cells, seconds)
+        interval = interval if self._was_beside else seconds
+        plain_s = interval
+        if n_others != n_cells:
+            plain_s = min(interval, self.costs.seconds(n_others)) if n_others else 0.0
+        self.costs.observe(n_cells, interval)
         self._largest = max(self._largest, n_cells)
-        credit = self._credit_s + self.SHARE * plain_s - (seconds - plain_s)
-        if not (self.pace and self._was_paced):
-            credit = min(credit, 0.0)  # readers are not ahead
-        self._was_paced = bool(self.pace)
+        if self.pace and self._was_paced:
+            credit = max(0.0, self._credit_s + self.pace - interval)
+        else:  # readers are not ahead, and there may be a debt
+            credit = min(0.0, self._credit_s + (1 + self.SHARE) * plain_s - interval)
+        self._was_beside, self._was_paced = True, bool(self.pace)
         self._credit_s = max(-self._most_s, min(credit, self._most_s))
-        return plain_s
+        return min(plain_s, seconds)
 
 
 def _fitting(streams: Sequence[Slot], n_rows: int) -> list[Slot]:

@@ -114,6 +114,7 @@ class Engine(EngineLoop):
         #: The plan of the last step, if no command has come since, and no request has ended.
         self._repeated: StepPlan | None = None
         self._slot_calls: list[Call] = []  # that wait until their slots are idle
+        self._learned_at = 0.0  # the end of the last step that decoded
 
     # -- from any thread
 
@@ -399,7 +400,9 @@ class Engine(EngineLoop):
         if plan.n_prefill:
             counters.prompt_tokens += plan.n_prefill
             counters.prompt_s += seconds
-        self._planner.observe(plan, seconds)
+        now = self.clock()
+        self._planner.observe(plan, seconds, now - self._learned_at)
+        self._learned_at = now
         if self.drafts.is_on:
             self.drafts.observe(plan, seconds)
 

@@ -363,14 +363,15 @@ class Planner:
         self._n_other_streams = sum(slot.in_decode for slot, its in active if its != turn)
         return [slot for slot, its in active if its == turn]
 
-    def observe(self, plan: StepPlan, seconds: float) -> None:
-        """Report the cost of a step to the strategy.
+    def observe(self, plan: StepPlan, seconds: float, interval: float) -> None:
+        """Report the cost of a step to the strategy, and the time since the end of the last one.
 
         A step with media that held up streams is counted together with their next step.
         """
         ahead = plan if plan.ahead is None else plan.ahead
         if plan.ahead is not None:
-            seconds = self.background.observe(plan.n_cells, ahead.n_cells, seconds)
+            n_others = ahead.n_cells
+            seconds = self.background.observe(plan.n_cells, n_others, seconds, interval)
         elif self.background.is_alone:
             self.background.observe_alone(plan.n_prefill, seconds)
         if not ahead.n_cells:

@@ -141,11 +141,13 @@ class Stream:
 
     async def _wait_until_due(self) -> None:
         """Wait until a chunk is due, and take the events that arrive meanwhile."""
-        if trio.current_time() < self._due:
-            await trio.sleep_until(self._due)
+        due = max(self._due, trio.current_time())
+        if due == self._due:
+            await trio.sleep_until(due)
             if not self.mailbox.is_empty:
                 await self._take()
-        self._due = max(self._due, trio.current_time()) + _pace(self._unread[-1])
+        # Not from now: waking up late would add up.
+        self._due = due + _pace(self._unread[-1])
 
     async def call(self, function: Callable[[], _T]) -> _T:
         """Call a function on the inference thread; see `Dispatcher.call`."""
