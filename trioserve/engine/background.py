@@ -31,6 +31,9 @@ class Background:
 
     #: What the background may add to the time of the others.
     SHARE = 0.25
+    #: A step without the background counts as at most this many times what it took before: other
+    #: threads may have had the core. If that made the pace slower, the background would get more.
+    MOST = 1.2
     #: What a step may cost in terms of the estimate. It is a gap if it costs more.
     CAUTION = 1.2
     #: Tokens that readers may be ahead; fewer than they hold before they send all at once.
@@ -156,7 +159,10 @@ class Background:
         plain_s = interval
         if n_others != n_cells:
             plain_s = min(interval, self.costs.seconds(n_others)) if n_others else 0.0
-        self.costs.observe(n_cells, interval)
+        if n_others == n_cells and (known_s := self.costs.seconds(n_cells)):
+            self.costs.observe(n_cells, min(interval, self.MOST * known_s))
+        else:
+            self.costs.observe(n_cells, interval)
         self._largest = max(self._largest, n_cells)
         if self.pace and self._was_paced:
             credit = max(0.0, self._credit_s + self.pace - interval)
