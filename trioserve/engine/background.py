@@ -40,7 +40,7 @@ class Background:
     AHEAD = 12
     #: How many times as large as any before a step may be.
     GROWTH = 2
-    #: Seconds of a step without others, if it has prompts: a request that arrives waits for its end.
+    #: Seconds of a step without others that has prompts. A request that arrives waits for its end.
     ALONE_S = 0.1
     #: From this depth on, prompts get at least a tile: less would take more time than it saves.
     DEEP = 512

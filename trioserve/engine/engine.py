@@ -400,8 +400,7 @@ class Engine(EngineLoop):
         if plan.n_prefill:
             counters.prompt_tokens += plan.n_prefill
             counters.prompt_s += seconds
-        now = self.clock()
-        self._planner.observe(plan, seconds, now - self._learned_at)
+        self._planner.observe(plan, seconds, (now := self.clock()) - self._learned_at)
         self._learned_at = now
         if self.drafts.is_on:
             self.drafts.observe(plan, seconds)
