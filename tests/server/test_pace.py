@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 import trio
 import trio.lowlevel
+import trio.testing
 from trio.testing import MockClock
 
 from trioserve.errors import RequestEndedError
@@ -59,6 +60,20 @@ async def test_a_burst_comes_one_by_one(stream: Stream, autojump_clock: MockCloc
         stream.mailbox.put(END)
     times = [10, 11, 12, 13, 23, 24, 33.5]
     assert seen == list(zip(times, [*"abcdef", "end"], strict=True))
+
+
+async def test_waking_up_late_delays_no_later_token(stream: Stream, mock_clock: MockClock) -> None:
+    seen: list[tuple[float, str]] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, stream, seen)
+        await trio.testing.wait_all_tasks_blocked()
+        say(stream, "abc")
+        for seconds in (0.0, 1.3, 0.7):  # the second token is due after 1 second
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(seconds)
+        await trio.testing.wait_all_tasks_blocked()
+        stream.mailbox.put(END)
+    assert seen[:3] == [(0.0, "a"), (1.3, "b"), (2.0, "c")]
 
 
 async def test_what_comes_after_the_prompts_brings_all_that_waits(

@@ -34,7 +34,7 @@ class Background:
     #: A step without the background counts as at most this many times what it took before: other
     #: threads may have had the core. If that made the pace slower, the background would get more.
     MOST = 1.2
-    #: What a step may cost in terms of the estimate. It is a gap if it costs more.
+    #: A factor for estimates of longer steps: a step that takes longer than estimated is a gap.
     CAUTION = 1.2
     #: Tokens that readers may be ahead; fewer than they hold before they send all at once.
     AHEAD = 12
@@ -156,12 +156,12 @@ class Background:
             How long it would have taken without the background.
         """
         interval = interval if self._was_beside else seconds
-        plain_s = interval
-        if n_others != n_cells:
-            plain_s = min(interval, self.costs.seconds(n_others)) if n_others else 0.0
-        if n_others == n_cells and (known_s := self.costs.seconds(n_cells)):
-            self.costs.observe(n_cells, min(interval, self.MOST * known_s))
+        known_s = self.costs.seconds(n_others) if n_others else 0.0
+        if n_others == n_cells:
+            plain_s = interval
+            self.costs.observe(n_cells, min(interval, self.MOST * known_s) if known_s else interval)
         else:
+            plain_s = min(interval, known_s)
             self.costs.observe(n_cells, interval)
         self._largest = max(self._largest, n_cells)
         if self.pace and self._was_paced:
