@@ -73,6 +73,7 @@ async def test_waking_up_late_delays_no_later_token(stream: Stream, mock_clock: 
             mock_clock.jump(seconds)
         await trio.testing.wait_all_tasks_blocked()
         stream.mailbox.put(END)
+        mock_clock.jump(9)
     assert seen[:3] == [(0.0, "a"), (1.3, "b"), (2.0, "c")]
 
 
