@@ -11,10 +11,6 @@ import ast
 import importlib
 import pathlib
 
-from trioserve.renamed import renamed_names
-
-_RENAMED = {"Options": "GenerationParams", "Run": "AgentRun", "TickRecord": "StepRecord"}
-
 #: The submodule of each public name.
 _MODULES = {
     name.name: f"{__name__}.{node.module}"
@@ -25,15 +21,12 @@ _MODULES = {
 __all__ = sorted(_MODULES)
 
 
-def _load(name: str) -> object:
+def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value  # the next use finds it without this function
     return value
-
-
-__getattr__ = renamed_names(__name__, _RENAMED, _load)
 
 
 def __dir__() -> list[str]:

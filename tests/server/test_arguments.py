@@ -57,14 +57,12 @@ async def test_each_class_takes_its_fields(
     async with serve() as server:
         seen = opened(server, monkeypatch)
         await server.chat(HI, client="anna", max_tokens=2, temperature=0.0, top_k=3)
-        with pytest.warns(DeprecationWarning, match="use a cancel scope"):
-            await server.complete("a", timeout=60, client="bert")
+        await server.complete("a", client="bert")
     (chat, of_chat), (text, of_text) = seen
     assert (chat.params.max_tokens, chat.params.sampling.top_k) == (2, 3)
     assert chat.params.sampling.temperature == 0.0
     assert (of_chat.client, of_chat.deadline) == ("anna", math.inf)
     assert (of_text.client, text.client) == ("bert", "bert")
-    assert of_text.deadline == pytest.approx(trio.current_time() + 60, abs=1)
 
 
 def test_the_keywords_are_the_fields_of_the_classes() -> None:
@@ -152,18 +150,6 @@ async def test_several_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len({each.message.content for each in chats}) == 1
         with pytest.raises(InvalidRequestError, match="number of slots"):
             await server._core.params({}, n=4)
-
-
-async def test_former_attributes_work_for_one_release_more() -> None:
-    async with serve() as server:
-        with pytest.warns(DeprecationWarning, match="Server.stream is now stream_complete"):
-            opened = server.stream("a")
-        async with opened as stream:
-            assert (await stream.read()).text == "A"
-        with pytest.warns(DeprecationWarning, match="Server.sleeping is not public any more"):
-            assert not server.sleeping
-        with pytest.raises(AttributeError, match="nothing_like_this"):
-            _ = server.nothing_like_this
 
 
 def test_a_server_under_asyncio_names_trio() -> None:

@@ -7,13 +7,8 @@ A test compares these types with the classes.
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
-
-import attrs
-import trio
 
 from trioserve.chat.params import ToolChoice
 from trioserve.chat.template.continuation import ContinueFinalMessage
@@ -133,22 +128,10 @@ class TranscriptionFields(ContextFields, total=False):
 
 
 def take_context(fields: dict[str, Any]) -> RequestContext:
-    """Make the context of a call. ``timeout`` and ``deadline`` go with the next release."""
-    deadline = math.inf
-    for name, start in (("timeout", trio.current_time), ("deadline", float)):
-        if (given := fields.pop(name, None)) is not None:
-            warn_of_scope(name)
-            deadline = start() + given
+    """Make the context of a call. Its deadline is a cancel scope of the caller."""
     refuse({name: fields[name] for name in _OF_APIS & fields.keys()})
-    context = take(RequestContext, fields)
-    return context if deadline == math.inf else attrs.evolve(context, deadline=deadline)
-
-
-def warn_of_scope(name: str) -> None:
-    """Warn a program that passes its deadline as an argument."""
-    message = f"'{name}' goes with the next release: use a cancel scope of Trio"
-    warnings.warn(message, DeprecationWarning, stacklevel=4)
+    return take(RequestContext, fields)
 
 
 #: Fields of `RequestContext` that only the APIs set.
-_OF_APIS = frozenset({"arrived", "has_begun", "limited_as", "on_cancel"})
+_OF_APIS = frozenset({"arrived", "deadline", "has_begun", "limited_as", "on_cancel"})

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from trioserve import llama
 from trioserve.chat.messages import Audio
@@ -16,7 +16,6 @@ from trioserve.concurrency import EnteredOnce
 from trioserve.config import Config
 from trioserve.server.context import RequestContext, refuse, take
 from trioserve.server.core import ServerCore
-from trioserve.server.former import former_attribute
 from trioserve.server.generation.embeddings import Classification, Embeddings, Ranking
 from trioserve.server.keywords import (
     ChatFields,
@@ -26,7 +25,6 @@ from trioserve.server.keywords import (
     RunFields,
     TranscriptionFields,
     take_context,
-    warn_of_scope,
 )
 from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
 from trioserve.server.lifecycle.sleep import ServerState
@@ -427,16 +425,14 @@ class Server(EnteredOnce):
         """Passes events to callbacks; see `Telemetry.subscribe`."""
         return self._core.telemetry
 
-    async def drain(self, timeout: float | None = None) -> None:
+    async def drain(self) -> None:
         """Reject new requests, and wait until the running ones have finished.
 
         Requests that wait for the model to load are ended at once. When cancelled, the server
         keeps rejecting new requests, and running ones continue. Leaving the server's block ends
         them: their readers get a `ServerClosingError`.
         """
-        if timeout is not None:
-            warn_of_scope("timeout")
-        await self._core.drain(math.inf if timeout is None else timeout)
+        await self._core.drain(math.inf)
 
     async def status(self) -> EngineStatus:
         """Get the slots and the queue, between two steps; during a long step, an earlier status.
@@ -448,12 +444,6 @@ class Server(EnteredOnce):
             ServerClosingError: the server is closed.
         """
         return await self._core.status()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Find a renamed attribute, and warn."""
-            return former_attribute(self, name)
 
 
 def _only_context(fields: Mapping[str, Any]) -> RequestContext:

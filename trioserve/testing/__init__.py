@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -19,7 +18,6 @@ from trioserve.config import Config
 from trioserve.engine import Engine
 from trioserve.engine.backend import Backend
 from trioserve.engine.loop import EngineLoop
-from trioserve.renamed import renamed_names
 from trioserve.testing.backend import ScriptedBackend
 from trioserve.testing.projector import ScriptedProjector
 from trioserve.testing.scripts import ToolScript
@@ -73,7 +71,3 @@ async def stepping(engine: EngineLoop) -> AsyncIterator[None]:
         engine.inbox.listener = None
         engine.stop()
         engine.run()  # takes the stop, and closes the backend
-
-
-if not TYPE_CHECKING:
-    __getattr__ = renamed_names(__name__, {"ticking": "stepping"})

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Self
 import attrs
 
 from trioserve.errors import InvalidRequestError
-from trioserve.renamed import warn_of_new_name
 from trioserve.types.media import CellKey, MediaChunk
 from trioserve.types.params import GenerationParams, Grammar, Thinking, TokenId, in_range
 
@@ -105,12 +104,6 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.keys)
-
-    @property
-    def hints(self) -> tuple[int, ...]:
-        """The old name of `divergence_points`."""
-        warn_of_new_name("Prompt.hints", "Prompt.divergence_points")
-        return self.divergence_points
 
     @property
     def n_positions(self) -> int:

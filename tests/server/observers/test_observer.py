@@ -7,7 +7,6 @@ import trio
 
 from trioserve.config import Config
 from trioserve.server import RequestContext, Server
-from trioserve.server.observers import observer
 from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import (
     Event,
@@ -17,9 +16,6 @@ from trioserve.server.observers.observer import (
     RequestLog,
     RequestRecord,
     RequestStarted,
-    ToolRecord,
-    TranscriptionRecord,
-    emit,
 )
 from trioserve.server.usage import Usage
 from trioserve.testing import ScriptedBackend, scripted
@@ -109,38 +105,3 @@ async def test_several_tasks_that_are_cancelled_at_once_are_a_cancellation() -> 
                 await trio.sleep_forever()
     (end,) = recorder.ends
     assert (end.cancelled, end.error) == (CancelReason.CALLER, None)
-
-
-async def test_an_observer_with_the_old_methods_works_with_a_warning() -> None:
-    class Old:
-        def __init__(self) -> None:
-            self.told: list[object] = []
-
-        def request_started(self, request: RequestInfo) -> None:
-            self.told.append(request)
-
-        def request_ended(self, request: RequestInfo, end: RequestEnd) -> None:
-            self.told.append((request, end))
-
-    class OldOfTools(Old, Observer):
-        def tool_ended(self, work: ToolRecord) -> None:
-            self.told.append(work)
-
-        def recording_ended(self, work: TranscriptionRecord) -> None:
-            self.told.append(work)
-
-    old, old_of_tools = Old(), OldOfTools()
-    request, end = RequestInfo(1, "m", 3), RequestEnd(n_output=1, total_s=0.5)
-    tool, recording = ToolRecord("t", "function"), TranscriptionRecord(2.0)
-    for event in (RequestStarted(request), RequestRecord(request, end), tool, recording):
-        with pytest.warns(DeprecationWarning, match=r"on_event\(event\)"):
-            emit([old, old_of_tools], event)  # type: ignore[list-item]
-    assert old.told == [request, (request, end)]
-    assert old_of_tools.told == [request, (request, end), tool, recording]
-
-
-def test_the_old_names_of_records_work_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="ToolRecord"):
-        assert observer.ToolWork is ToolRecord  # type: ignore[attr-defined]
-    with pytest.warns(DeprecationWarning, match="TranscriptionRecord"):
-        assert observer.RecordingWork is TranscriptionRecord  # type: ignore[attr-defined]

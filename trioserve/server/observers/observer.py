@@ -8,18 +8,16 @@ Observers ignore unknown events.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import attrs
 import trio
 
 from trioserve.errors import TrioServeError, first_error
 from trioserve.log import get_logger
-from trioserve.renamed import renamed_names
 from trioserve.server.context import RequestContext
 from trioserve.server.stream import Stream
 from trioserve.types import (
@@ -151,37 +149,12 @@ class Observer(Protocol):
 
     def on_event(self, event: Event) -> None:
         """Handle an event. Must neither block nor raise."""
-        _call_old_method(self, event)  # for subclasses without this method
 
 
 def emit(observers: Iterable[Observer], event: Event) -> None:
     """Send an event to observers."""
     for observer in observers:
-        try:
-            on_event = observer.on_event
-        except AttributeError:
-            _call_old_method(observer, event)
-        else:
-            on_event(event)
-
-
-def _call_old_method(observer: Any, event: Event) -> None:
-    """Call the method for an event of an observer from before `on_event`."""
-    warnings.warn(
-        f"{type(observer).__name__} has methods such as request_ended; observers now have "
-        "on_event(event)",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-    match event:
-        case RequestStarted():
-            observer.request_started(event.request)
-        case RequestRecord():
-            observer.request_ended(event.request, event.end)
-        case ToolRecord() if hasattr(observer, "tool_ended"):
-            observer.tool_ended(event)
-        case TranscriptionRecord() if hasattr(observer, "recording_ended"):
-            observer.recording_ended(event)
+        observer.on_event(event)
 
 
 @contextmanager
@@ -333,8 +306,3 @@ def _log_end(request: RequestInfo, end: RequestEnd) -> None:
         if error is not None and error.__cause__ is not None:
             facts["cause"] = repr(error.__cause__)
         _log.warning("request failed", **facts, error=message)
-
-
-__getattr__ = renamed_names(
-    __name__, {"ToolWork": "ToolRecord", "RecordingWork": "TranscriptionRecord"}
-)

@@ -14,7 +14,6 @@ from trioserve.concurrency import alongside
 from trioserve.engine.loop import EngineLoop
 from trioserve.errors import InvalidRequestError
 from trioserve.log import get_logger
-from trioserve.renamed import warn_of_new_name
 from trioserve.server.observers.observer import Event, Observer, RequestRecord, RequestStarted
 from trioserve.tools.functions import is_async
 from trioserve.types import StepRecord
@@ -43,12 +42,6 @@ class TelemetryBatch:
     def requests(self) -> tuple[RequestRecord, ...]:
         """The requests that have ended, oldest first, without their prompts."""
         return tuple(event for event in self.events if isinstance(event, RequestRecord))
-
-    @property
-    def ticks(self) -> tuple[StepRecord, ...]:
-        """The old name of `steps`."""
-        warn_of_new_name("TelemetryBatch.ticks", "TelemetryBatch.steps")
-        return self.steps
 
 
 #: An async function, or a plain one, which is called in a worker thread.
