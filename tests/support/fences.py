@@ -54,3 +54,11 @@ def _python_of(prefix: tuple[str, ...], place: str) -> str:
         if not subprocess.run(command, capture_output=True).returncode:
             return python
     pytest.skip("this user has no Python")
+
+
+def without_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let supervisors begin to remove a folder that is not empty, and be too slow."""
+    *python, code, place = process._SUPERVISOR
+    patch = "supervisor._PATIENCE = 0.0; supervisor.REMOVE = 'sleep 1000; true'"
+    code = code.replace("supervisor.main()", f"{patch}; supervisor.main()")
+    monkeypatch.setattr(process, "_SUPERVISOR", (*python, code, place))

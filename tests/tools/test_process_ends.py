@@ -17,10 +17,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.support.processes import with_variable
+from tests.support import waiting
+from tests.support.fences import without_time
+from tests.support.processes import running, with_variable
 from tests.support.waiting import PATIENCE, patiently
 from trioserve.errors import ToolRuntimeError
-from trioserve.tools import process
+from trioserve.tools.folders import removing_folders
 from trioserve.tools.process import CommandLimits, clean_environment, open_process, run
 
 pytestmark = pytest.mark.system
@@ -145,24 +147,24 @@ async def test_a_folder_that_may_not_be_changed_is_removed(temporary: Path) -> N
     assert list(temporary.iterdir()) == []
 
 
-async def test_a_folder_that_takes_long_to_remove_is_removed_after_the_end(
+async def test_the_removal_of_a_folder_ends_in_time(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server does not wait for that, nor does it end it."""
-    *python, code, place = process._SUPERVISOR
-    patch = "supervisor._PATIENCE = 0.0; supervisor._REMOVE = 'cat fifo; ' + supervisor._REMOVE"
-    code = code.replace("supervisor.main()", f"{patch}; supervisor.main()")
-    monkeypatch.setattr(process, "_SUPERVISOR", (*python, code, place))
-    monkeypatch.setattr(process, "_PATIENCE", PATIENCE)
-    monkeypatch.chdir(temporary)
-    os.mkfifo("fifo")
-    output = await run(["sh", "-c", "touch $TMPDIR/file"], timeout=20, max_output=10, env=ENV,
-                       limits=CommandLimits(), cwd=str(temporary))  # fmt: skip
-    assert output.exit_code == 0
+    without_time(monkeypatch)
+    await run(["sh", "-c", "touch $TMPDIR/file"], timeout=20, max_output=10, env=ENV,
+              limits=CommandLimits())  # fmt: skip
     (left,) = temporary.glob("trioserve-tool-*")
     assert (left / "file").exists()
-    Path("fifo").write_text("now")
-    until(lambda: not left.exists())
+    assert running(str(left)) == []
+
+
+async def test_a_folder_that_is_used_is_not_removed(temporary: Path) -> None:
+    (temporary / "trioserve-tool-left").mkdir()
+    command = ["sh", "-c", "echo $TMPDIR; cat"]
+    async with open_process(command, env=ENV, limits=CommandLimits()) as process:
+        used = Path((await process.stdout.receive_some()).decode().strip())
+        async with removing_folders():
+            await waiting.until(lambda: list(temporary.iterdir()) == [used])
 
 
 async def test_a_program_that_cannot_be_started_leaves_no_folder(temporary: Path) -> None:

@@ -26,6 +26,7 @@ import trio
 
 from trioserve.errors import ToolRuntimeError
 from trioserve.tools import confinement
+from trioserve.tools.supervisor import FOLDER_LEFT
 
 #: Where systems have programs, libraries and settings. What a user has is not there.
 _SYSTEM = (
@@ -158,6 +159,8 @@ class Process:
         self.pid = 0
         #: The limit that it exceeded, if it was killed for that: "processes" or "memory".
         self.limit_reached = ""
+        #: Called at the end if its private folder could not be removed in time.
+        self.on_folder_left: Callable[[], object] = lambda: None
         self._supervisor = supervisor
         self._control = control
         self._heard = b""
@@ -232,8 +235,11 @@ class Process:
                 if stream is not None:
                     await stream.aclose()
             with trio.move_on_after(_PATIENCE):
-                if await self._supervisor.wait() < 0:
+                code = await self._supervisor.wait()
+                if code < 0:
                     self._kill()
+                if code == FOLDER_LEFT:
+                    self.on_folder_left()
                 return
             _log.warning("process %d does not end; its supervisor continues to kill it", self.pid)
             _LEFT.append(self._supervisor)
@@ -349,6 +355,7 @@ async def run(
     on_output: Callable[[str], None] | None = None,
     stdin: bytes | Literal["held"] | None = None,
     merged: bool = True,
+    on_folder_left: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> CommandOutput:
     """Run a program to its end, or for some seconds. When cancelled, it ends the program first.
@@ -361,6 +368,7 @@ async def run(
         stdin: what it reads; "held": nothing, but that ends only with this process, or with the
             time.
         merged: whether `CommandOutput.data` has standard error, too.
+        on_folder_left: see `Process.on_folder_left`.
         options: others of `open_process`: `env`, `cwd`, `limits` and `sandbox`.
 
     Raises:
@@ -371,6 +379,7 @@ async def run(
     exit_code = -signal.SIGKILL
     options["stderr"] = "stdout" if merged else "pipe"
     async with open_process(argv, stdin=stdin is not None, **options) as process:
+        process.on_folder_left = on_folder_left
         with trio.move_on_after(timeout) as scope:
             await _talk(process, stdin, kept, errors)
             if not (kept.too_much or errors.too_much):

@@ -25,6 +25,7 @@ from trioserve.errors import ToolRuntimeError, ToolTimeoutError
 from trioserve.tools.files.host import HostFiles
 from trioserve.tools.files.isolate import IsolateFiles
 from trioserve.tools.files.store import FileStore
+from trioserve.tools.folders import removing_folders
 from trioserve.tools.process import (
     CommandLimits,
     CommandOutput,
@@ -154,10 +155,19 @@ class Runtime(ABC):
 class Host(Runtime):
     """This machine. Commands may use what is inside of the sandbox, and read the system's files."""
 
-    def __init__(self, sandbox: PathSandbox, limits: CommandLimits) -> None:
-        """Run commands inside the sandbox, each within these limits."""
+    def __init__(
+        self,
+        sandbox: PathSandbox,
+        limits: CommandLimits,
+        on_folder_left: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Run commands inside the sandbox, each within these limits.
+
+        `on_folder_left` is called when a command leaves a folder that takes long to remove.
+        """
         self._sandbox = sandbox
         self._limits = limits
+        self._on_folder_left = on_folder_left
         self._command_sandbox = CommandSandbox.around(sandbox.folders)
 
     def files(self, cwd: str | None) -> FileStore:
@@ -177,6 +187,7 @@ class Host(Runtime):
             "cwd": self._sandbox.folder(cwd),
             "limits": self._limits,
             "sandbox": self._command_sandbox,
+            "on_folder_left": self._on_folder_left,
         }
 
 
@@ -365,8 +376,12 @@ async def open_runtimes(config: Config, sandbox: PathSandbox) -> AsyncIterator[R
     """
     limits = CommandLimits(processes=config.tools_max_processes, memory=config.tools_max_memory)
     name = config.tools_runtime
-    if name is None:
+    if name is None and not config.builtin_tools:
         yield Runtimes(Host(sandbox, limits), None, sandbox.is_open)
+        return
+    if name is None:
+        async with removing_folders() as remove:
+            yield Runtimes(Host(sandbox, limits, remove), None, sandbox.is_open)
         return
     kind, _, target = name.partition(":")
     if kind not in ENGINES:

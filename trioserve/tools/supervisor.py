@@ -37,7 +37,7 @@ else:
 _INTERVAL = 0.02
 
 #: Seconds after which it looks more seldom at processes that do not die, as those that wait for a
-#: disk, and after which it leaves the removal of many files to its child.
+#: disk, and after which it leaves the removal of many files to the server.
 _PATIENCE = 4.0
 
 #: Threads that all processes may have, for each process that there may be.
@@ -47,9 +47,15 @@ _THREADS_EACH = 16
 _LOOKS = 5
 
 #: Removes a folder, also one with folders that may not be changed.
-_REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
+REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; }'
 
-_SYSTEM_PATH = "/usr/bin:/bin:/run/current-system/sw/bin"
+SYSTEM_PATH = "/usr/bin:/bin:/run/current-system/sw/bin"
+
+#: What the names of private folders begin with. A supervisor locks its folder while it is used.
+PREFIX = "trioserve-tool-"
+
+#: The exit code of a supervisor that has not removed its folder in time.
+FOLDER_LEFT = 3
 
 #: Instead of a reason: the system does not allow namespaces.
 _NOT_APART = b"\0"
@@ -149,8 +155,12 @@ class CommandSupervisor:
     def _make_folder(self) -> None:
         parent = self._order["temporary"]
         if parent is not None:
-            self._folder = f"{parent}/trioserve-tool-{os.getpid()}-{os.urandom(6).hex()}"
-            os.mkdir(self._folder, 0o700)
+            name = f"{os.getpid()}-{os.urandom(6).hex()}"
+            unlocked = f"{parent}/trioserve-new-tool-{name}"  # a name that is not looked for
+            os.mkdir(unlocked, 0o700)
+            _lock(unlocked)
+            self._folder = f"{parent}/{PREFIX}{name}"
+            os.rename(unlocked, self._folder)
             for name in self._order["folder_variables"]:
                 self._order["env"][name] = self._folder
 
@@ -288,8 +298,11 @@ class CommandSupervisor:
             _free_descriptors()
         return groups - {os.getpgrp()}
 
-    def clean_up(self) -> None:
-        """Remove the folder, and run the last command. If one is run, this process becomes it."""
+    def clean_up(self) -> bool:
+        """Remove the folder, and run the last command. If one is run, this process becomes it.
+
+        Returns whether the folder is removed.
+        """
         if self._folder:
             try:
                 os.rmdir(self._folder)
@@ -297,16 +310,28 @@ class CommandSupervisor:
                 self._remove_folder()
         if self._order["last"]:
             _become(self._order["last"], self._order["env"])
+        return not os.path.lexists(self._folder)
 
     def _remove_folder(self) -> None:
-        """Remove a folder that is not empty. Does not wait long for that."""
+        """Remove a folder that is not empty, or as much of it as there is time for."""
         remover = os.fork()
         if not remover:
+            os.setsid()
             # The command may have put programs into folders of its PATH.
-            _become(["sh", "-c", _REMOVE, "sh", self._folder], {"PATH": _SYSTEM_PATH})
+            _become(["sh", "-c", REMOVE, "sh", self._folder], {"PATH": SYSTEM_PATH})
         deadline = time.monotonic() + _PATIENCE
-        while time.monotonic() < deadline and os.waitpid(remover, os.WNOHANG) == (0, 0):
+        while os.waitpid(remover, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                _kill_group(remover)
             time.sleep(0.001)
+
+
+def _lock(folder: str) -> None:
+    """Lock a folder until this process ends, if its file system has locks."""
+    try:
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
+    except OSError:
+        return
 
 
 def _let_go_of_standard_streams() -> None:
@@ -495,9 +520,10 @@ def main() -> None:
             supervisor.run()
     except BaseException as error:
         _tell(control, f"failed {error}")
+    code = 0
     if supervisor is not None:
         try:
-            supervisor.clean_up()
+            code = 0 if supervisor.clean_up() else FOLDER_LEFT
         except OSError:  # there is no such program
-            os._exit(1)
-    os._exit(0)
+            code = 1
+    os._exit(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,8 +15,10 @@ import httpx
 import pytest
 import trio
 
+from tests.support import waiting
 from tests.support.clients import events_in
 from tests.support.fake_fleet import routed
+from tests.support.fences import without_time
 from tests.support.http_server import chunks_of, connected, post, serving_script
 from tests.support.processes import until
 from tests.support.waiting import patiently
@@ -42,6 +45,23 @@ async def call(url: str, command: str) -> str:
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         body = {"tool": "exec_shell_command", "params": {"command": command}}
         return str((await client.post("/tools", json=body)).json()["plain_text_response"])
+
+
+async def test_a_folder_that_takes_long_to_remove_is_removed_after_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_time(monkeypatch)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "trioserve-tool-of-a-server-that-was-killed").mkdir()
+
+    def is_removed() -> bool:
+        return not list(tmp_path.glob("trioserve-tool-*"))
+
+    async with commands(tmp_path) as url:
+        await waiting.until(is_removed)
+        command = "mkdir -p $TMPDIR/a/b; cd $TMPDIR/a/b; for i in $(seq 1000); do : > $i; done"
+        assert "[exit code: 0]" in await call(url, command)
+        await waiting.until(is_removed)
 
 
 @pytest.mark.parametrize("stream", [False, True])
