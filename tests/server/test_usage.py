@@ -13,7 +13,7 @@ from trioserve.errors import InsufficientQuotaError, StoreError
 from trioserve.server import usage as usage_module
 from trioserve.server.usage import Usage
 from trioserve.store import Records, Store, open_store
-from trioserve.store.usage import UsageRow, Used, read_usage
+from trioserve.store.usage import AMOUNTS, GROUPS, UsageQuery, UsageRow, Used
 
 #: 2026-01-31, an hour before midnight in UTC.
 NOW = 1769900400.0
@@ -29,7 +29,11 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def stored(records: Records) -> dict[UsageRow, Used]:
-    return dict(read_usage(records.connection, "0000-00-00", "9999-99-99"))
+    found = UsageQuery(start="0001-01-01", end="9999-12-31").read(records.connection)
+    return {
+        UsageRow(*(one[name] for name in GROUPS)): Used(*(one[name] for name in AMOUNTS))
+        for one in found
+    }
 
 
 def use(usage: Usage, n: int, *, day: str = TODAY, key: str = "alice", model: str = "m") -> None:

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 
 from trioserve.errors import StoreError
@@ -19,7 +20,7 @@ from trioserve.store.database import (
     summary,
     usage,
 )
-from trioserve.store.usage import UsageRow, Used, add_usage, expire_usage, read_usage
+from trioserve.store.usage import UsageQuery, UsageRow, Used, add_usage, expire_usage
 
 
 def written(path: Path, n: int = 3) -> str:
@@ -159,13 +160,14 @@ def test_a_file_without_usage_is_migrated(tmp_path: Path) -> None:
         "INSERT INTO records VALUES ('1', 'note', x'00', 1.0, 1.0, 0, 2, '{}');"
     )
     old.close()
-    assert usage(str(path), "2026-01-01", "2026-12-31") == []  # as it is
+    assert usage(str(path), UsageQuery(start="2026-01-01", end="2026-12-31")) == []  # as it is
     database = Database(str(path))
     row, used = UsageRow("2026-01-31", "alice", "m"), Used(1, 2, 0, 3, 0.5)
     add_usage(database.connection, {row: used})
     add_usage(database.connection, {row: used, UsageRow("2025-12-31", "alice", "m"): used})
     database.close()
-    assert usage(str(path), "2026-01-01", "2026-12-31") == [(row, Used(2, 4, 0, 6, 1.0))]
+    (found,) = usage(str(path), UsageQuery(start="2026-01-01", end="2026-12-31"))
+    assert found == attrs.asdict(row) | attrs.asdict(Used(2, 4, 0, 6, 1.0))
     assert summary(str(path))[0][:2] == ("note", 1)
     assert problems(str(path)) == []
 
@@ -175,7 +177,6 @@ def test_old_usage_expires(tmp_path: Path) -> None:
     for day in ("2024-12-01", "2026-01-30"):
         add_usage(database.connection, {UsageRow(day, "alice", "m"): Used(1)})
     expire_usage(database.connection, 1769900400.0)  # 2026-01-31
-    assert [row.day for row, _ in read_usage(database.connection, "2000-01-01", "2099-01-01")] == [
-        "2026-01-30"
-    ]
+    query = UsageQuery(start="2000-01-01", end="2099-01-01")
+    assert [one["day"] for one in query.read(database.connection)] == ["2026-01-30"]
     database.close()

@@ -8,6 +8,7 @@ import trio
 from prometheus_client import Metric
 
 from trioserve.api.base.app_state import AppState
+from trioserve.api.base.rights import own_name
 from trioserve.api.sessions import Sessions
 from trioserve.config import Config
 from trioserve.errors import NotSupportedError
@@ -27,9 +28,9 @@ def check(config: Config) -> None:
 
 
 async def render(state: AppState) -> bytes:
-    """Write them, in the text format of Prometheus."""
+    """Write those that the API key of the current request may see, in Prometheus' text format."""
     own = await trio.to_thread.run_sync(render_process)
-    families = (*_answers(state), *_streams(state.streams), *_usage(state.usage))
+    families = (*_answers(state), *_streams(state.streams), *_usage(state.usage, own_name()))
     return prometheus_text(families) + own
 
 
@@ -39,7 +40,13 @@ def _answers(state: AppState) -> Iterator[Metric]:
     yield gauge("http_connections", "Open connections", state.n_connections)
 
 
-def _usage(usage: Usage) -> Iterator[Metric]:
+def _usage(usage: Usage, key: str | None) -> Iterator[Metric]:
+    """Usage by a key, or by all."""
+    totals = {
+        labels: used
+        for labels, used in sorted(usage.totals.items())
+        if key is None or labels[0] == key
+    }
     for field, text in (
         ("requests", "Requests"),
         ("input_tokens", "Tokens of prompts"),
@@ -47,7 +54,7 @@ def _usage(usage: Usage) -> Iterator[Metric]:
         ("output_tokens", "Tokens generated"),
         ("seconds", "Seconds of requests, from submission to the end"),
     ):
-        values = {labels: getattr(used, field) for labels, used in sorted(usage.totals.items())}
+        values = {labels: getattr(used, field) for labels, used in totals.items()}
         yield total(f"usage_{field}", f"{text}, by API key and model", values, "key", "model")
 
 

@@ -17,7 +17,7 @@ from trioserve.errors import InsufficientQuotaError, UnavailableError
 from trioserve.log import get_logger
 from trioserve.server.observers.observer import Event, RequestRecord
 from trioserve.store.store import Store
-from trioserve.store.usage import UsageRow, Used, add_usage, day_of, read_usage, usage_in
+from trioserve.store.usage import UsageQuery, UsageRow, Used, add_usage, day_of, usage_in
 
 _log = get_logger("trioserve.usage")
 
@@ -116,10 +116,12 @@ class Usage:
             StoreError: the store cannot be read.
         """
         today = day_of(time.time())
-        for row, used in await store.do(
-            lambda records: list(read_usage(records.connection, today, today))
-        ):
-            self._count(row, used)
+        query = UsageQuery(start=today, end=today, groups=["key"])
+        for one in await store.do(lambda records: query.read(records.connection)):
+            self._count(
+                UsageRow(today, one["key"], ""),
+                Used(0, one["input_tokens"], 0, one["output_tokens"]),
+            )
         try:
             async with alongside(partial(self._save_often, store)):
                 yield

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trioserve.errors import StoreError, StoreInUseError
-from trioserve.store.usage import UsageRow, Used, read_usage
+from trioserve.store.usage import UsageQuery
 
 if sys.platform != "win32":
     from fcntl import LOCK_EX, LOCK_NB, flock
@@ -307,12 +307,12 @@ def summary(path: str) -> list[tuple[str, int, int]]:
         )
 
 
-def usage(path: str, start: str, end: str) -> list[tuple[UsageRow, Used]]:
-    """What API keys have used, as `read_usage`. Raises StoreError: the store cannot be read."""
+def usage(path: str, query: UsageQuery) -> list[dict[str, Any]]:
+    """What API keys have used, as `query` reads it. Raises StoreError: the store cannot be read."""
     with reading(path) as connection:
         if _version(connection, path) < _WITH_USAGE:
             return []
-        return list(read_usage(connection, start, end))
+        return query.read(connection)
 
 
 def export(path: str, target: str, on_progress: Callable[[float], None]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -73,12 +73,13 @@ def usage_out(row: UsageRow, used: Used) -> dict[str, Any]:
 
 def day_of(moment: float) -> str:
     """The day of a Unix time, in UTC."""
-    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d")
+    return datetime.fromtimestamp(moment, UTC).date().isoformat()
 
 
 def day_before(day: str, n_days: int) -> str:
-    """The day that is some days before another one."""
-    return (datetime.strptime(day, "%Y-%m-%d") - timedelta(n_days)).strftime("%Y-%m-%d")
+    """The day that is some days before another one; the first of all days, if there is none."""
+    number = max(date.fromisoformat(day).toordinal() - n_days, 1)
+    return date.fromordinal(number).isoformat()
 
 
 def add_usage(connection: sqlite3.Connection, counted: Mapping[UsageRow, Used]) -> None:
@@ -91,16 +92,51 @@ def add_usage(connection: sqlite3.Connection, counted: Mapping[UsageRow, Used]) 
     )
 
 
-def read_usage(
-    connection: sqlite3.Connection, start: str, end: str, key: str | None = None
-) -> Iterator[tuple[UsageRow, Used]]:
-    """Read what was used from one day to another one, both included, by all keys or by one."""
-    where, values = "day >= ? AND day <= ?", [start, end]
-    if key is not None:
-        where += " AND key = ?"
-        values.append(key)
-    for row in connection.execute(f"SELECT * FROM usage WHERE {where}", values):
-        yield UsageRow(*row[:3]), Used(*row[3:])
+@attrs.frozen(kw_only=True)
+class UsageQuery:
+    """Which usage to read: that of some days, summed by groups, in the order of the groups.
+
+    Attributes:
+        start: the first day.
+        end: the last day.
+        groups: some of `GROUPS`.
+        key: the name of the one API key to read; None: all.
+        after: the values of the groups in the entry before the first one; None: from the beginning.
+        newest: whether the order is descending.
+        limit: how many entries to read; below 0: all.
+    """
+
+    start: str
+    end: str
+    groups: Sequence[Group] = GROUPS
+    key: str | None = None
+    after: Sequence[str] | None = None
+    newest: bool = False
+    limit: int = -1
+
+    def read(self, connection: sqlite3.Connection) -> list[dict[str, Any]]:
+        """Read the entries: the values of the groups, where others are None, and the sums."""
+        where, values = "day >= ? AND day <= ?", [self.start, self.end]
+        if self.key is not None:
+            where += " AND key = ?"
+            values.append(self.key)
+        columns = ", ".join(self.groups)
+        if self.after is not None:
+            places = ", ".join("?" * len(self.after))
+            where += f" AND ({columns}) {'<' if self.newest else '>'} ({places})"
+            values += self.after
+        sums = ", ".join(f"sum({name})" for name in AMOUNTS)
+        order = ", ".join(f"{name} {'DESC' if self.newest else 'ASC'}" for name in self.groups)
+        found = connection.execute(
+            f"SELECT {columns}, {sums} FROM usage WHERE {where} "
+            f"GROUP BY {columns} ORDER BY {order} LIMIT ?",
+            (*values, self.limit),
+        )
+        names, nothing = (*self.groups, *AMOUNTS), dict.fromkeys(map(str, GROUPS))
+        return [
+            {**nothing, **dict(zip(names, row, strict=True)), "seconds": round(row[-1], 3)}
+            for row in found
+        ]
 
 
 def erase_usage(connection: sqlite3.Connection, key: str) -> int:
@@ -112,21 +148,3 @@ def expire_usage(connection: sqlite3.Connection, now: float) -> None:
     """Delete the rows that were kept for `KEPT_DAYS`."""
     first = day_before(day_of(now), KEPT_DAYS)
     connection.execute("DELETE FROM usage WHERE day < ?", (first,))
-
-
-def summed(
-    counted: Iterable[tuple[UsageRow, Used]], groups: Sequence[Group]
-) -> list[dict[str, Any]]:
-    """Sum usage by some of `GROUPS`; the others are None. The order is that of the groups."""
-    sums: dict[tuple[str, ...], Used] = {}
-    for row, used in counted:
-        sums.setdefault(tuple(getattr(row, name) for name in groups), Used()).add(used)
-    nothing = dict.fromkeys(GROUPS)
-    return [
-        nothing | dict(zip(groups, names, strict=True)) | _written(used)
-        for names, used in sorted(sums.items(), key=lambda item: item[0])
-    ]
-
-
-def _written(used: Used) -> dict[str, Any]:
-    return attrs.asdict(used) | {"seconds": round(used.seconds, 3)}

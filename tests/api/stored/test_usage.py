@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,29 @@ async def test_a_request_of_each_api_is_counted_for_its_key(keys: str) -> None:
         assert 'trioserve:usage_output_tokens_total{key="chat"' in text
 
 
+async def test_metrics_show_a_key_its_own_usage_and_that_of_all_if_it_may_manage(keys: str) -> None:
+    async def names(client: httpx.AsyncClient, key: str, path: str = "/metrics") -> set[str]:
+        text = (await ask(client, key, path)).text
+        assert "trioserve:http_answers_total" in text or "model=" in path
+        return {*re.findall('key="([^"]*)"', text)}
+
+    settings: dict[str, Any] = {"keys_file": keys, "metrics_endpoint": True}
+    async with client_and_service(**settings) as (client, service):
+        for key in ("admin", "chat", "other"):
+            record(service, "2026-01-01", key, "m", 1)
+        assert await names(client, "c") == {"chat"}
+        assert await names(client, "a") == {"admin", "chat", "other"}
+    async with routed(child=settings, **settings) as router:
+        for state in (router.service, router.children["one"]):
+            for key in ("admin", "chat", "other"):
+                record(state, "2026-01-01", key, "one", 1)
+        for path in ("/metrics", "/metrics?model=one"):
+            assert await names(router.client, "c", path) == {"chat"}
+            assert await names(router.client, "a", path) == {"admin", "chat", "other"}
+        of_json = await ask(router.client, "c", "/v1/metrics")
+        assert of_json.status_code == 200 and "other" not in of_json.text
+
+
 async def test_without_keys_all_usage_is_of_nobody() -> None:
     async with client_of() as client:
         await client.post("/completion", json={"prompt": "a", "n_predict": 2})
@@ -96,12 +120,60 @@ async def test_days_and_groups(keys: str) -> None:
         ("end=2026-02-30", "end"),
         ("start=2026-02-02&end=2026-02-01", "start"),
         ("group_by=owner", "group_by"),
+        ("limit=0", "limit"),
+        ("after=alice", "after"),
+        ("group_by=day,key&after=usage_2026-01-01", "after"),
     ],
 )
 async def test_wrong_parameters(query: str, param: str) -> None:
     async with client_of() as client:
         answer = await client.get(f"/v1/usage?{query}")
         assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("day", ["0001-01-01", "0999-12-31", "2026-01-31", "9999-12-31"])
+async def test_any_day_that_exists_is_taken(day: str) -> None:
+    async with client_and_service() as (client, service):
+        record(service, day, "", "m", 1)
+        for query in (f"end={day}", f"start={day}&end={day}", f"start=0001-01-01&end={day}"):
+            answer = await client.get(f"/v1/usage?{query}")
+            assert answer.status_code == 200, (query, answer.text)
+            told = answer.json()
+            assert told["end"] == day and len(told["start"]) == 10
+            assert [one["day"] for one in told["data"]] == [day]
+        answer = await client.get("/v1/usage?start=9999-12-31&end=0001-01-01")
+        assert answer.status_code == 400
+
+
+async def test_usage_comes_in_pages() -> None:
+    async with client_and_service() as (client, service):
+        days = [f"2026-01-{n:02}" for n in range(1, 31)]
+        for day in days:
+            for key in ("", "a", "b", "c", "d"):
+                record(service, day, key, "x/y", 1)
+
+        async def pages(query: str) -> list[list[tuple[str, str]]]:
+            found, after = [], ""
+            while True:
+                answer = await client.get(
+                    f"/v1/usage?start=2026-01-01&end=2026-01-31&{query}&after={after}"
+                )
+                told = answer.json()
+                found.append([(one["day"], one["key"]) for one in told["data"]])
+                if not told["has_more"]:
+                    return found
+                after = told["last_id"]
+
+        first, second = await pages("group_by=day,key")
+        assert (len(first), len(second)) == (100, 50) and first + second == sorted(first + second)
+        assert len({*first, *second}) == 150
+        groups = "limit=2&group_by=key"
+        keys = [[key for _, key in page] for page in await pages(groups)]
+        assert keys == [["", "a"], ["b", "c"], ["d"]]
+        keys = [[key for _, key in page] for page in await pages(f"{groups}&order=desc")]
+        assert keys == [["d", "c"], ["b", "a"], [""]]
+        (whole,) = await pages("limit=1000&group_by=model,key,day")
+        assert await pages("limit=75&group_by=model,key,day") == [whole[:75], whole[75:]]
 
 
 async def test_a_router_has_what_its_models_report_and_keeps_budgets(keys: str) -> None:

@@ -40,12 +40,12 @@ def test_a_table_of_a_file(store: str, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    with answering({"data": [ROW]}) as (url, requests):
+    with answering({"data": [ROW], "has_more": False}) as (url, requests):
         environ = {"LLAMA_API_KEY": "secret"}
         assert run("usage", ["--url", url, "--since", "1", "--by", "key"], environ) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["alice", "1", "2", "0", "3", "0.5"]
     assert requests == [
-        (f"/v1/usage?start={TODAY}&end={TODAY}&group_by=key", "Bearer secret")
+        (f"/v1/usage?start={TODAY}&end={TODAY}&group_by=key&limit=1000", "Bearer secret")
     ]  # fmt: skip
     with answering({"error": {"message": "no"}}, 503) as (url, _):
         assert run("usage", ["--url", url], {}) == 1

@@ -43,6 +43,12 @@ def check_manages(what: str) -> None:
         )
 
 
+def own_name() -> str | None:
+    """The name of the key, if it may see no other's usage; None: it may see that of all."""
+    key = current_request().key
+    return None if key is None or key.may_manage else key.name
+
+
 def may_use(*names: str) -> bool:
     """Whether the key may use a model, which has these names."""
     key = current_request().key

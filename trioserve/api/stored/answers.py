@@ -65,6 +65,7 @@ BATCH = answer(
 
 #: Usage, summed: what it is not summed by is null.
 _USED = record(
+    id=TEXT,
     day=or_null(TEXT),
     key=or_null(TEXT),
     model=or_null(TEXT),
@@ -74,16 +75,14 @@ _USED = record(
     output_tokens=COUNT,
     seconds=FIGURE,
 )
-USAGE_PAGE = answer(
-    "UsagePage", record(object=texts("list"), start=TEXT, end=TEXT, data=each(_USED))
-)
 
 
-def _page(name: str, entry: Schema) -> Schema:
+def _page(name: str, entry: Schema, **more: Schema) -> Schema:
     return answer(
         name,
         record(
             object=texts("list"),
+            **more,
             data=each(entry),
             first_id=or_null(TEXT),
             last_id=or_null(TEXT),
@@ -92,6 +91,7 @@ def _page(name: str, entry: Schema) -> Schema:
     )
 
 
+USAGE_PAGE = _page("UsagePage", _USED, start=TEXT, end=TEXT)
 ITEMS = _page("StoredItems", ITEM)
 FILES = _page("Files", FILE)
 BATCHES = _page("Batches", BATCH)

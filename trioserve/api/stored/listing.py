@@ -31,9 +31,9 @@ class Page:
     newest: bool
 
     @classmethod
-    def of_request(cls, *, default: int = 20, most: int = 100) -> Page:
+    def of_request(cls, *, default: int = 20, most: int = 100, order: str = "desc") -> Page:
         """Read the parameters of the current request. Raises InvalidRequestError."""
-        given, order = request.args.get("limit", str(default)), request.args.get("order", "desc")
+        given, order = request.args.get("limit", str(default)), request.args.get("order", order)
         if not given.isascii() or not given.isdigit() or not 1 <= int(given) <= most:
             raise InvalidRequestError.at("limit", f"must be a number from 1 to {most}.")
         if order not in ("asc", "desc"):
@@ -55,12 +55,16 @@ class Page:
         first = ids.index(self.after) + 1
         return items[first : first + self.limit + 1]
 
-    def respond(self, entries: Sequence[dict[str, Any]]) -> Response:
-        """Make the response with a page, of its entries and one more if there is one."""
+    def respond(self, entries: Sequence[dict[str, Any]], **more: Any) -> Response:
+        """Make the response with a page, of its entries and one more if there is one.
+
+        `more` are other fields.
+        """
         shown = list(entries[: self.limit])
         return json_response(
             {
                 "object": "list",
+                **more,
                 "data": shown,
                 "first_id": shown[0]["id"] if shown else None,
                 "last_id": shown[-1]["id"] if shown else None,

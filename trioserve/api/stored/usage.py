@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import re
 import time
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.connection import current_request
-from trioserve.api.base.http import json_response
+from trioserve.api.base.rights import own_name
 from trioserve.api.openapi import gives, takes
 from trioserve.api.stored import answers
+from trioserve.api.stored.listing import QUERY, Page
 from trioserve.errors import InvalidRequestError
-from trioserve.store.usage import (
-    GROUPS,
-    Group,
-    day_before,
-    day_of,
-    read_usage,
-    summed,
-)
+from trioserve.store.usage import GROUPS, Group, UsageQuery, day_before, day_of
 
 blueprint = Blueprint("usage", __name__)
 
@@ -30,6 +24,10 @@ _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 
 #: Days without `start`.
 _DEFAULT_DAYS = 30
+
+#: The id of an entry: this, and the values of its groups. Only the last one, the model, may have
+#: the sign between them.
+_ID, _BETWEEN = "usage_", "/"
 
 
 @blueprint.get("/v1/usage")
@@ -39,6 +37,8 @@ _DEFAULT_DAYS = 30
         "start": f"the first day, as 2026-01-31, in UTC; by default {_DEFAULT_DAYS} days, with end",
         "end": "the last day; by default today",
         "group_by": "what to sum by: day, key or model, or several with commas between them",
+        **QUERY,
+        "order": "asc or desc: by the values of group_by",
     },
 )
 @gives(answers.USAGE_PAGE)
@@ -48,15 +48,24 @@ async def usage() -> Response:
     start = _day("start") or day_before(end, _DEFAULT_DAYS - 1)
     if start > end:
         raise InvalidRequestError.at("start", f"must not be after end, which is {end}.")
-    groups, state, key = _groups(), current_app_state(), current_request().key
-    own = None if key is None or key.may_manage else key.name
+    page, groups, state = (
+        Page.of_request(default=100, most=1000, order="asc"),
+        _groups(),
+        current_app_state(),
+    )
+    query = UsageQuery(
+        start=start,
+        end=end,
+        groups=groups,
+        key=own_name(),
+        after=_after(page, groups),
+        newest=page.newest,
+        limit=page.limit + 1,
+    )
     await state.usage.save(state.store)
-    found = await state.store.do(
-        lambda records: list(read_usage(records.connection, start, end, own))
-    )
-    return json_response(
-        {"object": "list", "start": start, "end": end, "data": summed(found, groups)}
-    )
+    found = await state.store.do(lambda records: query.read(records.connection))
+    entries = [{"id": _id_of(each, groups), **each} for each in found]
+    return page.respond(entries, start=start, end=end)
 
 
 def _day(name: str) -> str | None:
@@ -77,3 +86,17 @@ def _groups() -> list[Group]:
     if not names.keys() <= {*GROUPS}:
         raise InvalidRequestError.at("group_by", "must be day, key or model, or several of them.")
     return [cast(Group, name) for name in names]
+
+
+def _id_of(entry: Mapping[str, Any], groups: Sequence[Group]) -> str:
+    return _ID + _BETWEEN.join(entry[name] for name in GROUPS if name in groups)
+
+
+def _after(page: Page, groups: Sequence[Group]) -> list[str] | None:
+    if page.after is None:
+        return None
+    values = page.after.removeprefix(_ID).split(_BETWEEN, len(groups) - 1)
+    if not page.after.startswith(_ID) or len(values) != len(groups):
+        raise InvalidRequestError.at("after", "names no entry of the list.")
+    named = dict(zip((name for name in GROUPS if name in groups), values, strict=True))
+    return [named[name] for name in groups]

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
+from urllib.parse import quote
 
 from trioserve.cli.address import Address, take_value
 from trioserve.cli.commands import table, take
@@ -16,6 +17,11 @@ from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, UnavailableError
 
 _DAYS = 30
+
+#: Entries of a page that a server is asked for, and how many pages it may have.
+_PAGE = 1000
+_MAX_PAGES = 1000
+
 _HEADINGS = {"day": "DAY", "key": "KEY", "model": "MODEL"}
 _NUMBERS = {
     "requests": "REQUESTS",
@@ -78,24 +84,32 @@ def _days(text: str | None) -> int:
 
 def _read(path: str, start: str, end: str, groups: Sequence[str]) -> list[dict[str, Any]]:
     from trioserve.store.database import usage
-    from trioserve.store.usage import Group, summed
+    from trioserve.store.usage import Group, UsageQuery
 
-    return summed(usage(path, start, end), cast(Sequence[Group], groups))
+    return usage(path, UsageQuery(start=start, end=end, groups=cast(Sequence[Group], groups)))
 
 
 def _ask(
     address: Address, api_key: str | None, start: str, end: str, groups: Sequence[str]
 ) -> list[dict[str, Any]]:
-    query = f"start={start}&end={end}&group_by={','.join(groups)}"
-    status, found = get(address, f"/v1/usage?{query}", api_key)
-    try:
-        if status != http.HTTPStatus.OK:
-            raise UnavailableError(f"{address} says: {found['error']['message']}")
-        return [{name: one[name] for name in (*_HEADINGS, *_NUMBERS)} for one in found["data"]]
-    except (KeyError, TypeError) as error:
-        raise UnavailableError(
-            f"what answers at {address} has no usage: status {status}."
-        ) from error
+    query = f"start={start}&end={end}&group_by={','.join(groups)}&limit={_PAGE}"
+    rows: list[dict[str, Any]] = []
+    after = ""
+    for _ in range(_MAX_PAGES):
+        status, found = get(address, f"/v1/usage?{query}{after}", api_key)
+        try:
+            if status != http.HTTPStatus.OK:
+                raise UnavailableError(f"{address} says: {found['error']['message']}")
+            names = (*_HEADINGS, *_NUMBERS)
+            rows += ({name: one[name] for name in names} for one in found["data"])
+            if not found["has_more"]:
+                return rows
+            after = f"&after={quote(found['last_id'], safe='')}"
+        except (KeyError, TypeError) as error:
+            raise UnavailableError(
+                f"what answers at {address} has no usage: status {status}."
+            ) from error
+    raise UnavailableError(f"{address} has more than {_MAX_PAGES * _PAGE} entries of usage.")
 
 
 def _table(rows: Iterable[Mapping[str, Any]], groups: Sequence[str]) -> str:
