@@ -1,4 +1,4 @@
-"""`alongside`, `Patience`, `Bell`, `Feed`, `Gate` and `surely`."""
+"""`alongside`, `Patience`, `Bell`, `Feed`, `Gate`, `Jobs`, `repeat` and `surely`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.concurrency import (
@@ -16,14 +17,21 @@ from trioserve.concurrency import (
     Bell,
     Feed,
     Gate,
+    Jobs,
     Patience,
     Phase,
     alongside,
     check_cancelled,
     deadline_scope,
+    repeat,
     surely,
 )
-from trioserve.errors import DeadlineExceededError, EngineError, ServerClosingError
+from trioserve.errors import (
+    DeadlineExceededError,
+    EngineError,
+    ServerClosingError,
+    TrioServeError,
+)
 
 
 async def fail_at_its_end() -> None:
@@ -381,6 +389,73 @@ async def test_draining_a_gate_ends_what_takes_too_long(autojump_clock: MockCloc
         await wait_all_tasks_blocked()
         await gate.drain(trio.current_time() + 5, ServerClosingError("too late"))
         assert (trio.current_time(), gate.phase.value) == (7, Phase.CLOSED)
+
+
+# -- jobs
+
+
+async def test_a_job_fails_alone() -> None:
+    jobs, failures, other = Jobs(), list[TrioServeError](), trio.Event()
+
+    async def fail(error: Exception) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            raise error
+
+    with capture_logs() as logged:
+        async with alongside(jobs.run):
+            jobs.begin(partial(fail, MemoryError("no more")), failures.append)
+            jobs.begin(partial(fail, EngineError("foreseen")), failures.append)
+            jobs.begin(partial(fail, KeyError("a")), lambda error: 1 / 0)
+            await wait_all_tasks_blocked()
+            jobs.begin(partial(_set, other))
+            await other.wait()
+    assert sorted(type(each).__name__ for each in failures) == ["EngineError", "TrioServeError"]
+    assert "An unexpected error: MemoryError('no more')" in {each.message for each in failures}
+    assert {type(each["exc_info"]).__name__ for each in logged} == {
+        "MemoryError",
+        "KeyError",
+        "ZeroDivisionError",
+    }
+
+
+async def _set(event: trio.Event) -> None:
+    event.set()
+
+
+async def test_jobs_wait_for_their_beginning_and_are_refused_after_their_end() -> None:
+    jobs, began, has_ended = Jobs(), trio.Event(), trio.Event()
+
+    async def job() -> None:
+        began.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            has_ended.set()
+
+    jobs.begin(job)
+    await wait_all_tasks_blocked()
+    assert not began.is_set() and not jobs.have_begun
+    async with alongside(jobs.run):
+        await began.wait()
+    assert has_ended.is_set()
+    with pytest.raises(ServerClosingError):
+        jobs.begin(job)
+
+
+async def test_rounds_continue_after_one_that_fails(autojump_clock: MockClock) -> None:
+    n_rounds, enough = 0, trio.Event()
+
+    async def work() -> None:
+        nonlocal n_rounds
+        n_rounds += 1
+        await trio.sleep(1)
+        if n_rounds == 5:
+            enough.set()
+        raise (OSError if n_rounds % 2 else EngineError)("no")
+
+    async with alongside(partial(repeat, work)):
+        await enough.wait()
 
 
 # -- worker threads

@@ -13,19 +13,31 @@ from contextlib import (
     contextmanager,
     suppress,
 )
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
+from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, NoReturn, Self, TypeAlias, TypeVar
 
 import trio
 from trio_util import AsyncValue
 
-from trioserve.errors import DeadlineExceededError, ServerClosingError, TrioServeError
+from trioserve.errors import (
+    DeadlineExceededError,
+    ServerClosingError,
+    TrioServeError,
+    first_error,
+    raised_alone,
+)
+from trioserve.log import get_logger
 
 _T = TypeVar("_T")
+_log = get_logger("trioserve.concurrency")
 
 #: Seconds that a pause of the process costs a peer at most: see `Patience`.
 TURN = 1.0
+
+#: Seconds before the next round after one that has failed: see `repeat`.
+_REST = 1.0
 
 
 @asynccontextmanager
@@ -363,6 +375,91 @@ class Gate:
             await self.drained()
         if scope.cancelled_caught:
             self.end(error)
+
+
+# -- what lives as long as an app
+
+#: Gets the error of a job; see `Jobs.begin`.
+Failed: TypeAlias = Callable[[TrioServeError], object]
+
+
+class Jobs:
+    """Jobs that end with an app. One that fails, fails alone.
+
+    They run while `run` does. One that begins before waits for it; one that begins after its end is
+    refused.
+
+    Args:
+        gate: refuses jobs, too; `run` ends it.
+    """
+
+    def __init__(self, gate: Gate | None = None) -> None:
+        self.gate = gate or Gate()
+        #: Whether `run` was called.
+        self.have_begun = False
+        self._early: list[Callable[[], Awaitable[bool]]] = []
+        self._start: Callable[[Callable[[], Awaitable[bool]]], object] = self._early.append
+
+    def begin(
+        self, job: Callable[[], Awaitable[object]], failed: Failed = lambda error: None
+    ) -> None:
+        """Begin a job, in the context of `run`, not of the request that was the occasion for it.
+
+        Args:
+            job: what to do.
+            failed: called with its error. One that is no `TrioServeError` is logged before.
+
+        Raises:
+            ServerClosingError: the end has begun.
+        """
+        self.gate.check()
+        self._start(partial(alone, job, failed))
+
+    async def run(self) -> NoReturn:
+        """Run jobs until cancelled, and cancel those that still run."""
+        async with trio.open_nursery() as nursery:
+            context = copy_context()
+            self._start = lambda job: context.run(partial(nursery.start_soon, job))
+            self.have_begun = True
+            try:
+                for job in self._early:
+                    nursery.start_soon(job)
+                await trio.sleep_forever()
+            finally:
+                self.gate.end()
+        raise AssertionError
+
+
+async def alone(work: Callable[[], Awaitable[object]], failed: Failed = lambda error: None) -> bool:
+    """Do work that must not end what runs beside it; returns whether it failed. As `Jobs.begin`."""
+    try:
+        try:
+            await work()
+            return False
+        except* Exception as group:
+            failed(_error_of_job(group))
+    except* Exception as group:
+        _log.error("the failure of a job could not be noted", exc_info=raised_alone(group))
+    return True
+
+
+def _error_of_job(group: ExceptionGroup[Exception]) -> TrioServeError:
+    error = raised_alone(group)
+    if isinstance(error, TrioServeError):
+        return error
+    _log.error("a job has failed", exc_info=error)
+    return TrioServeError(f"An unexpected error: {first_error(error)!r}")
+
+
+async def repeat(work: Callable[[], Awaitable[object]]) -> NoReturn:
+    """Do work again and again until cancelled, after a round that fails, too."""
+    while True:
+        if await alone(work, _tell):
+            await trio.sleep(_REST)
+
+
+def _tell(error: TrioServeError) -> None:
+    _log.error("this is tried again", problem=error.message)
 
 
 class EnteredOnce(ABC):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import trio
 
 from trioserve.api.within import Answer
-from trioserve.concurrency import Gate, Phase
+from trioserve.concurrency import Gate, Jobs, Phase
 from trioserve.config import Config
 from trioserve.errors import TrioServeError, UnavailableError
 from trioserve.fair_limiter import FairLimiter, set_client
@@ -63,7 +63,7 @@ class Batches:
         self._config: Config
         self._keys: Keys
         self._places: FairLimiter
-        self._nursery: trio.Nursery | None = None
+        self._jobs = Jobs()
         self._running: dict[str, trio.CancelScope] = {}
 
     async def run(self, store: Store, config: Config, keys: Keys) -> None:
@@ -72,21 +72,24 @@ class Batches:
         # As many lines wait as run: those that begin together are computed together.
         n_waiting = max(1, min(config.parallel, config.max_queue // 4))
         self._places = FairLimiter(config.parallel + n_waiting)
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            try:
-                is_new = config.store is None  # in memory
-                left = [] if is_new else await self._surely(_open_batches)
-                for record in left:
-                    self.start(record)
-                await trio.sleep_forever()
-            finally:
-                self._nursery = None
+        if config.store is not None:
+            self._jobs.begin(self._resume)
+        await self._jobs.run()
+
+    async def _resume(self) -> None:
+        """Run the batches that another process has left."""
+        for record in await self._surely(_open_batches):
+            self.start(record)
 
     def start(self, batch: Record) -> None:
-        """Run a batch that is in the store."""
-        if self._nursery is not None:
-            self._nursery.start_soon(self._live, batch)
+        """Run a batch that is in the store, once the model is loaded. It is started once.
+
+        Raises:
+            ServerClosingError: the server ends.
+        """
+        if batch.id not in self._running:
+            self._jobs.begin(partial(self._live, batch))
+            self._running[batch.id] = trio.CancelScope()
 
     def cancel(self, id_: str) -> None:
         """End a batch that the store has as ``cancelling``."""
@@ -97,15 +100,14 @@ class Batches:
 
     async def _live(self, batch: Record) -> None:
         end = "cancelled"
-        if batch.body["status"] != "cancelling":
-            with trio.CancelScope() as scope:
-                self._running[batch.id] = scope
-                try:
+        try:
+            if batch.body["status"] != "cancelling":
+                with self._running[batch.id]:
                     end = await self._run(batch)
-                finally:
-                    del self._running[batch.id]
-        if end != "completed" or self._may_begin():
-            await self._surely(partial(_finish, batch=batch, end=end))
+            if end != "completed" or self._may_begin():
+                await self._surely(partial(_finish, batch=batch, end=end))
+        finally:
+            del self._running[batch.id]
 
     async def _run(self, batch: Record) -> str:
         """Answer the lines of a batch in the time that it has; returns how it has ended."""

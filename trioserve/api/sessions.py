@@ -13,19 +13,22 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
 import trio
 
-from trioserve.concurrency import Bell
+from trioserve.concurrency import Bell, Jobs, alongside, repeat
 from trioserve.config import Config
 from trioserve.errors import (
     InvalidRequestError,
+    ModelLoadingError,
     NotSupportedError,
     QueueFullError,
     ServerClosingError,
     StreamStoppedError,
+    raised_alone,
 )
 from trioserve.fair_limiter import current_client
 
@@ -249,8 +252,9 @@ class StreamSession:
         try:
             with self._scope:
                 await ask(self.take)
-        except Exception as error:
-            self.failure = error
+        except* Exception as group:
+            self.failure = raised_alone(group)
+            raise
         finally:
             self._finish()
 
@@ -384,7 +388,7 @@ class StreamLimits:
 
 
 class Sessions:
-    """The sessions of an app. They exist only while `run` is running.
+    """The sessions of an app. They begin only while `run` is running.
 
     Where the limits make it forget something, it is of the client that has most: so no client
     loses what it needs to another one that has more.
@@ -396,7 +400,7 @@ class Sessions:
         self.n_evicted = 0  # sessions forgotten early to make room
         self._clock = clock
         self._limits: StreamLimits
-        self._nursery: trio.Nursery | None = None
+        self._jobs = Jobs()
         self._by_conversation: dict[tuple[str, str], StreamSession] = {}
         self._by_secret: dict[str, StreamSession] = {}
         self._running: dict[StreamSession, None] = {}  # oldest first
@@ -406,17 +410,19 @@ class Sessions:
     async def run(self, config: Config) -> None:
         """Run sessions until cancelled, which also cancels the sessions still running."""
         self._limits = StreamLimits.of(config)
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            try:
-                await self._keep_expiring()
-            finally:
-                self._nursery = None
+        async with alongside(partial(repeat, self._expire_next)):
+            await self._jobs.run()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether `run` is running, so that sessions can start."""
-        return self._nursery is not None
+    def check_open(self) -> None:
+        """Check that sessions can start: `run` is running.
+
+        Raises:
+            ModelLoadingError: it has not begun.
+            ServerClosingError: it has ended.
+        """
+        self._jobs.gate.check()
+        if not self._jobs.have_begun:
+            raise ModelLoadingError
 
     def __iter__(self) -> Iterator[StreamSession]:
         yield from self._running
@@ -444,10 +450,9 @@ class Sessions:
 
         Raises:
             QueueFullError: too many streams are running.
-            ServerClosingError: the server has ended.
+            UnavailableError: as `check_open`.
         """
-        if self._nursery is None:
-            raise ServerClosingError
+        self.check_open()
         if conversation is not None and (old := self.find(key, conversation)) is not None:
             self.stop(old, "A newer request has the same conversation id.")
         self._make_room_for_one(key)
@@ -458,15 +463,17 @@ class Sessions:
             self._by_conversation[key, names.conversation] = session
         if names.secret is not None:
             self._by_secret[names.secret] = session
-        self._nursery.start_soon(self._live, session, ask)
+        self._jobs.begin(partial(self._live, session, ask))
         return session
 
     async def _live(self, session: StreamSession, ask: Callable[[Send], Awaitable[None]]) -> None:
-        await session.run(ask)
-        if session in self._running:  # not forgotten meanwhile
-            del self._running[session]
-            self._finished[session] = self._clock() + self._limits.keep_seconds
-            self._has_finished.ring()
+        try:
+            await session.run(ask)
+        finally:
+            if session in self._running:  # not forgotten meanwhile
+                del self._running[session]
+                self._finished[session] = self._clock() + self._limits.keep_seconds
+                self._has_finished.ring()
 
     def stop(self, session: StreamSession, why: str) -> None:
         """Stop a stream and forget it. Its readers get `why` as an error."""
@@ -558,20 +565,19 @@ class Sessions:
         largest = max((each for each in self._running if each.client == client), key=_size)
         largest.drop(max(n_bytes, _size(largest) // _SHARE_TO_DROP))
 
-    async def _keep_expiring(self) -> None:
-        """Forget ended streams after `keep_seconds`, unless they have readers. Never returns."""
-        while True:
-            while not self._finished:
-                self._has_finished = Bell()
-                await self._has_finished.wait()
-            session, until = next(iter(self._finished.items()))
-            if until > self._clock():
-                await trio.sleep(until - self._clock())
-            elif session.n_readers:
-                del self._finished[session]
-                self._finished[session] = self._clock() + self._limits.keep_seconds
-            else:
-                self.forget(session)
+    async def _expire_next(self) -> None:
+        """Forget an ended stream after `keep_seconds`, unless it has readers."""
+        while not self._finished:
+            self._has_finished = Bell()
+            await self._has_finished.wait()
+        session, until = next(iter(self._finished.items()))
+        if until > self._clock():
+            await trio.sleep(until - self._clock())
+        elif session.n_readers:
+            del self._finished[session]
+            self._finished[session] = self._clock() + self._limits.keep_seconds
+        else:
+            self.forget(session)
 
 
 def _size(session: StreamSession) -> int:

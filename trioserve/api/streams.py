@@ -174,8 +174,9 @@ async def take_over() -> Response | None:
         return None
     default = _stream_by_default(takes)
     wanted = None if default is None else _Wanted.read(request.headers)
-    if default is None or wanted is None or not current_app_state().streams.is_open:
+    if default is None or wanted is None:
         return None
+    current_app_state().streams.check_open()
     body = await _stream_body(default=default, always=wanted.wait is not None)
     return None if body is None else await _begin(wanted, body)
 

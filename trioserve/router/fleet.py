@@ -12,7 +12,6 @@ from contextlib import (
     asynccontextmanager,
     nullcontext,
 )
-from contextvars import Context, copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,17 @@ from typing import Any
 import attrs
 import trio
 
-from trioserve.concurrency import Bell, EnteredOnce, Feed, Gate, Phase, alongside
+from trioserve.concurrency import (
+    Bell,
+    EnteredOnce,
+    Failed,
+    Feed,
+    Gate,
+    Jobs,
+    Phase,
+    alongside,
+    repeat,
+)
 from trioserve.errors import (
     ConfigError,
     InvalidRequestError,
@@ -29,7 +38,6 @@ from trioserve.errors import (
     ServerClosingError,
     TrioServeError,
     UnknownModelError,
-    first_error,
 )
 from trioserve.llama.machine import MemoryUse, memory_use
 from trioserve.log import get_logger
@@ -114,14 +122,13 @@ class Fleet(EnteredOnce):
         self._models: dict[str, _Model] = {}
         self.on_usage: Callable[[str, Any], None] = lambda *_: None  # what keys use of a model
         self._gate = Gate()
+        self._jobs = Jobs(self._gate)
         self._open_launcher: Callable[[], AbstractAsyncContextManager[Launcher]] = lambda: (
             nullcontext(launcher) if launcher else open_launcher(catalog.environment, first)
         )
         # These are there on entry: the folder is that of the sockets.
         self._launcher: Launcher
         self._folder: Path
-        self._context: Context
-        self._nursery: trio.Nursery
         self._n_children = 0
 
     # -- life
@@ -139,11 +146,10 @@ class Fleet(EnteredOnce):
         async with AsyncExitStack() as stack:
             self._folder = stack.enter_context(socket_folder())
             self._launcher = await stack.enter_async_context(self._open_launcher())
-            self._context = copy_context()
-            jobs = [self._tell_waiting]
+            jobs = [self._jobs.run, self._tell_waiting]
             if self._schedule.is_measured:
-                jobs.append(self._watch_memory)
-            self._nursery = await stack.enter_async_context(alongside(*jobs))
+                jobs.append(partial(repeat, self._watch_memory))
+            await stack.enter_async_context(alongside(*jobs))
             stack.callback(self._close)
             for entry in at_once:
                 self._model(entry)
@@ -154,13 +160,15 @@ class Fleet(EnteredOnce):
     async def _tell_waiting(self) -> None:
         """Have those who wait look where they stand, when that may have changed."""
         try:
-            while True:
-                await self._news.wait()
-                for bell in self._listeners:
-                    bell.ring()
-                await trio.sleep(_NEWS_INTERVAL)
+            await repeat(self._tell_those_who_wait)
         finally:
             self._close()  # before processes that are killed could be started again
+
+    async def _tell_those_who_wait(self) -> None:
+        await self._news.wait()
+        for bell in self._listeners:
+            bell.ring()
+        await trio.sleep(_NEWS_INTERVAL)
 
     @property
     def _is_open(self) -> bool:
@@ -326,33 +334,14 @@ class Fleet(EnteredOnce):
         self.tell(FleetEvent(model="*", event="models_reload"))
 
     def begin(
-        self,
-        job: Callable[[], Awaitable[None]],
-        failed: Callable[[TrioServeError], object] = lambda error: None,
+        self, job: Callable[[], Awaitable[None]], failed: Failed = lambda error: None
     ) -> None:
-        """Begin a job of the router, which ends with the fleet. If it fails, it fails alone.
-
-        It is not in the context of the request that was the occasion for it.
-
-        Args:
-            job: what to do.
-            failed: called with its error; an unforeseen one is also logged.
+        """Begin a job of the router, which ends with the fleet; see `Jobs.begin`.
 
         Raises:
             ServerClosingError: the fleet is closing.
         """
-
-        async def run() -> None:
-            try:
-                await job()
-            except TrioServeError as error:
-                failed(error)
-            except Exception as error:
-                _log.error("a job of the router has failed", exc_info=error)
-                failed(TrioServeError(f"An unexpected error: {first_error(error)!r}"))
-
-        self._gate.check()
-        self._context.copy().run(self._nursery.start_soon, run)
+        self._jobs.begin(job, failed)
 
     # -- processes
 
@@ -476,11 +465,10 @@ class Fleet(EnteredOnce):
         return [child for child in found if child.pid is not None]
 
     async def _watch_memory(self) -> None:
-        """Measure again and again; a model that waits starts once there is room for it."""
-        while True:
-            await trio.sleep(_MEMORY_INTERVAL)
-            await self._measure_children()
-            self._turn()
+        """Measure; a model that waits starts once there is room for it."""
+        await trio.sleep(_MEMORY_INTERVAL)
+        await self._measure_children()
+        self._turn()
 
     async def _measure_children(self) -> int:
         """Measure what the processes have, and what all of them may have; returns the former."""

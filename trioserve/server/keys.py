@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import trio
 from trio_util import AsyncValue
 
-from trioserve.concurrency import surely
+from trioserve.concurrency import repeat, surely
 from trioserve.config import Config
 from trioserve.config.keys import Key, digest_of, read_keys
 from trioserve.errors import AuthenticationError, ConfigError
@@ -114,9 +114,12 @@ class Keys:
 
     async def follow(self) -> None:
         """Keep the keys as they are in the file, until cancelled. Returns if there is no file."""
-        while self._path is not None:
-            await trio.sleep(_INTERVAL)
-            await surely(self.refresh, self._refreshing)
+        if self._path is not None:
+            await repeat(self._look_later)
+
+    async def _look_later(self) -> None:
+        await trio.sleep(_INTERVAL)
+        await surely(self.refresh, self._refreshing)
 
     def _take(self, others: tuple[Key, ...]) -> None:
         """Use the keys of the file from now on. Raises ConfigError."""

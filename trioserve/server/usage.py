@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from trioserve.concurrency import Bell, alongside
+from trioserve.concurrency import Bell, alongside, repeat
 from trioserve.config.keys import Key
 from trioserve.errors import InsufficientQuotaError, UnavailableError
 from trioserve.log import get_logger
@@ -123,16 +123,15 @@ class Usage:
                 Used(0, one["input_tokens"], 0, one["output_tokens"]),
             )
         try:
-            async with alongside(partial(self._save_often, store)):
+            async with alongside(partial(repeat, partial(self._save_soon, store))):
                 yield
         finally:
             await self.save(store)
 
-    async def _save_often(self, store: Store) -> None:
-        while True:
-            await self.news.wait()
-            await trio.sleep(_INTERVAL)
-            await self.save(store)
+    async def _save_soon(self, store: Store) -> None:
+        await self.news.wait()
+        await trio.sleep(_INTERVAL)
+        await self.save(store)
 
     async def save(self, store: Store) -> None:
         """Write what is new. If the store fails, that is written later.
@@ -144,7 +143,9 @@ class Usage:
         try:
             with trio.CancelScope(shield=True):
                 await store.do(lambda records: add_usage(records.connection, counted))
-        except UnavailableError as error:
-            _log.warning("what was used is written later", problem=error.message)
+        except Exception as error:
+            _log.warning("what was used is written later", problem=str(error))
             for row, used in counted.items():
                 self._put(row, used)
+            if not isinstance(error, UnavailableError):
+                raise

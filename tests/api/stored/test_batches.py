@@ -24,6 +24,7 @@ from trioserve.api import batches as batches_module
 from trioserve.api.base.app_state import AppState
 from trioserve.api.batches import KIND, OUTPUT, PENDING
 from trioserve.api.within import Answer
+from trioserve.concurrency import Phase
 from trioserve.errors import StoreError
 from trioserve.store import Part, Records, open_store
 
@@ -206,7 +207,7 @@ async def test_a_restart_goes_on_with_the_lines_that_are_left(tmp_path: Path) ->
     config: Mapping[str, Any] = {"store": str(tmp_path / "a.db"), "parallel": 1}
 
     async def open_at_the_end(service: AppState) -> None:
-        await until(lambda: service.batches._nursery is None)
+        await until(lambda: service.batches._jobs.gate.phase.value is Phase.CLOSED)
         gate.open()
 
     async with (

@@ -13,7 +13,7 @@ from contextlib import (
     nullcontext,
 )
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import trio
@@ -25,6 +25,7 @@ from trioserve.api.sessions import Sessions
 from trioserve.concurrency import Gate, Phase, alongside, deadline_scope
 from trioserve.config import Config
 from trioserve.errors import (
+    ModelLoadingError,
     TrioServeError,
     UnavailableError,
     UnknownToolCallError,
@@ -41,6 +42,8 @@ from trioserve.server.usage import Usage
 from trioserve.store import Store, open_store
 from trioserve.tools.registry import ToolRegistry
 from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
+
+_T = TypeVar("_T")
 
 # -- tool calls and answers that other requests can reach or end
 
@@ -286,10 +289,23 @@ class AppState(Connections, ABC):
 
     @property
     def store(self) -> Store:
-        """What outlives connections. Raises UnavailableError: the server is starting or ending."""
-        if self._store is None:
-            raise UnavailableError("The server is starting or ending: nothing can be stored.")
-        return self._store
+        """What outlives connections. Raises as `_there`."""
+        return self._there(self._store)
+
+    def _there(self, part: _T | None) -> _T:
+        """A part of the app that is there from when it can serve until it ends.
+
+        Raises:
+            ModelLoadingError: it is not there yet.
+            ServerClosingError: the app is stopping.
+            TrioServeError: `failure`, when there is one.
+        """
+        if part is not None:
+            return part
+        if self.failure is not None:
+            raise self.failure.again()
+        self.gate.check()
+        raise ModelLoadingError
 
     @asynccontextmanager
     async def _storing(self) -> AsyncIterator[Store]:

@@ -13,7 +13,7 @@ from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.rights import check_model, may_use
 from trioserve.config import Config
-from trioserve.errors import ModelLoadingError, UnavailableError
+from trioserve.errors import UnavailableError
 from trioserve.models.fetch import fetch
 from trioserve.server.context import ANYONE, RequestContext
 from trioserve.server.core import ServerCore
@@ -53,19 +53,8 @@ class Service(AppState):
 
     @property
     def server(self) -> ServerCore:
-        """The server that answers requests. Raises the error that ended it, if one has.
-
-        Raises:
-            ModelLoadingError: the model is still loading.
-            ServerClosingError: the service is stopping.
-            TrioServeError: `failure`, when there is one.
-        """
-        if self._server is not None:
-            return self._server
-        if self.failure is not None:
-            raise self.failure.again()
-        self.gate.check()
-        raise ModelLoadingError
+        """The server that answers requests. Raises as `_there`."""
+        return self._there(self._server)
 
     @property
     def tools(self) -> ToolRegistry:

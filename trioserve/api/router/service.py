@@ -21,7 +21,6 @@ from trioserve.errors import (
     AmbiguousModelError,
     ModelLoadError,
     TrioServeError,
-    UnavailableError,
     UnknownModelError,
 )
 from trioserve.models import resolve_projector
@@ -62,19 +61,10 @@ class RouterService(AppState):
 
     @property
     def fleet(self) -> Fleet:
-        """The fleet that answers requests. Raises the error that ended it, if one has.
-
-        Raises:
-            ServerClosingError: the service is stopping.
-            UnavailableError: it has not begun.
-            TrioServeError: `failure`, when there is one.
-        """
-        if self.failure is not None:
-            raise self.failure.again()
+        """The fleet that answers requests. Raises as `_there`, also while the app drains."""
+        fleet = self._there(self._fleet)
         self.gate.check()
-        if self._fleet is None:
-            raise UnavailableError("The router is starting.")
-        return self._fleet
+        return fleet
 
     @property
     def tools(self) -> ToolRegistry:

@@ -9,7 +9,7 @@ from typing import Self
 
 import trio
 
-from trioserve.concurrency import Bell, surely
+from trioserve.concurrency import Bell, repeat, surely
 from trioserve.config import Config
 from trioserve.errors import MemoryFullError, PayloadTooLargeError
 
@@ -145,10 +145,12 @@ class MemoryBudget:
 
         malloc keeps freed memory, which then still counts as memory of the process.
         """
-        while True:
-            await self._released.wait()
-            await trio.sleep(_TRIM_DELAY)
-            await surely(trim)
+        await repeat(self._trim_after_requests)
+
+    async def _trim_after_requests(self) -> None:
+        await self._released.wait()
+        await trio.sleep(_TRIM_DELAY)
+        await surely(trim)
 
 
 class MemoryReservation:
