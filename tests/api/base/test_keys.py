@@ -137,6 +137,39 @@ async def test_unloading_by_ollama_is_management(path: Path) -> None:
         assert answer.status_code == 200
 
 
+async def test_only_a_key_that_may_manage_puts_a_model_to_sleep(path: Path) -> None:
+    async def use(client: httpx.AsyncClient, key: str, keep_alive: float) -> str:
+        for url, body in (
+            ("/api/chat", CHAT | {"stream": False}),
+            ("/api/chat", {}),
+            ("/v1/chat/completions", CHAT),
+            ("/completion", {"prompt": "a", "n_predict": 1}),
+        ):
+            body = {"model": "one", "keep_alive": keep_alive} | body
+            answer = await client.post(url, json=body, headers=bearer(key))
+            refused = (
+                key == "c" and url == "/api/chat" and "messages" not in body and not keep_alive
+            )
+            assert answer.status_code == (403 if refused else 200), (url, answer.text)
+        (model,) = (await client.get("/api/ps", headers=bearer(key))).json()["models"]
+        return str(model["expires_at"])
+
+    never = "2318-01-01T00:00:00Z"
+    settings = {"keys_file": str(path)}
+    async with client_of(**settings) as one, routed(child=settings, **settings) as router:
+        for client in (one, router.client):
+            for keep_alive in (0, 1e-9, 3600):
+                assert await use(client, "c", keep_alive) == never
+            soon = await use(client, "a", 3600)
+            assert soon < never and await use(client, "c", 60) >= soon
+            assert soon < await use(client, "c", 7200) < await use(client, "c", -1) == never
+    async with routed({"one": None}, **settings) as router:
+        for key, status in (("c", 403), ("a", 200)):
+            body = {"model": "one", "keep_alive": 0}
+            answer = await router.client.post("/api/generate", json=body, headers=bearer(key))
+            assert answer.status_code == status
+
+
 # -- models
 
 

@@ -27,6 +27,7 @@ from trioserve.api.base.connection import KeepAlive, Request, counted, current_r
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.http import TIMEOUT_HEADER, current_request_id, json_response
 from trioserve.api.base.readers import seconds
+from trioserve.api.base.rights import check_manages
 from trioserve.api.router import proxy
 from trioserve.api.router.proxy import PassedStream
 from trioserve.api.router.service import current_router, find_model
@@ -241,6 +242,7 @@ async def forward_to_model(wanted: ForwardedRequest) -> Response:
     if wanted.if_unloaded is None:
         entry = find_model(wanted.model)
     else:  # it asks for the model's memory
+        check_manages("unloading the model")
         entry = find_model(wanted.model, exact=True)
         if fleet.state(entry.name).value is Status.UNLOADED:
             return json_response(wanted.if_unloaded)

@@ -26,6 +26,7 @@ from trioserve.errors import (
     ServerSleepingError,
     TrioServeError,
 )
+from trioserve.left_out import leave_out
 from trioserve.log import get_logger
 from trioserve.server.adapters import AdapterNames
 from trioserve.server.context import RequestContext
@@ -379,8 +380,18 @@ class ModelLifecycle:
                 with deadline_scope(context.deadline):
                     await self._until_ready()
             if context.keep_alive is not None:
-                self._keep_alive = context.keep_alive
+                self._keep(context.client, context.keep_alive)
             yield self.services
+
+    def _keep(self, client: str, keep_alive: float) -> None:
+        """Set for how long the idle model stays. A key that may not manage can only prolong it."""
+        keys = self._resources.keys
+        key = keys.find(client)
+        may_shorten = not client or not keys.needed or (key is not None and key.may_manage)
+        if may_shorten or keep_alive < 0 or 0 <= self._keep_alive <= keep_alive:
+            self._keep_alive = keep_alive
+        else:
+            leave_out("keep_alive", "a key that may not manage the server cannot shorten it")
 
     async def _until_ready(self) -> None:
         """Have the model loaded, and wait for that in the order of arrival."""
