@@ -223,8 +223,9 @@ async def test_pages_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
                 return lambda records: ids(records, **options)
 
             assert await store.do(listed()) == ["e", "d", "c", "b", "a"]
-            assert await store.do(listed(after="d")) == ["c", "b", "a"]
-            assert await store.do(listed(newest=False, after="c")) == ["d", "e"]
+            found = await store.do(lambda records: records.listed("note", ME, limit=100))
+            assert await store.do(listed(after=found[1])) == ["c", "b", "a"]
+            assert await store.do(listed(newest=False, after=found[2])) == ["d", "e"]
 
 
 # -- failures

@@ -5,7 +5,18 @@ checks, compacts and copies the file. Nothing here knows what the records mean.
 """
 
 from trioserve.store.database import MEMORY, Database
-from trioserve.store.records import Part, Record, Records, new_id
+from trioserve.store.records import Part, Record, Records, Ref, damaged, new_id
 from trioserve.store.store import Store, open_store
 
-__all__ = ["MEMORY", "Database", "Part", "Record", "Records", "Store", "new_id", "open_store"]
+__all__ = [
+    "MEMORY",
+    "Database",
+    "Part",
+    "Record",
+    "Records",
+    "Ref",
+    "Store",
+    "damaged",
+    "new_id",
+    "open_store",
+]

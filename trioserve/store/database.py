@@ -230,8 +230,10 @@ _CAUSES = {
 }
 
 
-def error_of(error: sqlite3.Error | OSError, path: str) -> StoreError:
-    """Translate an error of SQLite."""
+def error_of(error: Exception, path: str) -> StoreError:
+    """Translate an error of SQLite or of the system."""
+    if isinstance(error, MemoryError):
+        return StoreError(f"The store {path} cannot be used: there is no memory for it.")
     code = getattr(error, "sqlite_errorcode", None)
     cause = None if code is None else _CAUSES.get(code & 0xFF)
     if cause is None:

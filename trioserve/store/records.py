@@ -10,28 +10,45 @@ import json
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
 
-from trioserve.errors import StoreFullError
+from trioserve.errors import NotFoundError, StoreError, StoreFullError
+from trioserve.log import get_logger
 from trioserve.store.usage import expire_usage
+
+_log = get_logger("trioserve.store")
 
 #: Seconds before the time of the last use is written again.
 _SOON = 3600.0
 
+#: Bytes and rows that are read in one transaction, unless one row alone has more bytes.
+_PIECE, _ROWS = 2**20, 1000
+
 
 @attrs.frozen
 class Record:
-    """A record. `created` is a Unix time, and `is_open` says that its work is not over."""
+    """A record. `created` is a Unix time, and `is_open` says that its work is not over.
+
+    Its body is decoded when it is asked for: if it may be long, not in the thread of the store.
+    """
 
     id: str
     kind: str
     owner: bytes
     created: float
     is_open: bool
-    body: dict[str, Any]
+    data: bytes = attrs.field(repr=False)
+
+    @cached_property
+    def body(self) -> dict[str, Any]:
+        """The JSON of the body. Raises StoreError: it is damaged."""
+        if not isinstance(body := decode(self.data), dict):
+            raise damaged()
+        return body
 
 
 @attrs.frozen
@@ -49,8 +66,30 @@ class Part:
 
     @property
     def value(self) -> Any:
-        """The JSON of the body. Raises DatabaseError: it is damaged."""
-        return _decoded(self.body)
+        """The JSON of the body. Raises StoreError: it is damaged."""
+        return decode(self.body)
+
+
+@attrs.frozen
+class Ref:
+    """Where a part is, and how many bytes it has."""
+
+    record: str
+    side: str
+    n: int
+    size: int
+
+
+def pieces_of(refs: Sequence[Ref]) -> Iterator[Sequence[Ref]]:
+    """Divide what is to be read into what one transaction reads."""
+    first, n_bytes = 0, 0
+    for i, ref in enumerate(refs):
+        if i > first and (n_bytes + ref.size > _PIECE or i - first == _ROWS):
+            yield refs[first:i]
+            first, n_bytes = i, 0
+        n_bytes += ref.size
+    if refs:
+        yield refs[first:]
 
 
 def new_id(prefix: str, mark: str = "_") -> str:
@@ -63,11 +102,19 @@ def encode(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _decoded(data: bytes) -> Any:
+def decode(data: bytes) -> Any:
+    """Read JSON as the store has it. Raises StoreError: it is damaged."""
     try:
         return json.loads(data)
-    except (ValueError, TypeError):  # SQLite has no checksums: its tables may be sound
-        raise sqlite3.DatabaseError("its content is damaged") from None
+    except (ValueError, TypeError, RecursionError):
+        raise damaged() from None
+
+
+def damaged() -> StoreError:
+    """Make, and log, the error about content that is damaged: SQLite has no checksums for it."""
+    error = StoreError("The content of a record in the store is damaged.")
+    _log.error("the store failed", problem=error.message)
+    return error
 
 
 class Records:
@@ -86,6 +133,16 @@ class Records:
         #: For what is no record, such as usage.
         self.connection = connection
         self._max_bytes, self._seconds = max_bytes, seconds
+        #: Called with the bytes of bodies before they are read. May raise.
+        self.count: Callable[[int], object] | None = None
+
+    def _counted(self, columns: str, source: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Read rows with their bodies, which are counted before."""
+        if self.count is not None:
+            sizes = f"SELECT length(body) AS size FROM {source}"
+            (n,) = self._sql(f"SELECT coalesce(sum(size), 0) FROM ({sizes})", values).fetchone()
+            self.count(n)
+        return self._sql(f"SELECT {columns} FROM {source}", values).fetchall()
 
     # -- records
 
@@ -100,36 +157,52 @@ class Records:
 
     def find(self, id: str, kind: str, owner: bytes) -> Record | None:
         """Find a record of an owner, and note that it is in use."""
-        row = self._sql(
-            f"{_SELECT} WHERE id = ? AND kind = ? AND owner = ?", (id, kind, owner)
+        source = "records WHERE id = ? AND kind = ? AND owner = ?"
+        rows = self._counted(_COLUMNS, source, (id, kind, owner))
+        if not rows:
+            return None
+        self._note_use(id)
+        return _record(rows[0])
+
+    def fields(self, id: str, kind: str, owner: bytes, *names: str) -> tuple[Any, ...] | None:
+        """Find some fields of a record, which are no objects, and note that it is in use."""
+        fields = ", ".join(["json_extract(CAST(body AS TEXT), ?)"] * len(names)) or "id"
+        found: tuple[Any, ...] | None = self._sql(
+            f"SELECT {fields} FROM records WHERE id = ? AND kind = ? AND owner = ?",
+            (*(f"$.{name}" for name in names), id, kind, owner),
         ).fetchone()
-        if row is not None:
-            now = time.time()
-            self._sql(
-                "UPDATE records SET used = ? WHERE id = ? AND used < ?", (now, id, now - _SOON)
-            )
-        return None if row is None else _record(row)
+        if found is not None:
+            self._note_use(id)
+        return found
+
+    def _note_use(self, id: str) -> None:
+        now = time.time()
+        self._sql("UPDATE records SET used = ? WHERE id = ? AND used < ?", (now, id, now - _SOON))
 
     def listed(
-        self, kind: str, owner: bytes, *, limit: int, after: str | None = None, newest: bool = True
+        self,
+        kind: str,
+        owner: bytes,
+        *,
+        limit: int,
+        after: Record | None = None,
+        newest: bool = True,
     ) -> list[Record]:
         """List records of an owner, from the one after a record on."""
         order, sign = ("DESC", "<") if newest else ("ASC", ">")
-        where, values = "kind = ? AND owner = ?", [kind, owner]
+        where, values = "kind = ? AND owner = ?", list[Any]((kind, owner))
         if after is not None:
-            found = "SELECT created, id FROM records WHERE id = ? AND owner = ?"
-            where += f" AND (created, id) {sign} ({found})"
-            values += [after, owner]
-        rows = self._sql(
-            f"{_SELECT} WHERE {where} ORDER BY created {order}, id {order} LIMIT ?",
-            (*values, limit),
-        )
+            where += f" AND (created, id) {sign} (?, ?)"
+            values += [after.created, after.id]
+        source = f"records WHERE {where} ORDER BY created {order}, id {order} LIMIT ?"
+        rows = self._counted(_COLUMNS, source, (*values, limit))
         return [_record(row) for row in rows]
 
     def open_ones(self, kind: str) -> list[Record]:
         """The records of all owners whose work is not over, the oldest first."""
-        rows = self._sql(f"{_SELECT} WHERE is_open AND kind = ? ORDER BY created, id", (kind,))
-        return [_record(row) for row in rows]
+        source = "records WHERE is_open AND kind = ? ORDER BY created, id"
+        found = [_record(row) for row in self._counted(_COLUMNS, source, (kind,))]
+        return [each for each in found if each.body]
 
     def change(self, id: str, body: Any, *, is_open: bool = False) -> None:
         """Replace the body of a record. Has no effect on one that was deleted."""
@@ -167,20 +240,44 @@ class Records:
 
     def parts(self, id: str, side: str, *, after: int = -1, limit: int = -1) -> list[Part]:
         """The parts on a side of a record, in their order."""
-        rows = self._sql(
-            "SELECT n, name, body FROM parts WHERE record = ? AND side = ? AND n > ? "
-            "ORDER BY n LIMIT ?",
-            (id, side, after, limit),
-        )
-        return [Part(*row) for row in rows]
+        source = "parts WHERE record = ? AND side = ? AND n > ? ORDER BY n LIMIT ?"
+        return [Part(*row) for row in self._counted(_PART, source, (id, side, after, limit))]
 
     def part(self, id: str, side: str, n: int) -> Part | None:
         """One part of a record."""
-        row = self._sql(
-            "SELECT n, name, body FROM parts WHERE record = ? AND side = ? AND n = ?",
-            (id, side, n),
-        ).fetchone()
-        return None if row is None else Part(*row)
+        source = "parts WHERE record = ? AND side = ? AND n = ?"
+        rows = self._counted(_PART, source, (id, side, n))
+        return Part(*rows[0]) if rows else None
+
+    def refs(
+        self, id: str, side: str, *, after: int | None = None, limit: int = -1, newest: bool = False
+    ) -> list[Ref]:
+        """Where the parts on a side are, from the one after a number on. Reads no bodies."""
+        order, sign = ("DESC", "<") if newest else ("ASC", ">")
+        where, values = "record = ? AND side = ?", [id, side]
+        if after is not None:
+            where += f" AND n {sign} {after:d}"
+        rows = self._sql(
+            f"SELECT record, side, n, length(body) FROM parts WHERE {where} "
+            f"ORDER BY n {order} LIMIT {limit:d}",
+            values,
+        )
+        return [Ref(*row) for row in rows]
+
+    def read(self, refs: Sequence[Ref]) -> list[Part]:
+        """Read parts. Raises NotFoundError: one of them was deleted since the refs were made."""
+        if self.count is not None:
+            self.count(sum(ref.size for ref in refs))
+        # The size tells a part from a later one with the same number.
+        one = f"SELECT {_PART} FROM parts WHERE (record, side, n, length(body)) = (?, ?, ?, ?)"
+        rows = [self._sql(one, attrs.astuple(ref)).fetchone() for ref in refs]
+        if None in rows:
+            raise NotFoundError("What was to be read has been deleted meanwhile.")
+        return [Part(*row) for row in rows]
+
+    def places(self, name: str) -> list[tuple[str, str, int]]:
+        """The record, the side and the number of each part with a name, whoever owns it."""
+        return self._sql("SELECT record, side, n FROM parts WHERE name = ?", (name,)).fetchall()
 
     def numbers_by_name(self, id: str, side: str) -> list[int]:
         """The numbers of the parts on a side, in the order of their names."""
@@ -198,12 +295,10 @@ class Records:
 
     def named(self, name: str, owner: bytes) -> Part | None:
         """Find a part by its name in the records of an owner."""
-        row = self._sql(
-            "SELECT n, name, parts.body FROM parts JOIN records ON records.id = record "
-            "WHERE name = ? AND owner = ? LIMIT 1",
-            (name, owner),
-        ).fetchone()
-        return None if row is None else Part(*row)
+        of_owner = "EXISTS (SELECT 1 FROM records WHERE id = record AND owner = ?)"
+        source = f"parts WHERE name = ? AND {of_owner} LIMIT 1"
+        rows = self._counted(_PART, source, (name, owner))
+        return Part(*rows[0]) if rows else None
 
     def remove(self, id: str, side: str, n: int | None = None) -> int:
         """Delete a part of a record, or a whole side; returns how many there were."""
@@ -257,9 +352,10 @@ class Records:
             )
 
 
-_SELECT = "SELECT id, kind, owner, created, is_open, body FROM records"
+_COLUMNS = "id, kind, owner, created, is_open, body"
+_PART = "n, name, body"
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    id_, kind, owner, created, is_open, body = row
-    return Record(id_, kind, owner, created, bool(is_open), _decoded(body))
+    id_, kind, owner, created, is_open, data = row
+    return Record(id_, kind, owner, created, bool(is_open), data)

@@ -4,47 +4,116 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 import trio
 from outcome import Error, Outcome, Value
 
-from trioserve.concurrency import has_no_thread, surely
-from trioserve.errors import StoreError, UnavailableError
+from trioserve.concurrency import Bell, Gate, alongside, has_no_thread, surely
+from trioserve.errors import StoreError, TrioServeError, UnavailableError
+from trioserve.fair_limiter import current_client
 from trioserve.log import get_logger
 from trioserve.store.database import Database, error_of, owner_of
-from trioserve.store.records import Records
+from trioserve.store.records import Part, Records, Ref, pieces_of
 
 _T = TypeVar("_T")
 _log = get_logger("trioserve.store")
 
+#: Counts bytes of memory for the one who waits, or raises.
+Hold = Callable[[int], object]
+
 #: Seconds between two looks for what has expired. There is also one at the start.
 _EXPIRY_INTERVAL = 600.0
+
+#: CPU seconds after which a transaction takes no more jobs.
+_SLICE = 0.05
+
+#: Bytes that a job counts at least, so that small reads need not ask the event loop one by one.
+_LOT = 2**14
 
 
 class _Job(Generic[_T]):
     """Work for the thread, and what became of it."""
 
-    def __init__(self, work: Callable[[Records], _T]) -> None:
-        self.work = work
+    def __init__(self, work: Callable[[Records], _T], hold: Hold | None) -> None:
+        self.work, self._hold = work, hold
+        self._n_held = 0
         self.outcome: Outcome[_T] | None = None
+        self.ended = trio.Event()
+        self.is_left = False  # by the one who waited for it
+
+    def count(self, n_bytes: int) -> None:
+        """Count bytes that are about to be read. In the thread. Raises what `Hold` raises."""
+        if self._hold is not None and n_bytes > self._n_held:
+            more = max(n_bytes - self._n_held, _LOT)
+            trio.from_thread.run_sync(self._hold, more)
+            self._n_held += more
+        self._n_held -= n_bytes
+
+    def fail(self, error: TrioServeError) -> None:
+        """Give it up, unless it is done."""
+        if not self.ended.is_set():
+            self.outcome = Error(error)
+            self.ended.set()
+
+
+class _Turns:
+    """The jobs that wait, by client. Clients take turns; each client's jobs are in order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[_Job[Any]]] = {}
+
+    def add(self, client: str, job: _Job[Any]) -> None:
+        self._waiting.setdefault(client, deque()).append(job)
+
+    def remove(self, client: str, job: _Job[Any]) -> bool:
+        """Take a job out. Returns whether it was there: the thread may have it."""
+        jobs = self._waiting.get(client, ())
+        if job not in jobs:
+            return False
+        self._waiting[client].remove(job)
+        if not self._waiting[client]:
+            del self._waiting[client]
+        return True
+
+    def take(self) -> list[tuple[str, _Job[Any]]]:
+        """Take all jobs, in turns."""
+        taken = []
+        while self._waiting:
+            client = next(iter(self._waiting))
+            jobs = self._waiting.pop(client)
+            taken.append((client, jobs.popleft()))
+            if jobs:
+                self._waiting[client] = jobs
+        return taken
+
+    def put_back(self, taken: Sequence[tuple[str, _Job[Any]]]) -> None:
+        """Put jobs that were taken before all others."""
+        later, self._waiting = self._waiting, {}
+        for client, job in taken:
+            self.add(client, job)
+        for client, jobs in later.items():
+            self._waiting.setdefault(client, deque()).extend(jobs)
 
 
 class Store:
     """Runs work on the records of a database, one thread at a time. Made by `open_store`.
 
     What waits while the thread works is done in one transaction after that, so that many writers
-    wait for one write to the disk.
+    wait for one write to the disk. Clients take turns in it, and one that has taken long ends: what
+    is left is done in the next one.
     """
 
     def __init__(self, database: Database, max_bytes: int, seconds: float) -> None:
         self._database = database
         self._salt = database.salt
         self._records = Records(database.connection, max_bytes, seconds)
-        self._waiting: list[_Job[Any]] = []
-        self._turn = trio.Lock()
+        self._waiting = _Turns()
+        self._gate = Gate()
+        self._bell = Bell()
         #: For this work alone: other threads must neither delay it nor wait for it.
         self._limiter = trio.CapacityLimiter(1)
         self._expires_at = 0.0
@@ -53,73 +122,144 @@ class Store:
         """The owner of what a client with this API key stores."""
         return owner_of(key, self._salt)
 
-    async def do(self, work: Callable[[Records], _T]) -> _T:
+    async def do(self, work: Callable[[Records], _T], hold: Hold | None = None) -> _T:
         """Run work in a transaction, and wait until that is on the disk.
 
-        When cancelled while it waits for the thread, the work is left out, unless the thread has
-        taken it.
+        When cancelled before the thread has taken the work, it is left out; after that, this waits
+        for its end. Work may be done again, if that of others has undone all.
+
+        Args:
+            work: what to run.
+            hold: called, on the event loop, with the bytes of bodies before they are read.
 
         Raises:
             StoreError: the database cannot be used. Nothing has changed then.
-            Exception: from `work`, whose changes are undone.
+            ServerClosingError: the store closes.
+            Exception: from `work` or `hold`. The changes are undone.
         """
-        job = _Job(work)
-        self._waiting.append(job)
-        try:
-            async with self._turn:
-                if job.outcome is None:
-                    await self._run(job)
-        finally:
-            if job in self._waiting:
-                self._waiting.remove(job)
+        job, client = _Job(work, hold), current_client()
+        with self._gate.open(job.fail):
+            self._waiting.add(client, job)
+            self._bell.ring()
+            try:
+                await job.ended.wait()
+            except trio.Cancelled:
+                job.is_left = True
+                if not self._waiting.remove(client, job):
+                    with trio.CancelScope(shield=True):
+                        await job.ended.wait()
+                raise
         assert job.outcome is not None
         return job.outcome.unwrap()
 
-    async def _run(self, job: _Job[_T]) -> None:
-        """Run what waits, this job in it. If there is no thread for it, the others try again."""
-        jobs, self._waiting = self._waiting, []
+    async def read(self, refs: Sequence[Ref], hold: Hold | None = None) -> list[Part]:
+        """Read parts, some in each transaction, so that others have their turns between them.
+
+        Raises:
+            NotFoundError: one of them was deleted meanwhile.
+            Exception: as `do`.
+        """
+        parts: list[Part] = []
+        for some in pieces_of(refs):
+            parts += await self.do(lambda records, some=some: records.read(some), hold)  # type: ignore[misc]
+        return parts
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Do work during a block, and at its end what was begun; nothing after that."""
+        scope = trio.CancelScope(shield=True)
+
+        async def serve() -> None:
+            with scope:
+                try:
+                    await self._serve()
+                finally:
+                    self._gate.end()
+
+        async with alongside(serve):
+            try:
+                yield
+            finally:
+                self._gate.refuse()
+                with trio.CancelScope(shield=True):
+                    await self._gate.drained()
+                scope.cancel()
+
+    async def _serve(self) -> None:
+        while True:
+            await self._bell.wait()
+            while taken := self._waiting.take():
+                await self._run([job for _, job in taken])
+                for _, job in taken:
+                    if job.outcome is not None or job.is_left:
+                        job.ended.set()
+                self._waiting.put_back([each for each in taken if not each[1].ended.is_set()])
+
+    async def _run(self, jobs: Sequence[_Job[Any]]) -> None:
+        """Do some of the jobs in a transaction."""
         try:
             await trio.to_thread.run_sync(self._work, jobs, limiter=self._limiter)
-        except RuntimeError as error:
-            if not has_no_thread(error):
-                raise
-            raise UnavailableError("The system refuses the store a thread.") from None
-        finally:
-            self._waiting[:0] = [each for each in jobs if each.outcome is None and each is not job]
+        except Exception as error:
+            failure: TrioServeError = self._failure(error)
+            if has_no_thread(error):
+                failure = UnavailableError("The system refuses the store a thread.")
+            for job in jobs:
+                job.outcome = job.outcome or Error(failure.again())
 
     # -- in the thread
 
     def _work(self, jobs: Sequence[_Job[Any]]) -> None:
         connection = self._database.connection
+        done: list[tuple[_Job[Any], Outcome[Any]]] = []
         try:
             connection.execute("BEGIN IMMEDIATE")
             if time.monotonic() >= self._expires_at:
                 self._records.expire()
                 self._expires_at = time.monotonic() + _EXPIRY_INTERVAL
-            outcomes = [self._do(job) for job in jobs]
-            connection.execute("COMMIT")
-        except sqlite3.Error as error:
+            done.extend(self._done(jobs))
+            if not connection.in_transaction:  # the last one has undone all: others are done again
+                del done[:-1]
+            else:
+                connection.execute("COMMIT")
+        except Exception as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             failure = self._failure(error)
-            outcomes = [Error(failure.again()) for _ in jobs]
-        for job, outcome in zip(jobs, outcomes, strict=True):
+            failed = [job for job, _ in done] or jobs
+            done = [(job, Error(failure.again())) for job in failed]
+        for job, outcome in done:
             job.outcome = outcome
 
-    def _do(self, job: _Job[Any]) -> Outcome[Any]:
-        connection = self._database.connection
-        connection.execute("SAVEPOINT job")
-        try:
-            result: Outcome[Any] = Value(job.work(self._records))
-        except Exception as error:
-            if not connection.in_transaction:  # SQLite has undone all of it
-                raise
-            connection.execute("ROLLBACK TO job")
-            result = Error(self._failure(error) if isinstance(error, sqlite3.Error) else error)
-        connection.execute("RELEASE job")
-        return result
+    def _done(self, jobs: Sequence[_Job[Any]]) -> Iterator[tuple[_Job[Any], Outcome[Any]]]:
+        """Do jobs until there was enough work, or one has ended the transaction."""
+        ends_at = time.thread_time() + _SLICE
+        for job in jobs:
+            if job.is_left:
+                continue
+            yield job, self._do(job)
+            if time.thread_time() > ends_at or not self._database.connection.in_transaction:
+                return
 
-    def _failure(self, error: sqlite3.Error) -> StoreError:
+    def _do(self, job: _Job[Any]) -> Outcome[Any]:
+        """Do a job. If it fails, only its own changes are undone, or all of the transaction."""
+        connection = self._database.connection
+        self._records.count = job.count
+        try:
+            connection.execute("SAVEPOINT job")
+            result = job.work(self._records)
+            connection.execute("RELEASE job")
+            return Value(result)
+        except Exception as error:
+            if connection.in_transaction:
+                try:
+                    connection.execute("ROLLBACK TO job")
+                    connection.execute("RELEASE job")
+                except (sqlite3.Error, MemoryError):
+                    connection.execute("ROLLBACK")
+            is_of_store = isinstance(error, (sqlite3.Error, MemoryError))
+            return Error(self._failure(error) if is_of_store else error)
+
+    def _failure(self, error: Exception) -> StoreError:
         failure = error_of(error, self._database.path)
         _log.error("the store failed", problem=failure.message)
         return failure
@@ -129,7 +269,7 @@ class Store:
 async def open_store(
     path: str | None = None, *, max_bytes: int = 2**28, days: float = 30.0
 ) -> AsyncIterator[Store]:
-    """Open a store for a block.
+    """Open a store for a block. At its end, work that was begun is done before it closes.
 
     Args:
         path: its file; by default it is in memory, and ends with the block.
@@ -139,13 +279,11 @@ async def open_store(
     Raises:
         StoreError: the file cannot be used, or another server has it.
     """
-    if path is None:  # there is no disk to wait for
-        with closing(Database()) as database:
-            yield Store(database, max_bytes, days * 86400)
-        return
-    database = await trio.to_thread.run_sync(Database, path)
+    database = Database() if path is None else await trio.to_thread.run_sync(Database, path)
     try:
-        yield Store(database, max_bytes, days * 86400)
+        store = Store(database, max_bytes, days * 86400)
+        async with store.serving():
+            yield store
     finally:
         with trio.CancelScope(shield=True):
             await surely(database.close)

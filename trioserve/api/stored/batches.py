@@ -151,7 +151,7 @@ async def create() -> Response:
     wanted, own = await read_body_as(BatchRequest.parse), current_owner()
     state = current_app_state()
     file = await find(wanted.input_file_id, "input_file_id")
-    data = await state.store.do(lambda records: data_of(records, file))
+    data = await data_of(file)
     read = await text_threads().run_sync(lambda: _read(data, wanted.endpoint))
     body = _body(wanted, read)
 
@@ -196,11 +196,7 @@ def _body(wanted: BatchRequest, read: _Lines) -> dict[str, Any]:
 @gives(answers.BATCHES)
 async def list_batches() -> Response:
     """List the batches of the client, the newest first."""
-    page, own = Page.of_request(), current_owner()
-    found = await current_app_state().store.do(
-        lambda records: records.listed(KIND, own, limit=page.limit + 1, after=page.after)
-    )
-    return page.respond([each.body for each in found])
+    return await Page.of_request().records(KIND)
 
 
 @blueprint.get("/v1/batches/<id_>")

@@ -21,14 +21,21 @@ from trioserve.api.stored.items import (
     ITEMS,
     Item,
     add_to_conversation,
-    conversation_items,
     resolved,
     with_ids,
 )
-from trioserve.api.stored.listing import QUERY, Page, current_owner, missing
+from trioserve.api.stored.listing import (
+    QUERY,
+    Page,
+    Side,
+    current_owner,
+    missing,
+    page_body,
+)
+from trioserve.api.stored.reading import bodies, look_up, respond
 from trioserve.chat.messages import MAX_MESSAGES, check_count
 from trioserve.errors import InvalidRequestError
-from trioserve.store import Record, Records, new_id
+from trioserve.store import Record, Records, Ref, new_id
 
 blueprint = Blueprint("stored_conversations", __name__)
 
@@ -146,8 +153,7 @@ async def add_items(id_: str) -> Response:
         add_to_conversation(records, conversation, items)
         return items
 
-    items = await current_app_state().store.do(write)
-    return Page(len(items), None, newest=False).respond(items)
+    return json_response(page_body(await current_app_state().store.do(write)))
 
 
 @blueprint.get("/v1/conversations/<id_>/items")
@@ -155,44 +161,46 @@ async def add_items(id_: str) -> Response:
 @gives(answers.ITEMS)
 async def list_items(id_: str) -> Response:
     """List the items of a conversation."""
-    page = Page.of_request()
-    await _find(id_)
-    items = await current_app_state().store.do(lambda records: conversation_items(records, id_))
-    return page.respond(page.of(items))
+    page, own = Page.of_request(), current_owner()
+
+    def find(records: Records) -> list[Side]:
+        return [(_found(records, id_, own).id, ITEMS)]
+
+    return await page.items(find)
 
 
 @blueprint.get("/v1/conversations/<id_>/items/<item>")
 @gives(answers.ITEM)
 async def show_item(id_: str, item: str) -> Response:
     """Give one item of a conversation."""
-    await _find(id_)
-    _, found = await _item(id_, item)
-    return json_response(found)
+    return await respond(await bodies([await _item(id_, item)]), lambda found: found[0])
 
 
 @blueprint.delete("/v1/conversations/<id_>/items/<item>")
 @gives(answers.CONVERSATION)
 async def delete_item(id_: str, item: str) -> Response:
     """Delete one item of a conversation."""
-    conversation = await _find(id_)
-    n, _ = await _item(id_, item)
-    await current_app_state().store.do(lambda records: records.remove(id_, ITEMS, n))
+    conversation, found = await _find(id_), await _item(id_, item)
+    await current_app_state().store.do(lambda records: records.remove(id_, ITEMS, found.n))
     return json_response(_shown(conversation))
 
 
-async def _item(id_: str, item: str) -> tuple[int, Item]:
-    def read(records: Records) -> tuple[int, Item]:
-        for part in records.parts(id_, ITEMS):
-            if part.name == item:
-                return part.n, part.value
+async def _item(id_: str, item: str) -> Ref:
+    own = current_owner()
+
+    def find(records: Records) -> Ref:
+        _found(records, id_, own)
+        for record, side, n in records.places(item):
+            if (record, side) == (id_, ITEMS):
+                return records.refs(id_, ITEMS, after=n - 1, limit=1)[0]
         raise missing("item", item)
 
-    return await current_app_state().store.do(read)
+    return await look_up(find)
 
 
 async def _find(id_: str) -> Record:
     own = current_owner()
-    return await current_app_state().store.do(lambda records: _found(records, id_, own))
+    return await look_up(lambda records: _found(records, id_, own))
 
 
 def _found(records: Records, id_: str, owner: bytes) -> Record:

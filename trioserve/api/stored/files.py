@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 
 import attrs
 from quart import Blueprint, request
@@ -12,15 +11,18 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base.answers import BYTES
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import read_form
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import DATA as FILE_DATA, NAME, RequestBody, field
 from trioserve.api.base.http import json_response
 from trioserve.api.batches import DATA, FILE, file_body
 from trioserve.api.openapi import gives, takes
 from trioserve.api.stored import answers
 from trioserve.api.stored.listing import QUERY, Page, current_owner, deleted, missing
+from trioserve.api.stored.reading import bodies, look_up
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
-from trioserve.store import Part, Record, Records, Store
+from trioserve.server.limits.memory import MemoryReservation
+from trioserve.store import Part, Record, Records, Ref, Store
 
 blueprint = Blueprint("stored_files", __name__)
 
@@ -65,14 +67,9 @@ async def upload() -> Response:
 @gives(answers.FILES)
 async def list_files() -> Response:
     """List the files of the client."""
-    page, own = Page.of_request(default=10_000, most=10_000), current_owner()
-    files = await current_app_state().store.do(
-        lambda records: records.listed(FILE, own, limit=10_000, newest=False)
-    )
     purpose = request.args.get("purpose")
-    return page.respond(
-        page.of([each.body for each in files if purpose in (None, each.body["purpose"])])
-    )
+    page = Page.of_request(default=10_000, most=10_000)
+    return await page.records(FILE, lambda file: purpose in (None, file.body["purpose"]))
 
 
 @blueprint.get("/v1/files/<id_>")
@@ -87,20 +84,21 @@ async def show(id_: str) -> Response:
 async def content(id_: str) -> Response:
     """Give the content of a file."""
     file = await find(id_)
+    refs = await look_up(lambda records: records.refs(id_, DATA))
     headers = {"Content-Length": str(file.body["bytes"])}
-    store = current_app_state().store
-    pieces = _pieces(store, id_, await store.do(partial(_some, id_=id_)))
+    pieces = _pieces(refs, current_app_state().store, current_request().held)
     return Response(pieces, headers=headers, content_type="application/octet-stream")
 
 
-async def _pieces(store: Store, id_: str, parts: list[Part]) -> AsyncIterator[bytes]:
-    while parts:
-        yield b"".join(part.body for part in parts)
-        parts = await store.do(partial(_some, id_=id_, after=parts[-1].n))
-
-
-def _some(records: Records, *, id_: str, after: int = -1) -> list[Part]:
-    return records.parts(id_, DATA, after=after, limit=64)
+async def _pieces(
+    refs: Sequence[Ref], store: Store, held: MemoryReservation
+) -> AsyncIterator[bytes]:
+    """Read one part at a time, when the one before is sent."""
+    before = held.n_bytes
+    for ref in refs:
+        (part,) = await store.read([ref], held.grow)
+        yield part.body
+        held.shrink_to(before)
 
 
 @blueprint.delete("/v1/files/<id_>")
@@ -120,7 +118,7 @@ async def find(id_: str, param: str | None = None) -> Record:
         InvalidRequestError: the same, of the field `param`.
     """
     own = current_owner()
-    found = await current_app_state().store.do(lambda records: records.find(id_, FILE, own))
+    found = await look_up(lambda records: records.find(id_, FILE, own))
     if found is None and param is not None:
         raise InvalidRequestError.at(param, "names no file.")
     if found is None:
@@ -128,6 +126,8 @@ async def find(id_: str, param: str | None = None) -> Record:
     return found
 
 
-def data_of(records: Records, file: Record) -> bytes:
-    """The content of a file."""
-    return b"".join(part.body for part in records.parts(file.id, DATA))
+async def data_of(file: Record) -> bytes:
+    """The content of a file. Raises as `bodies`."""
+    refs = await look_up(lambda records: records.refs(file.id, DATA))
+    current_request().held.grow(sum(ref.size for ref in refs))  # for the pieces, and for the whole
+    return b"".join(await bodies(refs))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import attrs
 from quart import request
@@ -12,7 +13,15 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import json_response
+from trioserve.api.stored.reading import bodies, look_up, respond
 from trioserve.errors import InvalidRequestError, NotFoundError
+from trioserve.store import Record, Records, Ref
+
+#: A side of a record, by the id of the record.
+Side: TypeAlias = tuple[str, str]
+
+#: Records of a list that one transaction reads.
+_N_AT_ONCE = 500
 
 #: The parameters of a list, for its description.
 QUERY = {
@@ -40,37 +49,85 @@ class Page:
             raise InvalidRequestError.at("order", 'must be "asc" or "desc".')
         return cls(int(given), request.args.get("after") or None, order == "desc")
 
-    def of(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Cut a page, and one more entry, out of all entries, which are in their order.
+    async def items(self, find: Callable[[Records], Sequence[Side]]) -> Response:
+        """Make the response with a page of the items on some sides of records.
 
         Raises:
-            InvalidRequestError: there is no entry `after` which it begins.
+            InvalidRequestError: there is no item `after` which the page begins.
+            TrioServeError: from `find`.
         """
-        items = list(reversed(items)) if self.newest else list(items)
-        if self.after is None:
-            return items[: self.limit + 1]
-        ids = [each["id"] for each in items]
-        if self.after not in ids:
-            raise InvalidRequestError.at("after", "names no entry of the list.")
-        first = ids.index(self.after) + 1
-        return items[first : first + self.limit + 1]
+        refs = await look_up(lambda records: self._refs(records, find(records)))
+        more = len(refs) > self.limit
+        return await respond(await bodies(refs[: self.limit]), partial(page_body, more=more))
 
-    def respond(self, entries: Sequence[dict[str, Any]], **more: Any) -> Response:
+    def respond(self, entries: Sequence[dict[str, Any]], **fields: Any) -> Response:
         """Make the response with a page, of its entries and one more if there is one.
 
-        `more` are other fields.
+        `fields` are other fields.
         """
-        shown = list(entries[: self.limit])
-        return json_response(
-            {
-                "object": "list",
-                **more,
-                "data": shown,
-                "first_id": shown[0]["id"] if shown else None,
-                "last_id": shown[-1]["id"] if shown else None,
-                "has_more": len(entries) > self.limit,
-            }
-        )
+        more = len(entries) > self.limit
+        return json_response({**page_body(entries[: self.limit], more=more), **fields})
+
+    def _refs(self, records: Records, sides: Sequence[Side]) -> list[Ref]:
+        """Where the items of a page are, and of one more."""
+        sides, after = list(reversed(sides)) if self.newest else sides, None
+        if self.after is not None:
+            places = {(id_, side): n for id_, side, n in records.places(self.after)}
+            first = next((i for i, side in enumerate(sides) if side in places), None)
+            if first is None:
+                raise self._unknown()
+            sides, after = sides[first:], places[sides[first]]
+        refs: list[Ref] = []
+        for id_, side in sides:
+            left = self.limit + 1 - len(refs)
+            refs += records.refs(id_, side, after=after, limit=left, newest=self.newest)
+            after = None
+            if len(refs) > self.limit:
+                break
+        return refs
+
+    async def records(
+        self, kind: str, is_wanted: Callable[[Record], bool] = lambda record: True
+    ) -> Response:
+        """Make the response with a page of the client's records of a kind.
+
+        Raises:
+            InvalidRequestError: there is no record `after` which the page begins.
+        """
+        own, found, after = current_owner(), list[Record](), None
+        if (name := self.after) is not None:
+            after = await look_up(lambda records: records.find(name, kind, own))
+            if after is None:
+                raise self._unknown()
+        while len(found) <= self.limit:
+            some = await look_up(partial(self._some, kind=kind, owner=own, after=after))
+            if not some:
+                break
+            found += [each for each in some if is_wanted(each)]
+            after = some[-1]
+        more = len(found) > self.limit
+        shown = [each.data for each in found[: self.limit]]
+        return await respond(shown, partial(page_body, more=more))
+
+    def _some(
+        self, records: Records, *, kind: str, owner: bytes, after: Record | None
+    ) -> list[Record]:
+        limit = min(self.limit + 1, _N_AT_ONCE)
+        return records.listed(kind, owner, limit=limit, after=after, newest=self.newest)
+
+    def _unknown(self) -> InvalidRequestError:
+        return InvalidRequestError.at("after", "names no entry of the list.")
+
+
+def page_body(shown: Sequence[dict[str, Any]], *, more: bool = False) -> dict[str, Any]:
+    """A page with some entries, and whether there are more."""
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": more,
+    }
 
 
 def current_owner() -> bytes:

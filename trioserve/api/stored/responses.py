@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -33,6 +33,7 @@ from trioserve.api.openai.responses.request import StoringRequest
 from trioserve.api.openapi import gives, takes
 from trioserve.api.sessions import Send, StreamSession
 from trioserve.api.stored import answers
+from trioserve.api.stored.history import lineage
 from trioserve.api.stored.items import (
     CONVERSATION,
     INPUT,
@@ -47,6 +48,7 @@ from trioserve.api.stored.items import (
     with_ids,
 )
 from trioserve.api.stored.listing import QUERY, Page, current_owner, deleted, missing
+from trioserve.api.stored.reading import bodies, look_up, respond, values
 from trioserve.chat.messages import MAX_MESSAGES
 from trioserve.concurrency import Gate, Phase
 from trioserve.errors import (
@@ -57,7 +59,7 @@ from trioserve.errors import (
 )
 from trioserve.left_out import leave_out
 from trioserve.server.workers import offload
-from trioserve.store import Records, Store, new_id
+from trioserve.store import Record, Records, Ref, Store, new_id
 
 blueprint = Blueprint("stored_responses", __name__)
 
@@ -396,9 +398,9 @@ class ResponseId(BaseConverter):
 @gives(RESPONSE_BODY)
 async def show(id_: str) -> Response:
     """Give a stored response, or the events of one in the background from an event on."""
-    body, _ = await _find(id_)
     if request.args.get("stream") != "true":
-        return json_response(body)
+        return await _show(id_)
+    await _find(id_)
     return _resume(id_)
 
 
@@ -459,8 +461,7 @@ async def cancel(id_: str) -> Response:
     if not body["background"]:
         raise InvalidRequestError("Only a response in the background can be cancelled.")
     await _stop(id_)
-    body, _ = await _find(id_)
-    return json_response(body)
+    return await _show(id_)
 
 
 async def _stop(id_: str) -> None:
@@ -482,35 +483,32 @@ async def _stop(id_: str) -> None:
 async def input_items(id_: str) -> Response:
     """List the input items of a stored response, with those that it continues."""
     page, own = Page.of_request(), current_owner()
-
-    def read(records: Records) -> list[Item] | None:
-        if (record := records.find(id_, RESPONSE, own)) is None:
-            return None
-        previous = record.body["previous_response_id"]
-        before = [] if previous is None else history(records, own, previous)
-        return [*before, *(part.value for part in records.parts(id_, INPUT))]
-
-    items = await current_app_state().store.do(read)
-    if items is None:
+    if await look_up(lambda records: records.fields(id_, RESPONSE, own)) is None:
         raise missing(RESPONSE, id_)
-    return page.respond(page.of(items))
+    turns = await lineage(own, id_, is_over=False)
+    sides = [(turn, side) for turn in turns for side in (INPUT, OUTPUT)]
+    return await page.items(lambda records: sides[:-1])
 
 
-async def _find(id_: str) -> tuple[dict[str, Any], bytes]:
-    """Find a response of the client, as it is now. Raises NotFoundError."""
+async def _find(id_: str) -> tuple[dict[str, Any], Sequence[Ref]]:
+    """Find a response of the client, as it is now, and its output. Raises NotFoundError."""
     own, state = current_owner(), current_app_state()
 
-    def read(records: Records) -> dict[str, Any] | None:
-        if (record := records.find(id_, RESPONSE, own)) is None:
-            return None
-        return {**record.body, "output": [part.value for part in records.parts(id_, OUTPUT)]}
+    def look(records: Records) -> tuple[Record | None, Sequence[Ref]]:
+        return records.find(id_, RESPONSE, own), records.refs(id_, OUTPUT)
 
-    body = await state.store.do(read)
-    if body is None:
+    record, output = await look_up(look)
+    if record is None:
         raise missing(RESPONSE, id_)
+    (body,) = await values([record.data])
     if body["status"] not in _OVER:
         run = state.stored_runs.get(id_)
         # Without a run, the server was killed while the response ran.
         cut = {"status": "incomplete", "incomplete_details": {"reason": "server_restarted"}}
         body = {**body, **cut} if run is None else run.body
-    return body, own
+    return body, output
+
+
+async def _show(id_: str) -> Response:
+    body, output = await _find(id_)
+    return await respond(await bodies(output), lambda items: {**body, "output": items})
