@@ -38,6 +38,12 @@ def test_modules_are_short_and_functions_simple() -> None:
     assert [offence for path in MODULES for offence in offences_in(path)] == []
 
 
+def test_numbers_are_read_by_one_reader() -> None:
+    """`isdigit` takes more than `int` does: ``²``, and 5,000 digits."""
+    checks = re.compile(r"\.is(digit|decimal|numeric)\(")
+    assert [str(path) for path in MODULES if checks.search(path.read_text(encoding="utf-8"))] == []
+
+
 def functions_in(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     return (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS))
 

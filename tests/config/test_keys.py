@@ -73,6 +73,7 @@ def test_defaults() -> None:
         (f"[{'a' * 65}]\n{HASH}", "must have a name of at most 64"),
         (f"[key-1]\n{HASH}", "has the name of a key of --api-key"),
         ("a = [" * 5000, "not valid TOML"),
+        (f"[a]\n{HASH}\npriority = {'9' * 5000}", "not valid TOML"),
     ],
 )
 def test_errors_name_the_place(text: str, place: str) -> None:

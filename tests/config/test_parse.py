@@ -23,6 +23,7 @@ def test_nothing_gives_the_defaults() -> None:
     [
         (["-m", "a.gguf"], "model", "a.gguf"),
         (["-c", "4096"], "ctx_size", 4096),
+        (["--store-size", "9" * 5000], "store_size", 2**63 - 1),
         (["--ctx-size=4096"], "ctx_size", 4096),
         (["--ctx_size", "4096"], "ctx_size", 4096),
         (["-np", "8"], "parallel", 8),

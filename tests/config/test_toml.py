@@ -70,6 +70,8 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
             ":1: docker-repo is a flag of llama-server that trioserve does not have",
         ),
         ("port = ", " is not valid TOML: Invalid value (at end of document)"),
+        (f"port = {'9' * 5000}", " is not valid TOML: Exceeds the limit"),
+        (f"port = {'[' * 5000}", " is not valid TOML: maximum recursion depth exceeded"),
     ],
 )
 def test_a_wrong_file_is_refused_by_the_place(tmp_path: Path, text: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import tracemalloc
@@ -49,6 +50,14 @@ def write(path: Path, *entries: bytes, n_entries: int | None = None, version: in
 
 def integer(key: bytes, value: int) -> bytes:
     return text(key) + struct.pack("<II", 4, value)
+
+
+def test_a_number_that_is_not_finite_is_no_whole_one(tmp_path: Path) -> None:
+    entry = text(b"general.alignment") + struct.pack("<If", 6, math.inf)
+    with gguf.read(write(tmp_path / "model.gguf", entry)) as header:
+        assert header.number("general.alignment") == math.inf
+        assert header.whole("general.alignment") == 0
+        assert header.data_start() % 32 == 0
 
 
 def refused(path: Path) -> str:

@@ -24,6 +24,7 @@ from trioserve.fair_limiter import FairLimiter, set_client
 from trioserve.log import get_logger
 from trioserve.server.keys import Keys
 from trioserve.store import Part, Record, Records, Store, new_id
+from trioserve.whole_numbers import whole_number
 
 _T = TypeVar("_T")
 _log = get_logger("trioserve.api.batches")
@@ -171,8 +172,7 @@ class Batches:
                     answer = Answer(error.status, {}, json.dumps({"error": error.message}).encode())
             if answer.status not in (429, 503):
                 return answer
-            told = answer.headers.get(b"retry-after", b"")
-            wanted = min(float(told) if told.isdigit() else 0.0, _MAX_WAIT)
+            wanted = min(whole_number(answer.headers.get(b"retry-after", b"")) or 0, _MAX_WAIT)
             await trio.sleep(max(pause, wanted))
             pause = min(2 * pause, _MAX_PAUSE)
 

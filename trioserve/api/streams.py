@@ -49,6 +49,7 @@ from trioserve.errors import (
     PayloadTooLargeError,
     PermissionDeniedError,
 )
+from trioserve.whole_numbers import whole_number
 
 # -- names
 
@@ -327,8 +328,6 @@ blueprint = Blueprint("streams", __name__)
 _FIRST = b"retry: 500\n\n"
 _LAST = b"event: done\ndata: {}\n\n"
 
-_OFFSET = re.compile(r"[0-9]{1,18}", re.ASCII)
-
 _STOPPED = "The stream was stopped."
 
 _LAST_EVENT_ID = "Last-Event-ID"
@@ -465,9 +464,8 @@ def _offset(session: StreamSession) -> int:
     """
     id_, ring = request.headers.get(_LAST_EVENT_ID), session.ring
     param, given = (_LAST_EVENT_ID, id_) if id_ else ("from", request.args.get("from") or "0")
-    if not _OFFSET.fullmatch(given):
+    if (offset := whole_number(given)) is None:
         raise InvalidRequestError.at(param, "must be a number of bytes.")
-    offset = int(given)
     ring.check(offset, param)
     if id_ and not ring.is_boundary(offset):
         raise OffsetError(f"No event of the stream has the id {offset}.", param=param)

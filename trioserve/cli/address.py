@@ -11,6 +11,7 @@ import attrs
 
 from trioserve.config import Config
 from trioserve.errors import ConfigError
+from trioserve.whole_numbers import whole_number
 
 _TIMEOUT = 10.0
 _ANYWHERE = ("0.0.0.0", "::")
@@ -40,9 +41,9 @@ def place_of(value: str) -> tuple[str, int]:
         ConfigError: it is neither ``PORT`` nor ``HOST:PORT``.
     """
     host, _, port = value.rpartition(":")
-    if not (port.isascii() and port.isdecimal() and int(port) < 2**16):
+    if (number := whole_number(port, most=2**16 - 1)) is None:
         raise ConfigError(f"--http must be PORT or HOST:PORT, not {value!r}")
-    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", number
 
 
 @attrs.frozen

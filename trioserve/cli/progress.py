@@ -28,6 +28,7 @@ from trioserve.errors import ConfigError
 from trioserve.log import get_logger
 from trioserve.models import fetch as fetching
 from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE
+from trioserve.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from trioserve.engine import AnyBackend
@@ -90,10 +91,10 @@ def take_status(environ: MutableMapping[str, str]) -> StatusPipe:
     text, systemd = environ.pop(STATUS_VARIABLE, ""), environ.pop("NOTIFY_SOCKET", "")
     if not text:
         return StatusPipe(systemd=systemd)
+    descriptor = whole_number(text, most=2**31 - 1)
     try:
-        descriptor = int(text)
-        os.set_inheritable(descriptor, False)
-    except (ValueError, OSError):
+        os.set_inheritable(-1 if descriptor is None else descriptor, False)
+    except OSError:
         raise ConfigError(f"{STATUS_VARIABLE}: {text!r} is not an open descriptor") from None
     return StatusPipe(descriptor)
 

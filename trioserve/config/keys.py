@@ -111,7 +111,7 @@ def parse_keys(text: str, path: str) -> tuple[Key, ...]:
     """
     try:
         tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # too many digits are no TOMLDecodeError
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     keys: dict[bytes, Key] = {}
     for name, table in tables.items():

@@ -294,11 +294,12 @@ def _read_toml(path: str, notes: list[str]) -> _Settings:
     """
     try:
         text = readers.file(path)
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # too many digits are no TOMLDecodeError
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     found = _Settings()
     for key, value in table.items():
         source = f"{path}{_line_of(key, text)}: {key}"

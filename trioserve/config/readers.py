@@ -20,6 +20,7 @@ import attrs
 
 from trioserve.errors import ConfigError
 from trioserve.types import SAMPLER_LETTERS
+from trioserve.whole_numbers import whole_number
 
 Reader = Callable[[str], Any]
 
@@ -51,8 +52,8 @@ def size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?|B)?", text.strip(), re.IGNORECASE)
     if found is None:
         raise ValueError(f"{text!r} is no size, such as 500MiB or 20GiB")
-    unit = found[2]
-    return int(float(found[1]) * (1024 ** _UNITS[unit.upper()] if unit else 1))
+    n_bytes = float(found[1]) * 1024 ** (_UNITS[found[2].upper()] if found[2] else 0)
+    return int(min(n_bytes, 2**63 - 1))
 
 
 def number(text: str) -> float:
@@ -153,9 +154,9 @@ def sampler_letters(text: str) -> tuple[str, ...]:
 def logit_bias(text: str) -> tuple[tuple[int, float], ...]:
     """Read ``15043+1``."""
     for sign in "+-":
-        token, found, bias = text.partition(sign)
-        if found and token.isdecimal():
-            return ((int(token), number(sign + bias)),)
+        given, found, bias = text.partition(sign)
+        if found and (token := whole_number(given)) is not None:
+            return ((token, number(sign + bias)),)
     raise ValueError(f"{text!r} must be a token id, + or -, and a number, such as 15043+1")
 
 

@@ -22,6 +22,7 @@ from trioserve.llama.library import lib
 from trioserve.llama.model import LlamaModel, Progress
 from trioserve.llama.staged import staged
 from trioserve.log import get_logger
+from trioserve.whole_numbers import whole_number
 
 #: Architectures whose MTP heads llama.cpp computes, with one head for all tokens of a draft. For
 #: others, it would end the process.
@@ -253,10 +254,10 @@ class _Loader:
         mask = lib.llama_vocab_mask(model.vocab.handle)
         if not 0 <= mask < model.vocab.n_tokens:
             raise ModelLoadError("its vocabulary has no mask token.")
-        block = model.metadata.get("dflash.block_size", _BLOCK)
-        if not block.isdecimal() or int(block) < 2:
-            raise ModelLoadError(f"its blocks have {block} tokens.")
-        self._n_max = min(self._n_max, int(block) - 1)
+        given = model.metadata.get("dflash.block_size", _BLOCK)
+        if (block := whole_number(given, least=2)) is None:
+            raise ModelLoadError(f"its blocks have {given} tokens.")
+        self._n_max = min(self._n_max, block - 1)
         context = self._open(model, own, self._n_max + 1)
         is_causal = model.metadata.get("dflash.attention.causal") == "true"
         lib.llama_set_causal_attn(context.handle, is_causal)

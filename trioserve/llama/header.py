@@ -272,9 +272,9 @@ def check_projector(path: Path) -> frozenset[str]:
         kinds = frozenset(header.text(key) for key in _KINDS if key in header)
         found = tensors.by_name(header.tensors())
         widths = {
-            part[0]: int(width)
+            part[0]: header.whole(key)
             for part in ("vision", "audio")
-            if (width := header.number(f"clip.{part}.embedding_length")) is not None
+            if (key := f"clip.{part}.embedding_length") in header
         }
         size = path.stat().st_size
         for problem in chain(
@@ -299,7 +299,7 @@ def fingerprint(path: Path) -> str:
 def image_size(path: Path) -> int:
     """Read the width of the images that a projector was made for; 0: not given."""
     with gguf.read(path) as header:
-        return int(header.number("clip.vision.image_size") or 0)
+        return header.whole("clip.vision.image_size")
 
 
 def _projector_problems(header: Header, kinds: frozenset[str]) -> Iterator[str]:

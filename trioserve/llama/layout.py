@@ -12,6 +12,7 @@ from trioserve.llama import lazy_pages
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory, total_memory
 from trioserve.llama.model import LlamaModel, gib
+from trioserve.whole_numbers import whole_number
 
 
 @attrs.frozen
@@ -152,7 +153,7 @@ def _elastic_size(model: LlamaModel, config: Config) -> int:
     if on_gpu(config) or config.flash_attn == "off" or not lazy_pages.is_supported():
         return 0
     heads = model.metadata.get(f"{model.arch}.attention.head_count_kv", "1")
-    if not heads.isdecimal():  # not all layers are of one size
+    if whole_number(heads) is None:  # not all layers are of one size
         return 0
     size = kv_cache_size(model, config, 256)
     if model.window and not size:  # the file does not say which layers have the window
@@ -191,10 +192,10 @@ def kv_cache_size(model: LlamaModel, config: Config, n_ctx: int) -> int:
     layers = info.n_layer
     if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
         pattern = metadata.get(f"{arch}.attention.sliding_window_pattern", "")
-        layers = layers // int(pattern) if pattern.isdecimal() and int(pattern) > 0 else 0
+        layers //= whole_number(pattern, least=1) or layers + 1
     width = info.n_embd // max(1, lib.llama_model_n_head(model.handle))
-    key = int(metadata.get(f"{arch}.attention.key_length", width))
-    value = int(metadata.get(f"{arch}.attention.value_length", width))
+    key = whole_number(metadata.get(f"{arch}.attention.key_length", "")) or width
+    value = whole_number(metadata.get(f"{arch}.attention.value_length", "")) or width
     if f"{arch}.attention.kv_lora_rank" in metadata:
         value = 0  # the values are a part of the keys
     per_head = (

@@ -23,6 +23,7 @@ from trioserve.llama.machine import (
 from trioserve.llama.vocab import LlamaVocab
 from trioserve.models import gguf, resolve
 from trioserve.types import ModelInfo
+from trioserve.whole_numbers import whole_number
 
 Progress = Callable[[float], bool]
 
@@ -139,7 +140,7 @@ class LlamaModel(HandleOwner):
 
         A file in several parts counts as having it: the tensors are spread over all of them.
         """
-        if int(self.metadata.get("split.count", 1)) > 1:
+        if (whole_number(self.metadata.get("split.count", "")) or 1) > 1:
             return True
         with gguf.read(Path(self.info.path)) as found:
             return found.has_tensor(names)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 
 from trioserve.models.gguf import Header
+from trioserve.whole_numbers import whole_number
 
 _MAX_LAYERS = 512  # llama.cpp's
 #: No size is larger. The product of a few of these is a finite number.
@@ -110,8 +111,9 @@ def measure(files: Sequence[tuple[Header, int]], overridden: Mapping[str, str]) 
     rest = 0
     for name, size in sizes.items():
         match = _LAYER.fullmatch(name)
-        if match is not None and int(match[1]) < n_layers:
-            by_layer[int(match[1])][match[2]] = size
+        layer = None if match is None else whole_number(match[1], most=n_layers - 1)
+        if match is not None and layer is not None:
+            by_layer[layer][match[2]] = size
         elif name != _EMBEDDING:
             rest += size
     n_embd = int(keys.number("embedding_length"))

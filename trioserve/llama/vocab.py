@@ -21,6 +21,7 @@ from trioserve.errors import (
 )
 from trioserve.llama.library import SharedHandle, lib, short
 from trioserve.types import FimTokens, TokenId
+from trioserve.whole_numbers import whole_number
 
 #: A part with this many special tokens or characters ends at the next place where it may.
 MAX_SPECIALS = 256
@@ -430,10 +431,10 @@ class LlamaVocab:
     def _may_end(self, metadata: Mapping[str, str]) -> set[TokenId]:
         """Find the tokens that may end the output: none that is plain text, unless it is named."""
         named = (value for key, value in metadata.items() if key.endswith("_token_id"))
-        found = {int(value) for value in named if value.isdecimal()}
+        found = {whole_number(value) for value in named}
         found.update((self.bos, self.eos, self.eot, *attrs.astuple(self.fim)))
         found.update(np.flatnonzero(self._kinds != _NORMAL).tolist())
-        return {token for token in found if 0 <= token < self.n_tokens}
+        return {token for token in found if token is not None and 0 <= token < self.n_tokens}
 
     def _check_bytes(self) -> None:
         """Refuse SentencePiece without a token for each byte: llama.cpp aborts at such text."""

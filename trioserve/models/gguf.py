@@ -6,6 +6,7 @@ the process. No more than the header is read.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -186,7 +187,7 @@ class Header:
         """Find where the data of the tensors begin in the file; raises as `tensors`."""
         for _ in self.tensors():
             pass
-        alignment = int(self.number("general.alignment") or 0) or _ALIGNMENT
+        alignment = self.whole("general.alignment") or _ALIGNMENT
         return -(-self._source.at // alignment) * alignment
 
     def has_tensor(self, names: Sequence[bytes]) -> bool:
@@ -216,6 +217,11 @@ class Header:
     def number(self, key: str) -> float | None:
         """Return the number, or of a list of numbers the largest one; None if there is none."""
         return max(self.numbers(key), default=None)
+
+    def whole(self, key: str) -> int:
+        """Return the number without its fraction; 0 if there is none, or it is not finite."""
+        value = self.number(key)
+        return int(value) if value is not None and math.isfinite(value) else 0
 
     def flag(self, key: str) -> bool:
         """Return whether something is so; false if the file does not say."""

@@ -30,6 +30,7 @@ from trioserve.models.catalog import ModelEntry, Source
 from trioserve.models.catalog.catalog import find_named
 from trioserve.ray.incoming import Incoming, Sent
 from trioserve.ray.prefix_affinity import RoutingHint, hint_of
+from trioserve.whole_numbers import whole_number
 
 #: A part of an answer: a piece of the body, or a tuple that begins with one of the words below.
 Part: TypeAlias = bytes | tuple[Any, ...]
@@ -137,8 +138,8 @@ class IngressReply:
     @property
     def is_whole(self) -> bool:
         """Whether the reply has its whole body."""
-        length = self.header(b"content-length")
-        return self.parts is None or (length.isdigit() and int(length) <= len(self.body))
+        length = whole_number(self.header(b"content-length"), most=len(self.body))
+        return self.parts is None or length is not None
 
     async def rest(self) -> AsyncGenerator[bytes, None]:
         """What follows of the body, as it comes.

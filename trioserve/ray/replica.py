@@ -33,6 +33,7 @@ from trioserve.router.launch import (
     with_package,
 )
 from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE
+from trioserve.whole_numbers import whole_number
 
 _log = logging.getLogger("ray.serve")
 
@@ -367,4 +368,4 @@ def child_argv(config: Config) -> tuple[str, ...]:
 
 def _is_short(answer: ChildAnswer) -> bool:
     """Whether an answer is to be passed on in one piece."""
-    return 0 < int(answer.header(b"content-length") or 0) <= _SHORT
+    return whole_number(answer.header(b"content-length"), least=1, most=_SHORT) is not None

@@ -139,6 +139,8 @@ def test_what_names_say() -> None:
     assert GgufName.read("model.bin") is None
     plain = GgufName.read("model.gguf")
     assert plain is not None and (plain.quant, plain.bits) == (None, 0)
+    long = GgufName.read(f"model-Q{'9' * 5000}.gguf")
+    assert long is not None and long.bits == 0
     assert list(models_in(FILES)) == [FILES[3], FILES[5], FILES[6], FILES[8]]
 
 

@@ -36,6 +36,7 @@ from trioserve.types import (
     MediaSource,
 )
 from trioserve.types.params import INT32_MAX
+from trioserve.whole_numbers import whole_number
 
 #: A prompt before it is tokenized: text, or token ids and text mixed.
 RawPrompt: TypeAlias = str | tuple[int | str, ...]
@@ -48,9 +49,6 @@ Bias: TypeAlias = tuple[int | str, float]
 
 #: The longest timeout that a request may set, in seconds: a year.
 MAX_SECONDS = 365 * 86400
-
-#: Digits of a token id, where it is a key of an object. Python reads numbers up to some length.
-_MAX_DIGITS = 20
 
 _PROMPT = {
     "type": ["string", "array", "object"],
@@ -285,9 +283,9 @@ def biases(value: Any) -> tuple[Bias, ...]:
     if isinstance(value, dict | list):
         check_count(len(value), limits.MAX_BIASES, "biases")
     if isinstance(value, dict):
-        if any(key.isdecimal() and len(key) > _MAX_DIGITS for key in value):
-            raise MismatchError(expected)
-        pairs = [[int(key) if key.isdecimal() else key, bias] for key, bias in value.items()]
+        pairs = [
+            [key if (n := whole_number(key)) is None else n, bias] for key, bias in value.items()
+        ]
     elif not isinstance(value, list):
         raise MismatchError(expected)
     biases: list[Bias] = []

@@ -22,6 +22,7 @@ from trioserve.api.llama import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
 from trioserve.types import SlotStatus
+from trioserve.whole_numbers import whole_number
 
 # -- slots
 
@@ -154,9 +155,9 @@ async def act(id_slot: str) -> Response:
     current_server().model.check_generates()
     files = (await awake_server()).slots
     files.check()
-    if not id_slot.isdecimal() or len(id_slot) > 9:
+    if (slot_id := whole_number(id_slot)) is None:
         raise InvalidRequestError("Invalid slot ID", param="id_slot")
-    slot_id, action, owner = int(id_slot), request.args.get("action"), _current_owner()
+    action, owner = request.args.get("action"), _current_owner()
     if action == "erase":
         return json_response({"id_slot": slot_id, "n_erased": await files.erase(slot_id, owner)})
     if action not in ("save", "restore"):

@@ -50,6 +50,7 @@ from trioserve.router.forward import (
     exchange,
 )
 from trioserve.router.states import QueueStatus, Status
+from trioserve.whole_numbers import whole_number
 
 #: Writes the status of a waiting request as a ping; None: not known yet.
 Say: TypeAlias = Callable[[QueueStatus | None], bytes]
@@ -294,7 +295,7 @@ async def respond(answer: ChildAnswer) -> Response:
         (name.decode("latin-1"), value.decode("latin-1"))
         for name, value in proxy.answer_headers(answer.headers)
     )
-    length = int(answer.header(b"content-length") or 0)
+    length = whole_number(answer.header(b"content-length")) or 0
     if not answer.ended and not 0 < length <= _SHORT:
         response = Response(_parts(answer, _passed()), answer.status, headers)
     else:

@@ -16,6 +16,7 @@ from trioserve.api.base.http import json_response
 from trioserve.api.stored.reading import bodies, look_up, respond
 from trioserve.errors import InvalidRequestError, NotFoundError
 from trioserve.store import Record, Records, Ref
+from trioserve.whole_numbers import whole_number
 
 #: A side of a record, by the id of the record.
 Side: TypeAlias = tuple[str, str]
@@ -43,11 +44,11 @@ class Page:
     def of_request(cls, *, default: int = 20, most: int = 100, order: str = "desc") -> Page:
         """Read the parameters of the current request. Raises InvalidRequestError."""
         given, order = request.args.get("limit", str(default)), request.args.get("order", order)
-        if not given.isascii() or not given.isdigit() or not 1 <= int(given) <= most:
+        if (limit := whole_number(given, least=1, most=most)) is None:
             raise InvalidRequestError.at("limit", f"must be a number from 1 to {most}.")
         if order not in ("asc", "desc"):
             raise InvalidRequestError.at("order", 'must be "asc" or "desc".')
-        return cls(int(given), request.args.get("after") or None, order == "desc")
+        return cls(limit, request.args.get("after") or None, order == "desc")
 
     async def items(self, find: Callable[[Records], Sequence[Side]]) -> Response:
         """Make the response with a page of the items on some sides of records.

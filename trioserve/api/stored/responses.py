@@ -60,6 +60,7 @@ from trioserve.errors import (
 from trioserve.left_out import leave_out
 from trioserve.server.workers import offload
 from trioserve.store import Record, Records, Ref, Store, new_id
+from trioserve.whole_numbers import whole_number
 
 blueprint = Blueprint("stored_responses", __name__)
 
@@ -415,13 +416,13 @@ def _resume(id_: str) -> Response:
         raise InvalidRequestError.at(
             "stream", "needs a response in the background whose events are still kept."
         )
-    after = request.args.get("starting_after")
-    if after is None:
+    given = request.args.get("starting_after")
+    if given is None:
         session.ring.check(0, "starting_after")
         return streams.respond(session, 0)
-    if not after.isascii() or not after.isdigit():
+    if (after := whole_number(given)) is None:
         raise InvalidRequestError.at("starting_after", "must be the number of an event.")
-    return streams.respond(session, _offset_after(session, int(after)))
+    return streams.respond(session, _offset_after(session, after))
 
 
 def _offset_after(session: StreamSession, number: int) -> int:

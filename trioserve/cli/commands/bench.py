@@ -23,6 +23,7 @@ from trioserve.cli.signals import run_until_signal
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
+from trioserve.whole_numbers import whole_number
 
 _OUTPUTS = ("md", "csv", "json", "jsonl")
 _MAX = 10_000_000
@@ -112,10 +113,10 @@ def numbers(least: int, flag: str, value: str) -> tuple[int, ...]:
     Raises:
         ConfigError: they are none, or less than `least`.
     """
-    parts = value.split(",")
-    if not all(part.isascii() and part.isdecimal() for part in parts):
+    given = [whole_number(part) for part in value.split(",")]
+    read = tuple(dict.fromkeys(one for one in given if one is not None))
+    if None in given:
         raise ConfigError(f"{flag} takes whole numbers with commas between them, not {value!r}")
-    read = tuple(dict.fromkeys(map(int, parts)))
     if not all(least <= one <= _MAX for one in read):
         raise ConfigError(f"{flag} must be between {least} and {_MAX}, not {value}")
     return read
@@ -123,7 +124,7 @@ def numbers(least: int, flag: str, value: str) -> tuple[int, ...]:
 
 def number(flag: str, value: str) -> int:
     """Read a whole number from 1 on. Raises ConfigError: it is none."""
-    if not (value.isascii() and value.isdecimal()):
+    if whole_number(value) is None:
         raise ConfigError(f"{flag} takes one whole number, not {value!r}")
     return numbers(1, flag, value)[0]
 

@@ -158,12 +158,12 @@ def describe(path: Path) -> GgufSummary:
             size=total_size(files),
             n_params=_n_params(header),
             quantization=_FILE_TYPES.get(header.number("general.file_type"), ""),
-            n_ctx_train=_integer(header, f"{arch}.context_length"),
-            n_embd=_integer(header, f"{arch}.embedding_length"),
-            n_layer=_integer(header, f"{arch}.block_count"),
+            n_ctx_train=header.whole(f"{arch}.context_length"),
+            n_embd=header.whole(f"{arch}.embedding_length"),
+            n_layer=header.whole(f"{arch}.block_count"),
             n_vocab=header.count("tokenizer.ggml.tokens"),
-            n_experts=_integer(header, f"{arch}.expert_count"),
-            n_experts_used=_integer(header, f"{arch}.expert_used_count"),
+            n_experts=header.whole(f"{arch}.expert_count"),
+            n_experts_used=header.whole(f"{arch}.expert_used_count"),
             template=header.text("tokenizer.chat_template"),
             licence=header.text("general.license"),
             licence_link=header.text("general.license.link"),
@@ -199,8 +199,3 @@ def _languages(header: Header) -> tuple[str, ...]:
 
 def _n_params(header: Header) -> int:
     return sum(math.prod(one.shape) for one in header.tensors())
-
-
-def _integer(header: Header, key: str) -> int:
-    value = header.number(key)
-    return int(value) if value is not None and math.isfinite(value) else 0

@@ -23,6 +23,7 @@ from trioserve.errors import (
     HubUnavailableError,
     first_error,
 )
+from trioserve.whole_numbers import whole_number
 
 _MAX_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -76,8 +77,7 @@ class HubResponse:
     @property
     def length(self) -> int | None:
         """How many bytes the body has, if the server sends its length."""
-        text = self.headers.get("content-length", "")
-        return int(text[:20]) if text.isdecimal() else None
+        return whole_number(self.headers.get("content-length", ""))
 
     async def batch(self) -> list[bytes]:
         """Read about a megabyte, or what comes within a moment; nothing at the end.
@@ -213,11 +213,11 @@ class HttpClient:
             self._check_access(answer, what)
         expired = status == 403  # a signed address that is too old; the hub signs another one
         if status in _PASSING or status >= 500 or expired:
-            after = answer.headers.get("retry-after", "")
+            after = whole_number(answer.headers.get("retry-after", ""))
             why = "gets too many requests" if status == 429 else f"answers with status {status}"
             raise HubUnavailableError(
                 f"{host} {why}.",
-                retry_after=float(after) if after.isdecimal() else None,
+                retry_after=after,
             )
         raise HubError(f"{host} answers with status {status}.")
 

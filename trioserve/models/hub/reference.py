@@ -10,6 +10,7 @@ from typing import Self
 import attrs
 
 from trioserve.errors import HubNotFoundError, InvalidRequestError, UnknownQuantError
+from trioserve.whole_numbers import whole_number
 
 _NAME = r"\w+(?:[.-]\w+)*"
 _REPO = re.compile(rf"{_NAME}/{_NAME}", re.ASCII)
@@ -98,7 +99,7 @@ class GgufName:
     def bits(self) -> int:
         """The bits of a weight, from the name; 0 if it does not contain them."""
         digits = re.search(r"\d+", self.quant or "")
-        return int(digits[0]) if digits else 0
+        return (digits and whole_number(digits[0])) or 0
 
     @property
     def is_model(self) -> bool:

@@ -26,6 +26,7 @@ from trioserve._version import __version__
 from trioserve.config.readers import AllowedHost, parse_host
 from trioserve.errors import InvalidMediaError
 from trioserve.fair_limiter import FairLimiter
+from trioserve.whole_numbers import whole_number
 
 Address = IPv4Address | IPv6Address
 
@@ -366,8 +367,8 @@ class Fetcher:
             raise InvalidMediaError(f"is at {target.netloc}, which answers with status {status}")
         if said.get("content-encoding", "identity").lower() != "identity":
             raise InvalidMediaError(f"is at {target.netloc}, which sends it compressed")
-        length = said.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self._max_bytes:
+        length = said.get("content-length")
+        if length is not None and whole_number(length, most=self._max_bytes) is None:
             raise InvalidMediaError(f"has more than {self._max_bytes} bytes")
 
 

@@ -31,6 +31,7 @@ from trioserve.chat.messages import (
 )
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
+from trioserve.whole_numbers import whole_number
 
 # -- parts
 
@@ -205,10 +206,12 @@ class Conversation:
     def _rename(self, match: re.Match[str]) -> str:
         if match["field"]:
             return f"'{_NAMES[match['field']]}'"
-        if match["tool"]:
-            i = int(match["tool"])  # those that the server runs come after them
-            return self.tool_places[i] if i < len(self.tool_places) else f"tools[{i}]"
-        return match["flat"] or self.places[int(match["message"])]
+        if match["flat"]:
+            return match["flat"]
+        places = self.tool_places if match["tool"] else self.places
+        i = whole_number(match["tool"] or match["message"], most=len(places) - 1)
+        # Tools that the server runs come after the others, and a client may name a tool like this.
+        return match[0].removesuffix(".function") if i is None else places[i]
 
 
 def read_input(body: Mapping[str, Any]) -> Conversation:
