@@ -20,7 +20,8 @@ import re
 import secrets
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,9 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 # -- changes of the file
 
+#: Seconds in which another command has to end that changes the file.
+_PATIENCE = 30.0
+
 #: Random bytes of a new key, and what stands before them, so that people know it when they see it.
 _N_BYTES = 32
 _PREFIX = "ts-"
@@ -247,17 +251,18 @@ def add_key(path: str, name: str, fields: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: the name is taken, a value is invalid, or the file cannot be used.
     """
-    text = _text_of(path) if os.path.lexists(path) else ""
-    if any(key.name == name for key in parse_keys(text, path)):
-        raise ConfigError(f"{path} has a key {name!r} already")
     check_name(name, lambda _, problem: ConfigError(f"the key {name!r} {problem}"))
     key = _PREFIX + secrets.token_urlsafe(_N_BYTES)
     values = {"hash": f"sha256:{digest_of(key).hex()}", **fields}
     lines = [f"[{name}]", *(f"{field} = {_toml_of(value)}" for field, value in values.items()), ""]
-    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    text += gap + "\n".join(lines)
-    parse_keys(text, path)
-    _replace(path, text)
+    with _locked(path):
+        text = _text_of(path) if os.path.lexists(path) else ""
+        if any(key.name == name for key in parse_keys(text, path)):
+            raise ConfigError(f"{path} has a key {name!r} already")
+        gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+        text += gap + "\n".join(lines)
+        parse_keys(text, path)
+        _replace(path, text)
     return key
 
 
@@ -267,7 +272,12 @@ def remove_key(path: str, name: str) -> None:
     Raises:
         ConfigError: there is no such key, or the file cannot be used.
     """
-    text = _text_of(path)
+    with _locked(path):
+        _replace(path, _without(name, _text_of(path), path))
+
+
+def _without(name: str, text: str, path: str) -> str:
+    """The text of the file without the table of a key. Raises ConfigError."""
     before = parse_keys(text, path)
     if all(key.name != name for key in before):
         raise ConfigError(f"{path} has no key {name!r}")
@@ -287,7 +297,37 @@ def remove_key(path: str, name: str) -> None:
     if not is_right:
         raise ConfigError(f"{path}: the key {name!r} is written in a way that only an editor can "
                           "remove")  # fmt: skip
-    _replace(path, left)
+    return left
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Have the file for one command alone during a block. Raises ConfigError."""
+    from filelock import FileLock, Timeout  # slow to import, and a server does not need it
+
+    target = Path(os.path.realpath(path))
+    lock = FileLock(target.with_name(f".{target.name}.lock"), timeout=_PATIENCE, mode=0o600)
+    try:
+        with lock:
+            if target.exists():
+                with suppress(PermissionError):
+                    _give_to_owner(target, lock.lock_file)
+            yield
+    except Timeout:
+        raise ConfigError(f"{path} is locked by another command") from None
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _give_to_owner(target: Path, new: str) -> None:
+    """Give a file beside the target to whom the target belongs, which may be the server."""
+    if hasattr(os, "chown"):
+        status = target.stat()
+        os.chown(new, status.st_uid, status.st_gid)
+
+
+def _unwritable(path: str, error: OSError) -> ConfigError:
+    return ConfigError(f"{path} cannot be written: {error.strerror or error}")
 
 
 def _text_of(path: str) -> str:
@@ -308,9 +348,8 @@ def _replace(path: str, text: str) -> None:
     try:
         descriptor, new = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         with open(descriptor, "w", encoding="utf-8") as file:
-            if target.exists() and hasattr(os, "fchown"):  # it may be the server's, and not ours
-                status = target.stat()
-                os.fchown(descriptor, status.st_uid, status.st_gid)
+            if target.exists():
+                _give_to_owner(target, new)
             file.write(text)
             file.flush()
             os.fsync(descriptor)
@@ -318,4 +357,4 @@ def _replace(path: str, text: str) -> None:
     except OSError as error:
         if new is not None:
             Path(new).unlink(missing_ok=True)
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise _unwritable(path, error) from None

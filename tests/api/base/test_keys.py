@@ -155,7 +155,7 @@ async def test_only_a_key_that_may_manage_puts_a_model_to_sleep(path: Path) -> N
         return str(model["expires_at"])
 
     never = "2318-01-01T00:00:00Z"
-    settings = {"keys_file": str(path)}
+    settings: dict[str, Any] = {"keys_file": str(path)}
     async with client_of(**settings) as one, routed(child=settings, **settings) as router:
         for client in (one, router.client):
             for keep_alive in (0, 1e-9, 3600):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,11 @@ def keys(path: Path, *argv: str) -> int:
     return run("keys", [*argv, "--file", str(path)], {})
 
 
+def files(path: Path) -> list[str]:
+    """What is in the folder beside the lock."""
+    return [one.name for one in path.parent.iterdir() if one.name != ".keys.toml.lock"]
+
+
 def test_a_new_key_is_printed_once_and_only_its_hash_is_written(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -32,7 +38,7 @@ def test_a_new_key_is_printed_once_and_only_its_hash_is_written(
     (key,) = read_keys(str(path))
     assert key.digest == digest_of(shown) and not key.may_manage and key.models is None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [one.name for one in path.parent.iterdir()] == ["keys.toml"]
+    assert files(path) == ["keys.toml"]
     assert keys(path, "add", "bob") == 0
     assert capsys.readouterr().out.strip() != shown
 
@@ -75,6 +81,27 @@ def test_comments_of_the_next_key_stay(path: Path) -> None:
     assert path.read_text() == "\n# Bob\n"
 
 
+def test_commands_that_run_at_once_lose_nothing_and_bring_nothing_back(path: Path) -> None:
+    for i in range(8):
+        assert keys(path, "add", f"old-{i}") == 0
+    codes = []
+
+    def change(i: int) -> None:
+        codes.append(keys(path, "remove", f"old-{i}"))
+        codes.extend(keys(path, "add", f"new-{i}-{n}") for n in range(3))
+
+    threads = [threading.Thread(target=change, args=(i,)) for i in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert codes == [0] * 32
+    names = {key.name for key in read_keys(str(path))}
+    assert names == {f"new-{i}-{n}" for i in range(8) for n in range(3)}
+    assert files(path) == ["keys.toml"]
+    assert stat.S_IMODE(path.with_name(".keys.toml.lock").stat().st_mode) == 0o600
+
+
 def test_a_link_stays_one(path: Path) -> None:
     real = path.with_name("real.toml")
     real.touch()
@@ -106,7 +133,7 @@ def test_what_is_refused_changes_nothing(
     said = capsys.readouterr()
     assert problem in said.err and not said.out
     assert path.read_text() == text
-    assert [one.name for one in path.parent.iterdir()] == ["keys.toml"]
+    assert files(path) == ["keys.toml"]
 
 
 def test_where_the_file_is(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
