@@ -309,9 +309,8 @@ def _locked(path: str) -> Iterator[None]:
     lock = FileLock(target.with_name(f".{target.name}.lock"), timeout=_PATIENCE, mode=0o600)
     try:
         with lock:
-            if target.exists():
-                with suppress(PermissionError):
-                    _give_to_owner(target, lock.lock_file)
+            with suppress(FileNotFoundError, PermissionError):
+                _give_to_owner(target, lock.lock_file)
             yield
     except Timeout:
         raise ConfigError(f"{path} is locked by another command") from None
@@ -320,7 +319,7 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _give_to_owner(target: Path, new: str) -> None:
-    """Give a file beside the target to whom the target belongs, which may be the server."""
+    """Give a file the owner of the target, which may be the user of the server."""
     if hasattr(os, "chown"):
         status = target.stat()
         os.chown(new, status.st_uid, status.st_gid)
