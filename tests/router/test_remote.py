@@ -360,12 +360,11 @@ async def test_lines_and_answers_without_an_end(
     pieces: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_MAX_EVENT", 50_000)
-    monkeypatch.setattr(client, "_MAX_ANSWER", 50_000)
     long = [*pieces, *[b"x" * 1000] * 100]
     with pytest.raises(UnavailableError, match="event that is too long"):
         await stream_of(*long).read()
     with pytest.raises(UnavailableError, match="answer that is too long"):
-        await client.receive_all(cast(ServerAnswer, Written(*long)))
+        await client.receive_all(cast(ServerAnswer, Written(*long)), 50_000)
 
 
 async def test_tool_calls() -> None:

@@ -1,11 +1,15 @@
-"""A server that answers every request with the same bytes."""
+"""Servers that send known bytes: one answer after the other, or by the path of the request."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import socket
+import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from benchmarks.plan import Address
 from benchmarks.selfcheck import read_request
@@ -29,3 +33,50 @@ def serving_bytes(*answers: bytes, keep: int = 1) -> Iterator[Address]:
         yield Address("127.0.0.1", listener.getsockname()[1])
         thread.join(10)
         assert not thread.is_alive()
+
+
+def http_answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def json_answer(body: Any, status: str = "200 OK") -> bytes:
+    return http_answer(json.dumps(body).encode(), status, "Content-Type: application/json")
+
+
+#: The head of an answer that never ends, and one of its pieces.
+ENDLESS = (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", b'{"data": [' + b" " * 2**20)
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    request_queue_size = 100
+
+
+@contextlib.contextmanager
+def serving_paths(answers: Mapping[str, bytes | Iterable[bytes]]) -> Iterator[str]:
+    """Serve any number of requests, each with the answer to the longest beginning of its path.
+
+    The last piece of an answer in pieces is sent until the client closes the connection.
+    """
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                path = read_request(self.request).split(b" ")[1].decode()
+                answer = answers[max((key for key in answers if path.startswith(key)), key=len)]
+                if isinstance(answer, bytes):
+                    self.request.sendall(answer)
+                    return
+                *first, last = answer
+                for piece in itertools.chain(first, itertools.repeat(last)):
+                    self.request.sendall(piece)
+
+    with _Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

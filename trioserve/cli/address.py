@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -13,7 +11,6 @@ from trioserve.config import Config
 from trioserve.errors import ConfigError
 from trioserve.whole_numbers import whole_number
 
-_TIMEOUT = 10.0
 _ANYWHERE = ("0.0.0.0", "::")
 
 
@@ -68,12 +65,13 @@ class Address:
             return cls(host, config.port, config.api_prefix, config.ssl_cert_file is not None)
         if url.endswith(".sock"):
             return cls(url, 0, config.api_prefix, is_secure=False)
-        parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:
             raise ConfigError(f"--url: {url!r} has no valid port") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        is_plain = url.isascii() and url.isprintable() and " " not in url
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
             raise ConfigError(
                 f"--url must be an address such as http://127.0.0.1:8080, not {url!r}"
             )
@@ -94,23 +92,3 @@ class Address:
 
     def __str__(self) -> str:
         return self.socket_path or self.url
-
-    def connect(self) -> http.client.HTTPConnection:
-        """Make a connection. Raises OSError, here or on use."""
-        if self.socket_path is not None:
-            connection = http.client.HTTPConnection("localhost", timeout=_TIMEOUT)
-            connection.sock = _connected(self.socket_path)
-            return connection
-        kind = http.client.HTTPSConnection if self.is_secure else http.client.HTTPConnection
-        return kind(self.host, self.port, timeout=_TIMEOUT)
-
-
-def _connected(path: str) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    try:
-        made.settimeout(_TIMEOUT)
-        made.connect(path)
-    except OSError:
-        made.close()
-        raise
-    return made

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Annotated, TypeAlias, TypeVar
 
 import attrs
 import msgspec
@@ -16,15 +17,17 @@ import trio
 
 from trioserve.cli.address import Address
 from trioserve.cli.progress import ProgressReport
-from trioserve.concurrency import alongside
+from trioserve.concurrency import alongside, deadline_scope
 from trioserve.config import Config
-from trioserve.errors import ConfigError, ModelLoadError, UnknownModelError
+from trioserve.errors import ConfigError, ModelLoadError, UnavailableError, UnknownModelError
 from trioserve.models import BUNDLED, BUNDLED_NAME
 from trioserve.models.catalog import Catalog, ModelEntry, Source
 from trioserve.models.catalog.catalog import find_named
 from trioserve.router.child import Child, HealthCheck, Report
 from trioserve.router.client import ServerClient, connected_to
 from trioserve.router.launch import Spawner
+
+T = TypeVar("T")
 
 #: The names of the bundled model, alone and beside others.
 _BUNDLED = (BUNDLED.name, BUNDLED_NAME)
@@ -33,15 +36,31 @@ _BUNDLED = (BUNDLED.name, BUNDLED_NAME)
 _GRACE = 10.0
 
 
+#: Bytes and seconds for what a server tells of itself.
+MAX_BYTES = 2**24
+_PATIENCE = 30.0
+
+#: Models that a message names.
+_MAX_NAMES = 50
+
+#: A text of a server that fits into a line of a terminal: it has no control characters.
+Text: TypeAlias = Annotated[
+    str, msgspec.Meta(max_length=1000, pattern=r"^[^\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z")
+]
+
+#: A number of a server: bytes, tokens or requests.
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 class _Status(msgspec.Struct):
-    value: str = "loaded"
+    value: Text = "loaded"
 
 
 class Model(msgspec.Struct):
     """A model in the list of a server. A server of one model gives it no status."""
 
-    id: str
-    aliases: list[str] = []
+    id: Text
+    aliases: list[Text] = []
     status: _Status = msgspec.field(default_factory=_Status)
 
 
@@ -54,7 +73,7 @@ class _Modalities(msgspec.Struct):
 
 
 class _Defaults(msgspec.Struct):
-    n_ctx: int
+    n_ctx: Count
 
 
 class Props(msgspec.Struct):
@@ -69,17 +88,30 @@ def client_of(
     address: Address, api_key: str | None, **options: int
 ) -> AbstractAsyncContextManager[ServerClient]:
     """Give a client of the server at an address; see `connected_to` for the options."""
-    return connected_to(address.url, socket_path=address.socket_path, api_key=api_key, **options)
+    return connected_to(
+        address.url,
+        socket_path=address.socket_path,
+        api_key=api_key,
+        name=f"The server at {address}",
+        **options,
+    )
+
+
+async def asked(address: Address, path: str, api_key: str | None, form: type[T]) -> T:
+    """Ask a server about itself.
+
+    Raises:
+        TrioServeError: it does not answer as expected, or not in time.
+    """
+    late = f"The server at {address} has not answered after {_PATIENCE:g} seconds."
+    with deadline_scope(trio.current_time() + _PATIENCE, late):
+        async with client_of(address, api_key) as client:
+            return await client.ask(path, form=form, most=MAX_BYTES)
 
 
 async def models_at(address: Address, api_key: str | None) -> Sequence[Model]:
-    """List the models of a server.
-
-    Raises:
-        TrioServeError: it does not answer as expected.
-    """
-    async with client_of(address, api_key) as client:
-        return (await client.ask("/v1/models", form=_Models)).data
+    """List the models of a server. Raises as `asked`."""
+    return (await asked(address, "/v1/models", api_key, _Models)).data
 
 
 def only(models: Sequence[Model]) -> str:
@@ -87,14 +119,22 @@ def only(models: Sequence[Model]) -> str:
 
     Raises:
         ConfigError: there are several.
+        UnavailableError: there is none.
     """
+    if not models:
+        raise UnavailableError("the server has no models")
     loaded = [one for one in models if one.status.value in ("loaded", "sleeping")]
     others = [one for one in models if one.id not in _BUNDLED]
     for some in (models, loaded, others):
         if len(some) == 1:
             return some[0].id
-    names = ", ".join(one.id for one in models)
-    raise ConfigError(f"name the model with --model; the server has {names}")
+    raise ConfigError(f"name the model with --model; the server has {names_of(models)}")
+
+
+def names_of(models: Sequence[Model]) -> str:
+    """The names of models, for a sentence: the first ones of many."""
+    names = [one.id for one in models[:_MAX_NAMES]]
+    return ", ".join(names) + (", …" if len(models) > _MAX_NAMES else "")
 
 
 def named(models: Sequence[Model], name: str) -> str | None:

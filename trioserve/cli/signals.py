@@ -7,36 +7,37 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from trioserve.errors import TrioServeError, first_error
+from trioserve.errors import first_error
 
 
-def run_until_signal(work: Callable[[], Awaitable[object]]) -> int:
-    """Run async work until it ends, or SIGINT or SIGTERM comes, which cancel it.
+def run_until_signal(work: Callable[[], Awaitable[int | None]]) -> int:
+    """Run async work until it ends, or SIGINT, SIGTERM or SIGHUP comes, which cancel it.
 
-    Returns the exit code: 0, or 128 and the number of the signal.
-
-    Raises:
-        TrioServeError: what the work raises.
+    Returns the exit code: that of the work, by default 0, or 128 and the number of the signal.
+    Raises the first error of the work.
     """
     try:
         return trio.run(_run, work)
-    except* TrioServeError as group:
+    except BaseExceptionGroup as group:
         failure = first_error(group)
     raise failure
 
 
-async def _run(work: Callable[[], Awaitable[object]]) -> int:
+async def _run(work: Callable[[], Awaitable[int | None]]) -> int:
     code = 0
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
+        numbers.append(signal.SIGHUP)
 
     async def watch(task_status: trio.TaskStatus[None]) -> None:
         nonlocal code
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(*numbers) as signals:
             task_status.started()
             code = 128 + await anext(signals)
         nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
         await nursery.start(watch)
-        await work()
+        code = await work() or 0
         nursery.cancel_scope.cancel()
     return code

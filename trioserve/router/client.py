@@ -27,7 +27,7 @@ from trioserve.errors import (
     UnavailableError,
     UnsupportedFieldError,
 )
-from trioserve.router.forward import Outgoing
+from trioserve.router.forward import Headers, Outgoing
 from trioserve.types import MediaKind, MediaSource
 
 T = TypeVar("T")
@@ -41,11 +41,15 @@ _ERRORS: Mapping[str, type[TrioServeError]] = {
 #: Seconds after which a client that was refused may come back.
 _RETRY_AFTER = 1.0
 
-#: How many bytes of an answer an error shows, if the answer cannot be parsed.
-_MAX_SHOWN = 200
+#: The name of a server in errors, by default.
+_UNNAMED = "The server"
 
-#: Bytes of an answer, and of an event of a stream.
-_MAX_ANSWER, _MAX_EVENT = 2**30, 2**26
+#: How many bytes of an answer an error shows, if the answer cannot be parsed, and how many
+#: characters of the server's own message.
+_MAX_SHOWN, _MAX_MESSAGE = 200, 2000
+
+#: Bytes of an answer, of one with an error, and of an event of a stream.
+_MAX_ANSWER, _MAX_ERROR, _MAX_EVENT = 2**30, 2**20, 2**26
 
 #: Seconds to connect, and to send a piece of a request. The time for an answer is not limited.
 _TIMEOUTS = {"connect": 10.0, "write": 30.0, "read": None, "pool": None}
@@ -59,6 +63,9 @@ class ServerAnswer(Protocol):
     """An answer whose head is there."""
 
     status: int
+
+    def header(self, name: bytes) -> bytes:
+        """The value of a header; empty when there is none."""
 
     async def receive(self) -> bytes:
         """Wait for more of the body. Empty at the end."""
@@ -75,11 +82,13 @@ class ServerClient:
     """Sends requests to a server, and reads its answers. Cancelling a call cancels its work.
 
     Args:
-        send: reaches the server: `send_to_address`, or `trioserve.router.fleet.send_to_model`.
+        send: reaches the server: that of `connected_to`, or `trioserve.router.fleet.send_to_model`.
+        name: of the server in errors.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, name: str = _UNNAMED) -> None:
         self._send = send
+        self._name = name
 
     @asynccontextmanager
     async def answer(
@@ -87,6 +96,8 @@ class ServerClient:
         path: str,
         body: Mapping[str, Any] | None = None,
         write: Callable[[Mapping[str, Any]], tuple[bytes, bytes]] | None = None,
+        *,
+        any_status: bool = False,
     ) -> AsyncIterator[ServerAnswer]:
         """Send a request; gives the answer, whose status is 200.
 
@@ -95,6 +106,7 @@ class ServerClient:
             body: what is posted; without, this is a GET. `timeout` in it counts from now on, while
                 the server is started, too.
             write: encodes the body, in a thread; returns its type and bytes. The default is JSON.
+            any_status: give an answer with another status, too.
 
         Raises:
             TrioServeError: the server cannot be reached, or answers with an error.
@@ -113,14 +125,25 @@ class ServerClient:
         async with AsyncExitStack() as stack:
             with deadline_scope(deadline):
                 answer = await stack.enter_async_context(self._send(outgoing))
-            if answer.status != 200:
-                raise _error_in(await receive_all(answer), answer.status)
+            if answer.status != 200 and not any_status:
+                data = await receive_all(answer, _MAX_ERROR, self._name)
+                raise _error_in(data, answer.status, self._name)
             yield answer
 
-    async def ask(self, path: str, body: Mapping[str, Any] | None = None, *, form: type[T]) -> T:
-        """Send a request, and read the JSON of its answer, of some form. Raises as `answer`."""
+    async def ask(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        form: type[T],
+        most: int = _MAX_ANSWER,
+    ) -> T:
+        """Send a request, and read the JSON of its answer, of some form and at most `most` bytes.
+
+        Raises as `answer`.
+        """
         async with self.answer(path, body) as answer:
-            return read_json(await receive_all(answer), form)
+            return read_json(await receive_all(answer, most, self._name), form, self._name)
 
     @asynccontextmanager
     async def events(
@@ -128,19 +151,21 @@ class ServerClient:
     ) -> AsyncIterator[ServerEvents[T]]:
         """Send a request for a stream; gives its events. Raises as `answer`."""
         async with self.answer(path, {**body, "stream": True}) as answer:
-            yield ServerEvents(answer, form)
+            yield ServerEvents(answer, form, self._name)
 
 
 class ServerEvents(Generic[T]):
     """The events of a stream, read as JSON of some form. Comments and ``[DONE]`` are none.
 
     Raises:
-        TrioServeError: from the iteration, when an event is an error, or invalid.
+        TrioServeError: from the iteration, when an event is an error, or invalid, or none comes.
     """
 
-    def __init__(self, answer: ServerAnswer, form: type[T]) -> None:
+    def __init__(self, answer: ServerAnswer, form: type[T], name: str = _UNNAMED) -> None:
         self._answer = answer
         self._form = form
+        self._name = name
+        self._has_begun = False
         self._begun: list[bytes] = []  # the pieces of a line whose end has not come
         self._unread: deque[bytes] = deque()
 
@@ -151,6 +176,8 @@ class ServerEvents(Generic[T]):
         while not self._unread:
             data = await self._answer.receive()
             if not data:
+                if not self._has_begun:
+                    raise UnavailableError(f"{self._name} sends no events.")
                 raise StopAsyncIteration
             *lines, rest = data.split(b"\n")
             if lines:
@@ -158,30 +185,38 @@ class ServerEvents(Generic[T]):
                 self._begun = []
             self._begun.append(rest)
             if sum(map(len, self._begun)) > _MAX_EVENT:
-                raise UnavailableError("The server sends an event that is too long.")
+                raise UnavailableError(f"{self._name} sends an event that is too long.")
             self._unread.extend(line[5:].strip() for line in lines if line.startswith(b"data: {"))
         event = self._unread.popleft()
+        self._has_begun = True
         if event.startswith(b'{"error"'):
-            raise _error_in(event, 200)
-        return read_json(event, self._form)
+            raise _error_in(event, 200, self._name)
+        return read_json(event, self._form, self._name)
 
 
-async def receive_all(answer: ServerAnswer) -> bytes:
-    """Wait for the rest of a body. Raises UnavailableError: it is too long."""
+async def receive_all(answer: ServerAnswer, most: int = _MAX_ANSWER, name: str = _UNNAMED) -> bytes:
+    """Wait for the rest of a body. Raises UnavailableError: it has more than `most` bytes."""
     whole = bytearray()
     while part := await answer.receive():
         whole += part
-        if len(whole) > _MAX_ANSWER:
-            raise UnavailableError("The server sends an answer that is too long.")
+        if len(whole) > most:
+            raise UnavailableError(f"{name} sends an answer that is too long.")
     return bytes(whole)
 
 
-def read_json(data: bytes, form: type[T]) -> T:
-    """Read JSON of a form. Raises UnavailableError: it is none."""
+def read_json(data: bytes, form: type[T], name: str = _UNNAMED) -> T:
+    """Read JSON of a form from a server of that name. Raises UnavailableError: it is none."""
     try:
         return msgspec.json.decode(data, type=form)
-    except msgspec.DecodeError as error:
-        raise UnavailableError(f"The server does not answer as expected: {error}.") from None
+    except (ValueError, RecursionError) as error:
+        raise UnavailableError(
+            f"{name} does not answer as expected: {_plain(str(error))}. It sends {_shown(data)}"
+        ) from None
+
+
+def _shown(data: bytes) -> str:
+    """The beginning of an answer."""
+    return _plain(data[:_MAX_SHOWN].decode("utf-8", "replace")) or "nothing"
 
 
 class _Error(msgspec.Struct):
@@ -196,17 +231,23 @@ class _Failure(msgspec.Struct):
     error: _Error
 
 
-def _error_in(data: bytes, status: int) -> TrioServeError:
+def _error_in(data: bytes, status: int, name: str) -> TrioServeError:
     """Turn the answer to a failed request, or an error event, into an exception."""
     try:
         error = msgspec.json.decode(data, type=_Failure).error
-    except msgspec.DecodeError:
-        shown = data[:_MAX_SHOWN].decode("utf-8", "replace")
-        return TrioServeError(f"The server answers with status {status}: {shown}")
+    except (ValueError, RecursionError):
+        return TrioServeError(f"{name} answers with status {status}: {_shown(data)}")
+    message = _plain(error.message[:_MAX_MESSAGE])
+    message = message if name == _UNNAMED else f"{name} says: {message}"
     if error.type == TooManyRequestsError.type:
-        return TooManyRequestsError(error.message, retry_after=_RETRY_AFTER)
+        return TooManyRequestsError(message, retry_after=_RETRY_AFTER)
     usual = TrioServeError if error.param is None else InvalidRequestError
-    return _ERRORS.get(error.type, usual)(error.message, param=error.param)
+    return _ERRORS.get(error.type, usual)(message, param=error.param)
+
+
+def _plain(text: str) -> str:
+    """A text in one line, in which control characters are spaces."""
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def write_json(body: Mapping[str, Any]) -> tuple[bytes, bytes]:
@@ -232,7 +273,12 @@ def _encode_one(value: object) -> Any:
 
 @asynccontextmanager
 async def connected_to(
-    url: str, *, socket_path: str | None = None, api_key: str | None = None, n_kept: int = 4
+    url: str,
+    *,
+    socket_path: str | None = None,
+    api_key: str | None = None,
+    n_kept: int = 4,
+    name: str = _UNNAMED,
 ) -> AsyncIterator[ServerClient]:
     """Give a client of a server that runs. Leaving the block closes the connections to it.
 
@@ -241,6 +287,7 @@ async def connected_to(
         socket_path: the Unix socket that it listens on, if it does.
         api_key: of it, if it has any.
         n_kept: connections that stay open for the next requests.
+        name: of the server in errors.
     """
     certificates = None
     if url.startswith("https:"):  # reading them takes a while
@@ -268,23 +315,30 @@ async def connected_to(
                     ) as response,
                     aclosing(response.aiter_stream()) as body,
                 ):
-                    yield _Received(response.status, body)
+                    yield _Received(response.status, response.headers, body)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
-                raise UnavailableError(f"No server answers at {url}: {error}.") from error
+                raise UnavailableError(
+                    f"No server answers at {socket_path or url}: {str(error).rstrip('.')}. Start "
+                    "one with `trioserve serve`, or name another address."
+                ) from error
             except (
                 httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
             ) as error:  # fmt: skip
                 raise UnavailableError(f"The connection to {url} is lost.") from error
 
-        yield ServerClient(send)
+        yield ServerClient(send, name)
 
 
 class _Received:
     """See `ServerAnswer`."""
 
-    def __init__(self, status: int, body: AsyncIterator[bytes]) -> None:
+    def __init__(self, status: int, headers: Headers, body: AsyncIterator[bytes]) -> None:
         self.status = status
+        self._headers = headers
         self._body = body
+
+    def header(self, name: bytes) -> bytes:
+        return next((value for each, value in self._headers if each.lower() == name), b"")
 
     async def receive(self) -> bytes:
         return await anext(self._body, b"")

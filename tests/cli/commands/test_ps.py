@@ -150,19 +150,15 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 1) -> 
 def test_nobody_answers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with answering({}) as (url, _):
         pass
-    assert f"no server answers at {url}: Connection refused. Start" in complaint(
-        capsys, "--url", url
-    )
+    assert f"No server answers at {url}: " in complaint(capsys, "--url", url)
     missing = str(tmp_path / "none.sock")
-    assert f"at {missing}: No such file" in complaint(capsys, "--host", missing)
+    assert f"No server answers at {missing}: " in complaint(capsys, "--host", missing)
 
 
 @pytest.mark.parametrize("body", [b"no json", {"data": 5}, {"models": []}, [1], {"data": [3]}])
 def test_something_else_answers(capsys: pytest.CaptureFixture[str], body: Any) -> None:
     with answering(body) as (url, _):
-        assert f"what answers at {url} does not list models: status 200" in complaint(
-            capsys, "--url", url
-        )
+        assert f"at {url} does not answer as expected" in complaint(capsys, "--url", url)
 
 
 def test_the_server_refuses(capsys: pytest.CaptureFixture[str]) -> None:

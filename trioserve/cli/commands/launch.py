@@ -18,7 +18,16 @@ import trio
 from trioserve.cli.address import Address, take_value
 from trioserve.cli.agents import AGENTS, NO_KEY, Agent, Endpoint
 from trioserve.cli.commands import hush
-from trioserve.cli.local_server import Props, client_of, models_at, named, only, started
+from trioserve.cli.local_server import (
+    MAX_BYTES,
+    Props,
+    client_of,
+    models_at,
+    named,
+    names_of,
+    only,
+    started,
+)
 from trioserve.cli.progress import ProgressReport
 from trioserve.config import Config
 from trioserve.config.parse import parse
@@ -26,6 +35,7 @@ from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import (
     ConfigError,
     TrioServeError,
+    UnavailableError,
     first_error,
 )
 
@@ -84,6 +94,7 @@ async def _launch(
     with tempfile.TemporaryDirectory(prefix="trioserve-launch-") as name:
         async with server.endpoint() as endpoint:
             folder = Path(name)
+            _check_name(agent, endpoint.model)
             settings = agent.settings(endpoint, folder)
             for file, text in settings.files.items():
                 (folder / file).write_text(text, encoding="utf-8")
@@ -93,6 +104,19 @@ async def _launch(
             return await _attend(
                 [program, *settings.arguments, *arguments], kept | dict(settings.environ)
             )
+
+
+def _check_name(agent: Agent, model: str) -> None:
+    """Check that an agent would read a name as one, and not as a flag or a place in its settings.
+
+    Raises:
+        UnavailableError: it would not.
+    """
+    if model.startswith("-") or {*model} & {*"{}"}:
+        raise UnavailableError(
+            f"{agent.title} cannot use a model with the name {model!r}; give it another one with "
+            "--alias"
+        )
 
 
 def _introduce(agent: Agent, endpoint: Endpoint) -> None:
@@ -205,8 +229,7 @@ class AgentServer:
         name = self.config.model_named
         found = only(models) if name is None else named(models, name)
         if found is None and self.url is not None:
-            have = ", ".join(one.id for one in models)
-            raise ConfigError(f"{address} has no model {name}; it has {have}")
+            raise ConfigError(f"{address} has no model {name}; it has {names_of(models)}")
         return None if found is None else (address, found)
 
     async def _load(self, address: Address, model: str) -> Endpoint:
@@ -214,7 +237,8 @@ class AgentServer:
         async with client_of(address, self._key) as client:
             with ProgressReport(sys.stderr, n_log_lines=0) as report:
                 report.tell(0.0, f"Loading {model}", "loading")
-                props = await client.ask(f"/props?model={quote(model)}", form=Props)
+                path = f"/props?model={quote(model)}"
+                props = await client.ask(path, form=Props, most=MAX_BYTES)
         return Endpoint(
             url=address.url,
             model=model,

@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from datetime import UTC, datetime
-from typing import Any
+
+import msgspec
 
 from trioserve.cli.address import Address, take_value
 from trioserve.cli.commands import bytes_text, duration_text, table, take
+from trioserve.cli.local_server import Count, Text, asked
+from trioserve.cli.signals import run_until_signal
 from trioserve.config.parse import parse
-from trioserve.errors import UnavailableError
+from trioserve.errors import TrioServeError
 
 _FOR_GOOD = 10 * 365 * 24 * 3600.0
 _HEADINGS = ("NAME", "STATE", "SIZE", "SLEEPS")
+
+
+class _Status(msgspec.Struct):
+    value: Text = ""
+    failed: bool = False
+
+
+class _Meta(msgspec.Struct):
+    size: Count | None = None
+
+
+class _Model(msgspec.Struct):
+    id: Text
+    status: _Status | None = None
+    size: Count | None = None
+    meta: _Meta | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _InMemory(msgspec.Struct):
+    name: Text
+    expires_at: Text = ""
+
+
+class _Running(msgspec.Struct):
+    models: list[_InMemory] | None = None
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -23,70 +52,43 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Raises:
         ConfigError: a flag or a variable is invalid.
-        UnavailableError: no server answers, or the answer is invalid.
+        TrioServeError: no server answers, or the answer is invalid.
     """
     words, switches = take(argv, "--all")
     url, flags = take_value("--url", words)
     config = parse(flags, environ).config
-    found = _models(Address.of(url, config), next(iter(config.api_keys), None))
+    address, key = Address.of(url, config), next(iter(config.api_keys), None)
+    found: list[tuple[str, str, str, str]] = []
+
+    async def look() -> None:
+        listed = await asked(address, "/models", key, _Models)
+        try:
+            running = await asked(address, "/api/ps", key, _Running)
+        except TrioServeError:  # a server of another kind
+            running = _Running()
+        found.extend(_rows(listed.data, running.models))
+
+    code = run_until_signal(look)
     rows = [row for row in found if "--all" in switches or row[1] != "unloaded"]
     print(table([_HEADINGS, *rows]), end="")
-    return 0
+    return code
 
 
-def get(address: Address, path: str, api_key: str | None) -> tuple[int, Any]:
-    """Send a request; returns the status and the JSON body, or None if the body is not JSON.
-
-    Raises:
-        UnavailableError: the server does not answer.
-    """
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    try:
-        with closing(address.connect()) as connection:
-            connection.request("GET", f"{address.prefix}{path}", headers=headers)
-            response = connection.getresponse()
-            body = response.read()
-    except (OSError, http.client.HTTPException) as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UnavailableError(
-            f"no server answers at {address}: {why}. Start one with `trioserve serve`, or name its "
-            "address with --url."
-        ) from error
-    try:
-        return response.status, json.loads(body)
-    except ValueError:
-        return response.status, None
-
-
-def _models(address: Address, api_key: str | None) -> Iterator[tuple[str, str, str, str]]:
-    """Get the server's models and the times at which loaded ones sleep; yields table rows.
-
-    Raises:
-        UnavailableError: the server does not answer, or the answer is invalid.
-    """
-    status, listed = get(address, "/models", api_key)
-    _, running = get(address, "/api/ps", api_key)
-    try:
-        if status != http.HTTPStatus.OK:
-            raise UnavailableError(f"{address} says: {listed['error']['message']}")
-        found = [dict(one) for one in listed["data"]]
-        # A server with one model gives it no status, and does not list a sleeping one as running.
-        tells = bool(running) and "models" in running
-        sleeps = {one["name"]: str(one["expires_at"]) for one in (running or {}).get("models", ())}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnavailableError(
-            f"what answers at {address} does not list models: status {status}."
-        ) from error
-    for one in found:
-        name = str(one.get("id", ""))
-        alone = "sleeping" if tells and name not in sleeps else "loaded"
-        state = one.get("status") or {"value": alone}
-        size = one.get("size") or (one.get("meta") or {}).get("size")
+def _rows(
+    listed: Sequence[_Model], running: Sequence[_InMemory] | None
+) -> Iterator[tuple[str, str, str, str]]:
+    """Make the rows of the table. `running` are models that sleep later: None if not known."""
+    # A server with one model gives it no status, and does not list a sleeping one as running.
+    sleeps = {one.name: one.expires_at for one in running or ()}
+    for one in listed:
+        alone = "sleeping" if running is not None and one.id not in sleeps else "loaded"
+        state = one.status or _Status(alone)
+        size = one.size or (one.meta and one.meta.size)
         yield (
-            name,
-            "failed" if state.get("failed") else str(state.get("value", "")),
-            bytes_text(size) if isinstance(size, int) and size else "",
-            _sleeps(sleeps.get(name, "")),
+            one.id,
+            "failed" if state.failed else state.value,
+            bytes_text(size) if size else "",
+            _sleeps(sleeps.get(one.id, "")),
         )
 
 

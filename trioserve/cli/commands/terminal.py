@@ -109,7 +109,11 @@ def _split(argv: Sequence[str]) -> tuple[list[str], str]:
 async def _run(server: AgentServer, prompt: str) -> int:
     async with (
         server.endpoint() as endpoint,
-        connected_to(endpoint.url, api_key=next(iter(server.config.api_keys), None)) as client,
+        connected_to(
+            endpoint.url,
+            api_key=next(iter(server.config.api_keys), None),
+            name=f"The server at {endpoint.url}",
+        ) as client,
     ):
         chat = TerminalChat(client, endpoint.model, sys.stdout)
         async with alongside(partial(_stop_answers, chat)):
@@ -218,11 +222,11 @@ class TerminalChat:
                 await self._stream(body, answer)
         except TrioServeError as error:
             self.messages.pop()
-            self._write(f"{error.message}\n")
+            self._write("\n" * bool(answer) + f"{error.message}\n")
             return False
         except BaseExceptionGroup as group:
             self.messages.pop()
-            self._write(f"{_message_of(group)}\n")
+            self._write("\n" * bool(answer) + f"{_message_of(group)}\n")
             return False
         finally:
             self._answering = None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 from urllib.parse import quote
+
+import msgspec
 
 from trioserve.cli.address import Address, take_value
 from trioserve.cli.commands import table, take
-from trioserve.cli.commands.ps import get
+from trioserve.cli.local_server import Count, Text, asked
+from trioserve.cli.signals import run_until_signal
 from trioserve.config import readers
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, UnavailableError
@@ -32,13 +34,32 @@ _NUMBERS = {
 }
 
 
+class _Row(msgspec.Struct):
+    """What a server counts; its fields are those of `_HEADINGS` and `_NUMBERS`."""
+
+    day: Text | None
+    key: Text | None
+    model: Text | None
+    requests: Count
+    input_tokens: Count
+    cached_input_tokens: Count
+    output_tokens: Count
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+
+
+class _Usage(msgspec.Struct):
+    data: Annotated[list[_Row], msgspec.Meta(max_length=_PAGE)]
+    has_more: bool = False
+    last_id: Text | None = None
+
+
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
         ConfigError: a flag or a variable is invalid.
         StoreError: the store cannot be read.
-        UnavailableError: no server answers, or the answer is invalid.
+        TrioServeError: no server answers, or the answer is invalid.
     """
     from trioserve.store.usage import day_before, day_of
 
@@ -92,24 +113,21 @@ def _read(path: str, start: str, end: str, groups: Sequence[str]) -> list[dict[s
 def _ask(
     address: Address, api_key: str | None, start: str, end: str, groups: Sequence[str]
 ) -> list[dict[str, Any]]:
-    query = f"start={start}&end={end}&group_by={','.join(groups)}&limit={_PAGE}"
-    rows: list[dict[str, Any]] = []
-    after = ""
-    for _ in range(_MAX_PAGES):
-        status, found = get(address, f"/v1/usage?{query}{after}", api_key)
-        try:
-            if status != http.HTTPStatus.OK:
-                raise UnavailableError(f"{address} says: {found['error']['message']}")
-            names = (*_HEADINGS, *_NUMBERS)
-            rows += ({name: one[name] for name in names} for one in found["data"])
-            if not found["has_more"]:
-                return rows
-            after = f"&after={quote(found['last_id'], safe='')}"
-        except (KeyError, TypeError) as error:
-            raise UnavailableError(
-                f"what answers at {address} has no usage: status {status}."
-            ) from error
-    raise UnavailableError(f"{address} has more than {_MAX_PAGES * _PAGE} entries of usage.")
+    path = f"/v1/usage?start={start}&end={end}&group_by={','.join(groups)}&limit={_PAGE}"
+    rows: list[_Row] = []
+
+    async def look() -> None:
+        after = ""
+        for _ in range(_MAX_PAGES):
+            page = await asked(address, path + after, api_key, _Usage)
+            rows.extend(page.data)
+            if not page.has_more:
+                return
+            after = f"&after={quote(page.last_id or '', safe='')}"
+        raise UnavailableError(f"{address} has more than {_MAX_PAGES * _PAGE} entries of usage.")
+
+    run_until_signal(look)
+    return [msgspec.structs.asdict(row) for row in rows]
 
 
 def _table(rows: Iterable[Mapping[str, Any]], groups: Sequence[str]) -> str:
