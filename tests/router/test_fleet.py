@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -20,6 +22,8 @@ from tests.support.scripted_children import (
     ScriptedProcess,
     entry,
 )
+from trioserve.cli.progress import StatusPipe
+from trioserve.cli.serving import _tell_usage
 from trioserve.errors import (
     ConfigError,
     InvalidRequestError,
@@ -35,6 +39,9 @@ from trioserve.router.child import HealthCheck
 from trioserve.router.fleet import Child, Fleet
 from trioserve.router.forward import ModelProcessError
 from trioserve.router.states import MAX_DEATHS, WINDOW, FleetEvent, QueueStatus, Status
+from trioserve.router.zygote import MAX_STATUS_LINE
+from trioserve.server.usage import Usage
+from trioserve.store.usage import UsageRow, Used
 
 A, B, C = entry("a"), entry("b"), entry("c")
 
@@ -588,6 +595,52 @@ async def test_a_status_that_is_no_json_ends_the_process() -> None:
         launcher.last("a").status.put_data(b"{nonsense\n")
         await wait_all_tasks_blocked()
         assert waiting.error is not None and "not JSON: '{nonsense'" in waiting.error.message
+
+
+async def test_what_1500_keys_used_in_a_second_is_told_in_lines_that_are_read() -> None:
+    usage, ours, pipe = Usage(), Usage(), os.pipe()
+    for i in range(1500):
+        usage.add(UsageRow("2026-01-31", f"{i:064}", "m" * 1000), Used(1, 2**62, 3, 2**62, 1e-300))
+
+    def read() -> bytes:
+        with os.fdopen(pipe[0], "rb") as file:
+            return file.read()
+
+    launcher = ScriptedLauncher()
+    async with fleet_of(launcher) as fleet, trio.open_nursery() as nursery, fleet.use(A):
+        fleet.on_usage = ours.add_told
+
+        async def pass_on() -> None:
+            data = await trio.to_thread.run_sync(read)
+            assert max(map(len, data.splitlines())) < MAX_STATUS_LINE / 10
+            for start in range(0, len(data), 2**16):
+                launcher.last("a").status.put_data(data[start : start + 2**16])
+                await wait_all_tasks_blocked()
+            assert launcher.last("a").signals == []
+            assert {model for _, model in ours.totals} == {"a"}
+            assert [*ours.totals.values()] == [*usage.totals.values()]
+
+        nursery.start_soon(pass_on)
+        with os.fdopen(pipe[1], "wb"):
+            await trio.to_thread.run_sync(_tell_usage, usage, StatusPipe(pipe[1]))
+
+
+async def test_a_long_line_of_status_is_read_up_to_a_limit() -> None:
+    launcher = ScriptedLauncher()
+    async with fleet_of(launcher) as fleet, fleet.use(A) as child:
+        process = launcher.last("a")
+
+        async def say(n_bytes: int) -> None:
+            line = json.dumps({"state": "ready", "info": {"id": "x" * n_bytes}}) + "\n"
+            for start in range(0, len(line), 2**16):
+                if not process.signals:
+                    process.status.put_data(line[start : start + 2**16].encode())
+                await wait_all_tasks_blocked()
+
+        await say(MAX_STATUS_LINE - 200)
+        assert len(child.info["id"]) == MAX_STATUS_LINE - 200 and process.signals == []
+        await say(MAX_STATUS_LINE + 2**16)
+        assert process.signals == [signal.SIGKILL]
 
 
 async def test_a_model_that_sleeps_is_used_as_any_other() -> None:

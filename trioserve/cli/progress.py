@@ -3,8 +3,9 @@
 A router or another program may start a server. ``TRIOSERVE_STATUS_FD`` names a
 descriptor, on which each change of the status is a line of JSON with a ``state``: ``downloading``
 and ``loading`` with the ``progress`` (0.0 to 1.0), ``ready`` with ``info`` about the model,
-``sleeping``, ``draining``, or ``failed`` with a ``message``. With ``TRIOSERVE_LIFELINE``, the end
-of standard input ends the process.
+``sleeping``, ``draining``, ``usage`` with ``rows``, or ``failed`` with a ``message``. A line has at
+most `trioserve.router.zygote.MAX_STATUS_LINE` bytes. With ``TRIOSERVE_LIFELINE``, the end of
+standard input ends the process.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ _ASSIGNMENTS = {"ready": ("READY=1",), "draining": ("STOPPING=1",)}
 #: Seconds between two progress lines.
 _INTERVAL = 0.1
 
+#: Characters of a message: a line has at most `MAX_STATUS_LINE` bytes.
+_MAX_MESSAGE = 2**16
+
 
 class StatusPipe:
     """Reports the status to the program that started this process, if it passed a descriptor, and
@@ -55,6 +59,7 @@ class StatusPipe:
         self._descriptor = descriptor
         self._systemd = systemd
         self._told_at = 0.0
+        self._writing = threading.Lock()  # a long line is not written at once
 
     @property
     def is_open(self) -> bool:
@@ -68,9 +73,13 @@ class StatusPipe:
             text = fields.get("message", f"{state}{share}").replace("\n", " ")
             notify(self._systemd, f"STATUS={text}", *_ASSIGNMENTS.get(state, ()))
         if self._descriptor is not None:
-            line = json.dumps({"state": state, **fields}, ensure_ascii=False) + "\n"
-            with contextlib.suppress(BrokenPipeError):  # the reader has closed its end
-                os.write(self._descriptor, line.encode(errors="replace"))
+            if "message" in fields:
+                fields["message"] = fields["message"][:_MAX_MESSAGE]
+            report = json.dumps({"state": state, **fields}, ensure_ascii=False)
+            line = report.encode(errors="replace") + b"\n"
+            with self._writing, contextlib.suppress(BrokenPipeError):  # its reader has gone
+                while line:
+                    line = line[os.write(self._descriptor, line) :]
 
     def progress(self, share: float, state: str = "loading") -> None:
         """Report the loaded or downloaded fraction of the model, at limited intervals."""

@@ -52,8 +52,9 @@ _BACKLOG = 1024
 #: Seconds for connections to close after the last request.
 _GRACE = 3.0
 
-#: Seconds between two reports of usage to a router.
+#: Seconds between two reports of usage to a router, and the rows of a line, of 300 bytes each.
 _USAGE_INTERVAL = 1.0
+_USAGE_ROWS = 100
 
 
 def serve(
@@ -289,8 +290,10 @@ async def _report_usage(server: ServerCore, status: StatusPipe) -> None:
 
 
 def _tell_usage(usage: Usage, status: StatusPipe) -> None:
-    if taken := usage.take():
-        status.tell("usage", rows=[usage_out(row, used) for row, used in taken.items()])
+    # The router knows the name of the model, which may be long.
+    rows = [usage_out(row, used) | {"model": ""} for row, used in usage.take().items()]
+    for start in range(0, len(rows), _USAGE_ROWS):
+        status.tell("usage", rows=rows[start : start + _USAGE_ROWS])
 
 
 def _advise(server: ServerCore) -> None:

@@ -32,7 +32,7 @@ from trioserve.router.launch import (
     socket_folder,
     with_package,
 )
-from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE
+from trioserve.router.zygote import LIFELINE_VARIABLE, MAX_STATUS_LINE, STATUS_VARIABLE
 from trioserve.whole_numbers import whole_number
 
 _log = logging.getLogger("ray.serve")
@@ -139,7 +139,7 @@ class ServerProcess:
 
     async def _read_status(self, descriptor: int) -> None:
         """Read its status until it ends."""
-        reader = asyncio.StreamReader()
+        reader = asyncio.StreamReader(limit=MAX_STATUS_LINE)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
         )

@@ -26,7 +26,7 @@ from trioserve.router.forward import Kept, Outgoing, exchange
 from trioserve.router.launch import LaunchedProcess, Launcher
 from trioserve.router.schedule import Instance
 from trioserve.router.states import ModelState
-from trioserve.router.zygote import BESIDE, ESTIMATE
+from trioserve.router.zygote import BESIDE, ESTIMATE, MAX_STATUS_LINE
 
 _log = get_logger("trioserve.router")
 
@@ -215,13 +215,13 @@ class Child(Instance):
     async def _read_status(
         self, stream: trio.abc.ReceiveStream, told: Callable[[Report], None]
     ) -> None:
-        lines = _LineSplitter()
+        lines = _LineSplitter(MAX_STATUS_LINE)
         async for data in stream:
             self._spoke.set()
             for line in lines.add(data):
                 try:
                     report = json.loads(line)
-                except ValueError:
+                except ValueError:  # or a part of a line that is too long
                     self.kill(f"What it told as its status is not JSON: {line!r:.100}.")
                     return
                 self.message = report.get("message", self.message)
@@ -290,15 +290,20 @@ def _how(exit_code: int) -> str:
 
 
 class _LineSplitter:
-    """Splits a stream into lines. `rest` is the line that is not complete yet."""
+    """Splits a stream into lines. `rest` is the line that is not complete yet.
 
-    def __init__(self) -> None:
+    Args:
+        longest: bytes of a line above which a part of it counts as one.
+    """
+
+    def __init__(self, longest: int = _MAX_LINE) -> None:
         self.rest = b""
+        self._longest = longest
 
     def add(self, data: bytes | bytearray) -> list[str]:
         """Take more; returns the lines that are complete."""
         *lines, self.rest = (self.rest + data).split(b"\n")
-        if len(self.rest) > _MAX_LINE:
+        if len(self.rest) > self._longest:
             lines.append(self.rest)
             self.rest = b""
         return [line.decode(errors="replace") for line in lines if line.strip()]

@@ -27,6 +27,9 @@ import attrs
 #: Names the descriptor that a process writes its status to.
 STATUS_VARIABLE = "TRIOSERVE_STATUS_FD"
 
+#: The longest line of status, in bytes. A longer one is an error of the process.
+MAX_STATUS_LINE = 2**20
+
 #: Says that standard input is a lifeline.
 LIFELINE_VARIABLE = "TRIOSERVE_LIFELINE"
 
