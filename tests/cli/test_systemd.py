@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
+import trio
 
+from tests.support.waiting import patiently, until
 from trioserve.cli.progress import StatusPipe, take_status
-from trioserve.cli.systemd import notify, take_sockets
+from trioserve.cli.systemd import Notifier, take_sockets
 from trioserve.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd runs on Linux only")
@@ -65,8 +70,39 @@ def test_states_are_notified(tmp_path: Path, prefix: str) -> None:
 
 def test_without_systemd_nothing_is_notified(tmp_path: Path) -> None:
     StatusPipe().tell("ready")
-    notify("", "READY=1")
-    notify(str(tmp_path / "nothing"), "READY=1")  # systemd is not there
+    Notifier("").tell(READY="1")
+    Notifier(str(tmp_path / "nothing")).tell(READY="1")  # systemd is not there
+
+
+def fill(path: str) -> int:
+    """Fill the queue of a socket; returns with how many messages."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.setblocking(False)
+        for n in itertools.count():
+            try:
+                other.sendto(b"STATUS=another", path)
+            except BlockingIOError:
+                return n
+    raise AssertionError
+
+
+async def test_a_full_queue_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    monkeypatch.setattr("trioserve.cli.systemd._log", Mock(warning=log.append))
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(path)
+        n_others = fill(path)
+        status = take_status({"NOTIFY_SOCKET": path})
+        with patiently():
+            for state in ("loading", "ready", "sleeping", "draining"):
+                await trio.to_thread.run_sync(status.tell, state, abandon_on_cancel=True)
+        assert log == ["systemd does not read what it is notified of"]
+        told = [systemd.recv(1000).decode() for _ in range(n_others + 1)]
+        assert told[-1] == "STATUS=draining\nREADY=1\nSTOPPING=1"
+        await until(lambda: "trioserve-notify" not in {one.name for one in threading.enumerate()})
 
 
 @pytest.mark.system
@@ -83,6 +119,7 @@ def test_a_server_on_a_socket_of_systemd(tmp_path: Path) -> None:
     with notified, listening:
         notified.bind(str(tmp_path / "notify"))
         notified.settimeout(120)
+        fill(str(tmp_path / "notify"))
         listening.bind(path)
         listening.listen()
         with subprocess.Popen(
@@ -92,10 +129,11 @@ def test_a_server_on_a_socket_of_systemd(tmp_path: Path) -> None:
             stderr=subprocess.DEVNULL,
         ) as server:
             try:
+                with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=120) as client:
+                    while client.get("http://localhost/health").json() != {"status": "ok"}:
+                        pass
                 while b"READY=1" not in notified.recv(1000):
                     pass
-                with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as client:
-                    assert client.get("http://localhost/health").json() == {"status": "ok"}
                 server.send_signal(signal.SIGTERM)
                 while b"STOPPING=1" not in notified.recv(1000):
                     pass

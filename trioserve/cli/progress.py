@@ -23,7 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from trioserve import llama
-from trioserve.cli.systemd import notify
+from trioserve.cli.systemd import Notifier
 from trioserve.config import Config
 from trioserve.errors import ConfigError
 from trioserve.log import get_logger
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _log = get_logger("trioserve")
 
 #: What systemd expects beside the text of a state.
-_ASSIGNMENTS = {"ready": ("READY=1",), "draining": ("STOPPING=1",)}
+_VARIABLES = {"ready": {"READY": "1"}, "draining": {"STOPPING": "1"}}
 
 #: Seconds between two progress lines.
 _INTERVAL = 0.1
@@ -57,7 +57,7 @@ class StatusPipe:
 
     def __init__(self, descriptor: int | None = None, *, systemd: str = "") -> None:
         self._descriptor = descriptor
-        self._systemd = systemd
+        self._systemd = Notifier(systemd)
         self._told_at = 0.0
         self._writing = threading.Lock()  # a long line is not written at once
 
@@ -68,10 +68,9 @@ class StatusPipe:
 
     def tell(self, state: str, **fields: Any) -> None:
         """Report a state and its fields."""
-        if self._systemd:
-            share = f" {fields['progress']:.0%}" if "progress" in fields else ""
-            text = fields.get("message", f"{state}{share}").replace("\n", " ")
-            notify(self._systemd, f"STATUS={text}", *_ASSIGNMENTS.get(state, ()))
+        share = f" {fields['progress']:.0%}" if "progress" in fields else ""
+        text = fields.get("message", f"{state}{share}").replace("\n", " ")
+        self._systemd.tell(STATUS=text, **_VARIABLES.get(state, {}))
         if self._descriptor is not None:
             if "message" in fields:
                 fields["message"] = fields["message"][:_MAX_MESSAGE]

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import socket
+import threading
 from collections.abc import MutableMapping
-from contextlib import suppress
 
 from trioserve.errors import ConfigError
+from trioserve.log import get_logger
+
+_log = get_logger("trioserve")
 
 _FIRST_DESCRIPTOR = 3
 
@@ -40,11 +44,52 @@ def take_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
     return taken
 
 
-def notify(address: str, *assignments: str) -> None:
-    """Send assignments such as ``READY=1`` to systemd. Without an address, nothing happens."""
-    if not address:
-        return
-    path = "\0" + address[1:] if address[0] == "@" else address
-    # systemd may be restarting; a service runs without it.
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.sendto("\n".join(assignments).encode(errors="replace"), path)
+class Notifier:
+    """Tells systemd of states, such as ``READY=1``. Without an address, it tells nobody.
+
+    Thread-safe, and never waits: while the queue of systemd's socket is full, a thread does, and
+    then sends the newest value of each variable.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._path = "\0" + address[1:] if address[:1] == "@" else address
+        self._lock = threading.Lock()
+        self._unsent: dict[str, str] = {}  # whoever adds the first one sees to all
+
+    def tell(self, **variables: str) -> None:
+        """Send variables, or have them sent."""
+        if not self._path:
+            return
+        with self._lock:
+            is_first = not self._unsent
+            self._unsent |= variables
+        if is_first and not self._send():
+            _log.warning("systemd does not read what it is notified of")
+            try:
+                threading.Thread(target=self._wait, name="trioserve-notify", daemon=True).start()
+            except RuntimeError:  # no thread: a service runs without systemd
+                self._unsent = {}
+
+    def _wait(self) -> None:
+        while not self._send(waits=True):
+            pass
+
+    def _send(self, *, waits: bool = False) -> bool:
+        """Send all. Returns False if the queue is full."""
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.connect(self._path)
+                if waits:
+                    poll = select.poll()
+                    poll.register(sender, select.POLLOUT)  # which the other end's queue decides
+                    poll.poll()
+                with self._lock:
+                    lines = (f"{name}={value}" for name, value in self._unsent.items())
+                    sender.send("\n".join(lines).encode(errors="replace"))
+                    self._unsent = {}
+        except BlockingIOError:
+            return False
+        except OSError:  # systemd may be restarting; a service runs without it
+            self._unsent = {}
+        return True
