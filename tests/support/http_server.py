@@ -137,6 +137,7 @@ async def child_app(
     config.setdefault("stream_interval_ms", 0)
     app = create_app(Config(**config), load=scripted(backend or ScriptedBackend()))
     service = app.extensions["trioserve"]
+    service.has_router = True
     async with serving(app, f"unix:{path}"):
         await service.wait_loaded()
         yield service

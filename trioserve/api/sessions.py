@@ -30,7 +30,7 @@ from trioserve.errors import (
     StreamStoppedError,
     raised_alone,
 )
-from trioserve.fair_limiter import current_client
+from trioserve.fair_limiter import current_client, set_client
 
 # -- bytes
 
@@ -467,6 +467,7 @@ class Sessions:
         return session
 
     async def _live(self, session: StreamSession, ask: Callable[[Send], Awaitable[None]]) -> None:
+        set_client(session.client)
         try:
             await session.run(ask)
         finally:

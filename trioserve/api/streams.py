@@ -127,7 +127,7 @@ async def _follow(
 
 
 #: Seconds that a client waits for its 202 or for an error, without ``wait=N``.
-_WAIT = 0.25
+WAIT = 0.25
 
 #: Headers of the POST that are not forwarded to the request within the app, or are replaced.
 _OURS = frozenset(
@@ -161,7 +161,7 @@ class _Wanted:
         if ID not in headers and not is_async:
             return None
         given = [_WAIT_SECONDS.fullmatch(each) for each in wanted]
-        seconds = next((float(each[1]) for each in given if each is not None), _WAIT)
+        seconds = next((float(each[1]) for each in given if each is not None), WAIT)
         return cls(
             conversation_id(headers[ID].encode("latin-1"), ID) if ID in headers else None,
             seconds if is_async else None,
@@ -258,7 +258,7 @@ def begin(conversation: str | None, ask: Ask, *, secret: bool = False) -> Stream
     return sessions.start(current_request().api_key, conversation, _form(), ask, secret=secret)
 
 
-async def answer_of_failed(session: StreamSession, wait: float = _WAIT) -> Response | None:
+async def answer_of_failed(session: StreamSession, wait: float = WAIT) -> Response | None:
     """Wait for a stream to begin, or some seconds. Returns the answer of one that failed.
 
     Raises:

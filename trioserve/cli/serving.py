@@ -219,6 +219,7 @@ def _make_app(
     if catalog is not None:
         return create_router(config, partial(fleet_of, config, catalog, first))
     app = create_app(config, load=loading)
+    app.extensions["trioserve"].has_router = status.is_open
     app.extensions["trioserve"].fetch = partial(fetch, status)
     return app
 

@@ -246,21 +246,6 @@ async def test_the_end_of_the_server_cancels_what_runs(tmp_path: Path) -> None:
         assert found["status"] == "cancelled"
 
 
-async def test_a_server_that_was_killed_left_it_incomplete(tmp_path: Path) -> None:
-    async with client_and_service(answering("Hello"), store=str(tmp_path / "a.db")) as (
-        client,
-        service,
-    ):
-        own = service.store.owner_of("")
-        body = {**await stored(client), "status": "queued", "background": True}
-        id_ = body["id"] = "resp_" + "0" * 32
-        body.pop("output")
-        await service.store.do(lambda records: records.add(id_, "response", own, body))
-        found = (await client.get(f"{RESPONSES}/{id_}")).json()
-        assert found["status"] == "incomplete"
-        assert found["incomplete_details"] == {"reason": "server_restarted"}
-
-
 async def test_responses_survive_a_restart(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     async with client_of(answering("Fine."), store=path) as client:
@@ -279,7 +264,7 @@ async def test_responses_survive_a_restart(tmp_path: Path) -> None:
 async def with_broken_store(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
     async with client_and_service(answering("Hello")) as (client, service):
 
-        async def fail(work: object) -> None:
+        async def fail(*_args: object) -> None:
             raise StoreError("The store x cannot be used: its disk is full.")
 
         monkeypatch.setattr(service.store, "do", fail)

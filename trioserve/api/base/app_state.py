@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     asynccontextmanager,
     contextmanager,
     nullcontext,
+    suppress,
 )
 from functools import partial
 from typing import Any, TypeVar
@@ -39,7 +40,7 @@ from trioserve.server.observers.observer import Observer, ToolRecord
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatStream
 from trioserve.server.usage import Usage
-from trioserve.store import Store, open_store
+from trioserve.store import Records, Store, open_store
 from trioserve.tools.registry import ToolRegistry
 from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 
@@ -271,7 +272,11 @@ class AppState(Connections, ABC):
         self.streams = Sessions()  # that outlive the connections of their readers
         self._store: Store | None = None
         self.stored_runs: dict[str, Any] = {}  # responses in the background that run, by id
+        #: Ends what was running in the store when the last server ended. Set by what makes the app.
+        self.settle: Callable[[Records], None]
         self._own_memory = MemoryBudget.of(config)
+        #: Whether all requests come through a router of ours, whose word on them counts.
+        self.has_router = False
         #: Why nothing answers: it could not begin, or it broke.
         self.failure: TrioServeError | None = None
         #: The calls of `tools` by clients.
@@ -314,6 +319,8 @@ class AppState(Connections, ABC):
         async with open_store(
             config.store, max_bytes=config.store_size, days=config.store_days
         ) as store:
+            with suppress(UnavailableError):  # it is settled at the next start
+                await store.do(self.settle)
             self._store = store
             try:
                 async with self.usage.kept(store):

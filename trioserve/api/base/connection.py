@@ -54,6 +54,9 @@ PREFIX = "TRIOSERVE_PREFIX"
 #: The header with the seconds that a request has already waited in a proxy.
 WAITED_HEADER = "X-Request-Waited"
 
+#: The header with what a router has decided about storing the answer to a request.
+STORED_HEADER = "X-Trioserve-Stored"
+
 #: Seconds after the response in which a client may still send a body, which is discarded.
 LINGER = 2.0
 

@@ -28,6 +28,7 @@ from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.http import TIMEOUT_HEADER, current_request_id, json_response
 from trioserve.api.base.readers import seconds
 from trioserve.api.base.rights import check_manages
+from trioserve.api.base.stored_as import headers_for_model
 from trioserve.api.router import proxy
 from trioserve.api.router.proxy import PassedStream
 from trioserve.api.router.service import current_router, find_model
@@ -282,7 +283,8 @@ def outgoing(current: Request, body: bytes) -> Outgoing:
         client=None if client is None else client[0],
     )
     query = current.query_string.decode("ascii", "replace")
-    return Outgoing(current.method, proxy.target_of(current.path, query), headers, body)
+    target = proxy.target_of(current.path, query)
+    return Outgoing(current.method, target, [*headers, *headers_for_model(current)], body)
 
 
 async def respond(answer: ChildAnswer) -> Response:

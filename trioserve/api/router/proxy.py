@@ -26,7 +26,7 @@ from trioserve.router.forward import Headers
 #: Headers of a request that end at a proxy: they are about the connection, or it has obeyed them.
 _REQUEST_HOP = frozenset(
     b"connection content-length expect host keep-alive origin proxy-authorization te trailer "
-    b"transfer-encoding upgrade x-request-id x-request-waited".split()
+    b"transfer-encoding upgrade x-request-id x-request-waited x-trioserve-stored".split()
 )
 
 #: Headers of an answer that a proxy does not pass on: it writes them itself.

@@ -31,6 +31,7 @@ def install(app: QuartTrio, served: AppState) -> None:
     """Have an app store responses and run batches. To be done after the checks of keys."""
     app.before_request(responses.take_over)
     app.after_request(responses.keep)
+    served.settle = responses.settle
     served.batches.ask = partial(ask_for_line, app, served)
     app.url_map.converters["response"] = responses.ResponseId
     for each in BLUEPRINTS:

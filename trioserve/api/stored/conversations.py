@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import attrs
 from quart import Blueprint
@@ -11,6 +11,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import read_body_as
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import PART, RequestBody, field, json_type, list_schema, objects
 from trioserve.api.base.http import json_response
 from trioserve.api.openai.responses.input import read_input
@@ -21,6 +22,7 @@ from trioserve.api.stored.items import (
     ITEMS,
     Item,
     add_to_conversation,
+    parts_of,
     resolved,
     with_ids,
 )
@@ -35,11 +37,10 @@ from trioserve.api.stored.listing import (
 from trioserve.api.stored.reading import bodies, look_up, respond
 from trioserve.chat.messages import MAX_MESSAGES, check_count
 from trioserve.errors import InvalidRequestError
-from trioserve.store import Record, Records, Ref, new_id
+from trioserve.server.workers import offload
+from trioserve.store import Part, Record, Records, Ref, new_id
 
 blueprint = Blueprint("stored_conversations", __name__)
-
-_T = TypeVar("_T")
 
 
 @json_type(list_schema(PART, MAX_MESSAGES))
@@ -71,24 +72,21 @@ class ItemsRequest(RequestBody):
     items: tuple[Item, ...] = field(read=_items)
 
 
-def _parse(
-    parse: Callable[[Mapping[str, Any]], _T],
-) -> Callable[[dict[str, Any]], _T]:
-    """Check that the items of a body can be the input of a response, and parse it."""
+async def _parts_of(items: Sequence[Item]) -> list[Part]:
+    """Check that the items of the current request can be the input of a response; make parts."""
+    whole = await resolved(items, "items")
 
-    def read(body: dict[str, Any]) -> _T:
-        parsed = parse(body)
-        items = [each for each in body.get("items") or () if each.get("type") != "item_reference"]
-        if items:
+    def make() -> list[Part]:
+        if whole:
             try:
-                read_input({"input": items})
+                read_input({"input": whole})
             except InvalidRequestError as error:
                 error.message = error.message.replace("input[", "items[")
                 error.param = error.param and error.param.replace("input[", "items[")
                 raise
-        return parsed
+        return list(parts_of(with_ids(whole)))
 
-    return read
+    return await offload(make, current_request().held.n_bytes)
 
 
 @blueprint.post("/v1/conversations")
@@ -96,14 +94,15 @@ def _parse(
 @gives(answers.CONVERSATION)
 async def create() -> Response:
     """Begin a conversation."""
-    wanted, own = await read_body_as(_parse(ConversationRequest.parse)), current_owner()
+    wanted, own = await read_body_as(ConversationRequest.parse), current_owner()
+    items = await _parts_of(wanted.items)
     id_ = new_id("conv")
     body = {"metadata": wanted.metadata}
 
     def write(records: Records) -> Record:
         records.add(id_, CONVERSATION, own, body)
         made = _found(records, id_, own)
-        add_to_conversation(records, made, with_ids(resolved(records, own, wanted.items)))
+        add_to_conversation(records, made, items)
         return made
 
     return json_response(_shown(await current_app_state().store.do(write)))
@@ -145,15 +144,12 @@ async def delete(id_: str) -> Response:
 @gives(answers.ITEMS)
 async def add_items(id_: str) -> Response:
     """Add items to a conversation."""
-    wanted, own = await read_body_as(_parse(ItemsRequest.parse)), current_owner()
-
-    def write(records: Records) -> list[Item]:
-        conversation = _found(records, id_, own)
-        items = with_ids(resolved(records, own, wanted.items))
-        add_to_conversation(records, conversation, items)
-        return items
-
-    return json_response(page_body(await current_app_state().store.do(write)))
+    wanted, own = await read_body_as(ItemsRequest.parse), current_owner()
+    parts = await _parts_of(wanted.items)
+    await current_app_state().store.do(
+        lambda records: add_to_conversation(records, _found(records, id_, own), parts)
+    )
+    return await respond([part.body for part in parts], page_body)
 
 
 @blueprint.get("/v1/conversations/<id_>/items")

@@ -5,31 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from trioserve.api.stored.items import INPUT, OUTPUT, RESPONSE, Item, PreviousResponseError
-from trioserve.api.stored.reading import bodies, look_up, values
+from trioserve.api.base.app_state import current_app_state
+from trioserve.api.base.connection import current_request
+from trioserve.api.stored.items import INPUT, OUTPUT, RESPONSE, PreviousResponseError
+from trioserve.api.stored.listing import Side
+from trioserve.api.stored.reading import look_up
 from trioserve.chat.messages import MAX_MESSAGES
 from trioserve.errors import InvalidRequestError
-from trioserve.store import Records, Ref
+from trioserve.store import Part, Records, Ref
 
 #: Responses that one transaction looks at.
 _N_AT_ONCE = 64
 
 
-async def history(owner: bytes, id_: str) -> list[Item]:
-    """The items of a response and of all before it that it continues.
+async def history(owner: bytes, id_: str) -> list[Side]:
+    """The items of a response and of all before it that it continues. Raises as `lineage`."""
+    return [(turn, side) for turn in await lineage(owner, id_) for side in (INPUT, OUTPUT)]
+
+
+async def items_of(sides: Sequence[Side], param: str) -> list[Part]:
+    """Read the items on some sides of records, and count them twice: they become a part of a body.
+
+    Args:
+        sides: in their order.
+        param: the field that names them.
 
     Raises:
-        PreviousResponseError: as `lineage`.
+        InvalidRequestError: there are too many.
         PayloadTooLargeError: they take more memory than a request may. None was read.
+        MemoryFullError: as above, but they may later.
     """
-    turns = await lineage(owner, id_)
-    return await items_at([(turn, side) for turn in turns for side in (INPUT, OUTPUT)])
-
-
-async def items_at(
-    sides: Sequence[tuple[str, str]], param: str = "previous_response_id"
-) -> list[Item]:
-    """The items on some sides of records. Raises InvalidRequestError: there are too many."""
 
     def find(records: Records) -> list[Ref]:
         refs: list[Ref] = []
@@ -39,7 +44,9 @@ async def items_at(
                 raise InvalidRequestError.at(param, f"continues more than {MAX_MESSAGES} items.")
         return refs
 
-    return await values(await bodies(await look_up(find)))
+    refs = await look_up(find)
+    current_request().held.grow(2 * sum(ref.size for ref in refs))
+    return await current_app_state().store.read(refs)
 
 
 async def lineage(owner: bytes, id_: str, *, is_over: bool = True) -> list[str]:

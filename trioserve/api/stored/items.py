@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
-from trioserve.chat.messages import MAX_MESSAGES
-from trioserve.errors import InvalidRequestError
-from trioserve.store import Part, Record, Records, new_id
+from trioserve.api.openai.responses.input import NOT_STORED, REFERENCE, kind_of
+from trioserve.api.stored.listing import current_owner
+from trioserve.api.stored.reading import bodies, look_up, values
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.store import Part, Record, Records, Ref, new_id
 
 Item = dict[str, Any]
 
@@ -43,58 +47,53 @@ def with_ids(items: Iterable[Item]) -> list[Item]:
     return made
 
 
-def resolved(records: Records, owner: bytes, items: Sequence[Any]) -> list[Any]:
-    """Put stored items in the place of references to them; others stay as they are."""
-    return [_resolved(records, owner, each) for each in items]
+async def resolved(items: Sequence[Any], name: str) -> list[Any]:
+    """Put stored items of the current client in the place of references; others stay as they are.
 
-
-def _resolved(records: Records, owner: bytes, item: Any) -> Any:
-    if not isinstance(item, Mapping) or not isinstance(id_ := item.get("id"), str):
-        return item
-    kind = item.get("type") or ("message" if "role" in item else "item_reference")
-    found = records.named(id_, owner) if kind == "item_reference" else None
-    return item if found is None else found.value  # what is not stored is for the handler to say
-
-
-def parts_of(items: Sequence[Item], first: int = 0) -> Iterator[Part]:
-    """Make parts of items, which are found by their ids."""
-    return (Part.of(n, item["id"], item) for n, item in enumerate(items, first))
-
-
-def history(records: Records, owner: bytes, id_: str) -> list[Item]:
-    """The items of a response and of all before it that it continues.
+    Args:
+        items: as the client gives them.
+        name: the field that has them.
 
     Raises:
-        PreviousResponseError: one of them is not stored any more, or is not over.
+        UnsupportedFieldError: there is no such item.
     """
-    turns: list[list[Part]] = []
-    found: str | None = id_
-    while found is not None:
-        record = records.find(found, RESPONSE, owner)
-        if record is None:
-            raise PreviousResponseError(
-                f"The response {found!r:.80} is not stored here, or not any more.",
-                param="previous_response_id",
-            )
-        if record.body["status"] in ("queued", "in_progress"):
-            raise PreviousResponseError(
-                f"The response {found!r:.80} is not complete.", param="previous_response_id"
-            )
-        turns.append([*records.parts(found, INPUT), *records.parts(found, OUTPUT)])
-        if sum(map(len, turns)) > MAX_MESSAGES:
-            raise InvalidRequestError.at(
-                "previous_response_id", f"continues more than {MAX_MESSAGES} items."
-            )
-        found = record.body["previous_response_id"]
-    return [part.value for turn in reversed(turns) for part in turn]
+    own, whole = current_owner(), list(items)
+    places = [i for i, each in enumerate(items) if is_reference(each)]
+    if not places:
+        return whole
+
+    def find(records: Records) -> list[Ref]:
+        return [_place_of(records, own, items[i]["id"], f"{name}[{i}]") for i in places]
+
+    found = await values(await bodies(await look_up(find)))
+    for i, item in zip(places, found, strict=True):
+        if is_reference(item):
+            raise UnsupportedFieldError.at(f"{name}[{i}]", NOT_STORED)
+        whole[i] = item
+    return whole
 
 
-def conversation_items(records: Records, id_: str) -> list[Item]:
-    """The items of a conversation, the oldest first."""
-    return [part.value for part in records.parts(id_, ITEMS)]
+def _place_of(records: Records, owner: bytes, id_: str, path: str) -> Ref:
+    for record, side, n in records.places(id_):
+        if any(records.fields(record, kind, owner) for kind in (RESPONSE, CONVERSATION)):
+            return records.refs(record, side, after=n - 1, limit=1)[0]
+    raise UnsupportedFieldError.at(path, NOT_STORED)
 
 
-def add_to_conversation(records: Records, conversation: Record, items: Sequence[Item]) -> None:
+def is_reference(item: Any) -> bool:
+    """Whether an item stands for a stored one."""
+    if not isinstance(item, Mapping) or kind_of(item) != REFERENCE:
+        return False
+    return isinstance(id_ := item.get("id"), str) and bool(id_)  # what else is for others to say
+
+
+def parts_of(items: Iterable[Item]) -> Iterator[Part]:
+    """Make parts of items, which are found by their ids."""
+    return (Part.of(n, item["id"], item) for n, item in enumerate(items))
+
+
+def add_to_conversation(records: Records, conversation: Record, items: Sequence[Part]) -> None:
     """Append items to a conversation."""
-    n = records.next_number(conversation.id, ITEMS)
-    records.append(conversation.id, ITEMS, parts_of(items, n))
+    first = records.next_number(conversation.id, ITEMS)
+    numbered = (attrs.evolve(each, n=n) for n, each in enumerate(items, first))
+    records.append(conversation.id, ITEMS, numbered)

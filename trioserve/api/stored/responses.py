@@ -9,9 +9,11 @@ is stored. With ``background``, both happen in a stream that outlives the connec
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -27,22 +29,21 @@ from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import look_into, parse_object
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import json_response
+from trioserve.api.base.stored_as import STORED, StoredAs
 from trioserve.api.openai.answers import RESPONSE as RESPONSE_BODY
-from trioserve.api.openai.responses.input import STORED
 from trioserve.api.openai.responses.request import StoringRequest
 from trioserve.api.openapi import gives, takes
 from trioserve.api.sessions import Send, StreamSession
 from trioserve.api.stored import answers
-from trioserve.api.stored.history import lineage
+from trioserve.api.stored.history import history, items_of, lineage
 from trioserve.api.stored.items import (
     CONVERSATION,
     INPUT,
+    ITEMS,
     OUTPUT,
     RESPONSE,
-    Item,
     add_to_conversation,
-    conversation_items,
-    history,
+    is_reference,
     parts_of,
     resolved,
     with_ids,
@@ -54,12 +55,12 @@ from trioserve.concurrency import Gate, Phase
 from trioserve.errors import (
     InvalidRequestError,
     PayloadTooLargeError,
-    TrioServeError,
+    StoreError,
     UnavailableError,
 )
 from trioserve.left_out import leave_out
 from trioserve.server.workers import offload
-from trioserve.store import Record, Records, Ref, Store, new_id
+from trioserve.store import Part, Record, Records, Ref, Store, new_id
 from trioserve.whole_numbers import whole_number
 
 blueprint = Blueprint("stored_responses", __name__)
@@ -76,13 +77,16 @@ _LAST_EVENT = re.compile(rb"event: response\.(?:completed|incomplete|failed)\n")
 _FIRST_EVENT = b"event: response.created\n"
 _NUMBER = re.compile(rb'\ndata: \{"type":"[\w.]+","sequence_number":(\d+),')
 
-#: Seconds to store how a response has ended, when its run is cancelled.
-_FAREWELL = 10.0
+#: Seconds before the end of a response in the background is stored again, if the store failed.
+_PAUSE, _MAX_PAUSE = 1.0, 30.0
+
+#: How a response has ended that ran when the server was killed.
+_CUT = {"status": "incomplete", "incomplete_details": {"reason": "server_restarted"}}
 
 
 @attrs.define(eq=False)
 class StoredRun:
-    """A request whose response is to be stored.
+    """A request whose response is to be stored. With `background`, its record is open as it runs.
 
     Attributes:
         id: of the response.
@@ -91,8 +95,12 @@ class StoredRun:
         gate: of the app.
         options: how.
         input: the items of the request, without those before them.
-        body: the response as far as it is known; only of one in the background.
+        body: the response as far as it is known; only of one in the background, as what follows.
+        session: in which it runs.
+        is_there: whether it has a record.
         is_kept: whether its end is stored.
+        begun: set once it has a record, or cannot have one.
+        ended: set when it has ended, and its end is stored.
     """
 
     id: str
@@ -101,9 +109,12 @@ class StoredRun:
     gate: Gate
     options: StoringRequest
     is_asked: bool  # rather than stored by default: if it cannot be, that is an error
-    input: list[Item]
+    input: list[Part]
     body: dict[str, Any] = attrs.field(factory=dict)
+    session: StreamSession | None = None
+    is_there: bool = False
     is_kept: bool = False
+    begun: trio.Event = attrs.field(factory=trio.Event)
     ended: trio.Event = attrs.field(factory=trio.Event)
 
     @property
@@ -121,20 +132,38 @@ class StoredRun:
         """Whether the server ends, and the response for this reason."""
         return self.gate.phase.value is not Phase.OPEN
 
-    async def keep(self, response: Mapping[str, Any]) -> None:
-        """Store the response as it has ended, with its items. Raises UnavailableError."""
+    async def add(self) -> None:
+        """Store the response before it is begun. Raises UnavailableError."""
+
+        def write(records: Records) -> None:
+            records.add(self.id, RESPONSE, self.owner, self.body, is_open=True)
+            records.append(self.id, INPUT, self.input)
+
+        await self.store.do(write)
+        self.is_there = True
+
+    async def keep(self, response: Mapping[str, Any], size: int) -> None:
+        """Store the response as it has ended, with its items. Of several ends, the first counts.
+
+        `size` is about how many characters of JSON it has.
+
+        Raises:
+            UnavailableError: it cannot be stored.
+        """
         body = {name: value for name, value in response.items() if name != "output"}
-        output = [each for each in response["output"] if isinstance(each, dict)]
+        items = [each for each in response["output"] if isinstance(each, dict)]
+        output = await offload(lambda: list(parts_of(items)), size)
 
         def write(records: Records) -> None:
             if not self.options.background:
                 records.add(self.id, RESPONSE, self.owner, body)
-            elif records.find(self.id, RESPONSE, self.owner) is None:
-                return  # deleted meanwhile
+                records.append(self.id, INPUT, self.input)
             else:
+                record = records.find(self.id, RESPONSE, self.owner)
+                if record is None or not record.is_open:
+                    return  # deleted meanwhile, or stored by a call that was cancelled
                 records.change(self.id, body)
-            records.append(self.id, INPUT, parts_of(self.input))
-            records.append(self.id, OUTPUT, parts_of(output))
+            records.append(self.id, OUTPUT, output)
             id_ = self.options.conversation
             if id_ is None or body["status"] not in ("completed", "incomplete"):
                 return
@@ -143,6 +172,15 @@ class StoredRun:
 
         await self.store.do(write)
         self.is_kept = True
+
+
+def settle(records: Records) -> None:
+    """End the responses that ran when the last server ended, and could not store how they did."""
+    for record in records.open_ones(RESPONSE):
+        try:
+            records.change(record.id, {**record.body, **_CUT})
+        except StoreError:  # it is damaged, and has nothing but its input
+            records.delete(record.id)
 
 
 # -- POSTs
@@ -173,36 +211,43 @@ async def take_over() -> Response | None:
         return None
     if isinstance(given := fields.get("input"), list) and len(given) > MAX_MESSAGES:
         return None  # for the handler to say
-    run = await _prepare(fields, options)
-    if options.background and request.endpoint == _RESPONSES:
-        return await _begin(run, fields)
-    _replace_body(n_bytes, await offload(lambda: sse.encode(fields).encode(), n_bytes))
-    if options.store and request.endpoint == _RESPONSES:
+    wants_stream, runs = fields.get("stream") is True, request.endpoint == _RESPONSES
+    if runs and options.background:
+        fields["stream"] = True
+    run, stored, body = await _prepare(fields, options, n_bytes)
+    if runs and options.background:
+        run.body = _queued(run, fields)
+        ask = streams.asking(body, **{_RUN: run, STORED: stored})
+        return await _begin(run, ask, wants_stream=wants_stream)
+    current = current_request()
+    current.body.clear()
+    current.held.shrink_to(0)
+    current.held.grow(len(body))
+    current.body.append(body)
+    scope[STORED] = stored
+    if runs and options.store:
         scope[_RUN] = run
     return None
 
 
-async def _prepare(fields: dict[str, Any], options: StoringRequest) -> StoredRun:
-    """Find what the request continues, and put that into its body."""
+async def _prepare(
+    fields: dict[str, Any], options: StoringRequest, n_bytes: int
+) -> tuple[StoredRun, StoredAs, bytes]:
+    """Find what the request continues. Returns also what its handler gets: that, and its body."""
     is_asked = fields.get("store") is True or options.background
     continues = options.previous_response_id or options.conversation
     own, given = current_owner(), fields.get("input")
-    items = given if isinstance(given, list) else []
-
-    def look_up(records: Records) -> tuple[list[Item], list[Any]]:
-        before: list[Item] = []
-        if options.previous_response_id:
-            before = history(records, own, options.previous_response_id)
-        elif options.conversation:
-            if records.find(options.conversation, CONVERSATION, own) is None:
-                raise InvalidRequestError.at("conversation", "is not stored here.")
-            before = conversation_items(records, options.conversation)
-        return before, resolved(records, own, items)
-
-    before: list[Item] = []
-    state = current_app_state()
-    if continues or any(isinstance(each, dict) and "id" in each for each in items):
-        before, items = await state.store.do(look_up)
+    if not isinstance(given, str | list):
+        given = None  # for the handler to say
+    state, before = current_app_state(), list[Part]()
+    if options.previous_response_id:
+        turns = await history(own, options.previous_response_id)
+        before = await items_of(turns, "previous_response_id")
+    elif (conversation := options.conversation) is not None:
+        if await look_up(lambda records: records.fields(conversation, CONVERSATION, own)) is None:
+            raise InvalidRequestError.at("conversation", "is not stored here.")
+        before = await items_of([(conversation, ITEMS)], "conversation")
+    items = await resolved(given, "input") if isinstance(given, list) else []
     if isinstance(given, str):
         part = {"type": "input_text", "text": given}
         items = [{"type": "message", "role": "user", "content": [part]}]
@@ -213,23 +258,33 @@ async def _prepare(fields: dict[str, Any], options: StoringRequest) -> StoredRun
         gate=state.gate,
         options=options,
         is_asked=is_asked or bool(continues),
-        input=with_ids(each for each in items if isinstance(each, dict)),
+        input=[],
     )
     for name in attrs.fields_dict(StoringRequest):
         fields.pop(name, None)
-    fields[STORED] = {"id": run.id, "repeated": run.repeated, "before": before}
-    if isinstance(given, list):
-        fields["input"] = items
     fields["store"] = False  # the process of a model stores nothing
-    return run
+
+    def write() -> tuple[StoredAs, bytes]:
+        run.input = list(parts_of(with_ids(each for each in items if isinstance(each, dict))))
+        first = (
+            [] if given is None else [each.body for each in before if not is_reference(each.value)]
+        )
+        if first or isinstance(given, list):
+            fields["input"] = items
+        return StoredAs(run.id, run.repeated, len(first)), _with_input(fields, first)
+
+    size = n_bytes + sum(len(each.body) for each in before)
+    return run, *await offload(write, size)
 
 
-def _replace_body(n_before: int, body: bytes) -> None:
-    """Give the handler of the current request another body than that of `n_before` bytes."""
-    current = current_request()
-    current.held.grow(max(0, len(body) - n_before))
-    current.body.clear()
-    current.body.append(body)
+def _with_input(fields: Mapping[str, Any], first: Sequence[bytes]) -> bytes:
+    """Write a body, in which items of JSON are the first ones of the input."""
+    if not first:
+        return "".join(sse.encode_in_steps(fields)).encode()
+    rest = {name: value for name, value in fields.items() if name != "input"}
+    items = [*first, *("".join(sse.encode_in_steps(each)).encode() for each in fields["input"])]
+    head = "".join(sse.encode_in_steps(rest)).removesuffix("}").encode()
+    return b'%b,"input":[%b]}' % (head, b",".join(items))
 
 
 async def keep(response: Response) -> Response:
@@ -243,14 +298,16 @@ async def keep(response: Response) -> Response:
         body = response.response
         response.response = IterableBody(_kept_stream(run, body, path))
         return response
-    whole = json.loads(await response.get_data(as_text=False))
+    data = await response.get_data(as_text=False)
+    whole = await offload(lambda: json.loads(data), len(data))
     try:
-        await run.keep(whole)
+        await run.keep(whole, len(data))
     except UnavailableError as error:
         if run.is_asked:
             return errors.response(error)
         _tell_not_stored(error)
-        response.set_data(sse.encode({**whole, "store": False}).encode())
+        whole["store"] = False
+        response.set_data(await offload(lambda: sse.encode(whole).encode(), len(data)))
     return response
 
 
@@ -271,7 +328,7 @@ async def _kept_stream(run: StoredRun, body: ResponseBody, path: str) -> AsyncIt
             events, rest = rest[:end], rest[end:]
             if run.body.get("status") == "queued" and _FIRST_EVENT in events:
                 first = events[events.index(_FIRST_EVENT) :]
-                run.body = _response_in(first.partition(b"\n\n")[0])[1]
+                _, run.body = await _response_in(first.partition(b"\n\n")[0])
             if (last := _LAST_EVENT.search(events)) is None:
                 yield events
                 continue
@@ -286,62 +343,78 @@ async def _kept_stream(run: StoredRun, body: ResponseBody, path: str) -> AsyncIt
 
 async def _keep_last(run: StoredRun, event: bytes, path: str) -> bytes | None:
     """Store the response in the last event. Returns an error in place of it, if that is one."""
-    number, response = _response_in(event.partition(b"\n\n")[0])
-    if run.options.background and run.has_to_end():
+    number, response = await _response_in(event.partition(b"\n\n")[0])
+    if run.options.background and response["status"] == "failed" and run.has_to_end():
         response["status"] = "cancelled"
-    try:
-        await run.keep(response)
-    except UnavailableError as error:
-        if run.is_asked:
-            return errors.shape_of(path).event(errors.bodies_on(path)(error), number)
-        _tell_not_stored(error)
+    pause = _PAUSE
+    while True:
+        try:
+            await run.keep(response, len(event))
+            return None
+        except UnavailableError as error:
+            failure = error
+        if not (run.options.background and isinstance(failure, StoreError)) or run.has_to_end():
+            break
+        with trio.move_on_after(pause):
+            await run.gate.phase.wait_value(lambda phase: phase is not Phase.OPEN)
+        pause = min(2 * pause, _MAX_PAUSE)
+    if run.is_asked:
+        return errors.shape_of(path).event(errors.bodies_on(path)(failure), number)
+    _tell_not_stored(failure)
     return None
 
 
-def _response_in(event: bytes) -> tuple[int, dict[str, Any]]:
+async def _response_in(event: bytes) -> tuple[int, dict[str, Any]]:
     """The number of an event, and the response in it."""
-    fields = json.loads(event.partition(b"\ndata: ")[2])
+    data = event.partition(b"\ndata: ")[2]
+    fields = await offload(lambda: json.loads(data), len(data))
     return fields["sequence_number"], fields["response"]
 
 
 # -- in the background
 
 
-async def _begin(run: StoredRun, fields: dict[str, Any]) -> Response:
+async def _begin(run: StoredRun, ask: streams.Ask, *, wants_stream: bool) -> Response:
     """Run the current request in the background; make the response that says that it runs."""
-    wants_stream = fields.get("stream") is True
-    fields["stream"] = True
-    run.body = _queued(run, fields)
-    await run.store.do(lambda records: records.add(run.id, RESPONSE, run.owner, run.body))
-    ask = streams.asking(sse.encode(fields).encode(), **{_RUN: run})
     runs = current_app_state().stored_runs
-
-    async def live(send: Send) -> None:
-        runs[run.id] = run
-        status, error = "failed", None
-        try:
-            await ask(send)
-        except trio.Cancelled:
-            status = "cancelled"
-            raise
-        except TrioServeError as failure:
-            error = failure.message
-            raise
-        finally:
-            del runs[run.id]
-            with trio.move_on_after(_FAREWELL, shield=True):
-                await _keep_end(run, status, error or session.what_went_wrong()["error"]["message"])
-            run.ended.set()
-
-    try:
-        session = streams.begin(run.id, live)
-    except TrioServeError:
-        await run.store.do(lambda records: records.delete(run.id))
-        raise
-    if (failed := await streams.answer_of_failed(session)) is not None:
+    session = run.session = streams.begin(run.id, partial(_live, run, runs, ask))
+    await run.begun.wait()
+    wait = streams.WAIT if run.is_there else math.inf  # without a record, it fails at once
+    if (failed := await streams.answer_of_failed(session, wait)) is not None:
         await run.store.do(lambda records: records.delete(run.id))
         return failed
     return streams.respond(session, 0) if wants_stream else json_response(run.body)
+
+
+async def _live(run: StoredRun, runs: dict[str, StoredRun], ask: streams.Ask, send: Send) -> None:
+    """Store that a request runs, run it, and store how it ends. It is in `runs` until it is."""
+    runs[run.id] = run
+    try:
+        await run.add()
+        run.begun.set()
+        await _ask(run, ask, send)
+    finally:
+        if run.is_kept or not run.is_there:
+            del runs[run.id]
+        run.begun.set()
+        run.ended.set()
+
+
+async def _ask(run: StoredRun, ask: streams.Ask, send: Send) -> None:
+    assert run.session is not None
+    status, problem = "failed", None
+    try:
+        await ask(send)
+    except trio.Cancelled:
+        status = "cancelled"
+        raise
+    except Exception as failure:
+        problem = run.session.form.body(failure)
+        raise
+    finally:
+        problem = problem or run.session.what_went_wrong()
+        with trio.CancelScope(shield=True):
+            await _keep_end(run, status, problem["error"]["message"])
 
 
 async def _keep_end(run: StoredRun, status: str, message: str) -> None:
@@ -351,11 +424,13 @@ async def _keep_end(run: StoredRun, status: str, message: str) -> None:
     if run.has_to_end():
         status = "cancelled"
     error = {"code": "server_error", "message": message} if status == "failed" else None
-    run.body = {**run.body, "status": status, "error": error, "output": []}
+    body = {**run.body, "status": status, "error": error, "output": []}
     try:
-        await run.keep(run.body)
+        await run.keep(body, 0)
     except UnavailableError as failure:
         leave_out("the end of a background response", failure.message)
+    finally:
+        run.body = body
 
 
 def _queued(run: StoredRun, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -448,7 +523,9 @@ async def delete(id_: str) -> Response:
     """Delete a stored response. One that runs in the background is cancelled first."""
     await _find(id_)
     await _stop(id_)
-    await current_app_state().store.do(lambda records: records.delete(id_))
+    state = current_app_state()
+    await state.store.do(lambda records: records.delete(id_))
+    state.stored_runs.pop(id_, None)
     return deleted(RESPONSE, id_)
 
 
@@ -468,12 +545,9 @@ async def cancel(id_: str) -> Response:
 async def _stop(id_: str) -> None:
     """Cancel a run, and wait for its end. Has no effect if there is none."""
     state = current_app_state()
-    run, session = (
-        state.stored_runs.get(id_),
-        state.streams.find(current_request().api_key, id_),
-    )
-    if run is not None and session is not None:
-        state.streams.stop(session, "The response was cancelled.")
+    run: StoredRun | None = state.stored_runs.get(id_)
+    if run is not None and run.session is not None:
+        state.streams.stop(run.session, "The response was cancelled.")
         await run.ended.wait()
 
 
@@ -498,16 +572,12 @@ async def _find(id_: str) -> tuple[dict[str, Any], Sequence[Ref]]:
     def look(records: Records) -> tuple[Record | None, Sequence[Ref]]:
         return records.find(id_, RESPONSE, own), records.refs(id_, OUTPUT)
 
+    run: StoredRun | None = state.stored_runs.get(id_)  # it is there until its end is stored
     record, output = await look_up(look)
     if record is None:
         raise missing(RESPONSE, id_)
     (body,) = await values([record.data])
-    if body["status"] not in _OVER:
-        run = state.stored_runs.get(id_)
-        # Without a run, the server was killed while the response ran.
-        cut = {"status": "incomplete", "incomplete_details": {"reason": "server_restarted"}}
-        body = {**body, **cut} if run is None else run.body
-    return body, output
+    return (body if run is None or body["status"] in _OVER else run.body), output
 
 
 async def _show(id_: str) -> Response:

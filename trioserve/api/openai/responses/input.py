@@ -16,6 +16,7 @@ import attrs
 
 from trioserve.api.base.chat_request import as_content
 from trioserve.api.base.fields import mapping, named, objects, one_of, required, text
+from trioserve.api.base.stored_as import StoredAs
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS, ClientTool
 from trioserve.chat.messages import (
     INPUT_ARGUMENT,
@@ -132,9 +133,6 @@ _ROLES = {"user": INPUT, "system": INPUT, "developer": INPUT, "assistant": OUTPU
 #: The field of an item that names the step it is from, in an answer of several: one message.
 STEP = "trioserve_step"
 
-#: The field in which the part of the server that stores responses passes on what came before.
-STORED = "trioserve_stored"
-
 #: What stands before the id of a call that the server has made, in the id of its item.
 MCP_CALL = "mcp_"
 
@@ -225,18 +223,14 @@ def read_input(body: Mapping[str, Any]) -> Conversation:
     chat = Conversation()
     if (instructions := body.get("instructions")) is not None:
         chat.add("instructions", "system", named(text, instructions, "instructions"))
-    stored = named(mapping, body.get(STORED) or {}, STORED)
-    before = named(objects, stored.get("before") or [], f"{STORED}.before")
-    check_count(len(before), MAX_MESSAGES, "input", "items with those that are stored")
-    for item in before:
-        _read_item(chat, item, "previous_response_id")
-    given = body.get("input")
+    given, n_before = body.get("input"), StoredAs.of(body).n_before
     if isinstance(given, str):
         chat.add("input", "user", given)
     elif isinstance(given, list):
-        check_count(len(given), MAX_MESSAGES, "input", "items")
-        for i, item in enumerate(given):
-            _read_item(chat, item, f"input[{i}]")
+        what = "items with those that are stored" if n_before else "items"
+        check_count(len(given), MAX_MESSAGES, "input", what)
+        for i, item in enumerate(given, -n_before):
+            _read_item(chat, item, "previous_response_id" if i < 0 else f"input[{i}]")
     else:
         problem = "is required" if given is None else "must be a string or a list of items"
         raise InvalidRequestError.at("input", f"{problem}.")
@@ -247,16 +241,25 @@ def read_input(body: Mapping[str, Any]) -> Conversation:
     return chat
 
 
+#: The type of an item that stands for a stored one, and what is said of one that stands for none.
+REFERENCE = "item_reference"
+NOT_STORED = "refers to an item that is not stored; send the item itself."
+
+
+def kind_of(item: Item) -> Any:
+    """The type of an item; clients leave out that of messages and references."""
+    if (kind := item.get("type")) is not None:
+        return kind
+    return "message" if "role" in item else REFERENCE if "id" in item else None
+
+
 def _read_item(chat: Conversation, item: object, path: str) -> None:
     if not isinstance(item, Mapping):
         raise InvalidRequestError.at(path, "must be an object.")
-    kind = item.get("type")
-    if kind is None:
-        kind = "message" if "role" in item else "item_reference" if "id" in item else None
-    if kind == "item_reference":
-        raise UnsupportedFieldError.at(
-            path, "refers to an item that is not stored; send the item itself."
-        )
+    if item.get("id") == "":
+        raise InvalidRequestError.at(f"{path}.id", "must not be empty.")
+    if (kind := kind_of(item)) == REFERENCE:
+        raise UnsupportedFieldError.at(path, NOT_STORED)
     if isinstance(kind, str) and kind in _LEFT_OUT:
         leave_out(f"items of type {kind}", "they are for models and tools of OpenAI's servers")
         return

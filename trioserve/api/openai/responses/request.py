@@ -34,7 +34,8 @@ from trioserve.api.base.fields import (
     strings,
     text,
 )
-from trioserve.api.openai.responses.input import STORED, Conversation, read_input
+from trioserve.api.base.stored_as import StoredAs
+from trioserve.api.openai.responses.input import Conversation, read_input
 from trioserve.api.openai.responses.tools import Offer
 from trioserve.chat.messages import MAX_MESSAGES, MAX_TOOLS, NOT_HOSTED, check_count
 from trioserve.chat.params import MODES
@@ -142,6 +143,8 @@ def _tool_choice(value: Any) -> str | dict[str, Any]:
 def _conversation(value: Any) -> str:
     """Read the id of a conversation, which may be in an object."""
     id_ = mapping(value).get("id") if isinstance(value, dict) else value
+    if not text(id_):
+        raise MismatchError("the id of a conversation")
     return text(id_)
 
 
@@ -161,31 +164,6 @@ class StoringRequest(RequestBody):
             raise InvalidRequestError.at(
                 "previous_response_id", "and 'conversation' exclude each other."
             )
-
-
-@json_type(properties={})
-def _read_stored(body: Mapping[str, Any]) -> StoredAs:
-    given = body.get(STORED)
-    if given is None:
-        return StoredAs()
-    fields = named(mapping, given, STORED)
-    return StoredAs(
-        named(text, fields.get("id", ""), f"{STORED}.id"),
-        named(mapping, fields.get("repeated", {}), f"{STORED}.repeated"),
-    )
-
-
-@attrs.frozen
-class StoredAs:
-    """What the part of the server that stores responses has decided about one.
-
-    Attributes:
-        id: of the response; empty: any.
-        repeated: fields of the response that tell how it is stored.
-    """
-
-    id: str = ""
-    repeated: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 # -- the request
@@ -232,7 +210,7 @@ class ResponsesRequest(StoringRequest):
     user: str | None = field(read=readers.name, default=None)
     safety_identifier: str | None = field(read=readers.name, default=None)
     prompt_cache_key: str | None = field(read=readers.name, default=None)
-    stored: StoredAs = field(whole=_read_stored)
+    stored: StoredAs = field(whole=StoredAs.of)
     offer: Offer = attrs.field(init=False)
 
     @offer.default

@@ -16,6 +16,7 @@ from trioserve.api.base.generation import (
 )
 from trioserve.api.base.http import long_response
 from trioserve.api.base.outputs import name_of
+from trioserve.api.base.stored_as import STORED, StoredAs
 from trioserve.api.openai import answers
 from trioserve.api.openai.responses.events import (
     ResponseBuilder,
@@ -39,7 +40,7 @@ blueprint = Blueprint("responses", __name__)
 @gives(answers.RESPONSE)
 async def responses() -> Response:
     """Make a response, at once or as a stream. Nothing is stored."""
-    request, chat = await read_chat(ResponsesRequest.parse_with_chat)
+    request, chat = await _read()
     server, params, context = await admit(chat)
     if chat.run_tools is not None:
         return await _run(server, request, chat, params, context)
@@ -54,6 +55,12 @@ async def responses() -> Response:
     writer = ResponseEvents(builder, chat, n_prompt)
     id_ = builder.response["id"]
     return await respond_stream(server, chat, [stream], writer, writer.fail, id_=id_)
+
+
+async def _read() -> tuple[ResponsesRequest, ChatRequest]:
+    """Read the current request. Raises as `read_chat`."""
+    stored = StoredAs.of_current()
+    return await read_chat(lambda body: ResponsesRequest.parse_with_chat({**body, STORED: stored}))
 
 
 async def _run(
@@ -92,6 +99,6 @@ async def _whole(builder: ResponseBuilder, answer: ChatStream | AgentRun) -> Res
 @gives(INPUT_TOKENS)
 async def input_tokens() -> Response:
     """Count the tokens that a response would begin with."""
-    request, chat = await read_chat(ResponsesRequest.parse_with_chat)
+    request, chat = await _read()
     with request.input.naming_items():
         return await counted_tokens(chat)
