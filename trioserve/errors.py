@@ -442,11 +442,19 @@ class StoreError(UnavailableError):
     """The store cannot be used: a full disk, a damaged file, or one that others hold."""
 
     code = "store_failed"
-    public = "The server cannot store anything at the moment. Its log has the reason."
+    public: ClassVar[str | None] = (
+        "The server cannot store anything at the moment. Its log has the reason."
+    )
 
 
 class StoreInUseError(StoreError):
     """Another server uses the store."""
+
+
+class RecordDamagedError(StoreError):
+    """The content of a record in the store is damaged."""
+
+    public = None
 
 
 class StoreFullError(UnavailableError):

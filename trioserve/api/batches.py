@@ -1,6 +1,6 @@
 """Runs batches: requests of a file, which get what all others leave of the model.
 
-A batch is a record with its body as clients see it and three sides of parts: the lines that are
+A batch is a record with its body as clients see it and sides of parts: the lines that are
 ``pending``, and the lines of the ``output`` and of the ``errors``. One transaction takes a line
 from the first side and adds its answer to another one. So a process that dies answers no line
 twice, and the next one continues with the rest.
@@ -9,21 +9,31 @@ twice, and the next one continues with the rest.
 from __future__ import annotations
 
 import json
+import math
+import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import attrs
 import trio
 
 from trioserve.api.within import Answer
-from trioserve.concurrency import Gate, Jobs, Phase
+from trioserve.concurrency import Feed, Gate, Jobs, Phase
 from trioserve.config import Config
-from trioserve.errors import TrioServeError, UnavailableError
+from trioserve.errors import (
+    RecordDamagedError,
+    StoreFullError,
+    TrioServeError,
+    UnavailableError,
+)
 from trioserve.fair_limiter import FairLimiter, set_client
 from trioserve.log import get_logger
 from trioserve.server.keys import Keys
-from trioserve.store import Part, Record, Records, Store, new_id
+from trioserve.server.workers import offload
+from trioserve.store import Part, Record, Records, Store, damaged, new_id
 from trioserve.whole_numbers import whole_number
 
 _T = TypeVar("_T")
@@ -31,6 +41,22 @@ _log = get_logger("trioserve.api.batches")
 
 KIND, FILE = "batch", "file"
 PENDING, OUTPUT, ERRORS, DATA = "pending", "output", "errors", "data"
+
+#: The states of a batch that have a time.
+TIMES = (
+    "in_progress",
+    "expires",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+)
+
+#: A side whose part takes the bytes of the records of two files, so that a batch can end when the
+#: store is full.
+_RESERVED, _N_RESERVED = "reserved", 1024
 
 #: Sends the body of a line to a path of the app, for the client with an API key.
 Ask = Callable[[str, str, bytes], Awaitable[Answer]]
@@ -45,8 +71,22 @@ _MAX_PAUSE = 30.0
 #: The longest pause that the server can ask for. A budget may be raised before the day ends.
 _MAX_WAIT = 60.0
 
+#: Lines, and bytes of lines, that expire in one transaction.
+_MAX_EXPIRING, _MAX_EXPIRING_BYTES = 100, 2**20
+
 #: What a line is answered with if nothing could be done with it.
 _EXPIRED = {"code": "batch_expired", "message": "The batch expired before this line was answered."}
+_DAMAGED = {"code": "line_damaged", "message": "The line in the store is damaged."}
+
+#: Statuses below 500 that are not about the request itself: of its API key, or of what the server
+#: does at the moment.
+_PASSING = frozenset({401, 403, 408, 409, 429})
+
+
+def _is_final(status: int) -> bool:
+    """Whether the answer would be the same, if the line were tried again."""
+    cannot_be_done = 501  # by this model
+    return (status < 500 and status not in _PASSING) or status == cannot_be_done
 
 
 class Batches:
@@ -72,14 +112,15 @@ class Batches:
         self._store, self._config, self._keys = store, config, keys
         # As many lines wait as run: those that begin together are computed together.
         n_waiting = max(1, min(config.parallel, config.max_queue // 4))
-        self._places = FairLimiter(config.parallel + n_waiting)
+        # One task of each batch waits for a place, so their number needs no limit.
+        self._places = FairLimiter(config.parallel + n_waiting, max_waiting=sys.maxsize)
         if config.store is not None:
             self._jobs.begin(self._resume)
         await self._jobs.run()
 
     async def _resume(self) -> None:
         """Run the batches that another process has left."""
-        for record in await self._surely(_open_batches):
+        for record in await self._surely(lambda records: records.open_ones(KIND)):
             self.start(record)
 
     def start(self, batch: Record) -> None:
@@ -89,7 +130,7 @@ class Batches:
             ServerClosingError: the server ends.
         """
         if batch.id not in self._running:
-            self._jobs.begin(partial(self._live, batch))
+            self._jobs.begin(partial(self._live, batch), partial(self._failed, batch))
             self._running[batch.id] = trio.CancelScope()
 
     def cancel(self, id_: str) -> None:
@@ -100,15 +141,30 @@ class Batches:
     # -- the life of a batch
 
     async def _live(self, batch: Record) -> None:
-        end = "cancelled"
         try:
-            if batch.body["status"] != "cancelling":
+            # It may be over: it was read some time ago.
+            now = await self._surely(lambda records: records.find(batch.id, KIND, batch.owner))
+            if now is None or not now.is_open:
+                return
+            end = "cancelled"
+            if now.body["status"] != "cancelling":
                 with self._running[batch.id]:
-                    end = await self._run(batch)
+                    end = await self._run(now)
             if end != "completed" or self._may_begin():
-                await self._surely(partial(_finish, batch=batch, end=end))
+                await self._end(now, end)
         finally:
             del self._running[batch.id]
+
+    def _failed(self, batch: Record, error: TrioServeError) -> None:
+        """Note that a batch has failed, with what was answered until then."""
+        _log.error("a batch has failed", id=batch.id, problem=error.message)
+        self._jobs.begin(partial(self._end, batch, "failed", error))
+
+    async def _end(self, batch: Record, end: str, error: TrioServeError | None = None) -> None:
+        if end == "expired":
+            while await self._surely(partial(_expire_some, batch=batch)):
+                pass
+        await self._surely(partial(_finish, batch=batch, end=end, error=error))
 
     async def _run(self, batch: Record) -> str:
         """Answer the lines of a batch in the time that it has; returns how it has ended."""
@@ -119,23 +175,24 @@ class Batches:
 
     async def _answer_lines(self, batch: Record) -> None:
         """Answer the pending lines, those with the same beginning one after another."""
-        key = await self._key_of(batch) if self._keys.needed else ""
-        set_client(key or "batches")
         numbers = await self._surely(lambda records: records.numbers_by_name(batch.id, PENDING))
-        room = trio.Semaphore(2 * self._places.n_places)
+        lines = _Lines(numbers, 2 * self._places.n_places)
+        key = ""
         async with trio.open_nursery() as nursery:
-            for n in numbers:
-                await room.acquire()
+            async for n in lines.waiting:
+                await lines.room.acquire()
+                if self._keys.needed and self._keys.find(key) is None:
+                    key = await self._key_of(batch)
+                set_client(key or "batches")
                 if not self._may_begin():
                     return
-                nursery.start_soon(self._answer_line, batch, key, n, room)
+                await nursery.start(self._answer_line, batch, key, lines, n)
 
     async def _key_of(self, batch: Record) -> str:
         """The API key that a batch is of. Waits until a client shows it: a file has only hashes."""
 
         def find(shown: frozenset[str]) -> str | None:
-            of_batch = (key for key in shown if self._store.owner_of(key) == batch.owner)
-            return next((key for key in of_batch if self._keys.find(key) is not None), None)
+            return next((key for key in shown if self._store.owner_of(key) == batch.owner), None)
 
         if (key := find(self._keys.shown.value)) is not None:
             return key
@@ -146,89 +203,174 @@ class Batches:
         assert key is not None
         return key
 
-    async def _answer_line(self, batch: Record, key: str, n: int, room: trio.Semaphore) -> None:
+    async def _answer_line(
+        self, batch: Record, key: str, lines: _Lines, n: int, *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        """Try to answer a line, whose task has started when it has a place."""
         try:
-            line = await self._surely(partial(_line_of, batch=batch, n=n))
-            if line is None:
-                return  # the batch was deleted
-            answer = await self._answer_of(key, line)
-            if answer is not None:
-                await self._surely(partial(_keep, batch=batch, n=n, line=line, answer=answer))
-        finally:
-            room.release()
-
-    async def _answer_of(self, key: str, line: Mapping[str, Any]) -> Answer | None:
-        """Answer a line, however often the server has no place for it. None: the server ends."""
-        lowest = -_PRIORITY if self._config.priority_order == "lower-first" else _PRIORITY
-        body = json.dumps({**line["body"], "priority": lowest}).encode()
-        pause = _PAUSE
-        while True:
             async with self._places.place():  # none is held in a pause: other keys may have a turn
+                task_status.started()
                 if not self._may_begin():
-                    return None
-                try:
-                    answer = await self.ask(key, line["url"], body)
-                except TrioServeError as error:  # the answer broke off
-                    answer = Answer(error.status, {}, json.dumps({"error": error.message}).encode())
-            if answer.status not in (429, 503):
+                    return
+                line = await self._surely(lambda records: records.part(batch.id, PENDING, n))
+                if line is None:  # the batch was deleted
+                    lines.note_end()
+                    return
+                result = await self._try(batch, key, line)
+            if isinstance(result, _Written):
+                await self._surely(partial(_keep, batch=batch, written=result))
+                lines.note_end()
+            else:
+                await trio.sleep(lines.pause_after(result))
+                lines.waiting.put(n)
+        finally:
+            lines.room.release()
+
+    async def _try(self, batch: Record, key: str, line: Part) -> _Written | Answer:
+        """Ask for the answer to a line. Returns what is to be written, if the answer is final."""
+        lowest = -_PRIORITY if self._config.priority_order == "lower-first" else _PRIORITY
+        try:
+            asked = await offload(partial(_Asked.of, line, lowest), len(line.body))
+            answer = await self.ask(key, asked.url, asked.body)
+            if not _is_final(answer.status):
                 return answer
-            wanted = min(whole_number(answer.headers.get(b"retry-after", b"")) or 0, _MAX_WAIT)
-            await trio.sleep(max(pause, wanted))
-            pause = min(2 * pause, _MAX_PAUSE)
+            written = partial(_Written.of, batch.id, line.n, asked.custom_id, answer)
+            return await offload(written, len(answer.body))
+        except RecordDamagedError:
+            return _Written(ERRORS, _line(batch.id, line.n, None, error=_DAMAGED))
+        except TrioServeError as error:  # the answer broke off, or too much waits for a thread
+            return Answer(error.status, {}, b"")
 
     def _may_begin(self) -> bool:
         return self._gate.phase.value is Phase.OPEN
 
     async def _surely(self, work: Callable[[Records], _T]) -> _T:
-        """Run work on the store. If it cannot, such as when the disk is full, try again later."""
+        """Run work on the store. If it cannot, such as when the disk is full, try again later.
+
+        Raises:
+            RecordDamagedError: what it reads is damaged.
+        """
         pause = _PAUSE
         while True:
             try:
                 return await self._store.do(work)
+            except RecordDamagedError:
+                raise
             except UnavailableError as error:
                 _log.warning("a batch waits for the store", problem=error.message)
             await trio.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
 
 
+class _Lines:
+    """The lines of a batch that have no answer. One that is tried again comes last."""
+
+    def __init__(self, numbers: Sequence[int], n_at_once: int) -> None:
+        self.waiting = Feed[int]()
+        #: For those that have a task.
+        self.room = trio.Semaphore(n_at_once)
+        self._n_left = len(numbers)
+        self._pause, self._until = 0.0, -math.inf
+        for n in numbers:
+            self.waiting.put(n)
+        if not numbers:
+            self.waiting.end()
+
+    def note_end(self) -> None:
+        """Note that a line needs no answer any longer."""
+        self._pause = 0.0
+        self._n_left -= 1
+        if not self._n_left:
+            self.waiting.end()
+
+    def pause_after(self, answer: Answer) -> float:
+        """The seconds before a line with this answer is tried again.
+
+        Lines that fail during a pause have the same one; the next pause is longer, unless a line
+        was answered meanwhile.
+        """
+        now = trio.current_time()
+        wanted = min(whole_number(answer.headers.get(b"retry-after", b"")) or 0, _MAX_WAIT)
+        if now >= self._until:
+            self._pause = min(2 * self._pause, _MAX_PAUSE) or _PAUSE
+            self._until = now + self._pause
+        self._until = max(self._until, now + wanted)
+        return self._until - now
+
+
+# -- the JSON of lines, which may be long
+
+
+@attrs.frozen
+class _Asked:
+    """The request of a line."""
+
+    custom_id: str
+    url: str
+    body: bytes
+
+    @classmethod
+    def of(cls, line: Part, priority: int) -> _Asked:
+        """Read a line. Raises RecordDamagedError."""
+        value = line.value
+        try:
+            body = json.dumps({**value["body"], "priority": priority}).encode()
+            return cls(value["custom_id"], value["url"], body)
+        except (TypeError, KeyError):
+            raise damaged() from None
+
+
+@attrs.frozen
+class _Written:
+    """A line of the output, or of the errors."""
+
+    side: str
+    part: Part
+
+    @classmethod
+    def of(cls, id_: str, n: int, custom_id: str, answer: Answer) -> _Written:
+        """Write the answer to a line of a batch."""
+        try:
+            body = json.loads(answer.body)
+        except ValueError:
+            body = answer.body.decode(errors="replace")
+        request_id = answer.headers.get(b"x-request-id", b"").decode()
+        response = {"status_code": answer.status, "request_id": request_id, "body": body}
+        side = OUTPUT if answer.status == 200 else ERRORS
+        return cls(side, _line(id_, n, custom_id, response=response))
+
+
+def _line(id_: str, n: int, custom_id: str | None, **fields: Any) -> Part:
+    written = {
+        "id": f"batch_req_{id_.removeprefix('batch_')}_{n}",
+        "custom_id": custom_id,
+        "response": None,
+        "error": None,
+        **fields,
+    }
+    return Part(n, "", Part.of(n, "", written).body + b"\n")
+
+
 # -- in the thread of the store
 
 
-def _open_batches(records: Records) -> list[Record]:
-    return records.open_ones(KIND)
-
-
-def _line_of(records: Records, *, batch: Record, n: int) -> dict[str, Any] | None:
-    """A pending line, if it is still there."""
-    part = records.part(batch.id, PENDING, n)
-    return None if part is None else dict(part.value)
-
-
-def _keep(
-    records: Records, *, batch: Record, n: int, line: Mapping[str, Any], answer: Answer
+def add_batch(
+    records: Records, owner: bytes, body: Mapping[str, Any], lines: Sequence[Part]
 ) -> None:
+    """Add a batch whose lines are to be answered. Raises StoreFullError."""
+    records.check_share(owner, sum(len(line.body) for line in lines))
+    records.add(body["id"], KIND, owner, body, is_open=True)
+    records.append(body["id"], PENDING, lines)
+    records.append(body["id"], _RESERVED, [Part(0, "", bytes(_N_RESERVED))])
+
+
+def _keep(records: Records, *, batch: Record, written: _Written) -> None:
     """Put an answer in the place of a pending line."""
-    if not records.remove(batch.id, PENDING, n):
+    if not records.remove(batch.id, PENDING, written.part.n):
         return
-    is_good = answer.status == 200
-    try:
-        body = json.loads(answer.body)
-    except ValueError:
-        body = answer.body.decode(errors="replace")
-    request_id = answer.headers.get(b"x-request-id", b"").decode()
-    written = {
-        "id": f"batch_req_{batch.id.removeprefix('batch_')}_{n}",
-        "custom_id": line["custom_id"],
-        "response": {"status_code": answer.status, "request_id": request_id, "body": body},
-        "error": None,
-    }
-    records.append(batch.id, OUTPUT if is_good else ERRORS, [_line(n, written)])
-    _count(records, batch, "completed" if is_good else "failed", 1)
-
-
-def _line(n: int, value: Mapping[str, Any]) -> Part:
-    part = Part.of(n, "", value)
-    return Part(n, "", part.body + b"\n")
+    records.check_share(batch.owner, len(written.part.body), has_begun=True)
+    records.append(batch.id, written.side, [written.part])
+    _count(records, batch, "completed" if written.side == OUTPUT else "failed", 1)
 
 
 def _count(records: Records, batch: Record, name: str, number: int) -> None:
@@ -237,31 +379,40 @@ def _count(records: Records, batch: Record, name: str, number: int) -> None:
         records.change(batch.id, now.body, is_open=True)
 
 
-def _finish(records: Records, *, batch: Record, end: str) -> None:
+def _expire_some(records: Records, *, batch: Record) -> bool:
+    """Put errors in the place of some pending lines. Returns whether there were any."""
+    n_expired = n_bytes = 0
+    while n_expired < _MAX_EXPIRING and n_bytes < _MAX_EXPIRING_BYTES:
+        late = next(iter(records.parts(batch.id, PENDING, limit=1)), None)
+        if late is None:
+            break
+        records.remove(batch.id, PENDING, late.n)
+        with suppress(StoreFullError):  # the bytes of the line are free, but its error needs more
+            records.append(
+                batch.id, ERRORS, [_line(batch.id, late.n, _id_in(late), error=_EXPIRED)]
+            )
+        n_expired += 1
+        n_bytes += len(late.body)
+    if n_expired:
+        _count(records, batch, "failed", n_expired)
+    return n_expired > 0
+
+
+def _id_in(line: Part) -> str | None:
+    try:
+        return str(line.value["custom_id"])
+    except (RecordDamagedError, TypeError, KeyError):
+        return None
+
+
+def _finish(records: Records, *, batch: Record, end: str, error: TrioServeError | None) -> None:
     """End a batch, and make files of its output and its errors."""
-    if end == "expired":
-        late = records.parts(batch.id, PENDING)
-        records.append(
-            batch.id,
-            ERRORS,
-            [
-                _line(
-                    each.n,
-                    {
-                        "id": f"batch_req_{batch.id.removeprefix('batch_')}_{each.n}",
-                        "custom_id": each.value["custom_id"],
-                        "response": None,
-                        "error": _EXPIRED,
-                    },
-                )
-                for each in late
-            ],
-        )
-        _count(records, batch, "failed", len(late))
-    records.remove(batch.id, PENDING)
-    if (now := records.find(batch.id, KIND, batch.owner)) is None:
+    now = records.find(batch.id, KIND, batch.owner)
+    if now is None or not now.is_open:
         return
-    body, moment = now.body, int(time.time())
+    records.remove(batch.id, PENDING)
+    records.remove(batch.id, _RESERVED)
+    body, moment = body_of(now), int(time.time())
     for side in (OUTPUT, ERRORS):
         n_bytes = records.size_of(batch.id, side)
         if n_bytes:
@@ -271,7 +422,50 @@ def _finish(records: Records, *, batch: Record, end: str) -> None:
             records.move(batch.id, side, made["id"], DATA)
             body[f"{name}_file_id"] = made["id"]
     body |= {"status": end, f"{end}_at": moment, "finalizing_at": moment}
+    if error is not None:
+        body["errors"] = errors_of(error.message)
     records.change(batch.id, body)
+
+
+# -- what clients see
+
+_WINDOW = 24 * 3600
+
+
+def body_of(batch: Record) -> dict[str, Any]:
+    """A batch as clients see it. One whose record is damaged has failed."""
+    try:
+        return batch.body
+    except RecordDamagedError as error:
+        return batch_body(batch.id, "failed", int(batch.created), errors=errors_of(error.message))
+
+
+def batch_body(id_: str, status: str, now: int, **fields: Any) -> dict[str, Any]:
+    """Make a batch as clients see it, with other fields than those of an empty one."""
+    return {
+        **{f"{name}_at": None for name in TIMES},
+        "id": id_,
+        "object": "batch",
+        "endpoint": "",
+        "errors": None,
+        "input_file_id": "",
+        "completion_window": "24h",
+        "status": status,
+        "output_file_id": None,
+        "error_file_id": None,
+        "created_at": now,
+        f"{status}_at": now,
+        "expires_at": now + _WINDOW,
+        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "metadata": {},
+        **fields,
+    }
+
+
+def errors_of(message: str) -> dict[str, Any]:
+    """Make the errors of a batch that has failed."""
+    error = {"code": "failed", "line": None, "message": message, "param": None}
+    return {"object": "list", "data": [error]}
 
 
 def file_body(name: str, n_bytes: int, purpose: str) -> dict[str, Any]:

@@ -37,8 +37,9 @@ class Keys:
         self.needed = config.has_api_keys
         #: The first key of ``--api-key``, for the server's own requests; empty if there is none.
         self.first = next(iter(config.api_keys), "")
-        #: The keys that clients have shown, and those of ``--api-key``.
+        #: The keys that are valid now, of those that clients have shown and of ``--api-key``.
         self.shown = AsyncValue(frozenset(config.api_keys))
+        self._ever_shown = set(config.api_keys)
         self._path = config.keys_file
         self._own = tuple(_keys_of_flag(config))
         self._secret = secrets.token_bytes(32)
@@ -106,11 +107,19 @@ class Keys:
             AuthenticationError: it is not valid.
         """
         if self.find(shown) is None and self._path is not None:
-            await surely(self.refresh, self._refreshing)
+            await self._look()
         found = self.need(shown)
         if shown not in self.shown.value:
+            self._ever_shown.add(shown)
             self.shown.value |= {shown}
         return found
+
+    async def _look(self) -> None:
+        before = self._found
+        await surely(self.refresh, self._refreshing)
+        if self._found is not before:
+            valid = (key for key in self._ever_shown if self.find(key) is not None)
+            self.shown.value = frozenset(valid)
 
     async def follow(self) -> None:
         """Keep the keys as they are in the file, until cancelled. Returns if there is no file."""
@@ -119,7 +128,7 @@ class Keys:
 
     async def _look_later(self) -> None:
         await trio.sleep(_INTERVAL)
-        await surely(self.refresh, self._refreshing)
+        await self._look()
 
     def _take(self, others: tuple[Key, ...]) -> None:
         """Use the keys of the file from now on. Raises ConfigError."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.errors import NotFoundError, StoreError, StoreFullError
+from trioserve.errors import NotFoundError, RecordDamagedError, StoreError, StoreFullError
 from trioserve.log import get_logger
 from trioserve.store.usage import expire_usage
 
@@ -112,7 +112,7 @@ def decode(data: bytes) -> Any:
 
 def damaged() -> StoreError:
     """Make, and log, the error about content that is damaged: SQLite has no checksums for it."""
-    error = StoreError("The content of a record in the store is damaged.")
+    error = RecordDamagedError("The content of a record in the store is damaged.")
     _log.error("the store failed", problem=error.message)
     return error
 
@@ -125,14 +125,22 @@ class Records:
         max_bytes: of all records. Beyond that, those of the owner with most are deleted, the ones
             that were not used for longest first.
         seconds: after which a record that was not used is deleted.
+        shared: whether to limit the open records of each owner; see `check_share`.
     """
 
-    def __init__(self, connection: sqlite3.Connection, max_bytes: int, seconds: float) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        max_bytes: int,
+        seconds: float,
+        *,
+        shared: bool = False,
+    ) -> None:
         self._sql = connection.execute
         self._many = connection.executemany
         #: For what is no record, such as usage.
         self.connection = connection
-        self._max_bytes, self._seconds = max_bytes, seconds
+        self._max_bytes, self._seconds, self._shared = max_bytes, seconds, shared
         #: Called with the bytes of bodies before they are read. May raise.
         self.count: Callable[[int], object] | None = None
 
@@ -338,6 +346,29 @@ class Records:
                 raise StoreFullError(f"The store is full: --store-size is {self._max_bytes} bytes.")
             self.delete(found[0])
             excess -= found[1]
+
+    def check_share(self, owner: bytes, n_bytes: int, *, has_begun: bool = False) -> None:
+        """Check that the open records of an owner may take `n_bytes` more: they cannot be deleted.
+
+        With several owners, each may take the limit divided by one more than the number of owners
+        with open records. What has begun may grow to three quarters of the limit, so that an owner
+        does not have to wait for others.
+
+        Raises:
+            StoreFullError: they may not.
+        """
+        if not self._shared:
+            return
+        held = dict(
+            self._sql("SELECT owner, sum(size) FROM records WHERE is_open = 1 GROUP BY owner")
+        )
+        n_owners = len(held.keys() | {owner})
+        most = self._max_bytes * 3 // 4 if has_begun else self._max_bytes // (n_owners + 1)
+        if held.get(owner, 0) + n_bytes > most:
+            raise StoreFullError(
+                f"What runs of this API key has {held.get(owner, 0)} bytes in the store, and may "
+                f"have {most}, to leave room for other keys: --store-size is {self._max_bytes}."
+            )
 
     def _n_bytes(self) -> int:
         (n,) = self._sql("SELECT coalesce(sum(size), 0) FROM sizes").fetchone()

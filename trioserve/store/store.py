@@ -107,10 +107,12 @@ class Store:
     is left is done in the next one.
     """
 
-    def __init__(self, database: Database, max_bytes: int, seconds: float) -> None:
+    def __init__(
+        self, database: Database, max_bytes: int, seconds: float, *, shared: bool = False
+    ) -> None:
         self._database = database
         self._salt = database.salt
-        self._records = Records(database.connection, max_bytes, seconds)
+        self._records = Records(database.connection, max_bytes, seconds, shared=shared)
         self._waiting = _Turns()
         self._gate = Gate()
         self._bell = Bell()
@@ -267,7 +269,7 @@ class Store:
 
 @asynccontextmanager
 async def open_store(
-    path: str | None = None, *, max_bytes: int = 2**28, days: float = 30.0
+    path: str | None = None, *, max_bytes: int = 2**28, days: float = 30.0, shared: bool = False
 ) -> AsyncIterator[Store]:
     """Open a store for a block. At its end, work that was begun is done before it closes.
 
@@ -275,13 +277,14 @@ async def open_store(
         path: its file; by default it is in memory, and ends with the block.
         max_bytes: bytes of all records.
         days: how long a record is kept after its last use.
+        shared: whether each owner has a share for what runs; see `Records.check_share`.
 
     Raises:
         StoreError: the file cannot be used, or another server has it.
     """
     database = Database() if path is None else await trio.to_thread.run_sync(Database, path)
     try:
-        store = Store(database, max_bytes, days * 86400)
+        store = Store(database, max_bytes, days * 86400, shared=shared)
         async with store.serving():
             yield store
     finally:

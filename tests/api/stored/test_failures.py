@@ -209,8 +209,8 @@ async def statuses(client: httpx.AsyncClient, names: Mapping[str, str]) -> set[i
         (b'"object":"response"', True),
         (b'"text":"Hi"', True),
         (b'"content":"Hi 7"', True),
-        (b'"object":"batch"', True),
-        (b'"custom_id":"line-', False),  # the batch waits
+        (b'"object":"batch"', False),  # the batch has failed
+        (b'"custom_id":"line-', False),  # its lines are errors
     ],
 )
 async def test_damaged_content_is_an_error_of_the_store(

@@ -317,7 +317,10 @@ class AppState(Connections, ABC):
         """Open the store for a block. Raises StoreError."""
         config = self.config
         async with open_store(
-            config.store, max_bytes=config.store_size, days=config.store_days
+            config.store,
+            max_bytes=config.store_size,
+            days=config.store_days,
+            shared=config.has_several_keys,
         ) as store:
             with suppress(UnavailableError):  # it is settled at the next start
                 await store.do(self.settle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trioserve.api.base.answers import COUNT, FIGURE, FLAG, TEXT, each, record, texts
 from trioserve.api.base.fields import Schema, answer, or_null
+from trioserve.api.batches import TIMES
 
 _METADATA: Schema = {"type": "object", "additionalProperties": TEXT}
 
@@ -32,17 +33,6 @@ FILE = answer(
     ),
 )
 _ERROR = record(code=TEXT, line=or_null(COUNT), message=TEXT, param=or_null(TEXT))
-#: The states of a batch that have a time.
-TIMES = (
-    "in_progress",
-    "expires",
-    "finalizing",
-    "completed",
-    "failed",
-    "expired",
-    "cancelling",
-    "cancelled",
-)
 BATCH = answer(
     "Batch",
     record(

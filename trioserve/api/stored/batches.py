@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import trio
 from quart import Blueprint
 from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioResponse as Response
@@ -18,7 +19,7 @@ from trioserve.api.base.app_state import AppState, current_app_state
 from trioserve.api.base.body import parse_object, read_body_as
 from trioserve.api.base.fields import RequestBody, field, one_of
 from trioserve.api.base.http import json_response
-from trioserve.api.batches import KIND, PENDING
+from trioserve.api.batches import KIND, add_batch, batch_body, body_of
 from trioserve.api.openapi import gives, takes
 from trioserve.api.stored import answers
 from trioserve.api.stored.files import data_of, find
@@ -140,9 +141,6 @@ class BatchRequest(RequestBody):
     metadata: dict[str, str] = attrs.field(factory=dict)
 
 
-_WINDOW = 24 * 3600
-
-
 @blueprint.post("/v1/batches")
 @takes(BatchRequest)
 @gives(answers.BATCH)
@@ -156,39 +154,32 @@ async def create() -> Response:
     body = _body(wanted, read)
 
     def write(records: Records) -> Record | None:
-        is_open = not read.errors
-        records.add(body["id"], KIND, own, body, is_open=is_open)
-        if is_open:
-            records.append(body["id"], PENDING, read.parts)
+        if read.errors:
+            records.add(body["id"], KIND, own, body)
+            return None
+        add_batch(records, own, body, read.parts)
         return records.find(body["id"], KIND, own)
 
-    made = await state.store.do(write)
-    assert made is not None
-    if not read.errors:
-        state.batches.start(made)
-    return json_response(made.body)
+    state.gate.check()  # a batch in memory ends with the server
+    with trio.CancelScope(
+        shield=True
+    ):  # what is in the store is started, if the client leaves, too
+        if (made := await state.store.do(write)) is not None:
+            state.batches.start(made)
+    return json_response(body)
 
 
 def _body(wanted: BatchRequest, read: _Lines) -> dict[str, Any]:
-    now = int(time.time())
-    status = "failed" if read.errors else "in_progress"
-    times = {"in_progress_at": None, f"{status}_at": now, "expires_at": now + _WINDOW}
-    return {
-        **{f"{name}_at": None for name in answers.TIMES},
-        "id": new_id("batch"),
-        "object": "batch",
-        "endpoint": wanted.endpoint,
-        "errors": {"object": "list", "data": read.errors} if read.errors else None,
-        "input_file_id": wanted.input_file_id,
-        "completion_window": wanted.completion_window,
-        "status": status,
-        "output_file_id": None,
-        "error_file_id": None,
-        "created_at": now,
-        **times,
-        "request_counts": {"total": len(read.parts), "completed": 0, "failed": 0},
-        "metadata": wanted.metadata,
-    }
+    return batch_body(
+        new_id("batch"),
+        "failed" if read.errors else "in_progress",
+        int(time.time()),
+        endpoint=wanted.endpoint,
+        errors={"object": "list", "data": read.errors} if read.errors else None,
+        input_file_id=wanted.input_file_id,
+        request_counts={"total": len(read.parts), "completed": 0, "failed": 0},
+        metadata=wanted.metadata,
+    )
 
 
 @blueprint.get("/v1/batches")
@@ -205,7 +196,7 @@ async def show(id_: str) -> Response:
     """Tell how far a batch is."""
     own = current_owner()
     found = await current_app_state().store.do(lambda records: _found(records, id_, own))
-    return json_response(found.body)
+    return json_response(body_of(found))
 
 
 @blueprint.post("/v1/batches/<id_>/cancel")

@@ -1,0 +1,298 @@
+"""Batches when something fails: each ends alone, or waits, and none ends the server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+from tests.api.stored.test_batches import (
+    CHATS,
+    Asked,
+    begin,
+    file_of,
+    line,
+    lines_of,
+    never,
+    until_over,
+    upload,
+)
+from tests.server.test_keys import replace, table
+from tests.support.clients import client_and_service, client_of
+from tests.support.http_server import serving
+from tests.support.scripts import CHAT, answering
+from tests.support.waiting import until
+from trioserve.api import batches as batches_module
+from trioserve.api.base.app_state import AppState
+from trioserve.api.base.service import Service
+from trioserve.api.batches import KIND, PENDING
+from trioserve.api.within import Answer
+from trioserve.app import create_app
+from trioserve.config import Config
+from trioserve.errors import StoreError
+from trioserve.store import Part, Records, open_store
+from trioserve.testing import ScriptedBackend
+
+
+class Gated:
+    """Plays the app to the batches of a service: it answers a number of lines, and then waits."""
+
+    def __init__(self, service: AppState, n_free: int) -> None:
+        self.n_asked, self._n_free, self._ask = 0, n_free, service.batches.ask
+        self.opened = trio.Event()
+        service.batches.ask = self._ask_later
+
+    async def _ask_later(self, *request: Any) -> Answer:
+        self.n_asked += 1
+        if self.n_asked > self._n_free:
+            await self.opened.wait()
+        return await self._ask(*request)
+
+
+async def shown(client: httpx.AsyncClient, id_: str) -> dict[str, Any]:
+    body: dict[str, Any] = (await client.get(f"/v1/batches/{id_}")).json()
+    return body
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try what has failed again at once."""
+    monkeypatch.setattr(batches_module, "_PAUSE", 0.001)
+
+
+async def test_open_batches_of_one_key_need_no_place_in_a_queue() -> None:
+    async with client_and_service(parallel=32) as (client, service):
+        service.batches.ask = never
+        file = await upload(client, [line(n) for n in range(128)])
+        wanted = {"input_file_id": file, "endpoint": CHATS}
+        ids = [(await client.post("/v1/batches", json=wanted)).json()["id"] for _ in range(18)]
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        for id_ in ids:
+            assert (await client.post(f"/v1/batches/{id_}/cancel")).status_code == 200
+        for id_ in ids:
+            assert (await until_over(client, id_))["status"] == "cancelled"
+
+
+async def test_a_batch_that_fails_fails_alone() -> None:
+    async with client_and_service(answering("Hello")) as (client, service):
+        ask = service.batches.ask
+
+        async def fail(key: str, path: str, body: bytes) -> Answer:
+            if b"fail" in body:
+                raise MemoryError("no more")
+            return await ask(key, path, body)
+
+        service.batches.ask = fail
+        with capture_logs() as logged:
+            wrong = await begin(client, [line(0, "Hi"), line(1, "fail"), line(2, "Hi")])
+            right = await begin(client, [line(n) for n in range(8)])
+            assert (await until_over(client, right["id"]))["status"] == "completed"
+            over = await until_over(client, wrong["id"])
+        assert over["status"] == "failed" and over["failed_at"] and over["errors"]["data"]
+        assert {str(each["exc_info"]) for each in logged if "exc_info" in each} == {"no more"}
+        assert (await client.post(CHATS, json=CHAT)).status_code == 200
+
+
+@asynccontextmanager
+async def loading(**config: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Callable[[], None]]]:
+    """Serve an app whose model loads until a function is called."""
+    may_load = threading.Event()
+
+    def load(*_args: object, **_options: object) -> ScriptedBackend:
+        assert may_load.wait(60)
+        return answering("Hello")
+
+    app = create_app(Config(stream_interval_ms=0, **config), load=load)
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        service: Service = app.extensions["trioserve"]
+        await until(lambda: service._store is not None)
+        try:
+            yield client, may_load.set
+        finally:
+            may_load.set()
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+async def test_a_batch_that_is_created_while_the_model_loads_waits(
+    tmp_path: Path, is_on_disk: bool
+) -> None:
+    store = str(tmp_path / "a.db") if is_on_disk else None
+    async with loading(store=store) as (client, load):
+        made = await begin(client, [line(0), line(1)])
+        cancelled = await begin(client, [line(0)])
+        assert (await client.post(f"/v1/batches/{cancelled['id']}/cancel")).status_code == 200
+        assert (await shown(client, made["id"]))["status"] == "in_progress"
+        load()
+        over = await until_over(client, made["id"])
+        assert over["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+        assert (await until_over(client, cancelled["id"]))["status"] == "cancelled"
+
+
+async def test_a_stream_that_is_to_outlive_its_connection_waits_for_the_model_as_others_do() -> (
+    None
+):
+    async with loading() as (client, _):
+        headers = {"X-Conversation-Id": "a"}
+        answer = await client.post(CHATS, json={**CHAT, "stream": True}, headers=headers)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"] == "Loading model"
+
+
+async def test_a_batch_is_started_once_however_late_the_store_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: None
+) -> None:
+    may_read, was_read = threading.Event(), threading.Event()
+    read = Records.open_ones
+
+    def read_late(records: Records, kind: str) -> Any:
+        if not may_read.is_set():
+            raise StoreError("another program has locked it")
+        was_read.set()
+        return read(records, kind)
+
+    monkeypatch.setattr(Records, "open_ones", read_late)
+    async with client_and_service(store=str(tmp_path / "a.db")) as (client, service):
+        asked = Gated(service, 2)
+        made = await begin(client, [line(n) for n in range(6)])
+        may_read.set()
+        await until(was_read.is_set)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        asked.opened.set()
+        over = await until_over(client, made["id"])
+        assert over["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
+        assert asked.n_asked == 6
+
+
+async def test_a_damaged_record_of_one_batch_is_one_batch_that_failed(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    async with client_and_service(store=str(path)) as (client, service):
+        service.batches.ask = never
+        file = await upload(client, [line(0)])
+        wanted = {"input_file_id": file, "endpoint": CHATS, "metadata": {"a": "mark this"}}
+        damaged = (await client.post("/v1/batches", json=wanted)).json()["id"]
+        left = (await begin(client, [line(0), line(1)]))["id"]
+    data = path.read_bytes()
+    assert b"mark this" in data
+    path.write_bytes(data.replace(b"mark this", b"\xff" * 9))
+    async with client_of(answering("Hello"), store=str(path)) as client:
+        assert (await until_over(client, left))["request_counts"]["completed"] == 2
+        over = await until_over(client, damaged)
+        assert over["status"] == "failed"
+        assert "damaged" in over["errors"]["data"][0]["message"]
+        listed = (await client.get("/v1/batches")).json()["data"]
+        assert {each["id"]: each["status"] for each in listed} == {
+            damaged: "failed",
+            left: "completed",
+        }
+
+
+# -- which answers are final
+
+
+@pytest.mark.parametrize(
+    ("status", "is_final"),
+    [
+        *((status, True) for status in (400, 404, 413, 422, 501)),
+        *((status, False) for status in (401, 403, 408, 409, 429, 500, 502, 503, 504)),
+    ],
+)
+async def test_a_line_is_tried_again_unless_the_request_itself_is_wrong(
+    soon: None, status: int, is_final: bool
+) -> None:
+    async with client_and_service() as (client, service):
+        asked = Asked(service, lambda n: status if n <= 2 else 200)
+        over = await until_over(client, (await begin(client, [line(0)]))["id"])
+        counts = over["request_counts"]
+        assert (counts["completed"], counts["failed"]) == ((0, 1) if is_final else (1, 0))
+        assert asked.n_asked == (1 if is_final else 3)
+
+
+async def test_a_failed_engine_that_stays_burns_no_lines(soon: None) -> None:
+    backend = answering("Hello")
+
+    def fail(_backend: ScriptedBackend) -> None:
+        raise RuntimeError("the device is gone")
+
+    backend.on_decode = fail
+    async with client_and_service(backend, on_engine_failure="stay") as (client, service):
+        asked = Gated(service, 10**6)
+        made = await begin(client, [line(n) for n in range(40)])
+        await until(lambda: asked.n_asked > 80)
+        now = await shown(client, made["id"])
+        assert now["status"] == "in_progress"
+        assert now["request_counts"] == {"total": 40, "completed": 0, "failed": 0}
+
+
+async def test_a_batch_waits_while_its_key_is_not_in_the_file(tmp_path: Path, soon: None) -> None:
+    keys, both = tmp_path / "keys.toml", table("one", "1") + table("two", "2")
+    keys.write_text(both)
+
+    async def change(text: str) -> None:
+        replace(keys, text)
+        answer = await client.get("/v1/batches", headers={"Authorization": "Bearer unknown"})
+        assert answer.status_code == 401  # after a look at the file
+
+    config: dict[str, Any] = {"keys_file": str(keys), "parallel": 1}
+    async with client_and_service(answering("Hello"), **config) as (client, service):
+        client.headers["Authorization"] = "Bearer 1"
+        asked = Gated(service, 3)
+        made = await begin(client, [line(n) for n in range(12)])
+        await until(lambda: asked.n_asked > 3)
+        await change(table("two", "2"))
+        asked.opened.set()
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert asked.n_asked < 12 and service.batches._running
+        await change(both)  # which wakes it, although no client shows the key
+        await until(lambda: not service.batches._running)
+        over = await shown(client, made["id"])
+        assert over["request_counts"] == {"total": 12, "completed": 12, "failed": 0}
+
+
+# -- a full store
+
+
+async def test_a_batch_expires_in_a_full_store(tmp_path: Path) -> None:
+    path, body = str(tmp_path / "a.db"), {"max_tokens": 1}
+    async with client_and_service(store=path) as (client, service):
+        service.batches.ask = never
+        made = await begin(client, [line(n, **body) for n in range(2000)])
+        await client.delete(f"/v1/files/{made['input_file_id']}")
+
+    def expire(records: Records) -> None:
+        (batch,) = records.open_ones(KIND)
+        records.change(batch.id, {**batch.body, "expires_at": 1}, is_open=True)
+        n_free = 2**20 - records._n_bytes() - 100
+        records.append(batch.id, PENDING, [Part.of(10**6, "", {"custom_id": "x" * n_free})])
+
+    async with open_store(path) as store:
+        await store.do(expire)
+    async with client_of(store=path, store_size=2**20) as client:
+        over = await until_over(client, made["id"])
+        assert over["status"] == "expired" and over["request_counts"]["failed"] == 2001
+        errors = await lines_of(client, over["error_file_id"])
+        assert errors and {each["error"]["code"] for each in errors} == {"batch_expired"}
+
+
+async def test_open_batches_of_one_key_leave_room_for_other_keys() -> None:
+    async with client_and_service(api_keys=("1", "2"), store_size=2**20) as (client, service):
+        service.batches.ask = never
+        client.headers["Authorization"] = "Bearer 1"
+        lines = file_of([line(n, "x" * 1000) for n in range(100)])
+        statuses = []
+        for _ in range(12):
+            file = await upload(client, [lines])
+            wanted = {"input_file_id": file, "endpoint": CHATS}
+            statuses.append((await client.post("/v1/batches", json=wanted)).status_code)
+        assert statuses[:3] == [200] * 3 and statuses[-1] == 503
+        client.headers["Authorization"] = "Bearer 2"
+        asked = {"input": "Hi", "store": True}
+        assert (await client.post("/v1/responses", json=asked)).status_code == 200
+        assert (await begin(client, [line(0)]))["status"] == "in_progress"
