@@ -209,8 +209,7 @@ class Records:
     def open_ones(self, kind: str) -> list[Record]:
         """The records of all owners whose work is not over, the oldest first."""
         source = "records WHERE is_open AND kind = ? ORDER BY created, id"
-        found = [_record(row) for row in self._counted(_COLUMNS, source, (kind,))]
-        return [each for each in found if each.body]
+        return [_record(row) for row in self._counted(_COLUMNS, source, (kind,))]
 
     def change(self, id: str, body: Any, *, is_open: bool = False) -> None:
         """Replace the body of a record. Has no effect on one that was deleted."""
