@@ -298,10 +298,10 @@ class AppState(Connections, ABC):
         return self._there(self._store)
 
     def _there(self, part: _T | None) -> _T:
-        """A part of the app that is there from when it can serve until it ends.
+        """Give a part of the app, which exists from when it can serve until it ends.
 
         Raises:
-            ModelLoadingError: it is not there yet.
+            ModelLoadingError: it does not exist yet.
             ServerClosingError: the app is stopping.
             TrioServeError: `failure`, when there is one.
         """
