@@ -130,8 +130,7 @@ class ProgressReport:
         """Write `line` on a terminal; elsewhere log `event` when the share has grown."""
         if self._stream.isatty():
             self._has_line = True
-            self._stream.write(f"\r{line}")
-            self._stream.flush()
+            self._write(f"\r{line}")
         elif (n := int(share * self._n_log_lines)) > self._n_logged:
             self._n_logged = n
             _log.info(event, **fields, percent=n * 100 // self._n_log_lines)
@@ -140,7 +139,11 @@ class ProgressReport:
         """Clear the terminal's line."""
         if self._has_line:
             self._has_line = False
-            self._stream.write("\r\x1b[K")
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone
+            self._stream.write(text)
             self._stream.flush()
 
     def __enter__(self) -> Self:

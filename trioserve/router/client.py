@@ -84,11 +84,14 @@ class ServerClient:
     Args:
         send: reaches the server: that of `connected_to`, or `trioserve.router.fleet.send_to_model`.
         name: of the server in errors.
+
+    Attributes:
+        name: the same.
     """
 
     def __init__(self, send: Send, name: str = _UNNAMED) -> None:
         self._send = send
-        self._name = name
+        self.name = name
 
     @asynccontextmanager
     async def answer(
@@ -126,8 +129,8 @@ class ServerClient:
             with deadline_scope(deadline):
                 answer = await stack.enter_async_context(self._send(outgoing))
             if answer.status != 200 and not any_status:
-                data = await receive_all(answer, _MAX_ERROR, self._name)
-                raise _error_in(data, answer.status, self._name)
+                data = await receive_all(answer, _MAX_ERROR, self.name)
+                raise error_in(data, answer.status, self.name)
             yield answer
 
     async def ask(
@@ -143,7 +146,7 @@ class ServerClient:
         Raises as `answer`.
         """
         async with self.answer(path, body) as answer:
-            return read_json(await receive_all(answer, most, self._name), form, self._name)
+            return read_json(await receive_all(answer, most, self.name), form, self.name)
 
     @asynccontextmanager
     async def events(
@@ -151,7 +154,7 @@ class ServerClient:
     ) -> AsyncIterator[ServerEvents[T]]:
         """Send a request for a stream; gives its events. Raises as `answer`."""
         async with self.answer(path, {**body, "stream": True}) as answer:
-            yield ServerEvents(answer, form, self._name)
+            yield ServerEvents(answer, form, self.name)
 
 
 class ServerEvents(Generic[T]):
@@ -190,7 +193,7 @@ class ServerEvents(Generic[T]):
         event = self._unread.popleft()
         self._has_begun = True
         if event.startswith(b'{"error"'):
-            raise _error_in(event, 200, self._name)
+            raise error_in(event, 200, self._name)
         return read_json(event, self._form, self._name)
 
 
@@ -231,7 +234,7 @@ class _Failure(msgspec.Struct):
     error: _Error
 
 
-def _error_in(data: bytes, status: int, name: str) -> TrioServeError:
+def error_in(data: bytes, status: int, name: str) -> TrioServeError:
     """Turn the answer to a failed request, or an error event, into an exception."""
     try:
         error = msgspec.json.decode(data, type=_Failure).error

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from tests.support.canned_server import http_answer, json_answer, serving_bytes
 from tests.support.http_server import serving_script
 from tests.support.scripts import answering, noting
 from tests.support.trio_thread import TrioThread
-from tests.support.waiting import patiently, until
-from trioserve.cli.commands import batch as batch_command, run
-from trioserve.errors import InvalidRequestError
+from tests.support.waiting import PATIENCE, until
+from trioserve.api.stored import batches
+from trioserve.cli.commands import batch, run
 
 
 def line(n: int, **body: Any) -> dict[str, Any]:
@@ -32,8 +34,13 @@ def write(path: Path, *lines: Any) -> Path:
     return path
 
 
+def answers_in(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(each) for each in path.read_text("utf-8").splitlines()]
+
+
 def ids_in(path: Path) -> list[str]:
-    return [json.loads(each)["custom_id"] for each in path.read_text("utf-8").splitlines()]
+    """The ids of the lines with an answer, in order: answers come as the model is ready."""
+    return sorted(each["custom_id"] for each in answers_in(path))
 
 
 def answered(*argv: str, **config: Any) -> int:
@@ -52,30 +59,53 @@ def test_lines_are_answered_once(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert answered(str(source), "--output", str(target)) == 0
     assert ids_in(target) == [f"line-{n}" for n in range(7)]
     assert answered(str(source), "-o", str(target)) == 0
-    assert "has the answers of all lines" in capfd.readouterr().out
+    assert capfd.readouterr().out.endswith("7 answers, 0 errors\n")
 
 
-def test_a_line_that_fails_is_in_the_output(tmp_path: Path) -> None:
+def test_a_line_that_fails_is_in_the_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     source = write(tmp_path / "in.jsonl", line(0), line(1, temperature="hot"))
     target = tmp_path / "out.jsonl"
     argv = (str(source), "-o", str(target), "--api-key", "secret")
     assert answered(*argv, api_keys=("secret",)) == 1
-    statuses = [
-        json.loads(each)["response"]["status_code"]
-        for each in target.read_text("utf-8").splitlines()
-    ]
-    assert statuses == [200, 400]
+    answers = {each["custom_id"]: each["response"] for each in answers_in(target)}
+    assert {id_: each["status_code"] for id_, each in answers.items()} == {
+        "line-0": 200,
+        "line-1": 400,
+    }
+    assert answers["line-0"]["request_id"]
+    assert capfd.readouterr().out.endswith("1 answers, 1 errors; failed: line 2\n")
+    assert run("batch", [*argv, "--url", "http://127.0.0.1:9"], {}) == 1
+    assert capfd.readouterr().out.endswith("1 answers, 1 errors; failed: line 2\n")
 
 
-def test_a_batch_that_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    source = write(tmp_path / "in.jsonl", line(0), line(0))
-    assert answered(str(source), "-o", str(tmp_path / "out.jsonl")) == 1
-    assert "line 2: 'custom_id' must be" in capfd.readouterr().err
+def test_a_wrong_url_refuses_its_line_only(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    completion = {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "Hi"}}
+    write(source, line(0), {**line(1), "url": "/v1/models/unload"}, "", completion)
+    source.write_text(source.read_text("utf-8").replace('""', ""), "utf-8")
+    assert answered(str(source), "-o", str(target)) == 1
+    assert capfd.readouterr().out.endswith("2 answers, 1 errors; failed: line 2\n")
+    (refused,) = (each for each in answers_in(target) if each["custom_id"] == "line-1")
+    assert refused["response"] is None
+    assert refused["error"]["code"] == "invalid_url"
+    assert tuple(batch._PROMPTS) == batches._ENDPOINTS
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "No such file"), ("", "is empty"), ("{}", "must have an object"), ("[", "must have")],
+    [
+        (None, "No such file"),
+        ("", "is empty"),
+        ("{}", "line 1: Object missing required field `custom_id`"),
+        ("\n\n[", "line 3: Expected `object`, got `array`"),
+        (f"{json.dumps(line(0))}\n{json.dumps({**line(1), 'body': []})}", "line 2: Expected"),
+        (f"{json.dumps(line(0))}\n\n{json.dumps(line(0))}", "line 3: its custom_id is that of li"),
+        ('{"custom_id": "a", "url": "", "body": {"x": ' + "[" * 100_000, "line 1: maximum recurs"),
+    ],
 )
 def test_files_that_are_no_input(
     tmp_path: Path, content: str | None, message: str, capsys: pytest.CaptureFixture[str]
@@ -121,132 +151,118 @@ def test_outputs_are_checked_before_a_line_is_answered(
     assert {each.name for each in tmp_path.iterdir()} == {"in.jsonl", "notes.txt", "pipe"}
 
 
-def test_an_answer_that_was_cut_off_is_asked_for_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_left", [1, 5, 40, 10**6])
+def test_an_answer_that_was_cut_off_is_asked_for_again(tmp_path: Path, n_left: int) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write(source, *map(line, range(3)))
     assert answered(str(source), "-o", str(target)) == 0
-    target.write_bytes(target.read_bytes()[:-40])
+    *lines, last = target.read_bytes().splitlines()
+    target.write_bytes(b"\n".join([*lines, last[:n_left]]))
     assert answered(str(source), "-o", str(target)) == 0
     assert ids_in(target) == [f"line-{n}" for n in range(3)]
+    assert (last in target.read_bytes()) == (n_left > len(last))
 
 
-def test_errors_have_the_numbers_of_the_lines_in_the_input(
+def test_one_command_at_a_time_writes_an_output(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    write(source, line(0), line(1))
-    assert answered(str(source), "-o", str(target)) == 0
-    source.write_text(
-        source.read_text("utf-8") + "\n" + json.dumps({**line(2), "url": "/v1/completions"})
-    )
-    assert answered(str(source), "-o", str(target)) == 1
-    assert "line 4: 'url' must be" in capfd.readouterr().err
+    source, target = write(tmp_path / "in.jsonl", line(0)), tmp_path / "out.jsonl"
+    with target.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert run("batch", [str(source), "-o", str(target)], {}) == 2
+    assert "is the output of another command" in capfd.readouterr().err
 
 
-# -- Ctrl-C
+# -- a server that is busy, or fails
 
 
-@pytest.fixture
-def is_watched(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once SIGINT does not end this process any more."""
-    watched, receiver = threading.Event(), trio.open_signal_receiver
-
-    @contextmanager
-    def noted(*signals: signal.Signals) -> Iterator[AsyncIterator[int]]:
-        with receiver(*signals) as received:
-            watched.set()
-            yield received
-
-    monkeypatch.setattr(trio, "open_signal_receiver", noted)
-    return watched
+BUSY = [json_answer({"error": {"message": "Busy."}}, f"{n} Busy") for n in (429, 503)]
+FAILURE = json_answer({"error": {"message": "The engine failed."}}, "500 Internal Server Error")
 
 
-def test_after_ctrl_c_the_same_command_answers_the_rest(
-    tmp_path: Path, is_watched: threading.Event, capfd: pytest.CaptureFixture[str]
+def with_answers(tmp_path: Path, *answers: bytes) -> int:
+    source = write(tmp_path / "in.jsonl", line(0))
+    props = json_answer({"default_generation_settings": {"n_ctx": 0}})
+    with serving_bytes(props, *answers) as address:
+        url = f"http://{address.host}:{address.port}"
+        return run("batch", [str(source), "-o", str(tmp_path / "out.jsonl"), "--url", url], {})
+
+
+def test_only_an_answer_to_the_line_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(batch, "_MAX_PAUSE", 0)
+    target = tmp_path / "out.jsonl"
+    assert with_answers(tmp_path, *[FAILURE] * 5) == 1
+    assert target.read_bytes() == b""
+    assert capfd.readouterr().out == f"{target}: 0 answers, 1 errors; failed: line 1\n"
+    assert with_answers(tmp_path, *BUSY * 5, *[FAILURE] * 4, json_answer({"id": "x"})) == 0
+    assert answers_in(target)[0]["response"]["body"] == {"id": "x"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (
+            json_answer({"error": {"message": "Invalid\x1b[2J key"}}, "401 No"),
+            "says: Invalid [2J key",
+        ),
+        (json_answer({}, "302 Found"), "answers with status 302"),
+        (http_answer(b"<html>"), "does not answer as expected"),
+        (json_answer([1]), "does not answer as expected"),
+        (http_answer(b'{"a": ' + b"[" * 100_000), "does not answer as expected"),
+        (json_answer({"id": "x"})[:-3], "is lost"),
+    ],
+    ids=["key", "redirect", "HTML", "list", "nested", "half"],
+)
+def test_a_server_that_cannot_be_used_ends_the_command(
+    tmp_path: Path, answer: bytes, told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert with_answers(tmp_path, answer) == 1
+    out, err = capfd.readouterr()
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+    assert not out
+    assert told in err
+    assert err[:-1].isprintable()
+
+
+# -- signals
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+def test_after_a_signal_the_same_command_answers_the_rest(tmp_path: Path, name: str) -> None:
+    number = signal.Signals[name]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines = [line(n) for n in range(40)]
+    lines = [line(n) for n in range(30)]
     write(source, *lines)
-    is_cancelled, n_asked = threading.Event(), 0
+    may_end, n_asked = threading.Event(), 0
 
     def script(prompt: str) -> str:
         nonlocal n_asked
         n_asked += 1
-        assert is_watched.wait(60)
-        if n_asked == 10:
-            os.kill(os.getpid(), signal.SIGINT)
-        assert n_asked < 10 or is_cancelled.wait(60)
+        assert n_asked != 10 or may_end.wait(PATIENCE)
         return "Hello"
 
     served = serving_script(answering(script, n_slots=1), parallel=1)
     argv = [str(source), "-o", str(target), "--url"]
-    with TrioThread() as thread, thread.open(served) as (url, service):
-        cancel = service.batches.cancel
-
-        def cancelled(id_: str) -> None:
-            cancel(id_)
-            is_cancelled.set()
-
-        service.batches.cancel = cancelled  # type: ignore[method-assign]
-        assert run("batch", [*argv, url], {}) == 128 + signal.SIGINT
-    assert "continues from here" in capfd.readouterr().err
-    first = ids_in(target)
-    assert 0 < len(first) < 12
+    with TrioThread() as thread, thread.open(served) as (url, _):
+        words = [sys.executable, "-m", "trioserve", "batch", *argv, url]
+        with subprocess.Popen(words, stderr=subprocess.PIPE) as command:
+            trio.run(until, lambda: target.exists() and len(ids_in(target)) == 9)
+            command.send_signal(number)
+            _, err = command.communicate(timeout=PATIENCE)
+        may_end.set()
+    if number != signal.SIGKILL:
+        assert command.returncode == 128 + number
+        assert b"continues from here" in err
+    first = target.read_bytes()
     backend, prompts = noting("Hello")
     with TrioThread() as thread, thread.open(serving_script(backend)) as (url, _):
         assert run("batch", [*argv, url], {}) == 0
-    assert ids_in(target)[: len(first)] == first
-    assert sorted(ids_in(target)) == sorted(each["custom_id"] for each in lines)
-    assert len(prompts) == len(lines) - len(first)
-
-
-class OverAtOnce:
-    """Plays the client of a server whose batch is over when it is cancelled."""
-
-    def __init__(self, is_watched: threading.Event) -> None:
-        self._is_watched = is_watched
-        self._counts = {"total": 1, "completed": 1, "failed": 0}
-        self._asked = trio.Event()
-
-    @asynccontextmanager
-    async def _answered(self, path: str) -> AsyncIterator[_Body]:
-        yield _Body(b'{"id": "file-1"}' if path == "/v1/files" else b'{"custom_id": "line-0"}\n')
-
-    def answer(self, path: str, *_: Any) -> AbstractContextManager[_Body]:
-        return self._answered(path)  # type: ignore[return-value]
-
-    async def ask(self, path: str, body: Mapping[str, Any] | None = None, *, form: Any) -> Any:
-        counts = batch_command._Counts(**self._counts)
-        if path.endswith("/cancel"):
-            self._asked.set()
-            raise InvalidRequestError("The batch is completed, and cannot be cancelled.")
-        if body is not None:
-            return form(id="batch_1", status="in_progress", request_counts=counts)
-        await until(self._is_watched.is_set)
-        os.kill(os.getpid(), signal.SIGINT)
-        await self._asked.wait()
-        return form("batch_1", "completed", counts, output_file_id="file-2")
-
-
-class _Body:
-    def __init__(self, data: bytes) -> None:
-        self._data = [data]
-
-    async def receive(self) -> bytes:
-        await trio.lowlevel.checkpoint()
-        return self._data.pop() if self._data else b""
-
-
-async def test_ctrl_c_after_the_end_loses_no_answer(
-    tmp_path: Path, is_watched: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch_command, "_INTERVAL", 0)
-    target = tmp_path / "out.jsonl"
-    client: Any = OverAtOnce(is_watched)
-    with patiently():
-        code = await batch_command._run(client, b"", "/v1/chat/completions", target)
-    assert code == 128 + signal.SIGINT
-    assert ids_in(target) == ["line-0"]
+    assert target.read_bytes().startswith(first)
+    assert ids_in(target) == sorted(each["custom_id"] for each in lines)
+    assert len(prompts) == len(lines) - 9
 
 
 @pytest.mark.system

@@ -41,7 +41,7 @@ ANSWERS: dict[str, bytes | Iterable[bytes]] = {
     "no HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
 }
 
-COMMANDS = ("ps", "usage", "launch", "run", "bench")
+COMMANDS = ("ps", "usage", "launch", "run", "bench", "batch")
 
 
 @pytest.fixture
@@ -52,7 +52,14 @@ def argv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    words = {"launch": ["launch", "pi"], "run": ["run", "one", "Hello"]}
+    line = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "Hello"}}
+    (tmp_path / "in.jsonl").write_text(json.dumps(line))
+    files = [str(tmp_path / name) for name in ("in.jsonl", "out.jsonl")]
+    words = {
+        "launch": ["launch", "pi"],
+        "run": ["run", "one", "Hello"],
+        "batch": ["batch", files[0], "-o", files[1]],
+    }
     return {name: words.get(name, [name]) for name in COMMANDS}
 
 

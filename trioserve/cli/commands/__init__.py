@@ -109,9 +109,10 @@ COMMANDS: Mapping[str, Command] = {
     "batch": Command(
         "INPUT -o OUTPUT [--url URL] [flags]",
         "answer the requests of a file, as OpenAI's batches do",
-        "INPUT has a request in JSON on each line: custom_id, url and body. Answers are appended\n"
-        "to OUTPUT. Lines that OUTPUT has an answer to are left out, so that the same command\n"
-        "continues after Ctrl-C. It uses the server at URL, or starts one with the flags.\n\n"
+        "INPUT has a request in JSON on each line: custom_id, url and body. Each answer is\n"
+        "appended to OUTPUT when it comes. Lines that OUTPUT has an answer to are left out, so\n"
+        "the same command continues after Ctrl-C or a crash. It uses the server at URL, or starts\n"
+        "one with the flags. It ends with the lines that have failed; then the exit code is 1.\n\n"
         "  -o, --output FILE\n"
         "               where the answers go\n"
         "  --url URL    address of a server, such as http://127.0.0.1:8080; --api-key is its key\n",

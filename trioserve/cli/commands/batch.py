@@ -1,61 +1,117 @@
-"""``trioserve batch``: answers the requests of a file, and writes the answers to another one."""
+"""``trioserve batch``: answers the requests of a file, and appends the answers to another one.
+
+The command sends the lines itself, as many at once as the server has places, and writes each
+answer when it comes. So it may end at any moment: what is in the output is not asked for again,
+and the server has no batch that would run further.
+"""
 
 from __future__ import annotations
 
+import codecs
+import fcntl
+import io
 import json
-import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
-from functools import partial
+from contextlib import AsyncExitStack
+from io import FileIO
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import attrs
 import msgspec
 import trio
 
 from trioserve.cli.address import Address, take_value
 from trioserve.cli.commands import duration_text, hush
-from trioserve.cli.local_server import client_of, started
+from trioserve.cli.local_server import MAX_BYTES, Count, Props, Text, client_of, started
 from trioserve.cli.progress import ProgressReport
-from trioserve.concurrency import alongside
+from trioserve.cli.signals import run_until_signal
 from trioserve.config.parse import parse
-from trioserve.errors import ConfigError, InvalidRequestError, TrioServeError, first_error
-from trioserve.router.client import ServerClient, receive_all
+from trioserve.errors import ConfigError, TrioServeError
+from trioserve.router.client import ServerClient, error_in, read_json, receive_all
+from trioserve.whole_numbers import whole_number
 
-#: Seconds between two looks at the progress.
-_INTERVAL = 0.5
+#: The fields of a body that its prompt begins with, by the endpoints of lines. Lines that begin
+#: alike follow one another.
+_PROMPTS: Mapping[str, Sequence[str]] = {
+    "/v1/chat/completions": ("model", "tools", "messages"),
+    "/v1/completions": ("model", "prompt"),
+    "/v1/embeddings": ("model",),
+    "/v1/responses": ("model", "instructions", "tools", "input"),
+}
 
-_BOUNDARY = "trioserve-batch-6f1d0c5e7a"
+#: Bytes of each of these fields that are compared, and of an answer at most.
+_COMPARED, _MAX_ANSWER = 2**14, 2**28
+
+#: Fields of a line that would have its answer sent, or run, in another way.
+_DROPPED = ("stream", "stream_options", "background")
+
+#: The lowest `priority` of a request.
+_PRIORITY = -100
+
+#: Statuses of a server that is busy, and those that are no answer to a line: it may have one later.
+_BUSY = (429, 503)
+_LATER = (403, 408, 409, *range(500, 600))
+
+#: Seconds before a line is tried again: at first, and at most, even if the server asks for more.
+_PAUSE, _MAX_PAUSE = 1.0, 60.0
+
+#: How often a line is tried that gets no answer from a server that is not busy.
+_TRIES = 5
+
+#: How a line of the output begins.
+_BEGINNING = b'{"id"'
+
+_MAX_PLACES = 512
 _BAR = 20  # characters
+_MAX_NAMED = 20  # lines that failed
 
 
-class _File(msgspec.Struct):
+class _Request(msgspec.Struct):
+    """A line of the input."""
+
+    custom_id: Annotated[str, msgspec.Meta(min_length=1)]
+    url: str
+    body: dict[str, msgspec.Raw]
+    method: Literal["POST"] = "POST"
+
+    def beginning(self) -> list[bytes]:
+        """What requests are sorted by."""
+        fields = (self.body.get(name, b"") for name in _PROMPTS.get(self.url, ()))
+        return [self.url.encode(), *(bytes(each)[:_COMPARED] for each in fields)]
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+
+
+class _Written(msgspec.Struct):
+    """A line of the output."""
+
     id: str
+    custom_id: str
+    response: _Response | None
+
+    @property
+    def is_good(self) -> bool:
+        return self.response is not None and self.response.status_code == 200
 
 
-class _Counts(msgspec.Struct):
-    total: int
-    completed: int
-    failed: int
+class _Props(Props):
+    """What lines depend on, too. A server that has several models has no `total_slots`."""
 
-
-class _Batch(msgspec.Struct):
-    id: str
-    status: str
-    request_counts: _Counts
-    errors: dict[str, Any] | None = None
-    output_file_id: str | None = None
-    error_file_id: str | None = None
+    total_slots: Count = 0
+    priority_order: Text = ""
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command; see `trioserve.cli.commands`.
+    """Run the command; see `trioserve.cli.commands`. Returns 1 if a line has failed.
 
     Raises:
         ConfigError: a flag or a file is invalid.
-        TrioServeError: the server does not start, or refuses the batch.
+        TrioServeError: the server does not start, or does not answer as expected.
     """
     url, words = take_value("--url", argv)
     output, words = take_value("-o", words)
@@ -66,144 +122,243 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     source, target, flags = Path(words[0]), Path(output), words[1:]
     config = parse(flags, environ).config
     hush(config)
-    left, endpoint = _left_of(source, target)
-    if not left.strip():
-        print(f"{target} has the answers of all lines")
-        return 0
+    requests = _read(source)
+    with _opened(target) as file:
+        batch = Batch(requests, _answered(target, file), target, file)
 
-    async def work() -> int:
-        async with AsyncExitStack() as stack:
-            if url is None:
-                address = await stack.enter_async_context(started(flags, config, environ))
-            else:
-                address = Address.of(url, config)
-            key = next(iter(config.api_keys), None)
-            client = await stack.enter_async_context(client_of(address, key))
-            return await _run(client, left, endpoint, target)
+        async def work() -> None:
+            async with AsyncExitStack() as stack:
+                if url is None:
+                    address = await stack.enter_async_context(started(flags, config, environ))
+                else:
+                    address = Address.of(url, config)
+                key = next(iter(config.api_keys), None)
+                # A server may close a kept connection just as the next request goes out.
+                client = await stack.enter_async_context(client_of(address, key, n_kept=0))
+                await batch.run(client, config.parallel)
 
-    try:
-        return trio.run(work)
-    except* TrioServeError as group:
-        raise first_error(group) from None
+        code = run_until_signal(work) if batch.left else 0
+    print(batch.summary())
+    if code:
+        print("trioserve: interrupted; the same command continues from here", file=sys.stderr)
+    return code or int(bool(batch.failed))
 
 
-def _answered(target: Path) -> set[str]:
-    """The ids of the lines that the output has answers to. Make it if it does not exist.
+# -- the files
 
-    An answer at its end that was cut off, when its disk was full, is removed.
+
+def _read(source: Path) -> dict[int, _Request]:
+    """Read the requests of a file, by the numbers of their lines.
 
     Raises:
-        ConfigError: it cannot be written, or has something else.
+        ConfigError: it cannot be read, or a line is no request.
+    """
+    try:
+        lines = source.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"{source}: {error.strerror}") from None
+    found: dict[int, _Request] = {}
+    lines_of: dict[str, int] = {}
+    for n, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found[n] = msgspec.json.decode(line, type=_Request)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{source}: line {n}: {error}") from None
+        if (first := lines_of.setdefault(found[n].custom_id, n)) != n:
+            raise ConfigError(f"{source}: line {n}: its custom_id is that of line {first}")
+    if not found:
+        raise ConfigError(f"{source} is empty")
+    return found
+
+
+def _opened(target: Path) -> FileIO:
+    """Open the output, which is made if it does not exist, for this command alone.
+
+    Raises:
+        ConfigError: it cannot be written, or another command writes to it.
     """
     if target.exists() and not target.is_file():
         raise ConfigError(f"{target} is not a file")
     try:
-        with target.open("a+b") as file:
-            file.seek(0)
-            *lines, rest = file.read().split(b"\n")
-            ids = {str(json.loads(line)["custom_id"]) for line in lines if line.strip()}
-            if rest.startswith(b'{"id"'):
-                file.truncate(file.tell() - len(rest))
-            elif rest:
-                raise ValueError
+        file = FileIO(target, "a+")
     except OSError as error:
         raise ConfigError(f"{target}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{target} has lines that are no answers; name another output") from None
-    return ids
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(f"{target} is the output of another command that runs") from None
+    except OSError:
+        pass  # the file system has no locks
+    return file
 
 
-def _left_of(source: Path, target: Path) -> tuple[bytes, str]:
-    """The input with empty lines in place of those with an answer, and the endpoint.
+def _answered(target: Path, file: FileIO) -> dict[str, bool]:
+    """The ids of the lines that the output has answers to, and whether they are good.
+
+    An answer at its end that was cut off is removed.
 
     Raises:
-        ConfigError: a file cannot be read, or the output cannot be written.
+        ConfigError: it cannot be read or repaired, or has something else.
     """
+    found: dict[str, bool] = {}
+    line = b""
     try:
-        lines = source.read_bytes().splitlines()
-        requests = {n: json.loads(line) for n, line in enumerate(lines) if line.strip()}
-        ids = {n: str(fields.get("custom_id")) for n, fields in requests.items()}
-        endpoint = next(iter(requests.values()))["url"] if requests else ""
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(
-            f"{source} must have an object with custom_id, url and body on each line"
-        ) from None
-    if not requests:
-        raise ConfigError(f"{source} is empty")
-    answered = _answered(target)
-    for n, id_ in ids.items():
-        if id_ in answered:
-            lines[n] = b""
-    return b"\n".join(lines), str(endpoint)
-
-
-async def _run(client: ServerClient, lines: bytes, endpoint: str, target: Path) -> int:
-    """Have a server answer lines, and append the answers to a file. SIGINT cancels the rest.
-
-    Returns the exit code: 1 if a line has failed.
-    """
-    write = partial(_form, lines)
-    async with client.answer("/v1/files", {}, write) as answer:
-        file = msgspec.json.decode(await receive_all(answer), type=_File)
-    wanted = {"input_file_id": file.id, "endpoint": endpoint, "completion_window": "24h"}
-    batch = await client.ask("/v1/batches", wanted, form=_Batch)
-    if batch.errors is not None:
-        for error in batch.errors["data"]:
-            print(f"trioserve: line {error['line']}: {error['message']}", file=sys.stderr)
-        return 1
-    is_cancelled = False
-
-    async def watch() -> None:
-        nonlocal is_cancelled
-        with trio.open_signal_receiver(signal.SIGINT) as signals:
-            await anext(signals)
-            is_cancelled = True
-            with suppress(InvalidRequestError):  # it is over already
-                await client.ask(f"/v1/batches/{batch.id}/cancel", {}, form=_Batch)
-
-    began = monotonic()
-    with ProgressReport(sys.stderr, n_log_lines=0) as progress:
-        async with alongside(watch):
-            while batch.status in ("in_progress", "cancelling"):
-                share, line = _line(batch.request_counts, monotonic() - began)
-                progress.tell(share, line, "answering")
-                await trio.sleep(_INTERVAL)
-                batch = await client.ask(f"/v1/batches/{batch.id}", form=_Batch)
-    for id_ in filter(None, (batch.output_file_id, batch.error_file_id)):
-        async with client.answer(f"/v1/files/{id_}/content") as answer:
-            data = await receive_all(answer)
-        await trio.to_thread.run_sync(_append, target, data)
-    counts = batch.request_counts
-    print(f"{target}: {counts.completed} answers, {counts.failed} errors")
-    if is_cancelled:
-        print("trioserve: interrupted; the same command continues from here", file=sys.stderr)
-        return 128 + signal.SIGINT
-    return 1 if counts.failed else 0
-
-
-def _form(lines: bytes, _body: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Write the form that uploads lines."""
-    head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="'
-    purpose = f'{head}purpose"\r\n\r\nbatch\r\n'
-    file = f'{head}file"; filename="batch.jsonl"\r\n\r\n'
-    data = (purpose + file).encode() + lines + f"\r\n--{_BOUNDARY}--\r\n".encode()
-    return f"multipart/form-data; boundary={_BOUNDARY}".encode(), data
-
-
-def _line(counts: _Counts, seconds: float) -> tuple[float, str]:
-    """The share of the lines that are answered, and the line that tells of it."""
-    done = counts.completed + counts.failed
-    bar = ("#" * (done * _BAR // counts.total)).ljust(_BAR)
-    left = duration_text(seconds / done * (counts.total - done)) if done else "?"
-    text = f"[{bar}] {done} of {counts.total} lines, {left} left\x1b[K"
-    return done / counts.total, text
-
-
-def _append(target: Path, data: bytes) -> None:
-    try:
-        with target.open("ab") as file:
-            file.write(data)
+        with target.open("rb") as lines:
+            for line in filter(bytes.strip, lines):
+                answer = msgspec.json.decode(line, type=_Written)
+                found[answer.custom_id] = answer.is_good
+        if line and not line.endswith(b"\n"):
+            file.write(b"\n")
     except OSError as error:
         raise ConfigError(f"{target}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        if line.endswith(b"\n") or not line.startswith(_BEGINNING[: len(line)]):
+            problem = f"{target} has lines that are no answers; name another output"
+            raise ConfigError(problem) from None
+        file.truncate(file.seek(0, io.SEEK_END) - len(line))
+    return found
+
+
+# -- answering
+
+
+@attrs.define(eq=False)
+class Batch:
+    """Requests that a server answers.
+
+    Args:
+        requests: by their lines.
+        answered: whether the answer of the output is good, by `custom_id`.
+        target: the output.
+        file: the same, to append to.
+    """
+
+    requests: Mapping[int, _Request]
+    answered: dict[str, bool]
+    target: Path
+    file: FileIO
+    _given_up: set[int] = attrs.field(factory=set)
+    _priority: int = _PRIORITY
+
+    @property
+    def left(self) -> list[int]:
+        """The lines without an answer."""
+        return [n for n, each in self.requests.items() if each.custom_id not in self.answered]
+
+    @property
+    def failed(self) -> list[int]:
+        """The lines whose answer is an error, and those that have got none."""
+        ids = {id_ for id_, is_good in self.answered.items() if not is_good}
+        return [
+            n for n, each in self.requests.items() if each.custom_id in ids or n in self._given_up
+        ]
+
+    def summary(self) -> str:
+        """Tell how many lines have answers, and which ones have failed."""
+        failed, n_left = self.failed, len(self.left) - len(self._given_up)
+        n_good = len(self.requests) - len(failed) - n_left
+        text = f"{self.target}: {n_good} answers, {len(failed)} errors"
+        if n_left:
+            text += f", {n_left} lines without an answer"
+        if failed:
+            more = f" and {len(failed) - _MAX_NAMED} more" if len(failed) > _MAX_NAMED else ""
+            text += f"; failed: line {', '.join(map(str, failed[:_MAX_NAMED]))}{more}"
+        return text
+
+    async def run(self, client: ServerClient, n_slots: int) -> None:
+        """Answer the lines that have no answer. Being cancelled loses none that has come.
+
+        Args:
+            client: of the server.
+            n_slots: of a server that does not tell how many it has.
+
+        Raises:
+            ConfigError: the output cannot be written.
+            TrioServeError: the server does not answer as expected.
+        """
+        props = await client.ask("/props", form=_Props, most=MAX_BYTES)
+        if props.priority_order == "lower-first":
+            self._priority = -_PRIORITY
+        left = sorted(self.left, key=lambda n: self.requests[n].beginning())
+        lines, n_done, began = iter(left), 0, monotonic()
+
+        def tell() -> None:
+            text = _line(n_done, len(left), monotonic() - began)
+            progress.tell(n_done / len(left), text, "answering")
+
+        async def work() -> None:
+            nonlocal n_done
+            for n in lines:
+                await self._answer(client, n)
+                n_done += 1
+                tell()
+
+        with ProgressReport(sys.stderr, n_log_lines=0) as progress:
+            tell()
+            async with trio.open_nursery() as nursery:
+                # As many lines wait as run: those that begin together are computed together.
+                for _ in range(min(2 * (props.total_slots or n_slots), _MAX_PLACES, len(left))):
+                    nursery.start_soon(work)
+
+    async def _answer(self, client: ServerClient, n: int) -> None:
+        """Answer a line, however often the server has no place for it."""
+        request = self.requests[n]
+        if request.url not in _PROMPTS:
+            message = f"'url' must be one of {', '.join(_PROMPTS)}."
+            self._append(n, None, {"code": "invalid_url", "message": message})
+            return
+        kept = {name: value for name, value in request.body.items() if name not in _DROPPED}
+        data = msgspec.json.encode({**kept, "priority": self._priority})
+        pause, n_tries = _PAUSE, 0
+        while True:
+            async with client.answer(
+                request.url, {}, lambda _: (b"application/json", data), any_status=True
+            ) as answer:
+                body = await receive_all(answer, _MAX_ANSWER, client.name)
+            if answer.status not in (*_BUSY, *_LATER):
+                break
+            n_tries += answer.status not in _BUSY
+            if n_tries == _TRIES:
+                self._given_up.add(n)
+                return
+            wanted = whole_number(answer.header(b"retry-after")) or 0
+            await trio.sleep(min(max(pause, wanted), _MAX_PAUSE))
+            pause *= 2
+        status = answer.status
+        if status != 200 and (status == 401 or not 400 <= status < 500):
+            raise error_in(body, status, client.name)
+        try:
+            value: Any = read_json(body, dict, client.name)
+        except TrioServeError:
+            if status == 200:
+                raise
+            value = body.decode(errors="replace")
+        request_id = answer.header(b"x-request-id").decode("latin-1")
+        self._append(n, {"status_code": status, "request_id": request_id, "body": value})
+
+    def _append(
+        self,
+        n: int,
+        response: Mapping[str, Any] | None,
+        error: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write the answer to a line, at once: no other task runs, so none is lost or mixed."""
+        id_ = self.requests[n].custom_id
+        line = {"id": f"batch_req_{n}", "custom_id": id_, "response": response, "error": error}
+        data = memoryview(json.dumps(line).encode() + b"\n")
+        try:
+            while data:
+                data = data[self.file.write(data) :]
+        except OSError as failure:
+            raise ConfigError(f"{self.target}: {failure.strerror}") from None
+        self.answered[id_] = response is not None and response["status_code"] == 200
+
+
+def _line(n_done: int, n_lines: int, seconds: float) -> str:
+    """The line that tells of the progress."""
+    bar = ("#" * (n_done * _BAR // n_lines)).ljust(_BAR)
+    left = duration_text(seconds / n_done * (n_lines - n_done)) if n_done else "?"
+    return f"[{bar}] {n_done} of {n_lines} lines, {left} left\x1b[K"
