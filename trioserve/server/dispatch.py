@@ -158,6 +158,10 @@ class Mailbox(Feed[Event]):
         self.n_prompt = n_prompt
         self.client = client
         self.queued = True  # the task has no slot
+        self.had_slot = False  # it has one now, or had one before it was preempted
+        #: Called before its first slot counts. Raises TrioServeError if it is not to run any more.
+        self.check_slot: Callable[[], object] = lambda: None
+        self.n_output = 0  # tokens generated, read or not
         self.n_unread = 0  # unread tokens
         self.n_bytes = 0  # approximate bytes of the unread events
         self.deadline = math.inf
@@ -176,6 +180,7 @@ class Mailbox(Feed[Event]):
 
     def put_token(self, text: str, token: TokenId) -> None:
         """Add one token of output and wake the reader."""
+        self.n_output += 1
         self.n_unread += 1
         self.n_bytes += len(text)
         if not self._tokens:  # otherwise the reader is awake
@@ -190,6 +195,7 @@ class Mailbox(Feed[Event]):
         self._join_tokens()
         super().put(event)
         if isinstance(event, Chunk):
+            self.n_output += len(event.tokens)
             self.n_unread += len(event.tokens)
             self.n_bytes += len(event.text)
             if event.probs:
@@ -262,6 +268,11 @@ class Dispatcher:
     def queued_of(self, client: str) -> QueueLoad:
         """The requests and tokens that a client has in the queue."""
         return self._queued_of.get(client) or QueueLoad()
+
+    def used_by(self, client: str) -> int:
+        """The tokens of a client's open requests: prompts that have had a slot, and outputs."""
+        own = (each for each in self._mailboxes.values() if each.client == client)
+        return sum(each.n_prompt + each.n_output for each in own if each.had_slot)
 
     def open(
         self, task_id: int, n_prompt: int, *, client: str = "", deadline: float = math.inf
@@ -378,12 +389,26 @@ class Dispatcher:
                 event.reply(event.value)
             elif mailbox is None or mailbox.is_over:
                 continue  # cancelled after the engine sent the event
-            elif isinstance(event, Admitted | Preempted):
-                self._move(mailbox, isinstance(event, Preempted))
+            elif isinstance(event, Admitted):
+                self._admit(mailbox)
+            elif isinstance(event, Preempted):
+                self._move(mailbox, True)
             else:
                 mailbox.put(event)
                 if mailbox.n_unread >= self._unread_tokens or mailbox.n_bytes >= UNREAD_BYTES:
                     self._pause(mailbox)
+
+    def _admit(self, mailbox: Mailbox) -> None:
+        """Note that a task has a slot, or cancel it if it is not to run any more."""
+        if not mailbox.had_slot:
+            try:
+                mailbox.check_slot()
+            except TrioServeError as error:
+                mailbox.end(error, now=True)
+                self._engine.cancel(mailbox.task_id)
+                return
+        mailbox.had_slot = True
+        self._move(mailbox, False)
 
     def _dispatch_tokens(self, chunks: Chunks) -> None:
         columns = zip(chunks.task_ids, chunks.texts, chunks.tokens, strict=True)

@@ -88,8 +88,12 @@ class Usage:
 
     # -- budgets
 
-    def check(self, key: Key | None) -> None:
+    def check(self, key: Key | None, n_running: int = 0) -> None:
         """Check that a key has tokens left of its budget for this day.
+
+        Args:
+            key: the key; None: there are none.
+            n_running: the tokens of its requests that run, which are not counted yet.
 
         Raises:
             InsufficientQuotaError: it has none; has the time until the next day.
@@ -97,7 +101,7 @@ class Usage:
         if key is None or not key.daily_tokens:
             return
         self._turn_day()
-        if self._tokens[key.name] >= key.daily_tokens:
+        if self._tokens[key.name] + n_running >= key.daily_tokens:
             raise InsufficientQuotaError(
                 f"The API key {key.name!r} has used up its {key.daily_tokens} tokens of this day, "
                 "which ends at midnight UTC.",

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trio
 
 from tests.server.test_keys import table
 from tests.support.clients import client_and_service, client_of
 from tests.support.fake_fleet import routed
+from tests.support.scripted_server import assert_at_rest
+from tests.support.scripts import answering
+from tests.support.waiting import PATIENCE, until
 from trioserve.api.base.app_state import AppState
 from trioserve.server.usage import Usage
 from trioserve.store.usage import UsageRow, Used, usage_out
@@ -174,6 +180,53 @@ async def test_usage_comes_in_pages() -> None:
         assert keys == [["d", "c"], ["b", "a"], [""]]
         (whole,) = await pages("limit=1000&group_by=model,key,day")
         assert await pages("limit=75&group_by=model,key,day") == [whole[:75], whole[75:]]
+
+
+@pytest.mark.parametrize("in_router", [False, True])
+async def test_what_waits_is_refused_when_the_budget_is_used_up_before_it_has_a_slot(
+    tmp_path: Path, in_router: bool
+) -> None:
+    path, may_go_on = tmp_path / "keys.toml", threading.Event()
+    path.write_text(table("chat", "c", "tokens-per-day = 300") + table("other", "o"))
+    backend = answering("x" * 1000, n_slots=2)
+
+    def hold(_: object) -> None:
+        may_go_on.wait(PATIENCE)
+
+    backend.on_decode = hold
+    settings: dict[str, Any] = {"keys_file": str(path)}
+    answers: list[httpx.Response] = []
+
+    async with AsyncExitStack() as stack:
+        if in_router:
+            opened = routed({"one": backend}, child=settings, **settings)
+            router = await stack.enter_async_context(opened)
+            client, service = router.client, router.children["one"]
+        else:
+            client, service = await stack.enter_async_context(
+                client_and_service(backend, **settings)
+            )
+
+        async def chat(key: str, stream: bool) -> None:
+            body = CHAT | {"max_tokens": 250, "stream": stream, "return_progress": stream}
+            answers.append(await ask(client, key, "/v1/chat/completions", body))
+
+        async with trio.open_nursery() as nursery:
+            for i in range(40):
+                nursery.start_soon(chat, "c", i % 2 == 1)
+            dispatcher = service.server.lifecycle.services.dispatcher
+            await until(lambda: len(dispatcher) == 40)
+            may_go_on.set()
+        refused = [answer for answer in answers if answer.status_code != 200]
+        assert len(refused) == 38
+        for answer in refused:
+            assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
+            assert answer.json()["error"]["code"] == "insufficient_quota"
+        (used,) = service.usage.totals.values()
+        assert used.output_tokens == 500 and used.input_tokens < 300
+        await chat("o", False)
+        assert answers[-1].status_code == 200
+        await assert_at_rest(service.server)
 
 
 async def test_a_router_has_what_its_models_report_and_keeps_budgets(keys: str) -> None:

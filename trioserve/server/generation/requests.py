@@ -13,6 +13,7 @@ import trio
 
 from trioserve.concurrency import Gate
 from trioserve.config import Config
+from trioserve.config.keys import Key
 from trioserve.engine.loop import EngineLoop
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
@@ -102,8 +103,15 @@ class Requests:
             ServerClosingError: the server drains, or is closed.
         """
         self.resources.gate.check(has_begun=context.has_begun)
-        self.resources.usage.check(self.resources.keys.find(context.client))
+        self._check_budget(context)
         self.admission.check(n_prompt, context)
+
+    def _check_budget(self, context: RequestContext) -> Key | None:
+        """Check the budget of a request's API key, which this returns."""
+        key = self.resources.keys.find(context.client)
+        if key is not None and key.daily_tokens:
+            self.resources.usage.check(key, self._dispatcher.used_by(context.client))
+        return key
 
     @contextmanager
     def open(
@@ -121,12 +129,12 @@ class Requests:
             QueueFullError: too many requests wait already.
             MemoryFullError: the prompt does not fit into the memory budget.
             RateLimitError: the client has too few tokens left in this minute.
-            InsufficientQuotaError: the API key has used up its tokens of this day.
+            InsufficientQuotaError: the API key has used up its tokens of this day. It is looked
+                at again when the task gets its slot: then this comes from the stream.
             ServerClosingError: the server drains, or is closed.
         """
         self.resources.gate.check(has_begun=context.has_begun)
-        key = self.resources.keys.find(context.client)
-        self.resources.usage.check(key)
+        key = self._check_budget(context)
         self._loop.check(task)
         self.admission.check_priority(task.priority, task.client)
         self.admission.check(len(task.prompt), context)
@@ -136,6 +144,7 @@ class Requests:
             mailbox = self._dispatcher.open(
                 task.id, len(task.prompt), client=task.client, deadline=context.deadline
             )
+            mailbox.check_slot = partial(self._check_budget, context)
             stream = Stream(task.prompt, mailbox, self._dispatcher, held)
             model, text = self._loop.info.name, self._text(task)
             if text is not None:

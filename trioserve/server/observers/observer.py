@@ -210,7 +210,7 @@ def _end(
         total_s=total_s,
         cancelled=cancelled,
         error=error if cancelled is None else None,
-        had_slot=stream.n_tokens > 0 or not stream.mailbox.queued,
+        had_slot=stream.mailbox.had_slot,
         text=text,
     )
 
