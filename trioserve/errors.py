@@ -463,6 +463,14 @@ class StoreFullError(UnavailableError):
     code = "store_full"
 
 
+class RecordTooLargeError(StoreFullError):
+    """The store takes no record, and no addition to one, of this size."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "record_too_large"
+
+
 class ModelLoadingError(UnavailableError):
     """The model is not loaded yet."""
 

@@ -44,7 +44,7 @@ def test_an_older_schema_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyP
     database.close()
     Database(path).close()  # and not twice
     monkeypatch.undo()
-    with pytest.raises(StoreError, match=r"a newer trioserve: its schema has version 3"):
+    with pytest.raises(StoreError, match=r"a newer trioserve: its schema has version 4"):
         Database(path)
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,24 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.errors import StoreError, StoreFullError, StoreInUseError
-from trioserve.store import Part, Record, Records, Store, open_store, records as records_module
+from trioserve.errors import (
+    RecordTooLargeError,
+    ServerClosingError,
+    StoreError,
+    StoreFullError,
+    StoreInUseError,
+)
+from trioserve.fair_limiter import set_client
+from trioserve.store import (
+    Database,
+    Part,
+    Record,
+    Records,
+    Store,
+    open_store,
+    records as records_module,
+)
+from trioserve.store.database import DRAFT
 
 ME, YOU = b"me", b"you"
 _DAY = 86400.0
@@ -228,7 +245,147 @@ async def test_pages_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await store.do(listed(newest=False, after=found[2])) == ["d", "e"]
 
 
+async def test_a_part_costs_as_much_beside_a_large_body(tmp_path: Path) -> None:
+    async with open_store(str(tmp_path / "a.db")) as store:
+        before = n_moved()
+        # More than SQLite's cache, which would hide it.
+        await store.do(lambda records: add(records, "a", size=3_000_000))
+        parts = [Part(n, "", b"x") for n in range(50)]
+        await store.do(lambda records: records.append("a", "in", parts))
+        await store.do(lambda records: records.remove("a", "in"))
+        assert n_moved() - before < 20_000_000
+
+
+def n_moved() -> int:
+    """The bytes that this process has read and written."""
+    text = Path("/proc/self/io").read_text(encoding="ascii")
+    numbers = dict(line.split(": ") for line in text.splitlines())
+    return int(numbers["rchar"]) + int(numbers["wchar"])
+
+
+async def test_a_record_is_found_when_all_of_it_is_there(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    n_seen: list[int] = []
+
+    async def look(store: Store) -> None:
+        n_seen.append(len(await ids_in(store)))
+
+    async with open_store(path) as store:
+
+        async def add_all(id_: str, n: int) -> None:
+            await store.add(
+                id_, "note", ME, {}, parts=("in", [Part(i, "", b"x" * 2**18) for i in range(n)])
+            )
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(add_all, "a", 20)
+            while not n_seen or not n_seen[-1]:
+                await look(store)
+        assert n_seen[0] == 0
+        refs = await store.do(lambda records: records.refs("a", "in"))
+        assert len(await store.read(refs)) == 20
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(add_all, "b", 20)
+                await look(store)
+                scope.cancel()
+        assert await ids_in(store) == ["a"]
+        assert await store.do(lambda records: records.erase(ME)) == 1
+    database = Database(path)  # as a server leaves it that is killed
+    Records(database.connection, 10**6, 1e9).add("c", "note", ME, {}, is_open=DRAFT)
+    database.close()
+    async with open_store(path) as store:
+        assert await store.do(lambda records: records.erase(ME)) == 0
+
+
+async def test_limits_of_a_record() -> None:
+    async with open_store() as store:
+        with pytest.raises(RecordTooLargeError, match="without its items"):
+            await store.do(lambda records: add(records, "a", size=5_000_000))
+        await store.do(lambda records: add(records, "a"))
+        parts = [Part(n, "", b"x" * 2**20) for n in range(33)]
+        with pytest.raises(RecordTooLargeError, match="added"):
+            await store.do(lambda records: records.append("a", "in", parts))
+
+
+async def test_clients_take_turns() -> None:
+    done: list[str] = []
+
+    async def note(store: Store, client: str) -> None:
+        set_client(client)
+        await store.do(lambda records: done.append(client))
+
+    async with open_store() as store, trio.open_nursery() as nursery:
+        hold = Hold()
+        nursery.start_soon(store.do, hold)
+        await hold.begun.wait()
+        for client in "aaab":
+            nursery.start_soon(note, store, client)
+            await trio.testing.wait_all_tasks_blocked()
+        hold.let_go()
+    assert done == ["a", "b", "a", "a"]
+
+
+async def test_the_store_closes_after_the_last_job(tmp_path: Path) -> None:
+    found: list[Any] = []
+
+    async def do(work: Any) -> None:
+        found.append(await store.do(work))
+
+    def hold_and_look(records: Records) -> list[str]:
+        hold(records)
+        return ids(records)
+
+    hold = Hold()
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            async with open_store(str(tmp_path / "a.db")) as store:
+                nursery.start_soon(do, hold_and_look)
+                await hold.begun.wait()
+                nursery.start_soon(do, lambda records: add(records, "waits"))
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(_let_go_later, hold)
+                scope.cancel()
+    assert found == [[], None]
+    with pytest.raises(ServerClosingError):
+        await store.do(ids)
+
+
+async def _let_go_later(hold: Hold) -> None:
+    await trio.testing.wait_all_tasks_blocked()
+    hold.let_go()
+
+
 # -- failures
+
+
+async def test_an_error_is_that_of_its_job_alone() -> None:
+    """Without memory, SQLite undoes the whole transaction."""
+    results: dict[str, Any] = {}
+
+    def starve(records: Records) -> None:
+        records.connection.execute("ROLLBACK")
+        raise MemoryError
+
+    async def do(name: str, work: Any) -> None:
+        try:
+            results[name] = await store.do(work)
+        except Exception as error:
+            results[name] = error
+
+    async with open_store() as store:
+        async with trio.open_nursery() as nursery:
+            hold = Hold()
+            nursery.start_soon(do, "hold", hold)
+            await hold.begun.wait()
+            for name, work in (("a", add), ("starve", None), ("b", add)):
+                job = starve if work is None else partial(work, id_=name)
+                nursery.start_soon(do, name, job)
+                await trio.testing.wait_all_tasks_blocked()
+            hold.let_go()
+        assert isinstance(results.pop("starve"), StoreError)
+        assert results == {"hold": None, "a": None, "b": None}
+        assert sorted(await ids_in(store)) == ["a", "b"]
 
 
 def filled(size: int = 10**6) -> Any:

@@ -24,6 +24,9 @@ MEMORY = ":memory:"
 #: In the header of the file, so that no other program's database is taken for a store.
 _APPLICATION_ID = 0x7472696F
 
+#: In place of `is_open`: the record is being written, and is not found. The next start deletes it.
+DRAFT = 2
+
 #: Seconds to wait for a program that holds SQLite's own lock, such as a backup.
 _PATIENCE = 5.0
 
@@ -89,10 +92,51 @@ _MIGRATIONS: Sequence[str] = (
         PRIMARY KEY (day, key, model)
     ) WITHOUT ROWID;
     """,
+    # A change of a row of `records` writes its body, too, which a part must not do for each.
+    """
+    CREATE TABLE loads (
+        record TEXT PRIMARY KEY,
+        owner BLOB NOT NULL,
+        size INTEGER NOT NULL  -- bytes, with those of its parts; `size` in `records` is not used
+    ) WITHOUT ROWID;
+    INSERT INTO loads SELECT id, owner, size FROM records;
+
+    DROP TRIGGER record_added;
+    DROP TRIGGER record_changed;
+    DROP TRIGGER record_deleted;
+    DROP TRIGGER part_added;
+    DROP TRIGGER part_deleted;
+    CREATE TRIGGER record_added AFTER INSERT ON records BEGIN
+        INSERT INTO loads VALUES (new.id, new.owner, length(new.body));
+    END;
+    CREATE TRIGGER record_changed AFTER UPDATE OF body ON records BEGIN
+        UPDATE loads SET size = size + length(new.body) - length(old.body) WHERE record = new.id;
+    END;
+    CREATE TRIGGER record_deleted AFTER DELETE ON records BEGIN
+        DELETE FROM loads WHERE record = old.id;
+    END;
+    CREATE TRIGGER part_added AFTER INSERT ON parts BEGIN
+        UPDATE loads SET size = size + length(new.body) WHERE record = new.record;
+    END;
+    CREATE TRIGGER part_deleted AFTER DELETE ON parts BEGIN
+        UPDATE loads SET size = size - length(old.body) WHERE record = old.record;
+    END;
+    CREATE TRIGGER load_added AFTER INSERT ON loads BEGIN
+        INSERT INTO sizes VALUES (new.owner, new.size)
+        ON CONFLICT (owner) DO UPDATE SET size = size + new.size;
+    END;
+    CREATE TRIGGER load_changed AFTER UPDATE OF size ON loads BEGIN
+        UPDATE sizes SET size = size + new.size - old.size WHERE owner = new.owner;
+    END;
+    CREATE TRIGGER load_deleted AFTER DELETE ON loads BEGIN
+        UPDATE sizes SET size = size - old.size WHERE owner = old.owner;
+        DELETE FROM sizes WHERE owner = old.owner AND size <= 0;
+    END;
+    """,
 )
 
-#: The version of the schema in which usage came.
-_WITH_USAGE = 2
+#: The versions of the schema in which usage came, and the sizes of records beside their bodies.
+_WITH_USAGE, _WITH_LOADS = 2, 3
 
 
 class Database:
@@ -190,6 +234,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
             f"PRAGMA user_version = {number}; COMMIT"
         )
     connection.execute("BEGIN IMMEDIATE")  # now, rather than with the first request, if it fails
+    connection.execute("DELETE FROM records WHERE is_open = ?", (DRAFT,))
     connection.execute("INSERT OR IGNORE INTO meta VALUES ('salt', ?)", (secrets.token_bytes(32),))
     connection.execute("COMMIT")
 
@@ -282,21 +327,27 @@ def problems(path: str) -> list[str]:
     """Check a store; returns what is wrong with it. Raises StoreError: it cannot be read."""
     with reading(path) as connection:
         try:
-            return list(_problems(connection))
+            return list(_problems(connection, _size_in(connection, path)))
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CORRUPT:
                 raise
             return [str(error)]
 
 
-def _problems(connection: sqlite3.Connection) -> Iterator[str]:
+def _size_in(connection: sqlite3.Connection, path: str) -> str:
+    """The expression for the bytes of a record, which an older server may have written."""
+    is_old = _version(connection, path) < _WITH_LOADS
+    return "size" if is_old else "(SELECT loads.size FROM loads WHERE record = id)"
+
+
+def _problems(connection: sqlite3.Connection, size: str) -> Iterator[str]:
     found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check")]
     yield from found if found != ["ok"] else ()
     for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check"):
         yield f"row {row} of {table} belongs to nothing in {parent}"
     wrong = connection.execute(
         "SELECT owner FROM records GROUP BY owner "
-        "HAVING sum(size) != (SELECT size FROM sizes WHERE sizes.owner = records.owner)"
+        f"HAVING sum({size}) != (SELECT size FROM sizes WHERE sizes.owner = records.owner)"
     )
     yield from ("the bytes of an owner are not counted correctly" for _ in wrong)
 
@@ -305,7 +356,10 @@ def summary(path: str) -> list[tuple[str, int, int]]:
     """The number and the bytes of records, by kind. Raises StoreError."""
     with reading(path) as connection:
         return list(
-            connection.execute("SELECT kind, count(*), sum(size) FROM records GROUP BY kind")
+            connection.execute(
+                f"SELECT kind, count(*), sum({_size_in(connection, path)}) "
+                "FROM records GROUP BY kind"
+            )
         )
 
 

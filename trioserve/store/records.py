@@ -12,14 +12,22 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
-from trioserve.errors import NotFoundError, RecordDamagedError, StoreError, StoreFullError
+from trioserve.errors import (
+    NotFoundError,
+    RecordDamagedError,
+    RecordTooLargeError,
+    StoreError,
+    StoreFullError,
+)
 from trioserve.log import get_logger
+from trioserve.store.database import DRAFT
 from trioserve.store.usage import expire_usage
 
+_T = TypeVar("_T")
 _log = get_logger("trioserve.store")
 
 #: Seconds before the time of the last use is written again.
@@ -27,6 +35,10 @@ _SOON = 3600.0
 
 #: Bytes and rows that are read in one transaction, unless one row alone has more bytes.
 _PIECE, _ROWS = 2**20, 1000
+
+#: Bytes of the body of a record, and of the parts that are added together. They are written at
+#: once, while others wait.
+MAX_BODY, MAX_WRITE = 2**22, 2**25
 
 
 @attrs.frozen
@@ -80,16 +92,18 @@ class Ref:
     size: int
 
 
-def pieces_of(refs: Sequence[Ref]) -> Iterator[Sequence[Ref]]:
-    """Divide what is to be read into what one transaction reads."""
-    first, n_bytes = 0, 0
-    for i, ref in enumerate(refs):
-        if i > first and (n_bytes + ref.size > _PIECE or i - first == _ROWS):
-            yield refs[first:i]
-            first, n_bytes = i, 0
-        n_bytes += ref.size
-    if refs:
-        yield refs[first:]
+def pieces_of(each: Iterable[_T], size: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """Divide refs, or parts, into what one transaction reads, or writes."""
+    some: list[_T] = []
+    n_bytes = 0
+    for one in each:
+        if some and (n_bytes + size(one) > _PIECE or len(some) == _ROWS):
+            yield some
+            some, n_bytes = [], 0
+        some.append(one)
+        n_bytes += size(one)
+    if some:
+        yield some
 
 
 def new_id(prefix: str, mark: str = "_") -> str:
@@ -108,6 +122,19 @@ def decode(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, TypeError, RecursionError):
         raise damaged() from None
+
+
+def _body(value: Any) -> bytes:
+    data = encode(value)
+    _check_size("its fields, without its items,", len(data), MAX_BODY)
+    return data
+
+
+def _check_size(what: str, n_bytes: int, most: int) -> None:
+    if n_bytes > most:
+        raise RecordTooLargeError(
+            f"This cannot be stored: {what} would take {n_bytes} bytes, and {most} is the most."
+        )
 
 
 def damaged() -> StoreError:
@@ -154,18 +181,18 @@ class Records:
 
     # -- records
 
-    def add(self, id: str, kind: str, owner: bytes, body: Any, *, is_open: bool = False) -> None:
-        """Add a record. Raises StoreFullError."""
-        data, now = encode(body), time.time()
+    def add(self, id: str, kind: str, owner: bytes, body: Any, *, is_open: int = False) -> None:
+        """Add a record. Raises StoreFullError, RecordTooLargeError."""
+        data, now = _body(body), time.time()
         self.make_room(len(data))
         self._sql(
             "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (id, kind, owner, now, now, is_open, len(data), data),
+            (id, kind, owner, now, now, is_open, 0, data),
         )
 
     def find(self, id: str, kind: str, owner: bytes) -> Record | None:
         """Find a record of an owner, and note that it is in use."""
-        source = "records WHERE id = ? AND kind = ? AND owner = ?"
+        source = f"records WHERE id = ? AND kind = ? AND owner = ? AND is_open != {DRAFT}"
         rows = self._counted(_COLUMNS, source, (id, kind, owner))
         if not rows:
             return None
@@ -176,7 +203,8 @@ class Records:
         """Find some fields of a record, which are no objects, and note that it is in use."""
         fields = ", ".join(["json_extract(CAST(body AS TEXT), ?)"] * len(names)) or "id"
         found: tuple[Any, ...] | None = self._sql(
-            f"SELECT {fields} FROM records WHERE id = ? AND kind = ? AND owner = ?",
+            f"SELECT {fields} FROM records "
+            f"WHERE id = ? AND kind = ? AND owner = ? AND is_open != {DRAFT}",
             (*(f"$.{name}" for name in names), id, kind, owner),
         ).fetchone()
         if found is not None:
@@ -198,7 +226,8 @@ class Records:
     ) -> list[Record]:
         """List records of an owner, from the one after a record on."""
         order, sign = ("DESC", "<") if newest else ("ASC", ">")
-        where, values = "kind = ? AND owner = ?", list[Any]((kind, owner))
+        where = f"kind = ? AND owner = ? AND is_open != {DRAFT}"
+        values = list[Any]((kind, owner))
         if after is not None:
             where += f" AND (created, id) {sign} (?, ?)"
             values += [after.created, after.id]
@@ -208,17 +237,24 @@ class Records:
 
     def open_ones(self, kind: str) -> list[Record]:
         """The records of all owners whose work is not over, the oldest first."""
-        source = "records WHERE is_open AND kind = ? ORDER BY created, id"
+        source = "records WHERE is_open = 1 AND kind = ? ORDER BY created, id"
         return [_record(row) for row in self._counted(_COLUMNS, source, (kind,))]
 
     def change(self, id: str, body: Any, *, is_open: bool = False) -> None:
-        """Replace the body of a record. Has no effect on one that was deleted."""
-        data = encode(body)
+        """Replace the body of a record. Has no effect on one that was deleted.
+
+        Raises:
+            RecordTooLargeError: it is too large.
+        """
+        data = _body(body)
         self._sql(
-            "UPDATE records SET size = size + ? - length(body), body = ?, is_open = ?, used = ? "
-            "WHERE id = ?",
-            (len(data), data, is_open, time.time(), id),
+            "UPDATE records SET body = ?, is_open = ?, used = ? WHERE id = ?",
+            (data, is_open, time.time(), id),
         )
+
+    def finish(self, id: str, *, is_open: bool) -> None:
+        """Have a record found that was added as `DRAFT`."""
+        self._sql("UPDATE records SET is_open = ? WHERE id = ?", (is_open, id))
 
     def delete(self, id: str) -> None:
         """Delete a record and its parts, if it exists."""
@@ -237,9 +273,11 @@ class Records:
     # -- parts
 
     def append(self, id: str, side: str, parts: Iterable[Part]) -> None:
-        """Add parts to a record. Raises StoreFullError."""
+        """Add parts to a record. Raises StoreFullError, RecordTooLargeError."""
         parts = list(parts)
-        self.make_room(sum(len(each.body) for each in parts), id)
+        n_bytes = sum(len(each.body) for each in parts)
+        _check_size("what is added to it", n_bytes, MAX_WRITE)
+        self.make_room(n_bytes, id)
         self._many(
             "INSERT INTO parts VALUES (?, ?, ?, ?, ?)",
             [(id, side, each.n, each.name, each.body) for each in parts],
@@ -281,6 +319,11 @@ class Records:
         if None in rows:
             raise NotFoundError("What was to be read has been deleted meanwhile.")
         return [Part(*row) for row in rows]
+
+    def some(self, id: str, side: str, *, after: int = -1) -> list[Part]:
+        """The parts on a side after a number, as many as one transaction reads."""
+        refs = self.refs(id, side, after=after, limit=_ROWS)
+        return self.read(next(pieces_of(refs, lambda ref: ref.size), []))
 
     def places(self, name: str) -> list[tuple[str, str, int]]:
         """The record, the side and the number of each part with a name, whoever owns it."""
@@ -359,7 +402,10 @@ class Records:
         if not self._shared:
             return
         held = dict(
-            self._sql("SELECT owner, sum(size) FROM records WHERE is_open = 1 GROUP BY owner")
+            self._sql(
+                "SELECT loads.owner, sum(loads.size) FROM records JOIN loads ON record = id "
+                "WHERE is_open = 1 GROUP BY loads.owner"
+            )
         )
         n_owners = len(held.keys() | {owner})
         most = self._max_bytes * 3 // 4 if has_begun else self._max_bytes // (n_owners + 1)
@@ -376,8 +422,8 @@ class Records:
     def _evictable(self, besides: str) -> Iterator[tuple[str, int]]:
         for (owner,) in self._sql("SELECT owner FROM sizes ORDER BY size DESC").fetchall():
             yield from self._sql(
-                "SELECT id, size FROM records WHERE is_open = 0 AND owner = ? AND id != ? "
-                "ORDER BY used LIMIT 1",
+                "SELECT id, loads.size FROM records JOIN loads ON record = id "
+                "WHERE is_open = 0 AND records.owner = ? AND id != ? ORDER BY used LIMIT 1",
                 (owner, besides),
             )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import trio
@@ -16,7 +17,7 @@ from trioserve.concurrency import Bell, Gate, alongside, has_no_thread, surely
 from trioserve.errors import StoreError, TrioServeError, UnavailableError
 from trioserve.fair_limiter import current_client
 from trioserve.log import get_logger
-from trioserve.store.database import Database, error_of, owner_of
+from trioserve.store.database import DRAFT, Database, error_of, owner_of
 from trioserve.store.records import Part, Records, Ref, pieces_of
 
 _T = TypeVar("_T")
@@ -162,9 +163,42 @@ class Store:
             Exception: as `do`.
         """
         parts: list[Part] = []
-        for some in pieces_of(refs):
-            parts += await self.do(lambda records, some=some: records.read(some), hold)  # type: ignore[misc]
+        for some in pieces_of(refs, lambda ref: ref.size):
+            parts += await self.do(partial(Records.read, refs=some), hold)
         return parts
+
+    async def add(
+        self,
+        id: str,
+        kind: str,
+        owner: bytes,
+        body: Any,
+        *,
+        parts: tuple[str, Iterable[Part]],
+        is_open: bool = False,
+    ) -> None:
+        """Add a record with parts on a side, some in each transaction. It is found in the end.
+
+        Raises:
+            Exception: as `do`. Nothing is left of the record.
+        """
+        side, pieces = parts[0], pieces_of(parts[1], lambda part: len(part.body))
+        first, more = next(pieces, []), next(pieces, None)
+
+        def begin(records: Records) -> None:
+            records.add(id, kind, owner, body, is_open=is_open if more is None else DRAFT)
+            records.append(id, side, first)
+
+        try:
+            await self.do(begin)
+            while more is not None:
+                await self.do(partial(Records.append, id=id, side=side, parts=more))
+                if (more := next(pieces, None)) is None:
+                    await self.do(partial(Records.finish, id=id, is_open=is_open))
+        except BaseException:
+            with trio.CancelScope(shield=True), suppress(UnavailableError):
+                await self.do(partial(Records.delete, id=id))
+            raise
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:

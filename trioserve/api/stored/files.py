@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from functools import partial
 
 import attrs
 from quart import Blueprint, request
@@ -18,11 +19,10 @@ from trioserve.api.batches import DATA, FILE, file_body
 from trioserve.api.openapi import gives, takes
 from trioserve.api.stored import answers
 from trioserve.api.stored.listing import QUERY, Page, current_owner, deleted, missing
-from trioserve.api.stored.reading import bodies, look_up
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.api.stored.reading import look_up
+from trioserve.errors import InvalidRequestError, NotFoundError, UnsupportedFieldError
 from trioserve.left_out import leave_out
-from trioserve.server.limits.memory import MemoryReservation
-from trioserve.store import Part, Record, Records, Ref, Store
+from trioserve.store import Part, Record, Records
 
 blueprint = Blueprint("stored_files", __name__)
 
@@ -53,12 +53,8 @@ async def upload() -> Response:
         leave_out("expires_after", "--store-days says for how long a file is kept")
     made = file_body(form.names.get("file") or "file.jsonl", len(data), purpose)
 
-    def write(records: Records) -> None:
-        records.add(made["id"], FILE, own, made)
-        pieces = (data[i : i + _PIECE] for i in range(0, len(data), _PIECE))
-        records.append(made["id"], DATA, [Part(n, "", each) for n, each in enumerate(pieces)])
-
-    await current_app_state().store.do(write)
+    pieces = (Part(n, "", data[i : i + _PIECE]) for n, i in enumerate(range(0, len(data), _PIECE)))
+    await current_app_state().store.add(made["id"], FILE, own, made, parts=(DATA, pieces))
     return json_response(made)
 
 
@@ -83,22 +79,25 @@ async def show(id_: str) -> Response:
 @gives(BYTES, "application/octet-stream")
 async def content(id_: str) -> Response:
     """Give the content of a file."""
-    file = await find(id_)
-    refs = await look_up(lambda records: records.refs(id_, DATA))
-    headers = {"Content-Length": str(file.body["bytes"])}
-    pieces = _pieces(refs, current_app_state().store, current_request().held)
-    return Response(pieces, headers=headers, content_type="application/octet-stream")
-
-
-async def _pieces(
-    refs: Sequence[Ref], store: Store, held: MemoryReservation
-) -> AsyncIterator[bytes]:
-    """Read one part at a time, when the one before is sent."""
+    file, store, held = await find(id_), current_app_state().store, current_request().held
     before = held.n_bytes
-    for ref in refs:
-        (part,) = await store.read([ref], held.grow)
-        yield part.body
-        held.shrink_to(before)
+    some = await store.do(partial(Records.some, id=id_, side=DATA), held.grow)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        """Read a piece when the one before is sent."""
+        nonlocal some
+        left = file.body["bytes"]
+        while left > 0:
+            if not some:
+                raise NotFoundError("The file has been deleted while it was sent.")
+            piece, after = b"".join(part.body for part in some), some[-1].n
+            some, left = [], left - len(piece)
+            yield piece
+            held.shrink_to(before)
+            some = await store.do(partial(Records.some, id=id_, side=DATA, after=after), held.grow)
+
+    headers = {"Content-Length": str(file.body["bytes"])}
+    return Response(pieces(), headers=headers, content_type="application/octet-stream")
 
 
 @blueprint.delete("/v1/files/<id_>")
@@ -128,6 +127,10 @@ async def find(id_: str, param: str | None = None) -> Record:
 
 async def data_of(file: Record) -> bytes:
     """The content of a file. Raises as `bodies`."""
-    refs = await look_up(lambda records: records.refs(file.id, DATA))
-    current_request().held.grow(sum(ref.size for ref in refs))  # for the pieces, and for the whole
-    return b"".join(await bodies(refs))
+    current_request().held.grow(file.body["bytes"])  # for the pieces, and for the whole
+    data, after = bytearray(), -1
+    while some := await look_up(partial(Records.some, id=file.id, side=DATA, after=after)):
+        for part in some:
+            data += part.body
+        after = some[-1].n
+    return bytes(data)
