@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,31 @@ def test_an_older_schema_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyP
         Database(path)
 
 
+def test_the_sizes_of_an_older_store_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(database_module, "_MIGRATIONS", database_module._MIGRATIONS[:2])
+        database = Database(path := str(tmp_path / "a.db"))
+        for n in range(2):
+            row = (str(n), "note", b"me", 1.0, 1.0, 0, 100, b"x" * 100)
+            database.connection.execute("INSERT INTO records VALUES (?,?,?,?,?,?,?,?)", row)
+            Records(database.connection, 10**9, 1e9).append(str(n), "in", [Part(0, "", b"x" * 50)])
+        database.close()
+    before = summary(path)
+    assert before == [("note", 2, 300)] and problems(path) == []
+    database = Database(path)
+    records = Records(database.connection, 10**9, 1e9)
+    assert summary(path) == before and problems(path) == []
+    records.append("0", "in", [Part(1, "", b"x" * 7)])
+    records.change("0", "y")
+    records.delete("1")
+    assert summary(path) == [("note", 1, 3 + 57)] and problems(path) == []
+    records.delete("0")
+    assert database.connection.execute("SELECT * FROM sizes").fetchall() == []
+    database.close()
+
+
 def test_a_migration_that_fails_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +115,29 @@ def test_wrong_sizes_are_found(tmp_path: Path) -> None:
     assert problems(path) == ["the bytes of an owner are not counted correctly"]
 
 
+def test_only_the_user_of_a_store_can_hold_its_lock(tmp_path: Path) -> None:
+    path, lock = written(tmp_path / "a.db"), tmp_path / "a.db.lock"
+    assert lock.stat().st_mode & 0o777 == 0o600
+    lock.chmod(0o644)  # as it was before
+    Database(path).close()
+    assert lock.stat().st_mode & 0o777 == 0o600
+    lock.unlink()
+    lock.symlink_to(tmp_path / "other")
+    with pytest.raises(StoreError):
+        Database(path)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file another user's")
+def test_the_lock_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.db")
+    os.chown(f"{path}.lock", 12345, 12345)
+    with pytest.raises(StoreError, match="belongs to another user"):
+        Database(path)
+    os.chown(path, 12345, 12345)  # a store of that user
+    Database(path).close()
+
+
 def test_compacting_gives_space_back(tmp_path: Path) -> None:
     path = written(tmp_path / "a.db", n=100)
     before = (tmp_path / "a.db").stat().st_size
@@ -108,16 +157,16 @@ def test_a_copy_is_consistent_while_there_are_writes(tmp_path: Path) -> None:
         records.add(str(n), "note", b"me", {"text": "x" * 9000})
     shares: list[float] = []
 
-    def write_on(share: float) -> None:
+    def write_on(share: float) -> None:  # as a busy server does, which never stops
         shares.append(share)
-        if len(shares) < 5:
-            records.add(f"later {len(shares)}", "note", b"me", {})
+        assert len(shares) < 50, "the copy begins again and again"
+        records.add(f"later {len(shares)}", "note", b"me", {})
 
     export(path, target, write_on)
     database.close()
     assert shares[-1] == 1
     assert problems(target) == []
-    assert summary(target)[0][1] >= 500
+    assert len(shares) > 1 and summary(target)[0][1] == 500
     with pytest.raises(StoreError, match="exists"):
         export(path, target, write_on)
     Database(target).close()  # which a server can use

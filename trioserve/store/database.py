@@ -190,18 +190,41 @@ class Database:
 
 
 def _locked(path: str) -> IO[bytes]:
-    """Lock a file beside the database: closing the database itself would drop SQLite's locks."""
+    """Lock a file beside the database: closing the database itself would drop SQLite's locks.
+
+    Only its owner can open it, so no other user can hold the lock.
+    """
     try:
-        lock = Path(f"{path}.lock").open("ab")  # noqa: SIM115 - open as long as the database
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        lock = os.fdopen(os.open(f"{path}.lock", flags, 0o600), "r+b")
     except OSError as error:
         raise StoreError(f"The store {path} cannot be used: {error.strerror or error}.") from None
     if sys.platform != "win32":
         try:
+            _keep_from_others(lock.fileno(), path)
             flock(lock, LOCK_EX | LOCK_NB)
         except OSError:
             lock.close()
             raise StoreInUseError(f"The store {path} is in use by another server.") from None
+        except BaseException:
+            lock.close()
+            raise
     return lock
+
+
+def _keep_from_others(lock: int, path: str) -> None:
+    """Raises StoreError: the file is another user's, who could hold its lock."""
+    found = os.fstat(lock)
+    owners = {os.geteuid()}
+    with suppress(OSError):
+        owners.add(os.stat(path).st_uid)  # root may maintain the store of another user
+    if found.st_uid not in owners:
+        raise StoreError(
+            f"The store {path} cannot be used: {path}.lock belongs to another user. Delete it, and "
+            "use a folder in which others cannot make files."
+        )
+    if found.st_mode & 0o077:
+        os.fchmod(lock, 0o600)
 
 
 def _connect(path: str, mode: str) -> sqlite3.Connection:
@@ -391,7 +414,11 @@ def export(path: str, target: str, on_progress: Callable[[float], None]) -> None
             Path(part).unlink(missing_ok=True)
             os.close(os.open(part, os.O_CREAT | os.O_RDWR, 0o600))
             with closing(sqlite3.connect(part)) as copy:
+                # In a transaction: a copy outside of one begins again after each write of a server.
+                source.execute("BEGIN")
+                _version(source, path)
                 source.backup(copy, pages=1024, progress=progress)
+                source.execute("COMMIT")
                 copy.execute("PRAGMA journal_mode = DELETE")  # the copy is one file
             os.replace(part, target)
     finally:
