@@ -117,6 +117,8 @@ class Store:
         self._waiting = _Turns()
         self._gate = Gate()
         self._bell = Bell()
+        #: Of the task that has the work done. What was begun is done, whatever is cancelled.
+        self._scope = trio.CancelScope(shield=True)
         #: For this work alone: other threads must neither delay it nor wait for it.
         self._limiter = trio.CapacityLimiter(1)
         self._expires_at = 0.0
@@ -140,20 +142,23 @@ class Store:
             ServerClosingError: the store closes.
             Exception: from `work` or `hold`. The changes are undone.
         """
-        job, client = _Job(work, hold), current_client()
+        job = _Job(work, hold)
         with self._gate.open(job.fail):
-            self._waiting.add(client, job)
-            self._bell.ring()
-            try:
-                await job.ended.wait()
-            except trio.Cancelled:
-                job.is_left = True
-                if not self._waiting.remove(client, job):
-                    with trio.CancelScope(shield=True):
-                        await job.ended.wait()
-                raise
+            await self._until_ended(job, current_client())
         assert job.outcome is not None
         return job.outcome.unwrap()
+
+    async def _until_ended(self, job: _Job[Any], client: str) -> None:
+        self._waiting.add(client, job)
+        self._bell.ring()
+        try:
+            await job.ended.wait()
+        except trio.Cancelled:
+            job.is_left = True
+            if not self._waiting.remove(client, job):
+                with trio.CancelScope(shield=True):
+                    await job.ended.wait()
+            raise
 
     async def read(self, refs: Sequence[Ref], hold: Hold | None = None) -> list[Part]:
         """Read parts, some in each transaction, so that others have their turns between them.
@@ -203,33 +208,31 @@ class Store:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Do work during a block, and at its end what was begun; nothing after that."""
-        scope = trio.CancelScope(shield=True)
-
-        async def serve() -> None:
-            with scope:
-                try:
-                    await self._serve()
-                finally:
-                    self._gate.end()
-
-        async with alongside(serve):
+        async with alongside(self._serve):
             try:
                 yield
             finally:
                 self._gate.refuse()
                 with trio.CancelScope(shield=True):
                     await self._gate.drained()
-                scope.cancel()
+                self._scope.cancel()
 
     async def _serve(self) -> None:
-        while True:
-            await self._bell.wait()
-            while taken := self._waiting.take():
-                await self._run([job for _, job in taken])
-                for _, job in taken:
-                    if job.outcome is not None or job.is_left:
-                        job.ended.set()
-                self._waiting.put_back([each for each in taken if not each[1].ended.is_set()])
+        try:
+            with self._scope:
+                while True:
+                    await self._bell.wait()
+                    await self._do_waiting()
+        finally:
+            self._gate.end()
+
+    async def _do_waiting(self) -> None:
+        while taken := self._waiting.take():
+            await self._run([job for _, job in taken])
+            for _, job in taken:
+                if job.outcome is not None or job.is_left:
+                    job.ended.set()
+            self._waiting.put_back([each for each in taken if not each[1].ended.is_set()])
 
     async def _run(self, jobs: Sequence[_Job[Any]]) -> None:
         """Do some of the jobs in a transaction."""
@@ -286,14 +289,18 @@ class Store:
             connection.execute("RELEASE job")
             return Value(result)
         except Exception as error:
-            if connection.in_transaction:
-                try:
-                    connection.execute("ROLLBACK TO job")
-                    connection.execute("RELEASE job")
-                except (sqlite3.Error, MemoryError):
-                    connection.execute("ROLLBACK")
+            self._undo_job()
             is_of_store = isinstance(error, (sqlite3.Error, MemoryError))
             return Error(self._failure(error) if is_of_store else error)
+
+    def _undo_job(self) -> None:
+        connection = self._database.connection
+        try:
+            connection.execute("ROLLBACK TO job")
+            connection.execute("RELEASE job")
+        except (sqlite3.Error, MemoryError):
+            if connection.in_transaction:  # otherwise SQLite has undone all
+                connection.execute("ROLLBACK")
 
     def _failure(self, error: Exception) -> StoreError:
         failure = error_of(error, self._database.path)
