@@ -351,17 +351,27 @@ def _line(id_: str, n: int, custom_id: str | None, **fields: Any) -> Part:
     return Part(n, "", Part.of(n, "", written).body + b"\n")
 
 
-# -- in the thread of the store
-
-
-def add_batch(
-    records: Records, owner: bytes, body: Mapping[str, Any], lines: Sequence[Part]
-) -> None:
+async def add_batch(
+    store: Store, owner: bytes, body: Mapping[str, Any], lines: Sequence[Part]
+) -> Record:
     """Add a batch whose lines are to be answered. Raises StoreFullError."""
-    records.check_share(owner, sum(len(line.body) for line in lines))
-    records.add(body["id"], KIND, owner, body, is_open=True)
-    records.append(body["id"], PENDING, lines)
-    records.append(body["id"], _RESERVED, [Part(0, "", bytes(_N_RESERVED))])
+    id_, n_bytes = body["id"], sum(len(line.body) for line in lines)
+
+    def check(records: Records) -> None:
+        records.check_share(owner, n_bytes)
+
+    def reserve(records: Records) -> None:
+        check(records)  # of two that were added at the same time, too
+        records.append(id_, _RESERVED, [Part(0, "", bytes(_N_RESERVED))])
+
+    await store.do(check)
+    await store.add(id_, KIND, owner, body, parts=(PENDING, lines), is_open=True, then=reserve)
+    made = await store.do(lambda records: records.find(id_, KIND, owner))
+    assert made is not None
+    return made
+
+
+# -- in the thread of the store
 
 
 def _keep(records: Records, *, batch: Record, written: _Written) -> None:

@@ -5,7 +5,7 @@ checks, compacts and copies the file. Nothing here knows what the records mean.
 """
 
 from trioserve.store.database import MEMORY, Database
-from trioserve.store.records import Part, Record, Records, Ref, damaged, new_id
+from trioserve.store.records import Part, Record, Records, Ref, check_sizes, damaged, new_id
 from trioserve.store.store import Store, open_store
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Records",
     "Ref",
     "Store",
+    "check_sizes",
     "damaged",
     "new_id",
     "open_store",

@@ -36,8 +36,7 @@ _SOON = 3600.0
 #: Bytes and rows that are read in one transaction, unless one row alone has more bytes.
 _PIECE, _ROWS = 2**20, 1000
 
-#: Bytes of the body of a record, and of the parts that are added together. They are written at
-#: once, while others wait.
+#: Bytes of the body of a record, and of parts that are added together; see `check_sizes`.
 MAX_BODY, MAX_WRITE = 2**22, 2**25
 
 
@@ -126,15 +125,21 @@ def decode(data: bytes) -> Any:
 
 def _body(value: Any) -> bytes:
     data = encode(value)
-    _check_size("its fields, without its items,", len(data), MAX_BODY)
+    check_sizes(len(data), 0)
     return data
 
 
-def _check_size(what: str, n_bytes: int, most: int) -> None:
-    if n_bytes > most:
-        raise RecordTooLargeError(
-            f"This cannot be stored: {what} would take {n_bytes} bytes, and {most} is the most."
-        )
+def check_sizes(n_body: int, n_parts: int) -> None:
+    """Check the bytes of a body, and of parts that are added together.
+
+    Raises:
+        RecordTooLargeError: they are written at once, while others wait, and are too many for that.
+    """
+    for what, n_bytes, most in (("fields", n_body, MAX_BODY), ("items", n_parts, MAX_WRITE)):
+        if n_bytes > most:
+            raise RecordTooLargeError(
+                f"This cannot be stored: its {what} take {n_bytes} bytes, and {most} is the most."
+            )
 
 
 def damaged() -> StoreError:
@@ -276,7 +281,7 @@ class Records:
         """Add parts to a record. Raises StoreFullError, RecordTooLargeError."""
         parts = list(parts)
         n_bytes = sum(len(each.body) for each in parts)
-        _check_size("what is added to it", n_bytes, MAX_WRITE)
+        check_sizes(0, n_bytes)
         self.make_room(n_bytes, id)
         self._many(
             "INSERT INTO parts VALUES (?, ?, ?, ?, ?)",

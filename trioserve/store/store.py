@@ -181,8 +181,11 @@ class Store:
         *,
         parts: tuple[str, Iterable[Part]],
         is_open: bool = False,
+        then: Callable[[Records], object] = lambda records: None,
     ) -> None:
         """Add a record with parts on a side, some in each transaction. It is found in the end.
+
+        `then` is called in the last transaction.
 
         Raises:
             Exception: as `do`. Nothing is left of the record.
@@ -191,15 +194,21 @@ class Store:
         first, more = next(pieces, []), next(pieces, None)
 
         def begin(records: Records) -> None:
-            records.add(id, kind, owner, body, is_open=is_open if more is None else DRAFT)
+            records.add(id, kind, owner, body, is_open=DRAFT)
             records.append(id, side, first)
+            if more is None:
+                finish(records)
+
+        def finish(records: Records) -> None:
+            then(records)
+            records.finish(id, is_open=is_open)
 
         try:
             await self.do(begin)
             while more is not None:
                 await self.do(partial(Records.append, id=id, side=side, parts=more))
                 if (more := next(pieces, None)) is None:
-                    await self.do(partial(Records.finish, id=id, is_open=is_open))
+                    await self.do(finish)
         except BaseException:
             with trio.CancelScope(shield=True), suppress(UnavailableError):
                 await self.do(partial(Records.delete, id=id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import trio
 from tests.support.clients import client_of
 from tests.support.http_server import connected, serving_script
 from tests.support.scripts import answering
-from trioserve.testing import ScriptedBackend
+from trioserve.store import records as records_module
 
+CHATS = "/v1/chat/completions"
 CONVERSATIONS, FILES, RESPONSES = "/v1/conversations", "/v1/files", "/v1/responses"
 
 
@@ -142,8 +144,25 @@ async def test_a_file_that_is_deleted_ends_its_download(
 # -- limits
 
 
-async def test_a_record_that_is_too_large_is_refused_before_the_work() -> None:
-    async with client_of(ScriptedBackend()) as client:
-        body = {"input": "Hi", "instructions": "x" * 5_000_000, "background": True}
+@pytest.mark.parametrize("how", ["background", "store"])
+async def test_a_record_that_is_too_large_is_refused_before_the_work(how: str) -> None:
+    async with client_of() as client:
+        body = {"input": "Hi", "instructions": "x" * 5_000_000, how: True}
         answer = await client.post(RESPONSES, json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "record_too_large")
+
+
+async def test_a_batch_may_be_larger_than_what_is_written_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(records_module, "MAX_WRITE", 2**19)
+    monkeypatch.setattr(records_module, "_PIECE", 2**18)
+    async with client_of(answering("Hello")) as client:
+        chat = {"messages": [item("x" * 1000)]}
+        lines = [json.dumps({"custom_id": str(n), "url": CHATS, "body": chat}) for n in range(1000)]
+        form = {"data": {"purpose": "batch"}, "files": {"file": ("a", "\n".join(lines).encode())}}
+        file = (await client.post(FILES, **form)).json()["id"]  # type: ignore[arg-type]
+        wanted = {"input_file_id": file, "endpoint": CHATS}
+        made = await client.post("/v1/batches", json=wanted)
+        assert made.json()["request_counts"]["total"] == 1000
+        assert (await client.post(f"/v1/batches/{made.json()['id']}/cancel")).status_code == 200

@@ -153,19 +153,12 @@ async def create() -> Response:
     read = await text_threads().run_sync(lambda: _read(data, wanted.endpoint))
     body = _body(wanted, read)
 
-    def write(records: Records) -> Record | None:
-        if read.errors:
-            records.add(body["id"], KIND, own, body)
-            return None
-        add_batch(records, own, body, read.parts)
-        return records.find(body["id"], KIND, own)
-
     state.gate.check()  # a batch in memory ends with the server
-    with trio.CancelScope(
-        shield=True
-    ):  # what is in the store is started, if the client leaves, too
-        if (made := await state.store.do(write)) is not None:
-            state.batches.start(made)
+    if read.errors:
+        await state.store.do(lambda records: records.add(body["id"], KIND, own, body))
+        return json_response(body)
+    with trio.CancelScope(shield=True):  # what is stored is started, if the client leaves, too
+        state.batches.start(await add_batch(state.store, own, body, read.parts))
     return json_response(body)
 
 

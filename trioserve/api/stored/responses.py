@@ -60,7 +60,7 @@ from trioserve.errors import (
 )
 from trioserve.left_out import leave_out
 from trioserve.server.workers import offload
-from trioserve.store import Part, Record, Records, Ref, Store, new_id
+from trioserve.store import Part, Record, Records, Ref, Store, check_sizes, new_id
 from trioserve.whole_numbers import whole_number
 
 blueprint = Blueprint("stored_responses", __name__)
@@ -273,8 +273,12 @@ async def _prepare(
             fields["input"] = items
         return StoredAs(run.id, run.repeated, len(first)), _with_input(fields, first)
 
-    size = n_bytes + sum(len(each.body) for each in before)
-    return run, *await offload(write, size)
+    n_before = sum(len(each.body) for each in before)
+    stored, body = await offload(write, n_bytes + n_before)
+    if run.is_asked and options.store:
+        n_items = sum(len(each.body) for each in run.input)
+        check_sizes(len(body) - n_before - n_items, n_items)
+    return run, stored, body
 
 
 def _with_input(fields: Mapping[str, Any], first: Sequence[bytes]) -> bytes:
