@@ -21,8 +21,15 @@ class _Printable(io.TextIOWrapper):
 
 
 def printable(stream: TextIO) -> TextIO:
-    """Give a stream that writes what is harmless, if `stream` is a terminal; else `stream`."""
-    if not (isinstance(stream, io.TextIOWrapper) and stream.isatty()):
+    """Give a stream that writes what is harmless, if `stream` is a terminal; else `stream`.
+
+    What its encoding does not have is written as an escape sequence of Python: the path of a file
+    may have bytes that are no UTF-8.
+    """
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.reconfigure(errors="backslashreplace")
+    if not stream.isatty():
         return stream
     stream.flush()
     return _Printable(

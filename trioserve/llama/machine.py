@@ -81,7 +81,7 @@ def _own_cgroups(controller: str) -> list[Path]:
     Inside a container, they may be named as they are outside, and not exist. The root does.
     """
     try:
-        lines = _OWN_CGROUPS.read_text().splitlines()
+        lines = _OWN_CGROUPS.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return []
     folders = []
@@ -281,7 +281,7 @@ def writable_ranges() -> list[_Range]:
     """List the addresses of this process's memory that is no file's, nor the heap."""
     ranges = []
     try:
-        lines = _MAPS.read_text().splitlines()
+        lines = _MAPS.read_text(errors="replace").split("\n")[:-1]  # names have any characters
     except OSError:
         return []
     for line in lines:

@@ -50,7 +50,7 @@ class LoadedFiles:
             return cls("", None)
         heads = [config.head_type] if config.head_type is not None else []
         parts = (version, str(config.serves_embeddings), *heads, *found)
-        return cls(hashlib.sha256("\n".join(parts).encode()).hexdigest(), _folder(os.environ))
+        return cls(hashlib.sha256(os.fsencode("\n".join(parts))).hexdigest(), _folder(os.environ))
 
     @property
     def are_known(self) -> bool:

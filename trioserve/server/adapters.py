@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from trioserve.config import Config
-from trioserve.config.readers import parse_adapter
+from trioserve.config.readers import parse_adapter, unicode_name
 from trioserve.engine import Engine
 from trioserve.engine.adapters import AdapterTable
 from trioserve.errors import (
@@ -41,10 +41,11 @@ def names_of(paths: Iterable[str]) -> list[str]:
     """Name adapters by their files; the second file of a name has a number."""
     names: list[str] = []
     for path in paths:
-        name, n = Path(path).stem, 1
+        stem, n = unicode_name(Path(path).stem), 1
+        name = stem
         while name in names:
             n += 1
-            name = f"{Path(path).stem}-{n}"
+            name = f"{stem}-{n}"
         names.append(name)
     return names
 
