@@ -10,6 +10,7 @@ import trio
 from trioserve.config import Config
 from trioserve.config.keys import Key, digest_of
 from trioserve.errors import AuthenticationError, ConfigError
+from trioserve.server import keys as keys_module
 from trioserve.server.keys import Keys
 
 
@@ -78,6 +79,30 @@ async def test_a_removed_key_is_refused_without_a_request(
         while keys.find("a") is not None:
             await trio.sleep(1)
         assert keys.find("b") is not None
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_file_is_followed_after_a_look_at_it_that_failed(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(table("alice", "a"))
+    keys, n_failed = loaded(path), 0
+
+    def fail(_path: str) -> None:
+        nonlocal n_failed
+        n_failed += 1
+        raise MemoryError
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keys.follow)
+        with monkeypatch.context() as patch:
+            patch.setattr(keys_module, "read_keys", fail)
+            replace(path, table("bob", "b"))
+            while not n_failed:
+                await trio.sleep(1)
+        while keys.find("b") is None:
+            await trio.sleep(1)
         nursery.cancel_scope.cancel()
 
 

@@ -180,13 +180,19 @@ class Batches:
         key = ""
         async with trio.open_nursery() as nursery:
             async for n in lines.waiting:
-                await lines.room.acquire()
                 if self._keys.needed and self._keys.find(key) is None:
                     key = await self._key_of(batch)
                 set_client(key or "batches")
+                await lines.room.acquire()
+                # Read here, and not at the same time as others: so lines are asked in their order.
+                line = await self._surely(partial(Records.part, id=batch.id, side=PENDING, n=n))
+                if line is None:  # the batch was deleted
+                    lines.note_end()
+                    lines.room.release()
+                    continue
                 if not self._may_begin():
                     return
-                await nursery.start(self._answer_line, batch, key, lines, n)
+                await nursery.start(self._answer_line, batch, key, lines, line)
 
     async def _key_of(self, batch: Record) -> str:
         """The API key that a batch is of. Waits until a client shows it: a file has only hashes."""
@@ -204,7 +210,13 @@ class Batches:
         return key
 
     async def _answer_line(
-        self, batch: Record, key: str, lines: _Lines, n: int, *, task_status: trio.TaskStatus[None]
+        self,
+        batch: Record,
+        key: str,
+        lines: _Lines,
+        line: Part,
+        *,
+        task_status: trio.TaskStatus[None],
     ) -> None:
         """Try to answer a line, whose task has started when it has a place."""
         try:
@@ -212,17 +224,13 @@ class Batches:
                 task_status.started()
                 if not self._may_begin():
                     return
-                line = await self._surely(lambda records: records.part(batch.id, PENDING, n))
-                if line is None:  # the batch was deleted
-                    lines.note_end()
-                    return
                 result = await self._try(batch, key, line)
             if isinstance(result, _Written):
                 await self._surely(partial(_keep, batch=batch, written=result))
                 lines.note_end()
             else:
                 await trio.sleep(lines.pause_after(result))
-                lines.waiting.put(n)
+                lines.waiting.put(line.n)
         finally:
             lines.room.release()
 

@@ -92,13 +92,13 @@ class Keys:
         """
         if self._path is None or (state := _state_of(self._path)) == self._seen:
             return
-        self._seen = state
         try:
             self._take(read_keys(self._path))
         except ConfigError as error:
             _log.error("the API keys stay as they are: the file is damaged", problem=error.message)
         else:
             _log.info("the API keys were read again", keys=self.number)
+        self._seen = state  # not after an unforeseen error: the next look reads it again
 
     async def check(self, shown: str) -> Key:
         """Find the key that a client shows; if there is none, look whether the file has changed.
