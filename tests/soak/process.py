@@ -21,9 +21,11 @@ import trio
 
 from tests.soak.catalogue import KEYS, MAX_BODY
 from tests.soak.tally import Tally
+from trioserve.models import BUNDLED
 
 #: A small server, whose caches are full and whose queue overflows soon, and which waits for nobody.
 FLAGS = (
+    *("--model", str(BUNDLED)),
     *("--host", "127.0.0.1", "--port", "0", "--log-format", "json"),
     *("-t", "1", "-np", "4", "-c", "2048", "-n", "128", "-cram", "4", "--max-queue", "10"),
     *("--api-key", ",".join(KEYS), "--metrics", "--props"),

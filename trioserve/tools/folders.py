@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from trioserve.concurrency import Bell, alongside, surely
+from trioserve.concurrency import Bell, alongside, repeat, surely
 from trioserve.errors import ToolRuntimeError
 from trioserve.log import get_logger
 from trioserve.tools.process import run
@@ -33,13 +33,12 @@ async def removing_folders() -> AsyncIterator[Callable[[], None]]:
 
     async def remove() -> None:
         found: list[Path] = []
-        while True:
-            await surely(partial(_find, found))
-            while found:
-                await _remove(found.pop())
-            await bell.wait()
+        await surely(partial(_find, found))
+        for folder in found:
+            await _remove(folder)
+        await bell.wait()
 
-    async with alongside(remove):
+    async with alongside(partial(repeat, remove)):
         yield bell.ring
 
 

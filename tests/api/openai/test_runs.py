@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -15,7 +16,7 @@ import trio
 from structlog.testing import capture_logs
 
 from tests.support.clients import client_of, events_in
-from tests.support.http_server import chunks_of, connected, post, slots_in_use
+from tests.support.http_server import chunks_of, connected, post, serving_script, slots_in_use
 from tests.support.run_stream import CHATS, RUN, STREAM, Reading, reading
 from tests.support.scripts import BASE, HI, answering, endless, noting
 from tests.support.served_tools import client_of_tools
@@ -291,6 +292,17 @@ async def test_a_call_that_writes_waits_for_a_person() -> None:
     assert [result["is_error"] for result in results] == [False, True]
     assert results[0]["content"] == "erased a"
     assert "keep it" in results[1]["content"]
+
+
+async def test_a_preview_shows_a_long_file_and_its_long_lines_to_the_end(tmp_path: Path) -> None:
+    lines = ["x" * 2100 + " the end of a line", *["y" * 40] * 2000, "the end"]
+    (tmp_path / "a.txt").write_text("\n".join([*lines, ""]))
+    backend = asking(call("write_file", path="a.txt", content="new"))
+    config: Any = {"tools": ("write_file",), "tools_dir": (str(tmp_path),)}
+    async with serving_script(backend, **config) as (url, _), reading(url) as events:
+        _, needed = await events.until("approval")
+    shown = needed["preview"].partition(" @@\n")[2].splitlines()
+    assert shown[: len(lines)] == [f"-{line}" for line in lines]
 
 
 async def test_without_a_stream_nothing_is_written_unless_all_may_be() -> None:

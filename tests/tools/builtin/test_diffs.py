@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -67,7 +68,10 @@ def test_a_rewrite_of_a_large_file_takes_little_time_and_space(kinds: int) -> No
     diff = unified_diff("f", old, new)
     assert time.thread_time() - begin < 2
     assert len(diff) < 70_000
-    assert diff.endswith("[diff truncated]\n")
+    assert re.search(
+        r"\n\[\d{6} lines with \d+ characters are not shown\]\n@@ -\d+ \+\d+ @@\n", diff
+    )
+    assert diff.endswith(f"+{new.splitlines()[-1]}\n")
 
 
 def test_many_places_that_are_hard_to_compare_take_little_time() -> None:
@@ -80,7 +84,7 @@ def test_many_places_that_are_hard_to_compare_take_little_time() -> None:
     old, new = text(), text()
     assert len(old) + len(new) < 2**21
     begin = time.thread_time()
-    assert unified_diff("f", old, new).endswith("[diff truncated]\n")
+    assert "are not shown]\n" in unified_diff("f", old, new)
     assert time.thread_time() - begin < 3
 
 
@@ -92,7 +96,18 @@ def test_of_what_is_too_large_it_is_said_that_it_changes() -> None:
     )
 
 
-def test_of_a_long_line_there_is_the_beginning() -> None:
-    assert unified_diff("f", None, "x" * 10**6) == (
-        "--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+" + "x" * 1999 + " [1000001 characters]\n"
+def test_of_a_long_line_there_are_both_ends() -> None:
+    diff = unified_diff("f", None, "a" + "x" * 10**6 + "b", most=80)
+    assert diff == (
+        "--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+axxxxxxxx…xxxxxxxxxb\n"
+        "[999983 characters of this line are not shown]\n\\ No newline at end of file\n"
+    )
+
+
+def test_of_a_long_diff_there_are_both_ends_and_their_place_in_the_file() -> None:
+    old = "".join(f"{number}\n" for number in range(1, 100))
+    new = old.replace("3\n", "three\n").replace("77\n", "new\n77\n")
+    assert unified_diff("f", old, new, most=300) == (
+        HEADER + "@@ -1,6 +1,6 @@\n 1\n 2\n-3\n[83 lines with 479 characters are not shown]\n"
+        "@@ -93 +94 @@\n-93\n+9three\n 94\n 95\n 96\n"
     )

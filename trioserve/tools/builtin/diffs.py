@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import chain
@@ -13,16 +13,23 @@ _Change = tuple[str, int, int, int, int]
 
 _CONTEXT = 3  # lines
 _MAX_COMPARED = 2**21  # characters
-_MAX_DIFF = 2**16
-_MAX_LINE = 2000
+#: Characters of what a result shows, and of what a person approves. Of more, both ends are shown.
+MAX_DIFF = 2**16
+MAX_PREVIEW = 2**20
+#: Characters that a line counts more than it has: it takes space on a page.
+_LINE = 24
 #: Lines of one text times lines of the other that difflib compares: between two lines that both
 #: texts have, and in all.
 _MAX_PAIRS = 10_000
 _MAX_ALL_PAIRS = 1_000_000
 
 
-def unified_diff(path: str, old: str | None, new: str) -> str:
-    """The diff between two texts of a file; `old` is None for a file that is not there yet."""
+def unified_diff(path: str, old: str | None, new: str, most: int = MAX_DIFF) -> str:
+    """The diff between two texts of a file; `old` is None for a file that is not there yet.
+
+    The middle of a diff with more than `most` characters is left out, and that of its long lines.
+    A line that begins with ``[`` says how much of it.
+    """
     source = old or ""
     head = _same_head(source, new)
     tail = _same_tail(source[head:], new[head:])
@@ -37,7 +44,7 @@ def unified_diff(path: str, old: str | None, new: str) -> str:
     matcher = _Known(_merged(_changes(before, after)))
     first = source.count("\n", 0, head)
     hunks = (_hunk(group, before, after, first) for group in matcher.get_grouped_opcodes(_CONTEXT))
-    return "".join(_bounded(header, chain.from_iterable(hunks)))
+    return "".join([*header, *_ends(chain.from_iterable(hunks), most)])
 
 
 def opaque_diff(path: str) -> str:
@@ -189,13 +196,48 @@ def _range(begin: int, length: int) -> str:
     return f"{begin + bool(length)},{length}" if length != 1 else f"{begin + 1}"
 
 
-def _bounded(parts: list[str], lines: Iterator[str]) -> list[str]:
-    room = _MAX_DIFF
+def _ends(lines: Iterator[str], most: int) -> Iterator[str]:
+    """The lines, or else those at both ends, with how much is between them."""
+    room = most // 2
+    place = 0, 0  # the next line of both texts
+    tail: deque[str] = deque()
+    n_lines = n_characters = tail_size = 0
     for line in lines:
-        text = line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]} [{len(line)} characters]\n"
-        room -= len(text)
-        if room < 0:
-            parts.append("[diff truncated]\n")
-            break
-        parts.append(text if text.endswith("\n") else text + "\n\\ No newline at end of file\n")
-    return parts
+        text = _line(line, most // 4)
+        if not tail and len(text) + _LINE <= room:
+            room -= len(text) + _LINE
+            place = _after(place, text)
+            yield text
+            continue
+        tail.append(text)
+        tail_size += len(text) + _LINE
+        while tail_size > most // 2 and len(tail) > 1:
+            left = tail.popleft()
+            tail_size -= len(left) + _LINE
+            place = _after(place, left)
+            n_lines += 1
+            n_characters += len(left)
+    if n_lines:
+        yield f"[{n_lines} lines with {n_characters} characters are not shown]\n"
+        if not tail[0].startswith("@"):
+            yield f"@@ -{place[0]} +{place[1]} @@\n"
+    yield from tail
+
+
+def _line(line: str, most: int) -> str:
+    """A line, or else both ends of it, and what has to be said of it."""
+    text = line.removesuffix("\n")
+    left = len(text) - most
+    if left > 0:
+        text = f"{text[: most // 2]}…{text[-(most // 2) :]}"
+        text += f"\n[{left} characters of this line are not shown]"
+    return f"{text}\n" if line.endswith("\n") else f"{text}\n\\ No newline at end of file\n"
+
+
+def _after(place: tuple[int, int], text: str) -> tuple[int, int]:
+    """The numbers of the next line of both texts, after a line of the diff."""
+    old, new = place
+    if text.startswith("@"):
+        _, removed, added, _ = text.split()
+        return abs(int(removed.split(",")[0])), int(added.split(",")[0])
+    return old + (text[0] != "+"), new + (text[0] != "-")

@@ -20,7 +20,7 @@ import trio
 from trioserve.concurrency import check_cancelled
 from trioserve.errors import ToolFileError, TrioServeError
 from trioserve.fair_limiter import FairLimiter
-from trioserve.tools.builtin.diffs import opaque_diff, unified_diff
+from trioserve.tools.builtin.diffs import MAX_DIFF, MAX_PREVIEW, opaque_diff, unified_diff
 from trioserve.tools.files.patterns import shown
 from trioserve.tools.files.store import FileStatus, FileStore, FileStores
 from trioserve.tools.tool import (
@@ -84,7 +84,7 @@ class FileCall(msgspec.Struct):
         """Do the work, in a worker thread. Raises ToolFileError for what the model can correct."""
         raise NotImplementedError
 
-    def diff(self, files: FileStore) -> str | None:
+    def preview(self, files: FileStore) -> str | None:
         """Show what `run` would change, in a worker thread, as a unified diff."""
         return None
 
@@ -131,7 +131,7 @@ class FileTool(Tool):
         try:
             files = await self._stores(context)
             return await self._threads.reading.run_sync(
-                lambda: read_arguments(self._call, arguments).diff(files)
+                lambda: read_arguments(self._call, arguments).preview(files)
             )
         except TrioServeError:
             return None
@@ -241,7 +241,7 @@ class WriteFile(FileCall):
         """Write the file, and return the diff."""
         data = encoded(self.content, "content")
         try:
-            diff = self.diff(files)
+            diff = self._diff(files)
         except ToolFileError:  # that it cannot be read need not mean that it cannot be written
             diff = None
         files.write(self.path, data)
@@ -252,16 +252,19 @@ class WriteFile(FileCall):
         }
         return ToolResult(answer, diff)
 
-    def diff(self, files: FileStore) -> str:
+    def preview(self, files: FileStore) -> str:
         """Compare the file with its new content."""
         encoded(self.content, "content")
+        return self._diff(files, MAX_PREVIEW)
+
+    def _diff(self, files: FileStore, most: int = MAX_DIFF) -> str:
         if files.status(self.path) is None:
-            return unified_diff(self.path, None, self.content)
+            return unified_diff(self.path, None, self.content, most)
         with files.open(self.path) as file:
             data = file.read(_MAX_COMPARED + 1)
         if len(data) > _MAX_COMPARED or b"\0" in data:
             return opaque_diff(self.path)
-        return unified_diff(self.path, data.decode("utf-8", "replace"), self.content)
+        return unified_diff(self.path, data.decode("utf-8", "replace"), self.content, most)
 
 
 def encoded(text: str, name: str) -> bytes:
@@ -315,13 +318,13 @@ class EditFile(FileCall):
         }
         return ToolResult(answer, _diff(self.path, old, new))
 
-    def diff(self, files: FileStore) -> str:
+    def preview(self, files: FileStore) -> str:
         """Compare the file with its new content."""
-        return _diff(self.path, *_edited(self, files))
+        return _diff(self.path, *_edited(self, files), MAX_PREVIEW)
 
 
-def _diff(path: str, old: str, new: str) -> str:
-    return unified_diff(path, _printable(old), _printable(new))
+def _diff(path: str, old: str, new: str, most: int = MAX_DIFF) -> str:
+    return unified_diff(path, _printable(old), _printable(new), most)
 
 
 def _printable(text: str) -> str:

@@ -57,14 +57,28 @@ test("a call that waits shows what it would change, and takes an answer once", a
   assert.deepEqual(sent, [["/v1/chat/completions/chatcmpl-1/approve", { call_id: "a", approve: true }]]);
 });
 
-test("who approves learns what the preview leaves out, and can read all of it", async () => {
-  const content = `${"x\n".repeat(300)}${"y".repeat(3_000)} the end`;
-  const preview = `--- /dev/null\n+++ b/x\n@@ -0,0 +1,301 @@\n${"+x\n".repeat(300)}+${"y".repeat(1_999)} [3008 characters]\n[diff truncated]\n`;
-  draw([call({ state: "asked", preview, arguments: JSON.stringify({ path: "x.txt", content }) })]);
+test("who approves sees both ends of a change and of its long lines, and can unfold all of it", async () => {
+  const middle = "y".repeat(1_500) + "middle" + "y".repeat(1_500);
+  const lines = [`${middle} end of a line`, ...Array.from({ length: 3_998 }, (_, at) => `line ${at}`), "the end"];
+  draw([call({ state: "asked", preview: `@@ -0,0 +1,4000 @@\n${lines.map((line) => `+${line}\n`).join("")}` })]);
   const note = place.querySelector(".unshown")!;
-  assert.match(note.textContent ?? "", /does not show the rest of the change, 102 of its lines, the end of 1 long line\./);
+  assert.match(note.textContent ?? "", /does not show 3,801 of its lines, the middle of 1 long line\./);
   assert.ok(note.compareDocumentPosition(button("Allow") as never) & 4, "it is above the buttons");
-  assert.doesNotMatch(place.textContent ?? "", /the end$/m);
+  const shown = () => [...place.querySelectorAll("ins")].map((one) => one.textContent);
+  assert.match(shown()[0]!, /^\+y{1000}Show 1,020 hidden charactersy+ end of a line\n$/);
+  assert.equal(shown().at(-1), "+the end\n");
+  assert.match(place.querySelector("code > .folded")?.textContent ?? "", /^Show 3,801 hidden lines \(\d\d,\d\d\d characters\)$/);
+  button("Show all")!.click();
+  for (let turn = 0; shown().length < lines.length && turn < 100; turn += 1) await soon();
+  assert.deepEqual(shown(), lines.map((line) => `+${line}\n`));
+  assert.equal(place.querySelector(".unshown, .folded"), null);
+});
+
+test("who approves learns what the server leaves out of a preview, and can read the whole call", async () => {
+  const preview = "@@ -0,0 +1,9 @@\n+one\n[7 lines with 70 characters are not shown]\n@@ -0 +9 @@\n+nine\n";
+  const content = "all of it\n".repeat(9);
+  draw([call({ state: "asked", preview, arguments: JSON.stringify({ path: "x.txt", content }) })]);
+  assert.match(place.querySelector(".unshown")?.textContent ?? "", /does not show a part of the change\./);
   button("Show the whole call")!.click();
   await soon();
   assert.ok([...place.querySelectorAll("dd")].some((one) => one.textContent === content));
@@ -74,7 +88,7 @@ test("who approves learns what the preview leaves out, and can read all of it", 
 test("a preview without lines is not the whole call, and one that is whole needs no note", () => {
   draw([call({ state: "asked", preview: "Files a/x and b/x differ\n" })]);
   assert.match(place.querySelector(".unshown")?.textContent ?? "", /does not show the change\./);
-  draw([call({ state: "asked", preview: "@@ -1 +1 @@\n-old\n+[diff truncated]" })]);
+  draw([call({ state: "asked", preview: "@@ -1 +1 @@\n-old\n+[7 lines are not shown]" })]);
   assert.equal(place.querySelector(".unshown"), null);
 });
 
@@ -110,9 +124,6 @@ test("what is hostile in a tool’s words stays text, and short", async () => {
   assert.equal(place.querySelector("img"), null);
   assert.equal(place.textContent?.includes("\u202e") || place.textContent?.includes("\u001b"), false);
   assert.equal(place.querySelectorAll(".diff-line").length, 200);
-  assert.match(place.textContent ?? "", /99,801 more lines/);
+  assert.match(place.textContent ?? "", /Show 99,801 hidden lines/);
   assert.ok(place.textContent!.length < 200_000, "more than a page bears");
-  button("Show more")!.click();
-  await soon();
-  assert.equal(place.querySelectorAll(".diff-line").length, 2_000);
 });

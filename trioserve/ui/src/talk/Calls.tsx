@@ -10,7 +10,7 @@ import { focusAgain, focusAsked } from "../shell/view";
 import { allowAll, decide, stopCall } from "../state/tools";
 import type { CallState, MadeCall, Message, Step } from "../types";
 import { t, type Text } from "../words";
-import { Diff, DiffSize, FEW } from "./Diff";
+import { Diff, DiffSize } from "./Diff";
 import { Fold } from "./Fold";
 import { Markdown } from "./Markdown";
 import { memo } from "./memo";
@@ -79,6 +79,7 @@ function Call(properties: CallProps): VNode {
   const hasEnded = !["called", "asked", "running"].includes(call.state);
   const state = writing || hasEnded ? call.state : "stopped";
   const isGoingOn = state === "asked" || state === "running";
+  const [whole, setWhole] = useState(false);
   const diff = call.diff ?? call.preview; // which says what the arguments do, and what a success is
   return (
     <Fold
@@ -89,10 +90,10 @@ function Call(properties: CallProps): VNode {
       open={isGoingOn}
     >
       <div class="card-body">
-        {diff ? <Diff diff={diff} /> : <CallArguments written={call.arguments} />}
+        {diff ? <Diff diff={diff} whole={whole} setWhole={setWhole} /> : <CallArguments written={call.arguments} />}
         {isGoingOn && call.output && <Output text={call.output} />}
         {!isGoingOn && call.result && !(diff && state === "done") && <Result text={call.result} failed={state === "failed"} />}
-        {state === "asked" && diff && <Unshown diff={diff} written={call.arguments} />}
+        {state === "asked" && diff && <Unshown diff={diff} written={call.arguments} whole={whole} setWhole={setWhole} />}
         {state === "asked" && <Approval {...properties} />}
         {state === "running" && <StopButton {...properties} />}
       </div>
@@ -120,22 +121,29 @@ function Title({ call, state }: { call: MadeCall; state: CallState }): VNode {
   );
 }
 
-/** Says what the preview of a change leaves out, and offers all that the call has. */
-function Unshown({ diff, written }: { diff: string; written: string }): VNode | null {
-  const [isOpen, setOpen] = useState(false);
-  const left = useMemo(() => unshown(readDiff(diff), FEW), [diff]);
+interface UnshownProps {
+  diff: string;
+  written: string;
+  whole: boolean;
+  setWhole: (whole: boolean) => void;
+}
+
+/** Says what the preview of a change does not show, and offers all of it, or all that the call has. */
+function Unshown({ diff, written, whole, setWhole }: UnshownProps): VNode | null {
+  const read = useMemo(() => readDiff(diff), [diff]);
+  const left = unshown(read, whole);
   if (!left) return null;
   return (
     <>
       <p class="unshown" role="note">
         {t("The preview does not show {left}.", { left })}
-        {!isOpen && (
-          <button type="button" class="button" onClick={() => setOpen(true)}>
-            {t("Show the whole call")}
+        {!whole && (
+          <button type="button" class="button" onClick={() => setWhole(true)}>
+            {read.isPart ? t("Show the whole call") : t("Show all")}
           </button>
         )}
       </p>
-      {isOpen && <CallArguments written={written} />}
+      {whole && <CallArguments written={written} />}
     </>
   );
 }

@@ -1,25 +1,40 @@
 // A change of a file: its lines, with those that are added and removed.
 
 import type { VNode } from "preact";
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { count } from "../shell/format";
 import { several, t } from "../words";
 import { CopyButton } from "./CopyButton";
 import { memo } from "./memo";
-import { readDiff, type DiffLine } from "./toolText";
+import { ENDS, folded, readDiff, type DiffLine } from "./toolText";
 
-/** Lines at first, and how many there are at most. */
-export const FEW = 200;
-const MOST = 2_000;
+/** Lines that are unfolded at once: the page stays alive while it unfolds a long change. */
+const PIECE = 1_000;
 
-const ELEMENTS = { added: "ins", removed: "del", same: "span", place: "span" } as const;
-const SIGNS = { added: "+", removed: "−", same: " ", place: "" };
+const ELEMENTS = { added: "ins", removed: "del", same: "span", place: "span", left: "span" } as const;
+const SIGNS = { added: "+", removed: "−", same: " ", place: "", left: "" };
 
-function Change({ diff }: { diff: string }): VNode {
-  const { lines, added, removed } = useMemo(() => readDiff(diff), [diff]);
-  const [most, setMost] = useState(FEW);
-  const left = lines.length - most;
+interface Props {
+  diff: string;
+  /** Whether all of it is wanted. */
+  whole: boolean;
+  setWhole: (whole: boolean) => void;
+}
+
+function Change({ diff, whole, setWhole }: Props): VNode {
+  const read = useMemo(() => readDiff(diff), [diff]);
+  const { lines, added, removed } = read;
+  const [unfolded, setUnfolded] = useState(0);
+  const hidden = Math.max(0, folded(read) - unfolded);
+  useEffect(() => {
+    if (!whole || hidden === 0) return undefined;
+    const timer = setTimeout(() => setUnfolded(unfolded + PIECE));
+    return () => clearTimeout(timer);
+  }, [whole, hidden, unfolded]);
+  const first = Math.min(lines.length, ENDS.lines + unfolded);
+  const last = first + hidden;
+  const row = (line: DiffLine, at: number) => <Row key={at} line={line} whole={whole} setWhole={setWhole} />;
   return (
     <figure class="code diff" aria-label={t("Changes: {added} added and {removed} removed lines", { added: count(added), removed: count(removed) })}>
       <figcaption>
@@ -30,39 +45,49 @@ function Change({ diff }: { diff: string }): VNode {
       </figcaption>
       <pre tabIndex={0} dir="ltr">
         <code>
-          {lines.slice(0, most).map((line, at) => (
-            <Row key={at} line={line} />
-          ))}
+          {lines.slice(0, first).map(row)}
+          {hidden > 0 && <Folded lines={lines.slice(first, last)} setWhole={setWhole} />}
+          {lines.slice(last).map((line, at) => row(line, last + at))}
         </code>
       </pre>
-      {left > 0 && (
-        <p class="more">
-          {several(left, "{number} more line", "{number} more lines", { number: count(left) })}
-          {most < MOST && (
-            <button type="button" class="button" onClick={() => setMost(MOST)}>
-              {t("Show more")}
-            </button>
-          )}
-        </p>
-      )}
     </figure>
   );
 }
 
-/** A unified diff. */
+/** A unified diff. The middle of a long one is folded. */
 export const Diff = memo(Change);
 
-function Row({ line }: { line: DiffLine }): VNode {
-  const { kind, text, number } = line;
+function Folded({ lines, setWhole }: { lines: DiffLine[]; setWhole: Props["setWhole"] }): VNode {
+  const characters = count(lines.reduce((sum, { text }) => sum + text.length, 0));
+  const number = count(lines.length);
+  return (
+    <button type="button" class="button folded" onClick={() => setWhole(true)}>
+      {several(lines.length, "Show {number} hidden line ({characters} characters)", "Show {number} hidden lines ({characters} characters)", { number, characters })}
+    </button>
+  );
+}
+
+interface RowProps extends Omit<Props, "diff"> {
+  line: DiffLine;
+}
+
+const Row = memo(({ line: { kind, text, number }, whole, setWhole }: RowProps) => {
   const Element = ELEMENTS[kind];
+  const hidden = whole ? 0 : text.length - 2 * ENDS.characters;
   return (
     <Element class={`diff-line ${kind}`} data-number={number}>
       <span class="sign">{SIGNS[kind]}</span>
-      {text}
+      {hidden > 0 ? text.slice(0, ENDS.characters) : text}
+      {hidden > 0 && (
+        <button type="button" class="button folded" onClick={() => setWhole(true)}>
+          {t("Show {number} hidden characters", { number: count(hidden) })}
+        </button>
+      )}
+      {hidden > 0 && text.slice(-ENDS.characters)}
       {"\n"}
     </Element>
   );
-}
+});
 
 /** How many lines are added and removed. */
 export function DiffSize({ added, removed }: { added: number; removed: number }): VNode {

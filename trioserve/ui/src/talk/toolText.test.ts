@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { errorIn, gist, partOf, readDiff, screenText } from "./toolText";
+import { errorIn, gist, partOf, readDiff, screenText, unshown } from "./toolText";
 
 test("codes of terminals are left out, and a line that was overwritten has its last text", () => {
   const cases: [string, string][] = [
@@ -43,7 +43,19 @@ test("a unified diff has numbered lines, and what only looks like a header in it
 
 test("what would hide what a diff does is shown", () => {
   const { lines } = readDiff(`@@ -1 +1 @@\n+\u001b[8mhidden\u202e${"x".repeat(5000)}`);
-  assert.match(lines[1]!.text, /^⟨U\+001B⟩\[8mhidden⟨U\+202E⟩x{1980,}…$/);
+  assert.match(lines[1]!.text, /^⟨U\+001B⟩\[8mhidden⟨U\+202E⟩x{5000}$/);
+});
+
+test("what the server leaves out of a diff is named, and lines after that have their numbers", () => {
+  const diff = "@@ -0,0 +1,9 @@\n+one\n[7 lines with 70 characters are not shown]\n@@ -0 +9 @@\n+nine\n";
+  const read = readDiff(diff);
+  assert.deepEqual(read.lines.slice(2), [
+    { kind: "left", text: "[7 lines with 70 characters are not shown]" },
+    { kind: "place", text: "@@ -0 +9 @@" },
+    { kind: "added", text: "nine", number: 9 },
+  ]);
+  assert.equal(unshown(read, true), "a part of the change");
+  assert.equal(unshown(readDiff("@@ -1 +1 @@\n-[7\n+[8"), false), "");
 });
 
 test("a diff of many lines, and a text of many codes, are read at once", () => {

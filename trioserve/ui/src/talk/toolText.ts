@@ -53,7 +53,8 @@ export function errorIn(result: string): string | null {
 }
 
 export interface DiffLine {
-  kind: "added" | "removed" | "same" | "place";
+  /** "left": says what the server has left out here. */
+  kind: "added" | "removed" | "same" | "place" | "left";
   text: string;
   /** Its number in the file: as it was if it is removed, else as it is now. */
   number?: number;
@@ -64,32 +65,31 @@ export interface FileDiff {
   lines: DiffLine[];
   added: number;
   removed: number;
-  /** Lines whose end is not shown. */
-  cut: number;
-  /** Whether the server has left out lines, or all of them, as of a file that is not text. */
+  /** Lines that are so long that their middle is folded. */
+  long: number;
+  /** Whether the server has left out a part, or all of it, as of a file that is not text. */
   isPart: boolean;
 }
 
-/** Characters of a line that are shown. */
-const WIDEST = 2_000;
+/** What a fold shows at each end: lines of a change, and characters of a line. */
+export const ENDS = { lines: 100, characters: 1_000 };
 
 /** Read a unified diff. */
 export function readDiff(diff: string): FileDiff {
-  const found: FileDiff = { lines: [], added: 0, removed: 0, cut: 0, isPart: false };
+  const found: FileDiff = { lines: [], added: 0, removed: 0, long: 0, isPart: false };
   let old = 0;
   let now = 0;
   let isInside = false; // not before the first hunk, where the files are named
-  const truncated = "[diff truncated]"; // the lines of files begin with a sign
   for (const line of diff.replace(/\n$/, "").split("\n")) {
     const place = /^@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@/.exec(line);
-    const [sign, text] = [line[0], shown(line.slice(1))];
+    const [sign, text] = [line[0], exposed(line.slice(1).replace(/\r$/, ""))];
     if (place) {
       [old, now, isInside] = [Number(place[1]), Number(place[2]), true];
-      found.lines.push({ kind: "place", text: shown(line) });
+      found.lines.push({ kind: "place", text: exposed(line) });
     } else if (!isInside || sign === "\\") continue;
-    else if (line === truncated) {
+    else if (sign === "[") {
+      found.lines.push({ kind: "left", text: exposed(line) }); // the lines of files begin with another sign
       found.isPart = true;
-      continue;
     } else if (sign === "+") {
       found.lines.push({ kind: "added", text, number: now++ });
       found.added += 1;
@@ -100,26 +100,26 @@ export function readDiff(diff: string): FileDiff {
       found.lines.push({ kind: "same", text, number: now++ });
       old += 1;
     }
-    if (line.length - 1 > WIDEST) found.cut += 1;
+    if (text.length > 2 * ENDS.characters) found.long += 1;
   }
   found.isPart ||= found.lines.length === 0;
   return found;
 }
 
-/** What a preview of a change does not show, in words; "" if it shows all of it. */
-export function unshown(diff: FileDiff, most: number): string {
-  const left = diff.lines.length - most;
-  const parts = [
-    diff.isPart && (diff.lines.length ? t("the rest of the change") : t("the change")),
-    left > 0 && t("{left} of its lines", { left: count(left) }),
-    diff.cut > 0 && several(diff.cut, "the end of {number} long line", "the ends of {number} long lines", { number: count(diff.cut) }),
-  ].filter(Boolean);
-  return parts.join(", ");
+/** How many lines a fold hides. */
+export function folded({ lines }: FileDiff): number {
+  return Math.max(0, lines.length - 2 * ENDS.lines);
 }
 
-function shown(line: string): string {
-  const text = line.replace(/\r$/, "");
-  return exposed(text.length > WIDEST ? `${text.slice(0, WIDEST)}…` : text);
+/** What a preview of a change does not show, in words; "" if it shows all of it. */
+export function unshown(diff: FileDiff, isWhole: boolean): string {
+  const left = folded(diff);
+  const parts = [
+    diff.isPart && (diff.lines.length ? t("a part of the change") : t("the change")),
+    !isWhole && left > 0 && t("{left} of its lines", { left: count(left) }),
+    !isWhole && diff.long > 0 && several(diff.long, "the middle of {number} long line", "the middle of {number} long lines", { number: count(diff.long) }),
+  ].filter(Boolean);
+  return parts.join(", ");
 }
 
 /** The argument that tells most of a call, in one line: a command, a pattern, a path, or the first one. */
