@@ -91,13 +91,17 @@ def test_a_low_priority_rises_while_it_waits_but_not_above_the_others() -> None:
     assert higher in [*queue]
 
 
-def test_a_run_that_was_preempted_comes_before_all() -> None:
+def test_a_run_that_was_preempted_has_the_next_turn_of_its_client() -> None:
     queue = Queue()
-    queue.arrive(priority=9)
-    preempted = RequestState(Task(77, Prompt((1,))))
-    preempted.first_in_line = True
+    for client in "aaabb":
+        queue.arrive(client)
+    preempted = queue.get(2)
+    assert preempted is not None
+    queue.admit(preempted)
+    queue.arrive("c", priority=9)
+    preempted.is_preempted = True
     queue.push(preempted)
-    assert queue.ids() == [77, 1]
+    assert queue.ids() == [6, 2, 1, 4, 5, 3]
 
 
 def test_nobody_is_behind_after_the_queue_was_empty() -> None:

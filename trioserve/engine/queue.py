@@ -21,8 +21,10 @@ class QueuedRequest:
     task: Task | EmbeddingTask
     submitted_at: float = attrs.field(init=False, factory=lambda: monotonic())
     admitted_at: float | None = attrs.field(init=False, default=None)
-    #: It has had its turn, and lost its slot for want of room.
-    first_in_line: bool = attrs.field(init=False, default=False)
+    #: It has had its turn, and lost its slot for want of cells.
+    is_preempted: bool = attrs.field(init=False, default=False)
+    #: The step in which it first had its turn and found too few cells; 0: it has not.
+    short_since: int = attrs.field(init=False, default=0)
 
     def risen_priority(self, now: float) -> int:
         """Its priority after waiting and running until `now` (monotonic)."""
@@ -52,9 +54,9 @@ class WaitingQueue(Generic[_Request]):
     many tasks one of them has sent, and a weight of 2 gets two turns.
 
     A waiting task rises in priority, up to the highest one in the queue: low priorities do not
-    starve, and equal ones stay equal. A request that was preempted for lack of room comes before
-    all others, because it has had its turn. One that lost its slot because its reader stalled
-    waits for another turn.
+    starve, and equal ones stay equal. A request that was preempted for lack of cells has had its
+    turn: it has the next one of its client, at no cost. One that lost its slot because its reader
+    stalled waits for another turn.
     """
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
@@ -74,9 +76,9 @@ class WaitingQueue(Generic[_Request]):
         now, tags = self._now(), self._tags
         top = max(request.task.priority for request in self._runs.values())
 
-        def turn(request: _Request) -> tuple[bool, int, float, int]:
+        def turn(request: _Request) -> tuple[int, float, bool, int]:
             risen, id_ = min(request.risen_priority(now), top), request.task.id
-            return (not request.first_in_line, -risen, tags[id_], id_)
+            return (-risen, tags[id_], not request.is_preempted, id_)
 
         return iter(sorted(self._runs.values(), key=turn))
 
@@ -88,9 +90,12 @@ class WaitingQueue(Generic[_Request]):
         """Add a request: a new one, or one that had a slot."""
         task = request.task
         start = max(self._clock, self._clocks.get(task.client, 0.0))
-        self._runs[task.id], self._tags[task.id] = request, start
-        if not request.first_in_line:
+        if request.is_preempted:
+            others = (one.task for one in self._runs.values() if one.task.client == task.client)
+            start = min((self._tags[other.id] for other in others), default=start)
+        else:
             self._clocks[task.client] = start + 1 / task.weight
+        self._runs[task.id], self._tags[task.id] = request, start
 
     def admit(self, request: _Request) -> None:
         """Take out the request whose turn it is."""

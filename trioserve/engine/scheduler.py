@@ -16,6 +16,19 @@ from trioserve.engine.steady import SteadyPlan
 from trioserve.types import TokenId
 
 
+#: A request waits for cells for as many steps as it has tokens, times this, before others are
+#: preempted for it. Then it keeps them until it has grown by this share: as these have to be
+#: computed again, the work for that is bounded by the steps.
+PATIENCE, GROWTH = 1 / 2, 1 / 8
+
+
+def _gives_way(slot: Slot, request: RequestState) -> bool:
+    """Whether the request of a slot may be preempted for another client's."""
+    one = slot.request
+    assert one is not None
+    return one.task.priority <= request.task.priority and not one.is_safe
+
+
 class Scheduler:
     """Assigns requests to slots and fills steps.
 
@@ -142,7 +155,7 @@ class Scheduler:
         self.cache.release(seq)
         self.cache.swap_out(seq)
         self.cache.held.cut(seq, 0)
-        request.first_in_line = not request.is_background
+        request.is_preempted = True
         self.waiting.push(request)
         self.preempted.append(request)
 
@@ -153,7 +166,7 @@ class Scheduler:
         """
         request, seq = slot.give_up(self._step)
         self.cache.release(seq)
-        request.first_in_line = False
+        request.is_preempted = False
         if request.paused:
             self.stalled[request.task.id] = request
         else:
@@ -222,6 +235,7 @@ class Scheduler:
             request, slot = found
             if slot.request is not None:
                 self.give_way(slot)
+            self._clear(request)
             self.waiting.admit(request)
             n_reusable, reuse = request.n_reusable, request.task.params.cache_prompt
             keys, root = request.keys[: n_reusable + 1], request.task.root
@@ -251,26 +265,36 @@ class Scheduler:
             self.cache.keep_checkpoint(slot.seq)
 
     def _admissible(self) -> Iterator[tuple[RequestState, Slot]]:
-        """Yield the requests that can start now, each with its slot, in order of arrival.
+        """Yield the requests that can start now, each with its slot, in the order of their turns.
 
         The slot is idle, or its request loses it: it is paused, or of the background, and the other
-        one is not.
+        one is not. A request that waits for cells is passed by those of other clients that fit,
+        while these have no more cells than its client would have. One of lower priority waits.
         """
         free = [slot for slot in self.slots if slot.request is None or slot.request.paused]
         able = free or self._giving_way()
         if not able or (self._is_full and free and len(free) < len(self.slots)):
             return
+        short, level = dict[str, float](), 0  # clients that wait for cells: see `_share_with`
         for request in self.waiting:
-            id_slot = request.task.params.id_slot
+            id_slot, client = request.task.params.id_slot, request.task.client
+            priority = request.task.priority
             slots = able if id_slot < 0 else [slot for slot in able if slot.id == id_slot]
+            if client in short or (short and priority < level):
+                continue
             if not free and request.is_background:
                 continue
             if request.scores is not None:
                 self.scores.find(request)
             if not slots or request.is_fetching or self._should_follow(request):
                 continue  # it waits for something that those behind it need not wait for
-            if not self._fits(request):
-                return
+            share = self._share_with(request)
+            may_pass = share <= min(short.values(), default=share)
+            if not (may_pass and self._fits(request)) and not self._is_overdue(request):
+                level = level if short else priority
+                short[client] = share
+                request.short_since = request.short_since or self._step
+                continue
             if free:
                 yield (
                     request,
@@ -338,19 +362,51 @@ class Scheduler:
             return shared
         return divergence_point(leader.checkpoints, shared, self.cache.rules)
 
-    def _fits(self, request: RequestState) -> bool:
-        """Whether the request's tokens, and one more, fit beside the running requests.
+    def _beside(self, request: RequestState) -> list[Slot]:
+        """Find the slots whose cells a request cannot have: not those of paused requests.
 
-        Cells of idle sequences and of paused requests do not count: they can be freed. Those of the
-        background count for its own requests only.
+        Those of the background count for its own requests only.
         """
-        active = [
+        return [
             slot
             for slot in self.slots
             if (one := slot.request) is not None
             and not one.paused
             and (request.is_background or not one.is_background)
         ]
+
+    def _share_with(self, request: RequestState) -> float:
+        """How many cells a request and those of its client in slots have, for their weight."""
+        client, running = request.task.client, (slot.request for slot in self._beside(request))
+        return request.share + sum(one.share for one in running if one and one.task.client == client)
+
+    def _is_overdue(self, request: RequestState) -> bool:
+        """Whether others make room: it has waited for cells for long, and its client has none.
+
+        Those of higher priority do not, nor those that others have just made room for.
+        """
+        waited = self._step - request.short_since
+        if not request.short_since or waited < PATIENCE * len(request.keys):
+            return False
+        staying = [slot for slot in self._beside(request) if not _gives_way(slot, request)]
+        return self._share_with(request) == request.share and self._fits(request, staying)
+
+    def _clear(self, request: RequestState) -> None:
+        """Preempt others until an overdue request fits, and give it time."""
+        if request.short_since and not self._fits(request):
+            n_more = int(GROWTH * len(request.keys)) + 1
+            request.safe_until = request.n_output + n_more
+            while not self._fits(request):
+                beside = self._beside(request)
+                self.preempt(lowest_priority([s for s in beside if _gives_way(s, request)]))
+        request.short_since = 0
+
+    def _fits(self, request: RequestState, active: list[Slot] | None = None) -> bool:
+        """Whether the request's tokens, and one more, fit beside the active requests.
+
+        Cells of idle sequences do not count: they can be freed.
+        """
+        active = self._beside(request) if active is None else active
         seqs = {slot.seq.id for slot in active if slot.seq is not None}
         pending = sum(slot.n_pending for slot in active)
         shared = 0

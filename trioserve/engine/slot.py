@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from time import monotonic
 
@@ -79,6 +79,8 @@ class RequestState(QueuedRequest):
     scores: PromptScores | None = None
     has_sent_scores: bool = False
     n_sought: int = -1  # prompts with kept scores when these were searched
+    #: Tokens of output up to which it keeps the cells that others have made room for.
+    safe_until: int = 0
     paused: bool = False  # its reader stalls
     is_fetching: bool = False  # its beginning is being read from disk
     truncated: bool = False
@@ -111,6 +113,16 @@ class RequestState(QueuedRequest):
     def n_output(self) -> int:
         """How many tokens were generated."""
         return len(self.keys) + self.n_discarded - self.n_prompt
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it is not preempted yet, because others have just made room for it."""
+        return self.n_output < self.safe_until
+
+    @property
+    def share(self) -> float:
+        """The cells of its tokens, and of one more, for the weight of its client."""
+        return (len(self.keys) + 1) / self.task.weight
 
     @property
     def n_more(self) -> int:
@@ -400,10 +412,20 @@ def arrival(slot: Slot) -> int:
 
 
 def lowest_priority(slots: list[Slot]) -> Slot:
-    """Find the slot that matters least: a paused request, or the youngest of lowest priority."""
+    """Find the slot that matters least: a paused request, or one of lowest priority.
 
-    def importance(slot: Slot) -> tuple[bool, int, int]:
-        assert slot.request is not None
-        return not slot.request.paused, slot.request.task.priority, -arrival(slot)
+    Among those, it is the youngest of the client with the most cells, but none that others have
+    just made room for.
+    """
+    shares = defaultdict[str, float](float)
+    for slot in slots:
+        if slot.request is not None:
+            shares[slot.request.task.client] += slot.request.share
+
+    def importance(slot: Slot) -> tuple[bool, int, bool, float, int]:
+        request = slot.request
+        assert request is not None
+        priority, share = request.task.priority, shares[request.task.client]
+        return not request.paused, priority, request.is_safe, -share, -arrival(slot)
 
     return min(slots, key=importance)
