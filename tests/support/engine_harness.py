@@ -57,11 +57,13 @@ class Harness:
         prompt: str,
         root: CacheRoot | None = None,
         divergence_points: Sequence[int] = (),
+        client: str = "",
+        weight: float = 1.0,
         **options: object,
     ) -> None:
         params, root = GenerationParams(**options), root or CacheRoot()
         made = Prompt(prompt.encode(), divergence_points=divergence_points)
-        task = Task(task_id, made, params, root=root)
+        task = Task(task_id, made, params, client, weight, root=root)
         self.engine.check(task)
         self.engine.submit(task)
 

@@ -15,10 +15,9 @@ from trioserve.engine.slot import RequestState, Slot, lowest_priority
 from trioserve.engine.steady import SteadyPlan
 from trioserve.types import TokenId
 
-
-#: A request waits for cells for as many steps as it has tokens, times this, before others are
-#: preempted for it. Then it keeps them until it has grown by this share: as these have to be
-#: computed again, the work for that is bounded by the steps.
+#: A request waits for cells for as many steps as it has tokens, times the first, before others are
+#: preempted for it. Then it keeps them until it has grown by the second. So the work that has to be
+#: done again is bounded by the steps.
 PATIENCE, GROWTH = 1 / 2, 1 / 8
 
 
@@ -275,7 +274,7 @@ class Scheduler:
         able = free or self._giving_way()
         if not able or (self._is_full and free and len(free) < len(self.slots)):
             return
-        short, level = dict[str, float](), 0  # clients that wait for cells: see `_share_with`
+        short, level = dict[str, int](), 0  # the clients that wait for cells; their priority
         for request in self.waiting:
             id_slot, client = request.task.params.id_slot, request.task.client
             priority = request.task.priority
@@ -288,11 +287,11 @@ class Scheduler:
                 self.scores.find(request)
             if not slots or request.is_fetching or self._should_follow(request):
                 continue  # it waits for something that those behind it need not wait for
-            share = self._share_with(request)
-            may_pass = share <= min(short.values(), default=share)
+            n_cells = self._n_cells_with(request)
+            may_pass = n_cells <= min(short.values(), default=n_cells)
             if not (may_pass and self._fits(request)) and not self._is_overdue(request):
                 level = level if short else priority
-                short[client] = share
+                short[client] = n_cells
                 request.short_since = request.short_since or self._step
                 continue
             if free:
@@ -375,10 +374,11 @@ class Scheduler:
             and (request.is_background or not one.is_background)
         ]
 
-    def _share_with(self, request: RequestState) -> float:
-        """How many cells a request and those of its client in slots have, for their weight."""
+    def _n_cells_with(self, request: RequestState) -> int:
+        """How many cells a request has, together with those of its client in slots."""
         client, running = request.task.client, (slot.request for slot in self._beside(request))
-        return request.share + sum(one.share for one in running if one and one.task.client == client)
+        ones = [one for one in running if one is not None and one.task.client == client]
+        return sum(one.n_cells for one in [request, *ones])
 
     def _is_overdue(self, request: RequestState) -> bool:
         """Whether others make room: it has waited for cells for long, and its client has none.
@@ -389,7 +389,8 @@ class Scheduler:
         if not request.short_since or waited < PATIENCE * len(request.keys):
             return False
         staying = [slot for slot in self._beside(request) if not _gives_way(slot, request)]
-        return self._share_with(request) == request.share and self._fits(request, staying)
+        has_none = self._n_cells_with(request) == request.n_cells
+        return has_none and self._fits(request, staying)
 
     def _clear(self, request: RequestState) -> None:
         """Preempt others until an overdue request fits, and give it time."""
@@ -414,7 +415,7 @@ class Scheduler:
             keys = request.keys[: request.n_reusable]
             shared, holders = self.cache.find(keys, request.task.root)
             shared = shared if any(seq.id in seqs for seq in holders) else 0
-        taken = self.cache.held.taken_by(seqs, len(request.keys) + 1, shared)
+        taken = self.cache.held.taken_by(seqs, request.n_cells, shared)
         return taken + pending <= self.n_ctx
 
     def _make_room(self) -> None:

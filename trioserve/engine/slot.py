@@ -79,7 +79,7 @@ class RequestState(QueuedRequest):
     scores: PromptScores | None = None
     has_sent_scores: bool = False
     n_sought: int = -1  # prompts with kept scores when these were searched
-    #: Tokens of output up to which it keeps the cells that others have made room for.
+    #: With fewer tokens of output, it keeps the cells that others have made room for.
     safe_until: int = 0
     paused: bool = False  # its reader stalls
     is_fetching: bool = False  # its beginning is being read from disk
@@ -120,9 +120,9 @@ class RequestState(QueuedRequest):
         return self.n_output < self.safe_until
 
     @property
-    def share(self) -> float:
-        """The cells of its tokens, and of one more, for the weight of its client."""
-        return (len(self.keys) + 1) / self.task.weight
+    def n_cells(self) -> int:
+        """How many cells its tokens take, and one more."""
+        return len(self.keys) + 1
 
     @property
     def n_more(self) -> int:
@@ -414,13 +414,13 @@ def arrival(slot: Slot) -> int:
 def lowest_priority(slots: list[Slot]) -> Slot:
     """Find the slot that matters least: a paused request, or one of lowest priority.
 
-    Among those, it is the youngest of the client with the most cells, but none that others have
-    just made room for.
+    Among those, it is the youngest of the client with the most cells for its weight, but none that
+    others have just made room for.
     """
     shares = defaultdict[str, float](float)
     for slot in slots:
-        if slot.request is not None:
-            shares[slot.request.task.client] += slot.request.share
+        if (one := slot.request) is not None:
+            shares[one.task.client] += one.n_cells / one.task.weight
 
     def importance(slot: Slot) -> tuple[bool, int, bool, float, int]:
         request = slot.request
