@@ -72,3 +72,19 @@ def test_a_path_that_is_too_long(tmp_path: Path) -> None:
     config = Config(host=str(tmp_path / ("x" * 150 + ".sock")))
     with pytest.raises(ConfigError, match=r"x\.sock: AF_UNIX path too long"), open_sockets(config):
         pass
+
+
+def test_the_kernel_keeps_little_for_a_client_that_does_not_read() -> None:
+    """Else a stream runs on for thousands of tokens until its request is paused."""
+    with open_socket("127.0.0.1", 0) as opened, socket.socket() as client:
+        opened.listen()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(opened.getsockname())
+        connection, _ = opened.accept()
+        with connection:
+            connection.settimeout(1)  # what the other end may still take
+            n_bytes = 0
+            with pytest.raises(TimeoutError):
+                while True:
+                    n_bytes += connection.send(bytes(256))
+    assert n_bytes < 96 * 1024

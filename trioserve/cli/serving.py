@@ -338,9 +338,9 @@ async def _follow_failure(service: AppState, status: StatusPipe) -> None:
 
 # -- sockets
 
-#: The kernel's send buffer for a client that does not read; connections inherit it. The default
-#: would be megabytes, which is thousands of unread tokens.
-_SEND_BUFFER = 128 * 1024
+#: What the kernel keeps for a client that does not read, in all and before it is sent. The default
+#: would be megabytes, so that a request runs on for thousands of tokens before it is paused.
+_SEND_BUFFER, _UNSENT = 128 * 1024, 32 * 1024
 
 
 @contextmanager
@@ -356,7 +356,7 @@ def open_sockets(config: Config) -> Iterator[list[socket.socket]]:
     with ExitStack() as closing:
         opened = [closing.enter_context(one) for one in take_sockets(os.environ)]
         for one in opened:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            _bound_unread(one)
         for host in hosts if not opened else ():
             try:
                 one = open_socket(host, config.port, reuse=config.reuse_port, both=len(hosts) == 1)
@@ -392,12 +392,19 @@ def open_socket(host: str, port: int, *, reuse: bool = False, both: bool = True)
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6 and not both:
             opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        _bound_unread(opened)
         opened.bind(address)
     except OSError:
         opened.close()
         raise
     return opened
+
+
+def _bound_unread(opened: socket.socket) -> None:
+    """Bound what the kernel keeps of answers that are not read; connections inherit it."""
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+    if opened.family in (socket.AF_INET, socket.AF_INET6):
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
 
 
 def _open_path(path: Path) -> socket.socket:
