@@ -28,7 +28,7 @@ from tests.api.stored.test_batches import (
 from tests.server.test_keys import replace, table
 from tests.support.clients import client_and_service, client_of
 from tests.support.http_server import serving
-from tests.support.scripts import CHAT, answering
+from tests.support.scripts import CHAT, answering, endless
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
 from trioserve.api.base.app_state import AppState
@@ -296,3 +296,15 @@ async def test_open_batches_of_one_key_leave_room_for_other_keys() -> None:
         asked = {"input": "Hi", "store": True}
         assert (await client.post("/v1/responses", json=asked)).status_code == 200
         assert (await begin(client, [line(0)]))["status"] == "in_progress"
+
+
+async def test_background_responses_of_one_key_leave_room_for_other_keys() -> None:
+    keys = {"api_keys": ("1", "2"), "max_queue": 100}
+    async with client_and_service(endless(), store_size=2**20, **keys) as (client, _):
+        client.headers["Authorization"] = "Bearer 1"
+        asked = {"input": "x" * 90_000, "background": True}
+        statuses = [(await client.post("/v1/responses", json=asked)).status_code for _ in range(6)]
+        assert statuses == [200] * 5 + [503]
+        client.headers["Authorization"] = "Bearer 2"
+        asked = {"input": "Hi", "background": True}
+        assert (await client.post("/v1/responses", json=asked)).status_code == 200

@@ -136,6 +136,7 @@ class StoredRun:
         """Store the response before it is begun. Raises UnavailableError."""
 
         def write(records: Records) -> None:
+            records.check_share(self.owner, sum(len(part.body) for part in self.input))
             records.add(self.id, RESPONSE, self.owner, self.body, is_open=True)
             records.append(self.id, INPUT, self.input)
 
