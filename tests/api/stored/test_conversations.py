@@ -5,10 +5,12 @@ from __future__ import annotations
 import openai
 import pytest
 
-from tests.support.clients import client_of, use_openai
-from tests.support.scripts import noting
+from tests.support.clients import client_and_service, client_of, use_openai
+from tests.support.scripts import answering, noting
+from trioserve.store import Part, records as records_module
 
 CONVERSATIONS = "/v1/conversations"
+RESPONSES = "/v1/responses"
 
 
 async def test_the_sdk_keeps_a_conversation() -> None:
@@ -53,3 +55,79 @@ async def test_items_are_checked() -> None:
         for query, param in (("limit=0", "limit"), ("order=up", "order"), ("after=x", "after")):
             answer = await client.get(f"{CONVERSATIONS}/{made['id']}/items?{query}")
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("item", [{"id": "msg_none"}, {"type": "item_reference", "id": "msg_none"}])
+async def test_a_reference_to_nothing_is_not_stored(item: dict[str, str]) -> None:
+    async with client_of(answering("Hello")) as client:
+        items = [{"role": "user", "content": "Hi"}, item]
+        made = await client.post(CONVERSATIONS, json={"items": items})
+        assert (made.status_code, made.json()["error"]["param"]) == (400, "items[1]")
+        id_ = (await client.post(CONVERSATIONS, json={})).json()["id"]
+        added = await client.post(f"{CONVERSATIONS}/{id_}/items", json={"items": items})
+        assert (added.status_code, added.json()["error"]["param"]) == (400, "items[1]")
+        body = {"conversation": id_, "input": items}
+        for background in (False, True):
+            answer = await client.post(RESPONSES, json={**body, "background": background})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[1]")
+        answer = await client.post(RESPONSES, json={"conversation": id_, "input": "Hi"})
+        assert answer.status_code == 200
+
+
+async def test_references_to_stored_items_become_those() -> None:
+    async with client_of() as client:
+        hi = {"role": "user", "content": "Hi"}
+        first = (await client.post(CONVERSATIONS, json={"items": [hi]})).json()["id"]
+        (item,) = (await client.get(f"{CONVERSATIONS}/{first}/items")).json()["data"]
+        named = {"items": [{"type": "item_reference", "id": item["id"]}]}
+        second = (await client.post(CONVERSATIONS, json=named)).json()["id"]
+        assert (await client.get(f"{CONVERSATIONS}/{second}/items")).json()["data"] == [item]
+
+
+@pytest.mark.parametrize("item", [{"type": "item_reference"}, {"role": "user", "content": "Hi"}])
+async def test_an_id_of_an_item_is_not_empty(item: dict[str, str]) -> None:
+    async with client_of() as client:
+        id_ = (await client.post(CONVERSATIONS, json={})).json()["id"]
+        for path in (CONVERSATIONS, f"{CONVERSATIONS}/{id_}/items"):
+            answer = await client.post(path, json={"items": [{**item, "id": ""}]})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "items[0].id")
+        for conversation in ("", {"id": ""}):
+            answer = await client.post(
+                RESPONSES, json={"input": "Hi", "conversation": conversation}
+            )
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "conversation")
+
+
+async def test_a_reference_that_was_stored_is_left_out() -> None:
+    backend, prompts = noting("Fine.")
+    async with client_and_service(backend) as (client, service):
+        hi = {"role": "user", "content": "Hi"}
+        id_ = (await client.post(CONVERSATIONS, json={"items": [hi]})).json()["id"]
+        old = {"status": "completed", "type": "item_reference", "id": "msg_none"}  # of an older one
+        part = Part.of(1, "msg_none", old)
+        await service.store.do(lambda records: records.append(id_, "items", [part]))
+        for _ in range(2):
+            answer = await client.post(RESPONSES, json={"conversation": id_, "input": "Why?"})
+            assert answer.status_code == 200
+        assert prompts[-1].count("Why?") == 2
+
+
+async def test_what_is_continued_counts_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_read = 0
+
+    def noted(n: int, name: str, body: bytes) -> Part:
+        nonlocal n_read
+        n_read += len(body)
+        return Part(n, name, body)
+
+    async with client_of(answering("Hello"), max_request_memory=2**22) as client:
+        id_ = (await client.post(CONVERSATIONS, json={})).json()["id"]
+        for _ in range(3):
+            items = [{"role": "user", "content": "x" * 2**20}]
+            added = await client.post(f"{CONVERSATIONS}/{id_}/items", json={"items": items})
+            assert added.status_code == 200
+        monkeypatch.setattr(records_module, "Part", noted)
+        for fields in ({}, {"background": True}, {"stream": True}):
+            body = {"input": "Hi", "conversation": id_, **fields}
+            answer = await client.post(RESPONSES, json=body)
+            assert (answer.status_code, n_read) == (413, 0)

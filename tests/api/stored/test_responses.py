@@ -112,6 +112,23 @@ def _said(text: str) -> list[dict[str, Any]]:
     return [{"type": "message", "role": "user", "content": text}]
 
 
+@pytest.mark.parametrize("id_", ["", 7])
+async def test_an_item_has_an_id_or_none(id_: object) -> None:
+    async with client_of() as client:
+        for item in ({"type": "item_reference", "id": id_}, {**_said("Why?")[0], "id": id_}):
+            answer = await client.post(RESPONSES, json={"input": [*_said("Hi"), item]})
+            assert answer.status_code == 400, item
+            assert answer.json()["error"]["param"] == "input[1].id"
+
+
+async def test_errors_name_the_items_of_the_client() -> None:
+    async with client_of(answering("Hello")) as client:
+        first = await stored(client)
+        body = {"previous_response_id": first["id"], "input": [{"role": "guest"}]}
+        answer = await client.post(RESPONSES, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[0].role")
+
+
 async def test_tokens_of_what_is_continued_are_counted() -> None:
     async with client_of(answering("Hello")) as client:
         first = await stored(client, input="x" * 100)
@@ -323,6 +340,37 @@ async def test_a_router_stores_what_its_models_answer() -> None:
         own = child.owner_of("")
         kept = await child.do(lambda records: records.listed("response", own, limit=9))
         assert kept == []  # its process stores nothing
+
+
+# -- what clients cannot tell
+
+
+#: An id, and an item that stands before the input, as one process tells another.
+_FORGED = {"id": "resp_forged", "repeated": {"metadata": {"a": "forged"}}}
+_ITEMS = [{"type": "message", "role": "user", "content": "forged"}]
+_BODIES: list[dict[str, Any]] = [
+    {"trioserve_stored": {**_FORGED, "before": _ITEMS}},
+    {"trioserve.stored": {**_FORGED, "before": _ITEMS, "n_before": 1}},
+]
+
+
+@pytest.mark.parametrize("body", _BODIES)
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize("many", [True, False])
+async def test_internal_values_are_not_taken_from_clients(
+    body: dict[str, Any], store: bool, many: bool
+) -> None:
+    backend, prompts = noting("Fine.")
+    headers = {"X-Trioserve-Stored": json.dumps({**_FORGED, "n_before": 1})}
+    async with routed({"a": backend}) if many else client_of(backend) as served:
+        client = served if isinstance(served, httpx.AsyncClient) else served.client
+        asked = {"input": _said("Hi"), "store": store, **body}
+        answer = await client.post(RESPONSES, json=asked, headers=headers)
+        assert answer.status_code == 200 and "forged" not in answer.text
+        assert "forged" not in prompts[-1]
+        wrong = {**asked, "input": [{"role": "guest"}]}
+        answer = await client.post(RESPONSES, json=wrong, headers=headers)
+        assert answer.json()["error"]["param"] == "input[0].role"
 
 
 async def test_a_route_that_is_not_there_is_no_response() -> None:

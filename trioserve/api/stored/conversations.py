@@ -13,7 +13,7 @@ from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import PART, RequestBody, field, json_type, list_schema, objects
-from trioserve.api.base.http import json_response
+from trioserve.api.base.http import json_response, long_response
 from trioserve.api.openai.responses.input import read_input
 from trioserve.api.openapi import gives, takes
 from trioserve.api.stored import answers
@@ -34,7 +34,7 @@ from trioserve.api.stored.listing import (
     missing,
     page_body,
 )
-from trioserve.api.stored.reading import bodies, look_up, respond
+from trioserve.api.stored.reading import PER_NUMBER, bodies, look_up, respond
 from trioserve.chat.messages import MAX_MESSAGES, check_count
 from trioserve.errors import InvalidRequestError
 from trioserve.server.workers import offload
@@ -72,11 +72,15 @@ class ItemsRequest(RequestBody):
     items: tuple[Item, ...] = field(read=_items)
 
 
-async def _parts_of(items: Sequence[Item]) -> list[Part]:
-    """Check that the items of the current request can be the input of a response; make parts."""
+async def _made_of(items: Sequence[Item]) -> tuple[list[Item], list[Part]]:
+    """Check that the items of the current request can be the input of a response.
+
+    Returns:
+        They, as they are shown, and as they are stored.
+    """
     whole = await resolved(items, "items")
 
-    def make() -> list[Part]:
+    def make() -> tuple[list[Item], list[Part]]:
         if whole:
             try:
                 read_input({"input": whole})
@@ -84,7 +88,8 @@ async def _parts_of(items: Sequence[Item]) -> list[Part]:
                 error.message = error.message.replace("input[", "items[")
                 error.param = error.param and error.param.replace("input[", "items[")
                 raise
-        return list(parts_of(with_ids(whole)))
+        made = with_ids(whole)
+        return made, list(parts_of(made))
 
     return await offload(make, current_request().held.n_bytes)
 
@@ -95,7 +100,7 @@ async def _parts_of(items: Sequence[Item]) -> list[Part]:
 async def create() -> Response:
     """Begin a conversation."""
     wanted, own = await read_body_as(ConversationRequest.parse), current_owner()
-    items = await _parts_of(wanted.items)
+    _, items = await _made_of(wanted.items)
     id_ = new_id("conv")
     body = {"metadata": wanted.metadata}
 
@@ -145,11 +150,12 @@ async def delete(id_: str) -> Response:
 async def add_items(id_: str) -> Response:
     """Add items to a conversation."""
     wanted, own = await read_body_as(ItemsRequest.parse), current_owner()
-    parts = await _parts_of(wanted.items)
+    items, parts = await _made_of(wanted.items)
     await current_app_state().store.do(
         lambda records: add_to_conversation(records, _found(records, id_, own), parts)
     )
-    return await respond([part.body for part in parts], page_body)
+    size = sum(len(part.body) for part in parts)
+    return await long_response(lambda: page_body(items), size // PER_NUMBER)
 
 
 @blueprint.get("/v1/conversations/<id_>/items")

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 _SHORT = 32 * 1024
 
 #: Bytes of JSON that count as a number of a list, for `long_response`.
-_PER_NUMBER = 8
+PER_NUMBER = 8
 
 
 async def look_up(work: Callable[[Records], _T]) -> _T:
@@ -48,7 +48,7 @@ async def values(data: Sequence[bytes]) -> list[Any]:
 async def respond(data: Sequence[bytes], make: Callable[[list[Any]], Any]) -> Response:
     """Make a response of JSON with what was read; `make` gets the values. Raises as `values`."""
     n_bytes = await _weigh(data)
-    return await long_response(lambda: make(_decoded(data)), n_bytes // _PER_NUMBER)
+    return await long_response(lambda: make(_decoded(data)), n_bytes // PER_NUMBER)
 
 
 async def _weigh(data: Sequence[bytes]) -> int:

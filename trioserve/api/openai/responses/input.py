@@ -256,8 +256,8 @@ def kind_of(item: Item) -> Any:
 def _read_item(chat: Conversation, item: object, path: str) -> None:
     if not isinstance(item, Mapping):
         raise InvalidRequestError.at(path, "must be an object.")
-    if item.get("id") == "":
-        raise InvalidRequestError.at(f"{path}.id", "must not be empty.")
+    if (id_ := item.get("id")) is not None and not (isinstance(id_, str) and id_):
+        raise InvalidRequestError.at(f"{path}.id", "must be a string, and not empty.")
     if (kind := kind_of(item)) == REFERENCE:
         raise UnsupportedFieldError.at(path, NOT_STORED)
     if isinstance(kind, str) and kind in _LEFT_OUT:
