@@ -28,7 +28,7 @@ from trioserve.api.base import errors, sse
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import look_into, parse_object
 from trioserve.api.base.connection import current_request
-from trioserve.api.base.http import json_response
+from trioserve.api.base.http import long_response
 from trioserve.api.base.stored_as import STORED, StoredAs
 from trioserve.api.openai.answers import RESPONSE as RESPONSE_BODY
 from trioserve.api.openai.responses.request import StoringRequest
@@ -49,7 +49,7 @@ from trioserve.api.stored.items import (
     with_ids,
 )
 from trioserve.api.stored.listing import QUERY, Page, current_owner, deleted, missing
-from trioserve.api.stored.reading import bodies, look_up, respond, values
+from trioserve.api.stored.reading import PER_NUMBER, bodies, look_up, respond, values
 from trioserve.chat.messages import MAX_MESSAGES
 from trioserve.concurrency import Gate, Phase
 from trioserve.errors import (
@@ -219,7 +219,7 @@ async def take_over() -> Response | None:
     if runs and options.background:
         run.body = _queued(run, fields)
         ask = streams.asking(body, **{_RUN: run, STORED: stored})
-        return await _begin(run, ask, wants_stream=wants_stream)
+        return await _begin(run, ask, len(body), wants_stream=wants_stream)
     current = current_request()
     current.body.clear()
     current.held.shrink_to(0)
@@ -326,8 +326,9 @@ async def _kept_stream(run: StoredRun, body: ResponseBody, path: str) -> AsyncIt
     rest = b""
     async with body as parts:
         async for part in parts:
+            new = max(len(rest) - 1, 0)
             rest += part.encode() if isinstance(part, str) else part
-            end = rest.rfind(b"\n\n") + 2
+            end = rest.rfind(b"\n\n", new) + 2
             if end < 2:
                 continue
             events, rest = rest[:end], rest[end:]
@@ -379,8 +380,8 @@ async def _response_in(event: bytes) -> tuple[int, dict[str, Any]]:
 # -- in the background
 
 
-async def _begin(run: StoredRun, ask: streams.Ask, *, wants_stream: bool) -> Response:
-    """Run the current request in the background; make the response that says that it runs."""
+async def _begin(run: StoredRun, ask: streams.Ask, size: int, *, wants_stream: bool) -> Response:
+    """Run the current request, of a size in bytes, in the background; make the response to it."""
     runs = current_app_state().stored_runs
     session = run.session = streams.begin(run.id, partial(_live, run, runs, ask))
     await run.begun.wait()
@@ -388,7 +389,9 @@ async def _begin(run: StoredRun, ask: streams.Ask, *, wants_stream: bool) -> Res
     if (failed := await streams.answer_of_failed(session, wait)) is not None:
         await run.store.do(lambda records: records.delete(run.id))
         return failed
-    return streams.respond(session, 0) if wants_stream else json_response(run.body)
+    if wants_stream:
+        return streams.respond(session, 0)
+    return await long_response(lambda: run.body, size // PER_NUMBER)
 
 
 async def _live(run: StoredRun, runs: dict[str, StoredRun], ask: streams.Ask, send: Send) -> None:
