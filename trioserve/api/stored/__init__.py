@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trioserve.api.stored import batches, conversations, files, responses, usage
 from trioserve.api.stored.batches import ask_for_line
+from trioserve.api.stored.runs import settle
 
 if TYPE_CHECKING:
     from quart_trio import QuartTrio
@@ -31,7 +32,7 @@ def install(app: QuartTrio, served: AppState) -> None:
     """Have an app store responses and run batches. To be done after the checks of keys."""
     app.before_request(responses.take_over)
     app.after_request(responses.keep)
-    served.settle = responses.settle
+    served.settle = settle
     served.batches.ask = partial(ask_for_line, app, served)
     app.url_map.converters["response"] = responses.ResponseId
     for each in BLUEPRINTS:
