@@ -45,7 +45,7 @@ def take_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 class Notifier:
-    """Tells systemd of states, such as ``READY=1``. Without an address, it tells nobody.
+    """Tells systemd of states, such as ``READY=1``. Without an address, nothing happens.
 
     Thread-safe, and never waits: while the queue of systemd's socket is full, a thread does, and
     then sends the newest value of each variable.
@@ -54,7 +54,7 @@ class Notifier:
     def __init__(self, address: str) -> None:
         self._path = "\0" + address[1:] if address[:1] == "@" else address
         self._lock = threading.Lock()
-        self._unsent: dict[str, str] = {}  # whoever adds the first one sees to all
+        self._unsent: dict[str, str] = {}  # the thread that adds the first one sends all
 
     def tell(self, **variables: str) -> None:
         """Send variables, or have them sent."""
