@@ -194,6 +194,29 @@ async def test_a_damaged_record_of_one_batch_is_one_batch_that_failed(tmp_path: 
         }
 
 
+async def test_what_is_damaged_does_not_hide_the_rest_of_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    async with client_of(answering("Hello"), store=str(path)) as client:
+        wanted = {"input_file_id": await upload(client, [line(0)]), "endpoint": CHATS}
+        batches = []
+        for mark in ("mark this", "not that"):
+            body = wanted | {"metadata": {"a": mark}}
+            batches.append((await client.post("/v1/batches", json=body)).json()["id"])
+        ends = [(await until_over(client, batch))["output_file_id"] for batch in batches]
+    data = path.read_bytes()
+    for mark in (b"mark this", f'"filename":"{batches[0]}'.encode()):
+        assert mark in data
+        data = data.replace(mark, b"\xff" * len(mark))
+    path.write_bytes(data)
+    async with client_of(store=str(path)) as client:
+        listed = (await client.get("/v1/batches")).json()["data"]
+        assert [each["status"] for each in listed] == ["completed", "failed"]
+        assert {each["id"] for each in listed} == {*batches}
+        for query in ("", "?purpose=batch_output"):
+            files = (await client.get(f"/v1/files{query}")).json()["data"]
+            assert ends[1] in (ids := [each["id"] for each in files]) and ends[0] not in ids
+
+
 # -- which answers are final
 
 

@@ -180,7 +180,7 @@ def _body(wanted: BatchRequest, read: _Lines) -> dict[str, Any]:
 @gives(answers.BATCHES)
 async def list_batches() -> Response:
     """List the batches of the client, the newest first."""
-    return await Page.of_request().records(KIND)
+    return await Page.of_request().records(KIND, entry=body_of)
 
 
 @blueprint.get("/v1/batches/<id_>")

@@ -34,7 +34,7 @@ from trioserve.api.stored.listing import (
     missing,
     page_body,
 )
-from trioserve.api.stored.reading import PER_NUMBER, bodies, look_up, respond
+from trioserve.api.stored.reading import PER_NUMBER, bodies, decoded, look_up, respond
 from trioserve.chat.messages import MAX_MESSAGES, check_count
 from trioserve.errors import InvalidRequestError
 from trioserve.server.workers import offload
@@ -175,7 +175,8 @@ async def list_items(id_: str) -> Response:
 @gives(answers.ITEM)
 async def show_item(id_: str, item: str) -> Response:
     """Give one item of a conversation."""
-    return await respond(await bodies([await _item(id_, item)]), lambda found: found[0])
+    data = await bodies([await _item(id_, item)])
+    return await respond(data, lambda: decoded(data)[0])
 
 
 @blueprint.delete("/v1/conversations/<id_>/items/<item>")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 from quart import request
@@ -13,10 +14,12 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import json_response
-from trioserve.api.stored.reading import bodies, look_up, respond
-from trioserve.errors import InvalidRequestError, NotFoundError
+from trioserve.api.stored.reading import bodies, decoded, look_up, respond
+from trioserve.errors import InvalidRequestError, NotFoundError, RecordDamagedError
 from trioserve.store import Record, Records, Ref
 from trioserve.whole_numbers import whole_number
+
+_T = TypeVar("_T")
 
 #: A side of a record, by the id of the record.
 Side: TypeAlias = tuple[str, str]
@@ -58,8 +61,8 @@ class Page:
             TrioServeError: from `find`.
         """
         refs = await look_up(lambda records: self._refs(records, find(records)))
-        more = len(refs) > self.limit
-        return await respond(await bodies(refs[: self.limit]), partial(page_body, more=more))
+        data, more = await bodies(refs[: self.limit]), len(refs) > self.limit
+        return await respond(data, lambda: page_body(decoded(data), more=more))
 
     def respond(self, entries: Sequence[dict[str, Any]], **fields: Any) -> Response:
         """Make the response with a page, of its entries and one more if there is one.
@@ -88,9 +91,19 @@ class Page:
         return refs
 
     async def records(
-        self, kind: str, is_wanted: Callable[[Record], bool] = lambda record: True
+        self,
+        kind: str,
+        is_wanted: Callable[[Record], bool] = lambda record: True,
+        entry: Callable[[Record], dict[str, Any]] = lambda record: record.body,
     ) -> Response:
         """Make the response with a page of the client's records of a kind.
+
+        Damaged ones are logged, and left out of the list, unless `entry` knows what to say of them.
+
+        Args:
+            kind: which.
+            is_wanted: tells which of them are in the list.
+            entry: what the list has of a record.
 
         Raises:
             InvalidRequestError: there is no record `after` which the page begins.
@@ -104,11 +117,13 @@ class Page:
             some = await look_up(partial(self._some, kind=kind, owner=own, after=after))
             if not some:
                 break
-            found += [each for each in some if is_wanted(each)]
+            found += [each for each, wanted in _sound(some, is_wanted) if wanted]
             after = some[-1]
-        more = len(found) > self.limit
-        shown = [each.data for each in found[: self.limit]]
-        return await respond(shown, partial(page_body, more=more))
+        shown, more = found[: self.limit], len(found) > self.limit
+        return await respond(
+            [each.data for each in shown],
+            lambda: page_body([body for _, body in _sound(shown, entry)], more=more),
+        )
 
     def _some(
         self, records: Records, *, kind: str, owner: bytes, after: Record | None
@@ -118,6 +133,13 @@ class Page:
 
     def _unknown(self) -> InvalidRequestError:
         return InvalidRequestError.at("after", "names no entry of the list.")
+
+
+def _sound(records: Sequence[Record], read: Callable[[Record], _T]) -> Iterator[tuple[Record, _T]]:
+    """Read records; those are left out whose damage `read` cannot cope with."""
+    for each in records:
+        with suppress(RecordDamagedError):
+            yield each, read(each)
 
 
 def page_body(shown: Sequence[dict[str, Any]], *, more: bool = False) -> dict[str, Any]:

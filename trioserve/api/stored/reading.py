@@ -42,13 +42,12 @@ async def bodies(refs: Sequence[Ref]) -> list[bytes]:
 async def values(data: Sequence[bytes]) -> list[Any]:
     """Decode what was read. Raises StoreError: it is damaged; MemoryFullError."""
     n_bytes = await _weigh(data)
-    return await offload(partial(_decoded, data), n_bytes, _SHORT)
+    return await offload(partial(decoded, data), n_bytes, _SHORT)
 
 
-async def respond(data: Sequence[bytes], make: Callable[[list[Any]], Any]) -> Response:
-    """Make a response of JSON with what was read; `make` gets the values. Raises as `values`."""
-    n_bytes = await _weigh(data)
-    return await long_response(lambda: make(_decoded(data)), n_bytes // PER_NUMBER)
+async def respond(data: Sequence[bytes], make: Callable[[], Any]) -> Response:
+    """Make a response of JSON with what was read, which `make` decodes. Raises as `values`."""
+    return await long_response(make, await _weigh(data) // PER_NUMBER)
 
 
 async def _weigh(data: Sequence[bytes]) -> int:
@@ -59,7 +58,8 @@ async def _weigh(data: Sequence[bytes]) -> int:
     return n_bytes
 
 
-def _decoded(data: Sequence[bytes]) -> list[Any]:
+def decoded(data: Sequence[bytes]) -> list[Any]:
+    """Decode what was read, in the thread that calls this. Raises StoreError: it is damaged."""
     try:
         return [parse_json(each) for each in data]
     except InvalidRequestError:

@@ -48,7 +48,7 @@ from trioserve.api.stored.items import (
     with_ids,
 )
 from trioserve.api.stored.listing import QUERY, Page, current_owner, deleted, missing
-from trioserve.api.stored.reading import PER_NUMBER, bodies, look_up, respond, values
+from trioserve.api.stored.reading import PER_NUMBER, bodies, decoded, look_up, respond, values
 from trioserve.api.stored.runs import StoredRun
 from trioserve.chat.messages import MAX_MESSAGES
 from trioserve.concurrency import Phase
@@ -487,4 +487,5 @@ async def _find(id_: str) -> tuple[dict[str, Any], Sequence[Ref]]:
 
 async def _show(id_: str) -> Response:
     body, output = await _find(id_)
-    return await respond(await bodies(output), lambda items: {**body, "output": items})
+    data = await bodies(output)
+    return await respond(data, lambda: {**body, "output": decoded(data)})
