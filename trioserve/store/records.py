@@ -331,7 +331,7 @@ class Records:
         return self.read(next(pieces_of(refs, lambda ref: ref.size), []))
 
     def places(self, name: str) -> list[tuple[str, str, int]]:
-        """The record, the side and the number of each part with a name, whoever owns it."""
+        """The record, the side and the number of each part with a name, of all owners."""
         return self._sql("SELECT record, side, n FROM parts WHERE name = ?", (name,)).fetchall()
 
     def numbers_by_name(self, id: str, side: str) -> list[int]:

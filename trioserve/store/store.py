@@ -183,7 +183,7 @@ class Store:
         is_open: bool = False,
         then: Callable[[Records], object] = lambda records: None,
     ) -> None:
-        """Add a record with parts on a side, some in each transaction. It is found in the end.
+        """Add a record with parts on a side, some in each transaction. The last one shows it.
 
         `then` is called in the last transaction.
 
