@@ -113,6 +113,51 @@ def chat_body(source: random.Random) -> dict[str, Any]:
     )
 
 
+def draw_greedy(source: random.Random) -> tuple[str, dict[str, Any]]:
+    """Draw a path and a body of a greedy request, often about what the bundled model knows."""
+    asked = source.choice(_KNOWN).format(*(source.randint(1, 9) for _ in range(2)))
+    messages = [*_messages(source)[:-1], {"role": "user", "content": asked}]
+    chat = {"messages": messages, "max_tokens": source.choice((8, 24, 48))}
+    tools = {"tools": [{"type": "function", "function": _FIXED}], "tool_choice": "required"}
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}
+    path, body = source.choice(
+        (
+            ("/v1/chat/completions", chat),
+            ("/v1/chat/completions", chat | {"n": 2}),
+            ("/v1/chat/completions", chat | {"response_format": schema}),
+            ("/v1/chat/completions", chat | tools),
+            ("/v1/responses", {"input": asked, "max_output_tokens": 32}),
+            ("/v1/messages", {"messages": messages, "max_tokens": 24}),
+            ("/v1/completions", {"prompt": asked, "max_tokens": 16}),
+            ("/completion", {"prompt": text(source), "n_predict": 16}),
+        )
+    )
+    return path, {**body, "temperature": 0}
+
+
+#: There are no probabilities of a call's arguments, so they leave no choice.
+_FIXED = {
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "const": "Rome"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+_KNOWN = (
+    "Count from {} to 1{}",
+    "What is {} plus {}?",
+    "What is the capital of France?",
+    "What is the capital of Japan?",
+    "Thank you, {}{}",
+    "Tell me a story.",
+    "What is the weather in Rome? {}",
+    "Repeat: the cat {} and the dog {}.",
+)
+
+
 def _completion(source: random.Random) -> dict[str, Any]:
     prompt = source.choice((text(source), [3, 4, 5], [text(source, 9), text(source, 9)]))
     return _common(source) | {"prompt": prompt, "n_predict": source.choice((1, 16, 64))}

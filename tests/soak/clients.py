@@ -6,8 +6,9 @@ import json
 import random
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeAlias
 
 import attrs
 import trio
@@ -17,6 +18,9 @@ from tests.soak import catalogue
 from tests.soak.catalogue import Ask
 from tests.soak.tally import Tally
 from tests.support.attacks import send_mutated
+
+#: Something that a client does, and how often.
+Act: TypeAlias = tuple[Callable[[Any], Awaitable[None]], int]
 
 #: Seconds in which a client that reads has its answer.
 PATIENCE = 60.0
@@ -30,6 +34,11 @@ class Client:
     tally: Tally
     source: random.Random
 
+    @property
+    def acts(self) -> Sequence[Act]:
+        """What it does, and how often."""
+        return ACTS
+
     async def run(self) -> None:
         """Do something, again and again, until cancelled."""
         while True:
@@ -38,7 +47,7 @@ class Client:
 
     async def act(self) -> None:
         """Do one thing."""
-        act, weight = zip(*ACTS, strict=True)
+        act, weight = zip(*self.acts, strict=True)
         chosen = self.source.choices(act, weight)[0]
         with trio.move_on_after(PATIENCE) as scope:
             try:
@@ -53,10 +62,11 @@ class Client:
 
     async def behave(self) -> None:
         """Send one to four requests over one connection, and read all answers."""
-        async with self._connected() as stream:
+        async with self.connected() as stream:
             for _ in range(self.source.randint(1, 4)):
                 ask = catalogue.draw(self.source)
-                if not await self._ask(stream, ask):
+                answer = await self._ask(stream, ask)
+                if not (answer.done and answer.keep_alive):
                     return
 
     async def read_event_source(self) -> None:
@@ -66,8 +76,8 @@ class Client:
             "POST", "/v1/chat/completions", body, "Prefer: respond-async"
         )
         posting = Ask(name=f"{name}, POST", data=data, head=head, allowed=frozenset({202, 429}))
-        answer = await self._ask_alone(posting)
-        if answer is None or answer.status != 202:
+        answer = await self.ask_alone(posting)
+        if answer.status != 202:
             return
         path = json.loads(answer.body)["location"]
         if self.source.random() < 0.2:
@@ -75,9 +85,7 @@ class Client:
         if self.source.random() < 0.2:
             data, head = catalogue.request("DELETE", path, key="")
             allowed = frozenset({204})
-            await self._ask_alone(
-                Ask(name=f"{name}, DELETE", data=data, head=head, allowed=allowed)
-            )
+            await self.ask_alone(Ask(name=f"{name}, DELETE", data=data, head=head, allowed=allowed))
             return
         data, head = catalogue.request("GET", path, None, "Accept: text/event-stream", key="")
         allowed = frozenset({200, 404})  # others may have needed its place
@@ -87,7 +95,7 @@ class Client:
         if self.source.random() < 0.4:
             await self._drop(getting)
         else:
-            await self._ask_alone(getting)
+            await self.ask_alone(getting)
 
     async def resume(self) -> None:
         """Begin a stream with a name, lose its connection several times, and read on; or stop it.
@@ -109,16 +117,16 @@ class Client:
                 break
             ask = catalogue.rest_of_stream(name, len(body))
         else:
-            await self._ask_alone(catalogue.stop_of_stream(name))
+            await self.ask_alone(catalogue.stop_of_stream(name))
             return
         if not is_shared and not catalogue.is_whole(body):
             self.tally.fault(f"{ask.name}: it came as {body[:300]!r} ... {body[-300:]!r}")
 
     async def _read_some(self, ask: Ask) -> ResponseReader:
         answer, n_parts = ResponseReader(), self.source.randint(0, 12)
-        async with self._connected() as stream:
-            await self._send(stream, ask.data)
-            while n_parts and not answer.done and await self._receive(stream, answer, 2000):
+        async with self.connected() as stream:
+            await self.send(stream, ask.data)
+            while n_parts and not answer.done and await self.receive(stream, answer, 2000):
                 n_parts -= 1
         return answer
 
@@ -129,10 +137,10 @@ class Client:
             "POST", "/v1/chat/completions", body | {"reasoning_control": True}
         )
         answer = ResponseReader()
-        async with self._connected() as stream:
-            await self._send(stream, data)
+        async with self.connected() as stream:
+            await self.send(stream, data)
             while not answer.done and b'"id":"' not in answer.body:
-                if not await self._receive(stream, answer):
+                if not await self.receive(stream, answer):
                     break
             if answer.status == 200:
                 _, _, rest = answer.body.partition(b'"id":"')
@@ -141,8 +149,8 @@ class Client:
                     "action": self.source.choice(("cancel", "reasoning_end")),
                 }
                 data, head = catalogue.request("POST", "/v1/chat/completions/control", wanted)
-                await self._ask_alone(Ask(name="POST .../control", data=data, head=head))
-            while not answer.done and await self._receive(stream, answer):
+                await self.ask_alone(Ask(name="POST .../control", data=data, head=head))
+            while not answer.done and await self.receive(stream, answer):
                 pass
         outcome = answer.status if answer.done else "cut"
         self.tally.note("POST /v1/chat/completions, controlled", outcome)
@@ -151,7 +159,7 @@ class Client:
 
     async def send_bad_request(self) -> None:
         """Send a request that is wrong, and read what is wrong with it."""
-        await self._ask_alone(catalogue.draw_bad(self.source))
+        await self.ask_alone(catalogue.draw_bad(self.source))
 
     # -- clients that do not
 
@@ -166,13 +174,13 @@ class Client:
         """Read little of a long stream, slowly, for some seconds; then leave, or read the rest."""
         ask = catalogue.long_stream(self.source)
         answer = ResponseReader()
-        async with self._connected(buffer=4096) as stream:
-            await self._send(stream, ask.data)
+        async with self.connected(buffer=4096) as stream:
+            await self.send(stream, ask.data)
             with trio.move_on_after(self.source.uniform(0.5, 6)):
-                while await self._receive(stream, answer, self.source.randint(1, 2000)):
+                while await self.receive(stream, answer, self.source.randint(1, 2000)):
                     await trio.sleep(self.source.uniform(0.05, 0.5))
             if self.source.random() < 0.5:
-                while not answer.done and await self._receive(stream, answer):
+                while not answer.done and await self.receive(stream, answer):
                     pass
         self.tally.note(ask.name, answer.status if answer.done else "ended early")
         self._check_status(ask, answer)
@@ -180,8 +188,8 @@ class Client:
     async def read_nothing(self) -> None:
         """Ask for a long stream and read nothing, for longer than the server waits."""
         ask = catalogue.long_stream(self.source, n_predict=400)
-        async with self._connected(buffer=4096) as stream:
-            await self._send(stream, ask.data)
+        async with self.connected(buffer=4096) as stream:
+            await self.send(stream, ask.data)
             await trio.sleep(self.source.uniform(1, 6))
         self.tally.note("a client that does not read", "left")
 
@@ -190,12 +198,12 @@ class Client:
         ask = catalogue.draw_generating(self.source, streamed=True)
         answer = ResponseReader()
         end = self.source.randrange(ask.head, len(ask.data))
-        async with self._connected() as stream:
-            await self._send(stream, ask.data[:end])
+        async with self.connected() as stream:
+            await self.send(stream, ask.data[:end])
             for at in range(end, min(end + self.source.choice((0, 10)), len(ask.data) - 1)):
-                await self._send(stream, ask.data[at : at + 1])
+                await self.send(stream, ask.data[at : at + 1])
                 await trio.sleep(0.1)
-            while not answer.done and await self._receive(stream, answer):
+            while not answer.done and await self.receive(stream, answer):
                 pass
         self.tally.note("an upload that stops", answer.status if answer.done else "cut")
         self._check_status(attrs.evolve(ask, allowed=frozenset({408, 504})), answer)
@@ -212,7 +220,7 @@ class Client:
     # -- how they do it
 
     @asynccontextmanager
-    async def _connected(self, buffer: int = 0) -> AsyncIterator[trio.SocketStream]:
+    async def connected(self, buffer: int = 0) -> AsyncIterator[trio.SocketStream]:
         host, port = self.url.removeprefix("http://").split(":")
         sock = trio.socket.socket()
         if buffer:
@@ -224,24 +232,24 @@ class Client:
                 linger = struct.pack("ii", 1, 0)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
-    async def _ask_alone(self, ask: Ask) -> ResponseReader | None:
-        async with self._connected() as stream:
+    async def ask_alone(self, ask: Ask) -> ResponseReader:
+        async with self.connected() as stream:
             return await self._ask(stream, ask)
 
-    async def _ask(self, stream: trio.SocketStream, ask: Ask) -> ResponseReader | None:
-        """Send a request, and check the answer. Returns None if nothing can follow it."""
+    async def _ask(self, stream: trio.SocketStream, ask: Ask) -> ResponseReader:
+        """Send a request, read the answer, and check it."""
         answer = ResponseReader()
-        await self._send(stream, ask.data)
-        while not answer.done and await self._receive(stream, answer):
+        await self.send(stream, ask.data)
+        while not answer.done and await self.receive(stream, answer):
             pass
         self.tally.note(ask.name, answer.status if answer.done else "cut")
         if not answer.done:
             self.tally.fault(f"{ask.name}: the answer was cut after {len(answer.body)} bytes")
-            return None
+            return answer
         self._check_status(ask, answer)
         if answer.status == 200 and ask.end not in answer.body[-20_000:]:
             self.tally.fault(f"{ask.name}: a stream ends with {answer.body[-200:]!r}")
-        return answer if answer.keep_alive else None
+        return answer
 
     def _check_status(self, ask: Ask, answer: ResponseReader) -> None:
         if answer.status and answer.status not in ask.allowed:
@@ -260,13 +268,13 @@ class Client:
             "before the body": ask.head,
             "body": source.randrange(ask.head, len(ask.data) + 1),
         }.get(point, len(ask.data))
-        async with self._connected() as stream:
-            await self._send(stream, ask.data[:end])
+        async with self.connected() as stream:
+            await self.send(stream, ask.data[:end])
             await trio.sleep(source.choice((0, 0, 0.01, 0.1)))
             if point in ("begun", "stream"):
                 n_parts = source.randint(2, 20) if point == "stream" else 1
                 for _ in range(n_parts):
-                    if answer.done or not await self._receive(stream, answer, 1000):
+                    if answer.done or not await self.receive(stream, answer, 1000):
                         break
             if source.random() < 0.2:  # half closed for a while
                 with suppress(trio.BrokenResourceError, OSError):
@@ -275,12 +283,12 @@ class Client:
         self.tally.note(f"gone: {point}", answer.status or "no answer yet")
         self._check_status(attrs.evolve(ask, allowed=ask.allowed | {400}), answer)
 
-    async def _send(self, stream: trio.SocketStream, data: bytes) -> None:
+    async def send(self, stream: trio.SocketStream, data: bytes) -> None:
         """Send; when the server does not want the rest, it may have answered."""
         with suppress(trio.BrokenResourceError):
             await stream.send_all(data)
 
-    async def _receive(
+    async def receive(
         self, stream: trio.SocketStream, answer: ResponseReader, size: int = 65536
     ) -> bool:
         """Take what comes next. Returns False at the end of the connection."""
@@ -300,7 +308,7 @@ class Client:
 
 
 #: What clients do, and how often. A third leave before they have their answer.
-ACTS: tuple[tuple[Callable[[Client], Awaitable[None]], int], ...] = (
+ACTS: tuple[Act, ...] = (
     (Client.behave, 30),
     (Client.leave, 40),
     (Client.send_bad_request, 8),

@@ -28,7 +28,7 @@ FLAGS = (
     *("--model", str(BUNDLED)),
     *("--host", "127.0.0.1", "--port", "0", "--log-format", "json"),
     *("-t", "1", "-np", "4", "-c", "2048", "-n", "128", "-cram", "4", "--max-queue", "10"),
-    *("--api-key", ",".join(KEYS), "--metrics", "--props"),
+    *("--api-key", ",".join(KEYS), "--metrics", "--props", "--tools", "read_file"),
     *("--stream-sessions", "100", "--stream-bytes", "40000", "--stream-keep-seconds", "10"),
     *("--timeout", "2", "--stall-timeout", "2", "--unread-tokens", "32"),
     *("--keep-alive-timeout", "2", "--drain-timeout", "30", "--max-body-size", str(MAX_BODY)),
@@ -138,7 +138,8 @@ class Process:
 @asynccontextmanager
 async def started(saved: Path, tally: Tally) -> AsyncIterator[Process]:
     """Run the server until its model is there; at the end of the block, make sure that it ends."""
-    command = [sys.executable, "-m", "trioserve", *FLAGS, "--slot-save-path", str(saved)]
+    files = ("--slot-save-path", saved, "--store", saved / "store.db", "--tools-dir", saved)
+    command = [sys.executable, "-m", "trioserve", *FLAGS, *map(str, files)]
     environ = {name: text for name, text in os.environ.items() if "LLAMA" not in name}
     process = await trio.lowlevel.open_process(
         command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environ

@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from tests.soak import catalogue, curve, verdict
-from tests.soak.clients import ACTS, Client
+from tests.soak.checked import CheckedClient, quiet_answers
+from tests.soak.clients import Client
 from tests.soak.process import Sample
 from tests.soak.tally import Tally
 from tests.support.http_server import serving, serving_script
@@ -31,18 +32,24 @@ async def test_clients_find_no_fault(tmp_path: Path) -> None:
         metrics_endpoint=True,
         props_endpoint=True,
         slot_save_path=str(tmp_path),
+        tools=("read_file",),
+        tools_dir=(str(tmp_path),),
         timeout=1.0,
     )
     app, tally = create_app(config, load=llama.load), Tally()
     async with serving(app) as url:
         await app.extensions["trioserve"].wait_loaded()
-        clients = [Client(url, tally, random.Random(number)) for number in range(8)]
-        with trio.fail_after(60):
-            for act, _ in ACTS:
+        source = random.Random(1)
+        quiet = await quiet_answers(Client(url, tally, source), source, 8)
+        clients = [CheckedClient(url, tally, random.Random(n), quiet) for n in range(8)]
+        with trio.fail_after(120):
+            for act, _ in clients[0].acts:
                 async with trio.open_nursery() as nursery:
                     for client in clients if act not in SLOW else ():
                         nursery.start_soon(act, client)
-    assert tally.sentences() == []
+            await clients[0].check_batches()
+    assert "\n".join(tally.sentences()) == ""
+    assert tally.outcomes["compared"]["equal"] >= len(clients)
     assert tally.n_requests >= 6 * len(clients)
     assert "gone: " in tally.table()  # where in the exchange is drawn
 
@@ -53,7 +60,7 @@ async def test_a_fault_is_told() -> None:
         client = Client(url, tally, random.Random(0))
         data, head = catalogue.request("GET", "/nowhere")
         for _ in range(2):
-            await client._ask_alone(catalogue.Ask(name="a request", data=data, head=head))
+            await client.ask_alone(catalogue.Ask(name="a request", data=data, head=head))
     (fault,) = tally.sentences()
     assert fault.startswith("2 times: a request: status 404, not 200")
     assert "2 404" in tally.table()
