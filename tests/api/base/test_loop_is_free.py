@@ -117,6 +117,20 @@ async def bundled_url() -> Any:
         yield url
 
 
+async def test_a_stored_conversation_does_not_hold_the_loop(bundled_url: str) -> None:
+    items = [{"role": "user", "content": 'a "word" ' * 2000}] * 1400
+    made = await send(bundled_url, "/v1/conversations", body(items=items))
+    id_ = made.json()["id"]
+    added = await send(bundled_url, f"/v1/conversations/{id_}/items", body(items=items))
+    assert added.status_code == 200
+    with_it = {"conversation": id_, "input": "Hi"}
+    for fields in (with_it, {"input": items, "background": True}):
+        data = body(**fields)
+        async with probing() as probe:
+            answer = await send(bundled_url, "/v1/responses", data)
+        assert (answer.status_code in (200, 400), probe.held < MOST) == (True, True), probe
+
+
 async def test_text_whose_client_has_gone_is_given_up(bundled_url: str) -> None:
     data = body(content="<|im_start|>" * 100_000)
     for _ in range(5):
