@@ -93,7 +93,7 @@ async def test_an_owner_sees_only_what_is_theirs() -> None:
         await store.do(lambda records: records.append("a", "in", [Part.of(0, "p", 1)]))
         assert await store.do(lambda records: records.find("a", "note", YOU)) is None
         assert await store.do(lambda records: records.find("a", "other", ME)) is None
-        assert await store.do(lambda records: records.named("p", YOU)) is None
+        assert await store.do(lambda records: records.named("p", YOU, "note")) is None
         assert await ids_in(store, YOU) == []
         assert await store.do(lambda records: records.erase(YOU)) == 0
         assert await store.do(lambda records: records.erase(ME)) == 1

@@ -348,12 +348,20 @@ class Records:
         ).fetchone()
         return int(n)
 
-    def named(self, name: str, owner: bytes) -> Part | None:
-        """Find a part by its name in the records of an owner."""
-        of_owner = "EXISTS (SELECT 1 FROM records WHERE id = record AND owner = ?)"
-        source = f"parts WHERE name = ? AND {of_owner} LIMIT 1"
-        rows = self._counted(_PART, source, (name, owner))
-        return Part(*rows[0]) if rows else None
+    def named(self, name: str, owner: bytes, *kinds: str) -> Ref | None:
+        """Find a part of an owner by its name, in records of some kinds, which are then in use."""
+        found = self._sql(
+            "SELECT record, side, n, length(parts.body) "
+            "FROM parts CROSS JOIN records ON id = record "
+            f"WHERE name = ? AND owner = ? AND kind IN ({', '.join('?' * len(kinds))}) "
+            f"AND is_open != {DRAFT} LIMIT 1",
+            (name, owner, *kinds),
+        ).fetchone()
+        if found is None:
+            return None
+        ref = Ref(*found)
+        self._note_use(ref.record)
+        return ref
 
     def remove(self, id: str, side: str, n: int | None = None) -> int:
         """Delete a part of a record, or a whole side; returns how many there were."""

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.clients import client_and_service, client_of, use_openai
 from tests.support.scripts import answering, noting
-from trioserve.store import Part, records as records_module
+from trioserve.store import Part, Records, records as records_module
 
 CONVERSATIONS = "/v1/conversations"
 RESPONSES = "/v1/responses"
@@ -82,6 +82,27 @@ async def test_references_to_stored_items_become_those() -> None:
         named = {"items": [{"type": "item_reference", "id": item["id"]}]}
         second = (await client.post(CONVERSATIONS, json=named)).json()["id"]
         assert (await client.get(f"{CONVERSATIONS}/{second}/items")).json()["data"] == [item]
+
+
+async def test_references_to_an_id_that_much_else_has_are_cheap() -> None:
+    async with client_and_service(answering("Hello")) as (client, service):
+        parts = [Part.of(n, "msg_x", {}) for n in range(1000)]
+
+        def add(records: Records) -> None:
+            records.add("other", "file", service.store.owner_of(""), {})
+            records.append("other", "data", parts)
+
+        await service.store.do(add)
+        hi = {"role": "user", "content": "Hi", "id": "msg_x"}
+        await client.post(CONVERSATIONS, json={"items": [hi]})
+        statements: list[str] = []
+        await service.store.do(
+            lambda records: records.connection.set_trace_callback(statements.append)
+        )
+        reference = {"type": "item_reference", "id": "msg_x"}
+        answer = await client.post(RESPONSES, json={"input": [reference] * 40})
+        assert answer.status_code == 200
+        assert len(statements) < 400
 
 
 @pytest.mark.parametrize("item", [{"type": "item_reference"}, {"role": "user", "content": "Hi"}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -27,6 +28,10 @@ _PREFIXES = {
     "custom_tool_call": "ctc",
     **{tool.item: tool.prefix for tool in CLIENT_TOOLS.values()},
 }
+
+
+#: References that are looked for in one transaction: a name may have been given to many items.
+_N_AT_ONCE = 16
 
 
 class PreviousResponseError(InvalidRequestError):
@@ -62,22 +67,24 @@ async def resolved(items: Sequence[Any], name: str) -> list[Any]:
     if not places:
         return whole
 
-    def find(records: Records) -> list[Ref]:
-        return [_place_of(records, own, items[i]["id"], f"{name}[{i}]") for i in places]
+    def find(records: Records, some: Sequence[str]) -> list[Ref | None]:
+        return [records.named(id_, own, RESPONSE, CONVERSATION) for id_ in some]
 
-    found = await values(await bodies(await look_up(find)))
-    for i, item in zip(places, found, strict=True):
+    ids = list(dict.fromkeys(items[i]["id"] for i in places))
+    found: dict[str, Ref | None] = {}
+    for start in range(0, len(ids), _N_AT_ONCE):
+        some = ids[start : start + _N_AT_ONCE]
+        found |= zip(some, await look_up(partial(find, some=some)), strict=True)
+    refs: list[Ref] = []
+    for i in places:
+        if (ref := found[items[i]["id"]]) is None:
+            raise UnsupportedFieldError.at(f"{name}[{i}]", NOT_STORED)
+        refs.append(ref)
+    for i, item in zip(places, await values(await bodies(refs)), strict=True):
         if is_reference(item):
             raise UnsupportedFieldError.at(f"{name}[{i}]", NOT_STORED)
         whole[i] = item
     return whole
-
-
-def _place_of(records: Records, owner: bytes, id_: str, path: str) -> Ref:
-    for record, side, n in records.places(id_):
-        if any(records.fields(record, kind, owner) for kind in (RESPONSE, CONVERSATION)):
-            return records.refs(record, side, after=n - 1, limit=1)[0]
-    raise UnsupportedFieldError.at(path, NOT_STORED)
 
 
 def is_reference(item: Any) -> bool:
