@@ -268,13 +268,14 @@ class Scheduler:
 
         The slot is idle, or its request loses it: it is paused, or of the background, and the other
         one is not. A request that waits for cells is passed by those of other clients that fit,
-        while these have no more cells than its client would have. One of lower priority waits.
+        while these have fewer cells than its client would have. One of lower priority waits.
         """
         free = [slot for slot in self.slots if slot.request is None or slot.request.paused]
         able = free or self._giving_way()
         if not able or (self._is_full and free and len(free) < len(self.slots)):
             return
-        short, level = dict[str, int](), 0  # the clients that wait for cells; their priority
+        # The clients that wait for cells, the fewest that one would have, and their priority.
+        short, fewest, level, overdue = set[str](), self.n_ctx + 1, 0, False
         for request in self.waiting:
             id_slot, client = request.task.params.id_slot, request.task.client
             priority = request.task.priority
@@ -288,10 +289,13 @@ class Scheduler:
             if not slots or request.is_fetching or self._should_follow(request):
                 continue  # it waits for something that those behind it need not wait for
             n_cells = self._n_cells_with(request)
-            may_pass = n_cells <= min(short.values(), default=n_cells)
-            if not (may_pass and self._fits(request)) and not self._is_overdue(request):
+            fits = (not short or n_cells < fewest) and self._fits(request)
+            if not fits and not overdue and self._is_overdue(request):
+                overdue, fits = True, self._fits(request, self._staying(request))
+            if not fits:
                 level = level if short else priority
-                short[client] = n_cells
+                short.add(client)
+                fewest = min(fewest, n_cells)
                 request.short_since = request.short_since or self._step
                 continue
             if free:
@@ -381,16 +385,15 @@ class Scheduler:
         return sum(one.n_cells for one in [request, *ones])
 
     def _is_overdue(self, request: RequestState) -> bool:
-        """Whether others make room: it has waited for cells for long, and its client has none.
-
-        Those of higher priority do not, nor those that others have just made room for.
-        """
+        """Whether others make room: it has waited for cells for long, and its client has none."""
         waited = self._step - request.short_since
         if not request.short_since or waited < PATIENCE * len(request.keys):
             return False
-        staying = [slot for slot in self._beside(request) if not _gives_way(slot, request)]
-        has_none = self._n_cells_with(request) == request.n_cells
-        return has_none and self._fits(request, staying)
+        return self._n_cells_with(request) == request.n_cells
+
+    def _staying(self, request: RequestState) -> list[Slot]:
+        """Find the slots whose requests make no room for an overdue one."""
+        return [slot for slot in self._beside(request) if not _gives_way(slot, request)]
 
     def _clear(self, request: RequestState) -> None:
         """Preempt others until an overdue request fits, and give it time."""
