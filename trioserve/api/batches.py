@@ -374,9 +374,8 @@ async def add_batch(
 
     await store.do(check)
     await store.add(id_, KIND, owner, body, parts=(PENDING, lines), is_open=True, then=reserve)
-    made = await store.do(lambda records: records.find(id_, KIND, owner))
-    assert made is not None
-    return made
+    # It is not read again: what is in the store is started, whatever happens to the store now.
+    return Record(id_, KIND, owner, body["created_at"], True, Part.of(0, "", body).body)
 
 
 # -- in the thread of the store

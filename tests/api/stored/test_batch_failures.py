@@ -38,7 +38,7 @@ from trioserve.api.within import Answer
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import StoreError
-from trioserve.store import Part, Records, open_store
+from trioserve.store import Part, Record, Records, open_store
 from trioserve.testing import ScriptedBackend
 
 
@@ -169,6 +169,24 @@ async def test_a_batch_is_started_once_however_late_the_store_is_read(
         over = await until_over(client, made["id"])
         assert over["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
         assert asked.n_asked == 6
+
+
+async def test_a_batch_that_is_stored_is_started_even_if_the_store_fails_then(
+    monkeypatch: pytest.MonkeyPatch, soon: None
+) -> None:
+    find, n_left = Records.find, 1
+
+    def fail_once(records: Records, id: str, kind: str, owner: bytes) -> Record | None:
+        nonlocal n_left
+        if kind == KIND and n_left:
+            n_left -= 1
+            raise StoreError("The store x cannot be used: another program has locked it.")
+        return find(records, id, kind, owner)
+
+    monkeypatch.setattr(Records, "find", fail_once)
+    async with client_of(answering("Hello")) as client:
+        made = await begin(client, [line(0)])
+        assert (await until_over(client, made["id"]))["status"] == "completed"
 
 
 async def test_a_damaged_record_of_one_batch_is_one_batch_that_failed(tmp_path: Path) -> None:
