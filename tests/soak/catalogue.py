@@ -113,27 +113,28 @@ def chat_body(source: random.Random) -> dict[str, Any]:
     )
 
 
-def draw_greedy(source: random.Random) -> tuple[str, dict[str, Any]]:
-    """Draw a path and a body of a greedy request, often about what the bundled model knows."""
+def draw_greedy(source: random.Random, kind: int) -> tuple[str, dict[str, Any]]:
+    """Draw a path and a body of a greedy request, about what the bundled model knows."""
     asked = source.choice(_KNOWN).format(*(source.randint(1, 9) for _ in range(2)))
     messages = [*_messages(source)[:-1], {"role": "user", "content": asked}]
     chat = {"messages": messages, "max_tokens": source.choice((8, 24, 48))}
     tools = {"tools": [{"type": "function", "function": _FIXED}], "tool_choice": "required"}
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}
-    path, body = source.choice(
-        (
-            ("/v1/chat/completions", chat),
-            ("/v1/chat/completions", chat | {"n": 2}),
-            ("/v1/chat/completions", chat | {"response_format": schema}),
-            ("/v1/chat/completions", chat | tools),
-            ("/v1/responses", {"input": asked, "max_output_tokens": 32}),
-            ("/v1/messages", {"messages": messages, "max_tokens": 24}),
-            ("/v1/completions", {"prompt": asked, "max_tokens": 16}),
-            ("/completion", {"prompt": text(source), "n_predict": 16}),
-        )
-    )
+    path, body = (
+        ("/v1/chat/completions", chat),
+        ("/v1/chat/completions", chat | {"n": 2}),
+        ("/v1/chat/completions", chat | {"response_format": schema}),
+        ("/v1/chat/completions", chat | tools),
+        ("/v1/responses", {"input": asked, "max_output_tokens": 32}),
+        ("/v1/messages", {"messages": messages, "max_tokens": 24}),
+        ("/v1/completions", {"prompt": asked, "max_tokens": 16}),
+        ("/completion", {"prompt": asked, "n_predict": 16}),
+    )[kind]
     return path, {**body, "temperature": 0}
 
+
+#: Kinds of greedy requests.
+N_GREEDY = 8
 
 #: There are no probabilities of a call's arguments, so they leave no choice.
 _FIXED = {

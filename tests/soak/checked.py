@@ -18,8 +18,8 @@ from tests.soak.said import has_begun_as, said, said_in_stream
 
 CHATS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
-#: How many requests have a quiet answer, and how many are tried for that.
-N_QUIET, MAX_TRIED = 32, 200
+#: How many requests of a kind are tried at most.
+MAX_TRIED = 40
 
 #: By how much each token is more likely than the next, in log probabilities; below that, rounding
 #: errors decide, which the shapes of batches change.
@@ -46,26 +46,28 @@ class Quiet:
     answer: Any
 
 
-async def quiet_answers(client: Client, source: random.Random, n: int = N_QUIET) -> list[Quiet]:
-    """Ask a quiet server, one request after the other.
+async def quiet_answers(client: Client, source: random.Random, n_each: int = 4) -> list[Quiet]:
+    """Ask a quiet server, one request after the other: so many of each kind.
 
     Each is asked twice: the second finds its prompt in the cache. What a rounding error decides is
     left out.
     """
     answers: list[Quiet] = []
-    for _ in range(MAX_TRIED):
-        path, body = catalogue.draw_greedy(source)
-        if await _margin(client, path, body) < MARGIN:
-            client.tally.note("quiet requests", "too close to call")
-            continue
-        first, second = [said(await _answer(client, path, body)) for _ in range(2)]
-        more = body.keys() & {"n", "tools", "response_format"}
-        client.tally.note("quiet requests", " ".join([path, *more]))
-        if first != second:
-            client.tally.fault(f"a quiet server said {first} and {second} to {path} {body}")
-        answers.append(Quiet(path, body, first))
-        if len(answers) == n:
-            break
+    for kind in range(catalogue.N_GREEDY):
+        wanted = len(answers) + n_each
+        for _ in range(MAX_TRIED):
+            path, body = catalogue.draw_greedy(source, kind)
+            name = " ".join([path, *(body.keys() & {"n", "tools", "response_format"})])
+            if await _margin(client, path, body) < MARGIN:
+                client.tally.note(f"quiet {name}", "too close to call")
+                continue
+            first, second = [said(await _answer(client, path, body)) for _ in range(2)]
+            client.tally.note(f"quiet {name}", "taken")
+            if first != second:
+                client.tally.fault(f"a quiet server said {first} and {second} to {path} {body}")
+            answers.append(Quiet(path, body, first))
+            if len(answers) == wanted:
+                break
     return answers
 
 
