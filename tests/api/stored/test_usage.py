@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from tests.support.scripts import answering
 from tests.support.waiting import PATIENCE, until
 from trioserve.api.base.app_state import AppState
 from trioserve.server.usage import Usage
-from trioserve.store.usage import UsageRow, Used, usage_out
+from trioserve.store.usage import UsageRow, Used, day_of, usage_out
+from trioserve.testing import ScriptedBackend
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
@@ -246,3 +248,16 @@ async def test_a_router_has_what_its_models_report_and_keeps_budgets(keys: str) 
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "insufficient_quota"
         assert (await ask(router.client, "a", "/v1/chat/completions", CHAT)).status_code == 200
+
+
+async def test_a_router_tells_the_usage_of_all_its_models_itself() -> None:
+    async with routed({"one": ScriptedBackend(), "two": None}) as router:
+        assert router.fleet.on_usage is not None
+        today = day_of(time.time())
+        for model in ("one", "two"):
+            router.fleet.on_usage(model, [usage_out(UsageRow(today, "", "?"), Used(1, 5))])
+        told = await router.client.get("/v1/usage?group_by=model")
+        assert [(each["model"], each["input_tokens"]) for each in told.json()["data"]] == [
+            ("one", 5),
+            ("two", 5),
+        ]

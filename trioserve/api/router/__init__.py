@@ -9,6 +9,7 @@ from __future__ import annotations
 from quart import Quart, request
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api import stored
 from trioserve.api.base import vendors
 from trioserve.api.router import forwarding
 
@@ -16,8 +17,8 @@ from trioserve.api.router import forwarding
 _OWN = frozenset(
     {
         *("router", "openapi", "pages", "proxy", "streams", "tools", "vertex_health"),
-        *("vertex_predict", "stored_batches", "stored_conversations", "stored_files"),
-        "stored_responses",
+        "vertex_predict",
+        *(each.name for each in stored.BLUEPRINTS),
     }
 )
 
