@@ -22,12 +22,14 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.answers import each, record
 from trioserve.api.base.body import read_body_as
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.errors import body as error_body
-from trioserve.api.base.http import json_response
+from trioserve.api.base.http import LONG, long_response
 from trioserve.api.openapi import gives
 from trioserve.api.within import ask
 from trioserve.config import Config
 from trioserve.errors import ConfigError, InvalidRequestError, TrioServeError
+from trioserve.server.workers import offload
 
 #: As in llama-server.
 MAX_INSTANCES = 128
@@ -83,19 +85,19 @@ def _format_of(path: str) -> str:
 async def _predict(app: QuartTrio, formats: Mapping[str, str]) -> Response:
     instances = await read_body_as(_instances)
     predictions: list[Any] = [None] * len(instances)
-    scope = dict(quart.request.scope)
+    scope, sizes = dict(quart.request.scope), [0] * len(instances)
 
     async def fill(place: int) -> None:
         try:
             path, payload = _request_of(instances[place], formats)
-            predictions[place] = await _ask(app, scope, path, payload)
+            predictions[place], sizes[place] = await _ask(app, scope, path, payload)
         except TrioServeError as error:
             predictions[place] = error_body(error)
 
     async with trio.open_nursery() as nursery:
         for place in range(len(instances)):
             nursery.start_soon(fill, place)
-    return json_response({"predictions": predictions})
+    return await long_response(lambda: {"predictions": predictions}, sum(sizes) // 32)
 
 
 def _instances(body: Mapping[str, Any]) -> list[Any]:
@@ -128,11 +130,14 @@ def _request_of(instance: Any, formats: Mapping[str, str]) -> tuple[str, dict[st
 
 async def _ask(
     app: QuartTrio, scope: Mapping[str, Any], path: str, payload: Mapping[str, Any]
-) -> Any:
-    """Send a request to the app itself; gives the answer's JSON, or its text."""
+) -> tuple[Any, int]:
+    """Send a request to the app itself; gives the answer's JSON, or its text, and its bytes."""
     headers = [pair for pair in scope["headers"] if pair[0].lower() in _HEADERS]
-    answer = await ask(app, scope, path, json.dumps(payload).encode(), headers)
+    size = current_request().held.n_bytes
+    data = await offload(lambda: json.dumps(payload).encode(), size, LONG)
+    answer = await ask(app, scope, path, data, headers)
     try:
-        return json.loads(answer.body)
+        found = await offload(lambda: json.loads(answer.body), len(answer.body), LONG)
     except ValueError:
-        return answer.body.decode()
+        found = answer.body.decode()
+    return found, len(answer.body)

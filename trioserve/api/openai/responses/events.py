@@ -12,11 +12,12 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 from trioserve.api.base import errors, outputs, sse
 from trioserve.api.base.chat_request import ChatRequest
-from trioserve.api.base.http import current_request_id
+from trioserve.api.base.connection import current_request
+from trioserve.api.base.http import LONG, current_request_id
 from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.api.openai.events import counted, event_fields
@@ -51,6 +52,7 @@ from trioserve.server.runs.events import (
     ToolReturned,
 )
 from trioserve.server.stream import ChatChunk
+from trioserve.server.workers import offload
 from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings, TokenProbs
 from trioserve.types.events import Chunk
 
@@ -117,7 +119,7 @@ class ResponseBuilder:
         self._step = None if labels is None else _new_step()  # its name, where there are several
         self._items: list[Item] = []
         self._written: dict[int, dict[str, Any]] = {}  # those that are closed, by their index
-        self._fields = _repeated(request, params) | {
+        self.repeated = _repeated(request, params) | {
             "id": request.stored.id or new_id("resp"),
             "object": "response",
             "created_at": int(time.time()),
@@ -285,7 +287,7 @@ class ResponseBuilder:
 
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
         empty = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
-        return {**self._fields, "status": status, "output": self._output(), **empty, **fields}
+        return {**self.repeated, "status": status, "output": self._output(), **empty, **fields}
 
 
 def _new_step() -> str:
@@ -324,10 +326,20 @@ def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, 
 class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
     """Writes the stream of a response."""
 
-    def __init__(self, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int) -> None:
+    def __init__(
+        self, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int, repeated: str
+    ) -> None:
         self._builder, self._chat = builder, chat
+        self._repeated = repeated
         self._n_events = 0
         self._live = outputs.LiveTimings(n_prompt, monotonic)
+
+    @classmethod
+    async def of(cls, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int) -> Self:
+        """Encode once what several events repeat of the current request, which may be long."""
+        size = current_request().held.n_bytes
+        repeated = await offload(lambda: sse.encode(builder.repeated), size, LONG)
+        return cls(builder, chat, n_prompt, repeated)
 
     def encode(self, index: int, event: sse.Event | RunEvent) -> bytes:
         """Encode an event of an output as server-sent events."""
@@ -368,4 +380,13 @@ class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
         kind = event["type"]
         numbered = {"type": kind, "sequence_number": self._n_events, **event}
         self._n_events += 1
-        return f"event: {kind}\ndata: {sse.encode(numbered)}\n\n".encode()
+        response = numbered.pop("response", None)
+        data = sse.encode(numbered)
+        if response is not None:
+            own = {
+                name: value
+                for name, value in response.items()
+                if name not in self._builder.repeated
+            }
+            data = f'{data[:-1]},"response":{self._repeated[:-1]},{sse.encode(own)[1:]}}}'
+        return f"event: {kind}\ndata: {data}\n\n".encode()

@@ -7,6 +7,7 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.answers import INPUT_TOKENS
 from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.connection import current_request
 from trioserve.api.base.generation import (
     admit,
     counted_tokens,
@@ -52,7 +53,7 @@ async def responses() -> Response:
     builder = ResponseBuilder(name, request, chat, params, n_prompt, server.model.vocab)
     if not chat.stream:
         return await _whole(builder, stream)
-    writer = ResponseEvents(builder, chat, n_prompt)
+    writer = await ResponseEvents.of(builder, chat, n_prompt)
     id_ = builder.response["id"]
     return await respond_stream(server, chat, [stream], writer, writer.fail, id_=id_)
 
@@ -78,7 +79,7 @@ async def _run(
     builder = ResponseBuilder(name, request, chat, params, 0, vocab, labels)
     if not chat.stream:
         return await _whole(builder, run)
-    writer = ResponseEvents(builder, chat, 0)
+    writer = await ResponseEvents.of(builder, chat, 0)
     return await respond_run(server, chat, run, writer, builder.response["id"], writer.fail)
 
 
@@ -90,7 +91,8 @@ async def _whole(builder: ResponseBuilder, answer: ChatStream | AgentRun) -> Res
     if isinstance(answer, ChatStream):
         assert answer.finished is not None
         builder.take(answer.finished)
-    return await long_response(lambda: builder.response, 32 * builder.n_candidates)
+    size = current_request().held.n_bytes // 32 + 32 * builder.n_candidates
+    return await long_response(lambda: builder.response, size)
 
 
 @blueprint.post("/v1/responses/input_tokens")
