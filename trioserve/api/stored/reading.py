@@ -47,7 +47,8 @@ async def values(data: Sequence[bytes]) -> list[Any]:
 
 async def respond(data: Sequence[bytes], make: Callable[[], Any]) -> Response:
     """Make a response of JSON with what was read, which `make` decodes. Raises as `values`."""
-    return await long_response(make, await _weigh(data) // PER_NUMBER)
+    await _weigh(data)  # beside what was read before
+    return await long_response(make, current_request().held.n_bytes // PER_NUMBER)
 
 
 async def _weigh(data: Sequence[bytes]) -> int:

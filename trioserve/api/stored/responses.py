@@ -114,9 +114,9 @@ async def take_over() -> Response | None:
         fields["stream"] = True
     run, stored, body = await _prepare(fields, options, n_bytes)
     if runs and options.background:
-        run.body = _queued(run, fields)
+        run.body, run.size = _queued(run, fields), len(body)
         ask = streams.asking(body, **{_RUN: run, STORED: stored})
-        return await _begin(run, ask, len(body), wants_stream=wants_stream)
+        return await _begin(run, ask, wants_stream=wants_stream)
     current = current_request()
     current.body.clear()
     current.held.shrink_to(0)
@@ -277,8 +277,8 @@ async def _response_in(event: bytes) -> tuple[int, dict[str, Any]]:
 # -- in the background
 
 
-async def _begin(run: StoredRun, ask: streams.Ask, size: int, *, wants_stream: bool) -> Response:
-    """Run the current request, of a size in bytes, in the background; make the response to it."""
+async def _begin(run: StoredRun, ask: streams.Ask, *, wants_stream: bool) -> Response:
+    """Run the current request in the background; make the response to it."""
     runs = current_app_state().stored_runs
     session = run.session = streams.begin(run.id, partial(_live, run, runs, ask))
     await run.begun.wait()
@@ -288,7 +288,7 @@ async def _begin(run: StoredRun, ask: streams.Ask, size: int, *, wants_stream: b
         return failed
     if wants_stream:
         return streams.respond(session, 0)
-    return await long_response(lambda: run.body, size // PER_NUMBER)
+    return await long_response(lambda: run.body, run.size // PER_NUMBER)
 
 
 async def _live(run: StoredRun, runs: dict[str, StoredRun], ask: streams.Ask, send: Send) -> None:
@@ -482,7 +482,10 @@ async def _find(id_: str) -> tuple[dict[str, Any], Sequence[Ref]]:
     if record is None:
         raise missing(RESPONSE, id_)
     (body,) = await values([record.data])
-    return (body if run is None or body["status"] in _OVER else run.body), output
+    if run is None or body["status"] in _OVER:
+        return body, output
+    current_request().held.grow(run.size)
+    return run.body, output
 
 
 async def _show(id_: str) -> Response:

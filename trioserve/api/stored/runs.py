@@ -39,6 +39,7 @@ class StoredRun:
         options: how.
         input: the items of the request, without those before them.
         body: the response as far as it is known; only of one in the background, as what follows.
+        size: the bytes of its request.
         session: in which it runs.
         is_there: whether it has a record.
         is_kept: whether its end is stored.
@@ -54,6 +55,7 @@ class StoredRun:
     is_asked: bool  # rather than stored by default: if it cannot be, that is an error
     input: list[Part]
     body: dict[str, Any] = attrs.field(factory=dict)
+    size: int = 0
     session: StreamSession | None = None
     is_there: bool = False
     is_kept: bool = False
