@@ -62,6 +62,8 @@ from .errors import (
     ProxyTimeoutError as ProxyTimeoutError,
     QueueFullError as QueueFullError,
     RateLimitError as RateLimitError,
+    RecordDamagedError as RecordDamagedError,
+    RecordTooLargeError as RecordTooLargeError,
     RequestEndedError as RequestEndedError,
     ServerClosingError as ServerClosingError,
     ServerSleepingError as ServerSleepingError,

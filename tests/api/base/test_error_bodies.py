@@ -537,6 +537,31 @@ async def a_file_larger_than_the_store() -> httpx.Response:
         return await client.post("/v1/files", data={"purpose": "batch"}, files=files)
 
 
+@answers(
+    errors.RecordTooLargeError,
+    413,
+    "This cannot be stored: its fields take 4999917 bytes, and 4194304 is the most.",
+    code="record_too_large",
+)
+async def a_record_larger_than_what_is_written_at_once() -> httpx.Response:
+    async with client_of() as client:
+        body = {"input": "a", "instructions": "x" * 5_000_000, "background": True}
+        return await client.post("/v1/responses", json=body)
+
+
+@answers(
+    errors.RecordDamagedError,
+    503,
+    "The content of a record in the store is damaged.",
+    code="store_failed",
+)
+async def a_record_that_is_damaged() -> httpx.Response:
+    async with client_and_service() as (client, service):
+        made = (await client.post("/v1/conversations", json={})).json()
+        await service.store.do(lambda records: records._sql("UPDATE records SET body = x'ff'"))
+        return await client.get(f"/v1/conversations/{made['id']}")
+
+
 # -- tools, and other servers
 
 

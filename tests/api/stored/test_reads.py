@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from tests.support.clients import client_of
 from tests.support.http_server import connected, serving_script
@@ -125,20 +126,20 @@ async def test_a_download_that_is_not_read_holds_one_piece(tmp_path: Path) -> No
         assert 2**20 <= service.memory.n_held <= limit
 
 
-async def test_a_file_that_is_deleted_ends_its_download(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_file_that_is_deleted_ends_its_download() -> None:
     async with client_of() as client:
         id_ = await upload(client, 16 * 2**20)
         async with client.stream("GET", f"{FILES}/{id_}/content") as answer:
             parts = answer.aiter_raw()
             await anext(parts)
             assert (await client.delete(f"{FILES}/{id_}")).status_code == 200
-            with pytest.raises(httpx.TransportError):
+            with capture_logs() as logs, pytest.raises(httpx.TransportError):
                 async for _ in parts:
                     pass
-    told = capsys.readouterr().out
-    assert "has been deleted" in told and "Traceback" not in told
+    told = [line for line in logs if line["log_level"] != "info"]
+    assert [(line["event"], "deleted" in line["error"]) for line in told] == [
+        ("a response broke off", True)
+    ]
 
 
 # -- limits
