@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.clients import client_and_service, client_of, use_openai
 from tests.support.scripts import answering, noting
+from trioserve.api.stored import items as items_module
 from trioserve.store import Part, Records, records as records_module
 
 CONVERSATIONS = "/v1/conversations"
@@ -72,6 +73,16 @@ async def test_a_reference_to_nothing_is_not_stored(item: dict[str, str]) -> Non
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[1]")
         answer = await client.post(RESPONSES, json={"conversation": id_, "input": "Hi"})
         assert answer.status_code == 200
+
+
+async def test_a_conversation_takes_a_number_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items_module, "_MAX_ITEMS", 3, raising=False)
+    async with client_of() as client:
+        some = {"items": [{"role": "user", "content": "Hi"}] * 2}
+        id_ = (await client.post(CONVERSATIONS, json=some)).json()["id"]
+        answer = await client.post(f"{CONVERSATIONS}/{id_}/items", json=some)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "record_too_large")
+        assert len((await client.get(f"{CONVERSATIONS}/{id_}/items")).json()["data"]) == 2
 
 
 async def test_references_to_stored_items_become_those() -> None:

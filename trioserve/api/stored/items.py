@@ -12,7 +12,7 @@ from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
 from trioserve.api.openai.responses.input import NOT_STORED, REFERENCE, kind_of
 from trioserve.api.stored.listing import current_owner
 from trioserve.api.stored.reading import bodies, look_up, values
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError, RecordTooLargeError, UnsupportedFieldError
 from trioserve.store import Part, Record, Records, Ref, new_id
 
 Item = dict[str, Any]
@@ -29,6 +29,10 @@ _PREFIXES = {
     **{tool.item: tool.prefix for tool in CLIENT_TOOLS.values()},
 }
 
+
+#: Items that are ever added to a conversation, which is deleted at once, while others wait. No
+#: response continues a tenth of them.
+_MAX_ITEMS = 100_000
 
 #: References that are looked for in one transaction: a name may have been given to many items.
 _N_AT_ONCE = 16
@@ -100,7 +104,9 @@ def parts_of(items: Iterable[Item]) -> Iterator[Part]:
 
 
 def add_to_conversation(records: Records, conversation: Record, items: Sequence[Part]) -> None:
-    """Append items to a conversation."""
+    """Append items to a conversation. Raises StoreFullError, RecordTooLargeError."""
     first = records.next_number(conversation.id, ITEMS)
+    if first + len(items) > _MAX_ITEMS:
+        raise RecordTooLargeError(f"A conversation takes at most {_MAX_ITEMS} items in all.")
     numbered = (attrs.evolve(each, n=n) for n, each in enumerate(items, first))
     records.append(conversation.id, ITEMS, numbered)
