@@ -1,13 +1,14 @@
 """Runs batches: requests of a file, which get what all others leave of the model.
 
-A batch is a record with its body as clients see it and sides of parts: the lines that are
-``pending``, and the lines of the ``output`` and of the ``errors``. One transaction takes a line
-from the first side and adds its answer to another one. So a process that dies answers no line
-twice, and the next one continues with the rest.
+A batch is a record with its body as clients see it and, as parts, the lines that are ``pending``.
+The lines of its output and of its errors are those of two more records, which become files when it
+ends. One transaction removes a pending line and adds its answer to one of these. So a process that
+dies answers no line twice, and the next one continues with the rest.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -40,7 +41,11 @@ _T = TypeVar("_T")
 _log = get_logger("trioserve.api.batches")
 
 KIND, FILE = "batch", "file"
-PENDING, OUTPUT, ERRORS, DATA = "pending", "output", "errors", "data"
+PENDING, DATA = "pending", "data"
+
+#: A record that becomes a file when its batch ends, and the two kinds of such files.
+_GROWING = "batch_output"
+OUTPUT, ERRORS = "output", "error"
 
 #: The states of a batch that have a time.
 TIMES = (
@@ -53,10 +58,6 @@ TIMES = (
     "cancelling",
     "cancelled",
 )
-
-#: A side whose part takes the bytes of the records of two files, so that a batch can end when the
-#: store is full.
-_RESERVED, _N_RESERVED = "reserved", 1024
 
 #: Sends the body of a line to a path of the app, for the client with an API key.
 Ask = Callable[[str, str, bytes], Awaitable[Answer]]
@@ -71,8 +72,8 @@ _MAX_PAUSE = 30.0
 #: The longest pause that the server can ask for. A budget may be raised before the day ends.
 _MAX_WAIT = 60.0
 
-#: Lines, and bytes of lines, that expire in one transaction.
-_MAX_EXPIRING, _MAX_EXPIRING_BYTES = 100, 2**20
+#: Lines, and bytes of lines, that one transaction gives up.
+_MAX_GIVEN_UP, _MAX_GIVEN_UP_BYTES = 100, 2**20
 
 #: What a line is answered with if nothing could be done with it.
 _EXPIRED = {"code": "batch_expired", "message": "The batch expired before this line was answered."}
@@ -161,9 +162,8 @@ class Batches:
         self._jobs.begin(partial(self._end, batch, "failed", error))
 
     async def _end(self, batch: Record, end: str, error: TrioServeError | None = None) -> None:
-        if end == "expired":
-            while await self._surely(partial(_expire_some, batch=batch)):
-                pass
+        while await self._surely(partial(_give_up_some, batch=batch, end=end)):
+            pass
         await self._surely(partial(_finish, batch=batch, end=end, error=error))
 
     async def _run(self, batch: Record) -> str:
@@ -332,7 +332,7 @@ class _Asked:
 class _Written:
     """A line of the output, or of the errors."""
 
-    side: str
+    to: str
     part: Part
 
     @classmethod
@@ -344,8 +344,8 @@ class _Written:
             body = answer.body.decode(errors="replace")
         request_id = answer.headers.get(b"x-request-id", b"").decode()
         response = {"status_code": answer.status, "request_id": request_id, "body": body}
-        side = OUTPUT if answer.status == 200 else ERRORS
-        return cls(side, _line(id_, n, custom_id, response=response))
+        to = OUTPUT if answer.status == 200 else ERRORS
+        return cls(to, _line(id_, n, custom_id, response=response))
 
 
 def _line(id_: str, n: int, custom_id: str | None, **fields: Any) -> Part:
@@ -368,14 +368,21 @@ async def add_batch(
     def check(records: Records) -> None:
         records.check_share(owner, n_bytes)
 
-    def reserve(records: Records) -> None:
+    def add_files(records: Records) -> None:
         check(records)  # of two that were added at the same time, too
-        records.append(id_, _RESERVED, [Part(0, "", bytes(_N_RESERVED))])
+        for name in (OUTPUT, ERRORS):  # now: a batch must be able to end when the store is full
+            file = file_body(f"{id_}_{name}.jsonl", 0, "batch_output", _file_id(id_, name))
+            records.add(file["id"], _GROWING, owner, file, is_open=True)
 
     await store.do(check)
-    await store.add(id_, KIND, owner, body, parts=(PENDING, lines), is_open=True, then=reserve)
+    await store.add(id_, KIND, owner, body, parts=(PENDING, lines), is_open=True, then=add_files)
     # It is not read again: what is in the store is started, whatever happens to the store now.
     return Record(id_, KIND, owner, body["created_at"], True, Part.of(0, "", body).body)
+
+
+def _file_id(batch: str, name: str) -> str:
+    """The id of a file of a batch, which nobody can guess who does not know that of the batch."""
+    return f"file-{hashlib.blake2b(f'{batch} {name}'.encode(), digest_size=16).hexdigest()}"
 
 
 # -- in the thread of the store
@@ -386,8 +393,8 @@ def _keep(records: Records, *, batch: Record, written: _Written) -> None:
     if not records.remove(batch.id, PENDING, written.part.n):
         return
     records.check_share(batch.owner, len(written.part.body), has_begun=True)
-    records.append(batch.id, written.side, [written.part])
-    _count(records, batch, "completed" if written.side == OUTPUT else "failed", 1)
+    records.append(_file_id(batch.id, written.to), DATA, [written.part])
+    _count(records, batch, "completed" if written.to == OUTPUT else "failed", 1)
 
 
 def _count(records: Records, batch: Record, name: str, number: int) -> None:
@@ -396,23 +403,26 @@ def _count(records: Records, batch: Record, name: str, number: int) -> None:
         records.change(batch.id, now.body, is_open=True)
 
 
-def _expire_some(records: Records, *, batch: Record) -> bool:
-    """Put errors in the place of some pending lines. Returns whether there were any."""
-    n_expired = n_bytes = 0
-    while n_expired < _MAX_EXPIRING and n_bytes < _MAX_EXPIRING_BYTES:
+def _give_up_some(records: Records, *, batch: Record, end: str) -> bool:
+    """Remove some pending lines; of a batch that has expired, errors take their place.
+
+    Returns whether there were any.
+    """
+    n_given_up = n_bytes = 0
+    while n_given_up < _MAX_GIVEN_UP and n_bytes < _MAX_GIVEN_UP_BYTES:
         late = next(iter(records.parts(batch.id, PENDING, limit=1)), None)
         if late is None:
             break
         records.remove(batch.id, PENDING, late.n)
-        with suppress(StoreFullError):  # the bytes of the line are free, but its error needs more
-            records.append(
-                batch.id, ERRORS, [_line(batch.id, late.n, _id_in(late), error=_EXPIRED)]
-            )
-        n_expired += 1
+        n_given_up += 1
         n_bytes += len(late.body)
-    if n_expired:
-        _count(records, batch, "failed", n_expired)
-    return n_expired > 0
+        if end == "expired":
+            error = _line(batch.id, late.n, _id_in(late), error=_EXPIRED)
+            with suppress(StoreFullError):  # the bytes of the line are free, but it needs more
+                records.append(_file_id(batch.id, ERRORS), DATA, [error])
+    if n_given_up and end == "expired":
+        _count(records, batch, "failed", n_given_up)
+    return n_given_up > 0
 
 
 def _id_in(line: Part) -> str | None:
@@ -423,21 +433,19 @@ def _id_in(line: Part) -> str | None:
 
 
 def _finish(records: Records, *, batch: Record, end: str, error: TrioServeError | None) -> None:
-    """End a batch, and make files of its output and its errors."""
+    """End a batch whose lines are answered or given up, and show its files that have lines."""
     now = records.find(batch.id, KIND, batch.owner)
     if now is None or not now.is_open:
         return
-    records.remove(batch.id, PENDING)
-    records.remove(batch.id, _RESERVED)
     body, moment = body_of(now), int(time.time())
-    for side in (OUTPUT, ERRORS):
-        n_bytes = records.size_of(batch.id, side)
-        if n_bytes:
-            name = "output" if side == OUTPUT else "error"
-            made = file_body(f"{batch.id}_{name}.jsonl", n_bytes, "batch_output")
-            records.add(made["id"], FILE, batch.owner, made)
-            records.move(batch.id, side, made["id"], DATA)
-            body[f"{name}_file_id"] = made["id"]
+    for name in (OUTPUT, ERRORS):
+        id_ = _file_id(batch.id, name)
+        if n_bytes := records.size_of(id_, DATA):
+            file = file_body(f"{batch.id}_{name}.jsonl", n_bytes, "batch_output", id_)
+            records.change(id_, file, kind=FILE)
+            body[f"{name}_file_id"] = id_
+        else:
+            records.delete(id_)
     body |= {"status": end, f"{end}_at": moment, "finalizing_at": moment}
     if error is not None:
         body["errors"] = errors_of(error.message)
@@ -485,10 +493,10 @@ def errors_of(message: str) -> dict[str, Any]:
     return {"object": "list", "data": [error]}
 
 
-def file_body(name: str, n_bytes: int, purpose: str) -> dict[str, Any]:
-    """Make a file as clients see it, with a new id."""
+def file_body(name: str, n_bytes: int, purpose: str, id_: str | None = None) -> dict[str, Any]:
+    """Make a file as clients see it, by default with a new id."""
     return {
-        "id": new_id("file", "-"),
+        "id": id_ or new_id("file", "-"),
         "object": "file",
         "bytes": n_bytes,
         "created_at": int(time.time()),

@@ -245,16 +245,18 @@ class Records:
         source = "records WHERE is_open = 1 AND kind = ? ORDER BY created, id"
         return [_record(row) for row in self._counted(_COLUMNS, source, (kind,))]
 
-    def change(self, id: str, body: Any, *, is_open: bool = False) -> None:
-        """Replace the body of a record. Has no effect on one that was deleted.
+    def change(self, id: str, body: Any, *, is_open: bool = False, kind: str | None = None) -> None:
+        """Replace the body of a record, and its kind, if one is given. Has no effect on one that
+        was deleted.
 
         Raises:
             RecordTooLargeError: it is too large.
         """
         data = _body(body)
         self._sql(
-            "UPDATE records SET body = ?, is_open = ?, used = ? WHERE id = ?",
-            (data, is_open, time.time(), id),
+            "UPDATE records SET body = ?, is_open = ?, used = ?, kind = coalesce(?, kind) "
+            "WHERE id = ?",
+            (data, is_open, time.time(), kind, id),
         )
 
     def finish(self, id: str, *, is_open: bool) -> None:
@@ -363,12 +365,10 @@ class Records:
         self._note_use(ref.record)
         return ref
 
-    def remove(self, id: str, side: str, n: int | None = None) -> int:
-        """Delete a part of a record, or a whole side; returns how many there were."""
-        one, values = ("", ()) if n is None else (" AND n = ?", (n,))
-        return self._sql(
-            f"DELETE FROM parts WHERE record = ? AND side = ?{one}", (id, side, *values)
-        ).rowcount
+    def remove(self, id: str, side: str, n: int) -> bool:
+        """Delete a part of a record; returns whether it was there."""
+        one = "DELETE FROM parts WHERE record = ? AND side = ? AND n = ?"
+        return self._sql(one, (id, side, n)).rowcount > 0
 
     def size_of(self, id: str, side: str) -> int:
         """The bytes of the parts on a side of a record."""
@@ -377,14 +377,6 @@ class Records:
             (id, side),
         ).fetchone()
         return int(n)
-
-    def move(self, id: str, side: str, to: str, to_side: str) -> None:
-        """Move the parts on a side of a record to another one."""
-        self._sql(
-            "INSERT INTO parts SELECT ?, ?, n, name, body FROM parts WHERE record = ? AND side = ?",
-            (to, to_side, id, side),
-        )
-        self.remove(id, side)
 
     # -- room
 

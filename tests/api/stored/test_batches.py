@@ -22,11 +22,11 @@ from tests.support.scripts import answering, noting
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
 from trioserve.api.base.app_state import AppState
-from trioserve.api.batches import KIND, OUTPUT, PENDING
+from trioserve.api.batches import KIND
 from trioserve.api.within import Answer
 from trioserve.concurrency import Phase
 from trioserve.errors import StoreError
-from trioserve.store import Part, Records, open_store
+from trioserve.store import Records
 
 CHATS = "/v1/chat/completions"
 
@@ -248,44 +248,29 @@ async def test_after_a_restart_a_batch_waits_for_its_key_of_a_file(tmp_path: Pat
 
 
 async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
-    path, id_ = str(tmp_path / "a.db"), "batch_1"
-    counts = {"total": 3, "completed": 1, "failed": 0}
-    times = ("finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-    body = {
-        **{f"{name}_at": None for name in times},
-        "id": id_,
-        "object": "batch",
-        "status": "in_progress",
-        "request_counts": counts,
-        "created_at": 0,
-        "in_progress_at": 0,
-        "expires_at": 1,
-        "errors": None,
-        "metadata": {},
-        "endpoint": "/v1/chat/completions",
-        "completion_window": "24h",
-        "input_file_id": "file-1",
-        "output_file_id": None,
-        "error_file_id": None,
-    }
+    path = str(tmp_path / "a.db")
 
-    def write(records: Records) -> None:
-        records.add(id_, KIND, own, body, is_open=True)
-        records.append(id_, PENDING, [Part.of(n, "", line(n)) for n in (1, 2)])
-        records.append(id_, OUTPUT, [Part(0, "", b'{"custom_id": "line-0"}\n')])
+    def expire(records: Records) -> None:
+        (batch,) = records.open_ones(KIND)
+        records.change(batch.id, {**batch.body, "expires_at": 1}, is_open=True)
 
-    async with open_store(path) as store:
-        own = store.owner_of("")
-        await store.do(write)
+    async with client_and_service(store=path) as (client, service):
+        Asked(service, lambda n: 200 if n == 1 else 500)
+        id_ = (await begin(client, [line(n) for n in range(3)]))["id"]
+        await until(lambda: _n_done(client, id_, 1))
+        files = (await client.get("/v1/files")).json()["data"]
+        assert [each["purpose"] for each in files] == ["batch"]  # the output is not whole
+        await service.store.do(expire)
     async with client_of(store=path) as client:
         over = await until_over(client, id_)
         assert over["status"] == "expired" and over["expired_at"]
         assert over["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
         errors = await lines_of(client, over["error_file_id"])
         assert {each["error"]["code"] for each in errors} == {"batch_expired"}
-        assert [each["custom_id"] for each in errors] == ["line-1", "line-2"]
-        (done,) = await lines_of(client, over["output_file_id"])
-        assert done["custom_id"] == "line-0"
+        assert len(await lines_of(client, over["output_file_id"])) == 1
+        size = (await client.get(f"/v1/files/{over['output_file_id']}")).json()["bytes"]
+        content = await client.get(f"/v1/files/{over['output_file_id']}/content")
+        assert size == len(content.content) > 0
 
 
 # -- the place of a batch
