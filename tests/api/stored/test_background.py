@@ -19,6 +19,7 @@ from tests.support.http_server import serving
 from tests.support.scripted_server import ScriptedLoader
 from tests.support.scripts import answering
 from tests.support.waiting import until
+from trioserve.api import streams
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import StoreError
@@ -95,6 +96,20 @@ async def ends_as(client: httpx.AsyncClient, id_: str, status: str) -> bool:
     now = await status_of(client, id_)
     assert now in ("queued", "in_progress", status)
     return now == status
+
+
+async def test_a_response_for_which_there_is_no_place_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "WAIT", 0)  # it is answered before that is known
+    backend, _gate = gated(TEXT, n_slots=1)
+    async with client_of(backend, max_queue=1) as client:
+        ids = [await begun(client) for _ in range(3)]
+        await until(lambda: ends_as(client, ids[-1], "failed"))
+        error = (await client.get(f"{RESPONSES}/{ids[-1]}")).json()["error"]
+        assert error["code"] == "rate_limit_exceeded"
+        for id_ in ids[:2]:
+            await client.post(f"{RESPONSES}/{id_}/cancel")
 
 
 async def test_the_next_start_settles_what_ran(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import long_response
 from trioserve.api.base.stored_as import STORED, StoredAs
 from trioserve.api.openai.answers import RESPONSE as RESPONSE_BODY
+from trioserve.api.openai.responses.events import code_of
 from trioserve.api.openai.responses.request import StoringRequest
 from trioserve.api.openapi import gives, takes
 from trioserve.api.sessions import Send, StreamSession
@@ -307,7 +308,7 @@ async def _live(run: StoredRun, runs: dict[str, StoredRun], ask: streams.Ask, se
 
 async def _ask(run: StoredRun, ask: streams.Ask, send: Send) -> None:
     assert run.session is not None
-    status, problem = "failed", None
+    status, problem, code = "failed", None, ""
     try:
         await ask(send)
     except trio.Cancelled:
@@ -315,25 +316,29 @@ async def _ask(run: StoredRun, ask: streams.Ask, send: Send) -> None:
         raise
     except Exception as failure:
         problem = run.session.form.body(failure)
+        code = code_of(getattr(failure, "status", 500))
         raise
     finally:
         problem = problem or run.session.what_went_wrong()
+        head = run.session.head
+        code = code or code_of(500 if head is None else head.status)
+        error = {"code": code, "message": problem["error"]["message"]}
         with trio.CancelScope(shield=True):
-            await _keep_end(run, status, problem["error"]["message"])
+            await _keep_end(run, status, error)
 
 
-async def _keep_end(run: StoredRun, status: str, message: str) -> None:
+async def _keep_end(run: StoredRun, status: str, error: Mapping[str, str]) -> None:
     """Store how a run has ended that has not come to its last event."""
     if run.is_kept:
         return
     if run.has_to_end():
         status = "cancelled"
-    error = {"code": "server_error", "message": message} if status == "failed" else None
-    body = {**run.body, "status": status, "error": error, "output": []}
+    failure = error if status == "failed" else None
+    body = {**run.body, "status": status, "error": failure, "output": []}
     try:
         await run.keep(body, 0)
-    except UnavailableError as failure:
-        leave_out("the end of a background response", failure.message)
+    except UnavailableError as problem:
+        leave_out("the end of a background response", problem.message)
     finally:
         run.body = body
 

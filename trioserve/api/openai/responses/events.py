@@ -83,6 +83,13 @@ _OWN = "trioserve"
 _CUT: Mapping[EndReason, str] = {"length": "max_output_tokens", "max_steps": "max_steps"}
 
 
+def code_of(status: int) -> str:
+    """The code of the error of a response that has failed, by the status of its error."""
+    if status == 429:
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if 400 <= status < 500 else "server_error"
+
+
 class ResponseBuilder:
     """Turns the events of a chat into those of a response, and keeps the response as it is.
 
@@ -202,8 +209,8 @@ class ResponseBuilder:
         """Take an error in place of the end."""
         self._close("incomplete")
         message = errors.message_of(error, current_request_id())
-        code = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
-        self.response = self._response("failed", error={"code": code, "message": message})
+        failed = {"code": code_of(error.status), "message": message}
+        self.response = self._response("failed", error=failed)
         return [{"type": "response.failed", "response": self.response}]
 
     def _follow(self, event: RunEvent) -> list[Event]:
