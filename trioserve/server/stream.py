@@ -82,7 +82,6 @@ class Stream:
     ) -> None:
         self.prompt = prompt
         self.finished: Finished | None = None
-        self.n_tokens = 0  # generated and read so far
         #: Of the tokens of the prompt, once they have been read, if they were asked for.
         self.scores: PromptScores | None = None
         #: The text read so far, in pieces, for readers that need it at the end.
@@ -128,7 +127,6 @@ class Stream:
         if isinstance(event, Finished):
             self.finished = event
         elif isinstance(event, Chunk):
-            self.n_tokens += len(event.tokens)
             self.scores = self.scores if event.scores is None else event.scores
             if self.texts is not None:
                 self.texts.append(event.text)

@@ -99,7 +99,7 @@ async def test_a_busy_slot_tells_of_new_lines(tmp_path: Path) -> None:
         Server._of(service.server).stream_complete("abc", max_tokens=90_000) as stream,
     ):
         async for _ in stream:
-            if stream.n_tokens > 4:
+            if stream.mailbox.n_output > 4:
                 break
         (slot,) = (await client.get("/slots")).json()
         answer = await client.get("/slots?fail_on_no_slot=1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from tests.support.waiting import until
 from trioserve.config import Config
 from trioserve.server import RequestContext, Server
 from trioserve.server.observers.metrics import Metrics
@@ -83,6 +84,15 @@ async def test_each_way_to_end_is_told_once() -> None:
     assert cancelled.cancelled is CancelReason.DISCONNECT
     assert isinstance(failed.error, ZeroDivisionError)
     assert failed.error_type == "server_error"
+
+
+async def test_what_is_generated_counts_whether_it_is_read_or_not() -> None:
+    recorder = Recorder()
+    async with Server(Config(), load=scripted(ScriptedBackend(lambda prompt: "x" * 9))) as server:
+        server._core.observers.append(recorder)
+        async with server.stream_complete("a", max_tokens=5) as stream:
+            await until(lambda: stream.mailbox.n_output == 5)
+    assert [end.n_output for end in recorder.ends] == [5]
 
 
 async def test_a_server_logs_and_counts_if_told_to() -> None:

@@ -169,7 +169,7 @@ class Requests:
                     yield stream
             finally:
                 self._dispatcher.close(mailbox)
-                settle(len(task.prompt) + stream.n_tokens)
+                settle(len(task.prompt) + stream.mailbox.n_output)
                 if stream.finished is not None:
                     timings = stream.finished.timings
                     self.admission.observe(timings.prompt_ms + timings.predicted_ms)

@@ -206,7 +206,7 @@ def _end(
         told = None if error is None else getattr(first_error(error), "reason", None)
         cancelled = _REASONS.get(told, on_cancel)
     return RequestEnd(
-        n_output=stream.n_tokens,
+        n_output=stream.mailbox.n_output,
         total_s=total_s,
         cancelled=cancelled,
         error=error if cancelled is None else None,
