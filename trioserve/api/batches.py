@@ -147,6 +147,7 @@ class Batches:
             now = await self._surely(lambda records: records.find(batch.id, KIND, batch.owner))
             if now is None or not now.is_open:
                 return
+            await self._surely(partial(_add_files, batch=now))
             end = "cancelled"
             if now.body["status"] != "cancelling":
                 with self._running[batch.id]:
@@ -371,8 +372,7 @@ async def add_batch(
     def add_files(records: Records) -> None:
         check(records)  # of two that were added at the same time, too
         for name in (OUTPUT, ERRORS):  # now: a batch must be able to end when the store is full
-            file = file_body(f"{id_}_{name}.jsonl", 0, "batch_output", _file_id(id_, name))
-            records.add(file["id"], _GROWING, owner, file, is_open=True)
+            _add_file(records, id_, owner, name)
 
     await store.do(check)
     await store.add(id_, KIND, owner, body, parts=(PENDING, lines), is_open=True, then=add_files)
@@ -386,6 +386,19 @@ def _file_id(batch: str, name: str) -> str:
 
 
 # -- in the thread of the store
+
+
+def _add_file(records: Records, batch: str, owner: bytes, name: str) -> str:
+    file = file_body(f"{batch}_{name}.jsonl", 0, "batch_output", _file_id(batch, name))
+    records.add(file["id"], _GROWING, owner, file, is_open=True)
+    return str(file["id"])
+
+
+def _add_files(records: Records, *, batch: Record) -> None:
+    """Add the files that a batch of an older server lacks: it had its answers itself."""
+    for name, side in ((OUTPUT, "output"), (ERRORS, "errors")):
+        if records.fields(_file_id(batch.id, name), _GROWING, batch.owner) is None:
+            records.move(batch.id, side, _add_file(records, batch.id, batch.owner, name), DATA)
 
 
 def _keep(records: Records, *, batch: Record, written: _Written) -> None:
