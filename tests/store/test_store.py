@@ -290,6 +290,13 @@ async def test_a_record_is_found_when_all_of_it_is_there(tmp_path: Path) -> None
                 await look(store)
                 scope.cancel()
         assert await ids_in(store) == ["a"]
+        n_seen.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.delete, "a")
+            while await store.do(lambda records: records.places("")):  # others have their turns
+                await look(store)
+        assert n_seen and n_seen[-1] == 0
+        await add_all("a", 1)
         assert await store.do(lambda records: records.erase(ME)) == 1
     database = Database(path)  # as a server leaves it that is killed
     Records(database.connection, 10**6, 1e9).add("c", "note", ME, {}, is_open=DRAFT)

@@ -381,7 +381,7 @@ async def add_batch(
 
 
 def _file_id(batch: str, name: str) -> str:
-    """The id of a file of a batch, which nobody can guess who does not know that of the batch."""
+    """The id of a file of a batch: as hard to guess as that of the batch."""
     return f"file-{hashlib.blake2b(f'{batch} {name}'.encode(), digest_size=16).hexdigest()}"
 
 

@@ -267,6 +267,18 @@ class Records:
         """Delete a record and its parts, if it exists."""
         self._sql("DELETE FROM records WHERE id = ?", (id,))
 
+    def delete_some(self, id: str) -> bool:
+        """Delete a record; of a large one, some of its parts. Returns whether there are more."""
+        parts = "SELECT rowid, length(body) FROM parts WHERE record = ? LIMIT ?"
+        found = self._sql(parts, (id, _ROWS + 1)).fetchall()
+        some = next(pieces_of(found, lambda row: int(row[1])), [])
+        if len(some) == len(found):
+            self.delete(id)
+            return False
+        self._sql("UPDATE records SET is_open = ? WHERE id = ?", (DRAFT, id))
+        self._many("DELETE FROM parts WHERE rowid = ?", [(row,) for row, _ in some])
+        return True
+
     def erase(self, owner: bytes) -> int:
         """Delete all records of an owner; returns how many there were."""
         return self._sql("DELETE FROM records WHERE owner = ?", (owner,)).rowcount

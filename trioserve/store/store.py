@@ -210,9 +210,21 @@ class Store:
                 if (more := next(pieces, None)) is None:
                     await self.do(finish)
         except BaseException:
-            with trio.CancelScope(shield=True), suppress(UnavailableError):
-                await self.do(partial(Records.delete, id=id))
+            with suppress(UnavailableError):
+                await self.delete(id)
             raise
+
+    async def delete(self, id: str) -> None:
+        """Delete a record, some of its parts in each transaction. After the first, it is not found.
+
+        Is not cancelled. What a failure leaves, the next start deletes.
+
+        Raises:
+            Exception: as `do`.
+        """
+        with trio.CancelScope(shield=True):
+            while await self.do(partial(Records.delete_some, id=id)):
+                pass
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:

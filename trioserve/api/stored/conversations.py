@@ -140,7 +140,7 @@ async def change(id_: str) -> Response:
 async def delete(id_: str) -> Response:
     """Delete a conversation with its items. Responses that continued it stay."""
     await _find(id_)
-    await current_app_state().store.do(lambda records: records.delete(id_))
+    await current_app_state().store.delete(id_)
     return json_response({"id": id_, "object": "conversation.deleted", "deleted": True})
 
 

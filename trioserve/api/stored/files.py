@@ -80,8 +80,14 @@ async def show(id_: str) -> Response:
 async def content(id_: str) -> Response:
     """Give the content of a file."""
     file, store, held = await find(id_), current_app_state().store, current_request().held
-    before = held.n_bytes
-    some = await store.do(partial(Records.some, id=id_, side=DATA), held.grow)
+    n_held = 0  # of the largest piece so far: what is counted cannot fail in the middle
+
+    def hold(n_bytes: int) -> None:
+        nonlocal n_held
+        held.grow(max(n_bytes - n_held, 0))
+        n_held = max(n_bytes, n_held)
+
+    some = await store.do(partial(Records.some, id=id_, side=DATA), hold)
 
     async def pieces() -> AsyncIterator[bytes]:
         """Read a piece when the one before is sent."""
@@ -93,8 +99,7 @@ async def content(id_: str) -> Response:
             piece, after = b"".join(part.body for part in some), some[-1].n
             some, left = [], left - len(piece)
             yield piece
-            held.shrink_to(before)
-            some = await store.do(partial(Records.some, id=id_, side=DATA, after=after), held.grow)
+            some = await store.do(partial(Records.some, id=id_, side=DATA, after=after), hold)
 
     headers = {"Content-Length": str(file.body["bytes"])}
     return Response(pieces(), headers=headers, content_type="application/octet-stream")
@@ -105,7 +110,7 @@ async def content(id_: str) -> Response:
 async def delete(id_: str) -> Response:
     """Delete a file. A batch that was made of it continues."""
     await find(id_)
-    await current_app_state().store.do(lambda records: records.delete(id_))
+    await current_app_state().store.delete(id_)
     return deleted(FILE, id_)
 
 

@@ -285,7 +285,7 @@ async def _begin(run: StoredRun, ask: streams.Ask, *, wants_stream: bool) -> Res
     await run.begun.wait()
     wait = streams.WAIT if run.is_there else math.inf  # without a record, it fails at once
     if (failed := await streams.answer_of_failed(session, wait)) is not None:
-        await run.store.do(lambda records: records.delete(run.id))
+        await run.store.delete(run.id)
         return failed
     if wants_stream:
         return streams.respond(session, 0)
@@ -434,7 +434,7 @@ async def delete(id_: str) -> Response:
     await _find(id_)
     await _stop(id_)
     state = current_app_state()
-    await state.store.do(lambda records: records.delete(id_))
+    await state.store.delete(id_)
     state.stored_runs.pop(id_, None)
     return deleted(RESPONSE, id_)
 
