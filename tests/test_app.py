@@ -94,6 +94,7 @@ async def test_shutdown_while_the_model_loads() -> None:
             httpx.AsyncClient(base_url=url) as client,
         ):
             assert (await client.get("/health")).status_code == 503
+            await trio.to_thread.run_sync(loader.has_begun.wait)
     assert loader.gave_up
 
 

@@ -322,8 +322,9 @@ class AppState(Connections, ABC):
             days=config.store_days,
             shared=config.has_several_keys,
         ) as store:
-            with suppress(UnavailableError):  # it is settled at the next start
-                await store.do(self.settle)
+            if config.store is not None:
+                with suppress(UnavailableError):  # it is settled at the next start
+                    await store.do(self.settle)
             self._store = store
             try:
                 async with self.usage.kept(store):
