@@ -242,12 +242,13 @@ def asking(body: bytes, **extra: Any) -> Ask:
     current = current_request()
     app: Any = current_app._get_current_object()  # type: ignore[attr-defined]
     scope = {**current.scope, **extra, "headers": _headers(current.scope["headers"], len(body))}
-    receive = receive_of(body)
+    bodies = [body]  # what runs later does not keep it
     current.body.clear()
-    current.held.release()  # the request within the app now holds it
 
     async def ask(send: Send) -> None:
-        await app.asgi_http_class(app, scope)(receive, send)
+        with current.held.detach() as held:
+            receive = receive_of(bodies.pop(), held.release)  # the request within the app holds it
+            await app.asgi_http_class(app, scope)(receive, send)
 
     return ask
 

@@ -21,13 +21,19 @@ class Answer:
     body: bytes
 
 
-def receive_of(body: bytes) -> Callable[[], Awaitable[Any]]:
-    """Make the ASGI ``receive`` of a client that sends a body and stays connected."""
+def receive_of(
+    body: bytes, on_sent: Callable[[], object] = lambda: None
+) -> Callable[[], Awaitable[Any]]:
+    """Make the ASGI ``receive`` of a client that sends a body and stays connected.
+
+    `on_sent` is called when the body is received.
+    """
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Any:
         if not messages:
             await trio.sleep_forever()
+        on_sent()
         return messages.pop()
 
     return receive

@@ -102,14 +102,29 @@ async def test_a_response_for_which_there_is_no_place_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streams, "WAIT", 0)  # it is answered before that is known
-    backend, _gate = gated(TEXT, n_slots=1)
+    backend, gate = gated(TEXT, n_slots=1)
     async with client_of(backend, max_queue=1) as client:
         ids = [await begun(client) for _ in range(3)]
         await until(lambda: ends_as(client, ids[-1], "failed"))
         error = (await client.get(f"{RESPONSES}/{ids[-1]}")).json()["error"]
         assert error["code"] == "rate_limit_exceeded"
-        for id_ in ids[:2]:
-            await client.post(f"{RESPONSES}/{id_}/cancel")
+        gate.open()
+
+
+async def test_what_is_kept_of_a_request_counts_as_long_as_it_runs() -> None:
+    n_bytes = 2**16
+    async with client_and_service(answering("Hello")) as (client, service):
+        body = {"input": "Hi", "background": True, "instructions": "x" * n_bytes}
+        answer = []
+
+        async def post() -> None:
+            answer.append(await client.post(RESPONSES, json=body))
+
+        async with trio.open_nursery() as nursery, held(service.store):
+            nursery.start_soon(post)
+            await until(lambda: service.stored_runs)
+            assert service.memory.n_held >= 2 * n_bytes  # of the run, and of the request
+        await until(lambda: not service.stored_runs and not service.memory.n_held)
 
 
 async def test_the_next_start_settles_what_ran(tmp_path: Path) -> None:

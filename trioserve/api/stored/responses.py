@@ -60,6 +60,7 @@ from trioserve.errors import (
     UnavailableError,
 )
 from trioserve.left_out import leave_out
+from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.workers import offload
 from trioserve.store import Part, Record, Records, Ref, check_sizes, new_id
 from trioserve.whole_numbers import whole_number
@@ -281,7 +282,8 @@ async def _response_in(event: bytes) -> tuple[int, dict[str, Any]]:
 async def _begin(run: StoredRun, ask: streams.Ask, *, wants_stream: bool) -> Response:
     """Run the current request in the background; make the response to it."""
     runs = current_app_state().stored_runs
-    session = run.session = streams.begin(run.id, partial(_live, run, runs, ask))
+    live = partial(_live, run, runs, ask, current_request().held.another())
+    session = run.session = streams.begin(run.id, live)
     await run.begun.wait()
     wait = streams.WAIT if run.is_there else math.inf  # without a record, it fails at once
     if (failed := await streams.answer_of_failed(session, wait)) is not None:
@@ -292,13 +294,21 @@ async def _begin(run: StoredRun, ask: streams.Ask, *, wants_stream: bool) -> Res
     return await long_response(lambda: run.body, run.size // PER_NUMBER)
 
 
-async def _live(run: StoredRun, runs: dict[str, StoredRun], ask: streams.Ask, send: Send) -> None:
+async def _live(
+    run: StoredRun,
+    runs: dict[str, StoredRun],
+    ask: streams.Ask,
+    held: MemoryReservation,
+    send: Send,
+) -> None:
     """Store that a request runs, run it, and store how it ends. It is in `runs` until it is."""
     runs[run.id] = run
     try:
-        await run.add()
-        run.begun.set()
-        await _ask(run, ask, send)
+        with held:
+            held.grow(run.size)
+            await run.add()
+            run.begun.set()
+            await _ask(run, ask, send)
     finally:
         if run.is_kept or not run.is_there:
             del runs[run.id]
