@@ -395,7 +395,7 @@ class Jobs:
 
     def __init__(self, gate: Gate | None = None) -> None:
         self.gate = gate or Gate()
-        #: Whether `run` was called.
+        #: True once `run` was called.
         self.have_begun = False
         self._early: list[Callable[[], Awaitable[bool]]] = []
         self._start: Callable[[Callable[[], Awaitable[bool]]], object] = self._early.append

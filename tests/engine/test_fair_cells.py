@@ -33,7 +33,7 @@ class Sent(NamedTuple):
 
 
 class Clients(Harness):
-    """Clients of an engine that counts its steps, and those for which each client has to wait."""
+    """Clients of an engine that counts its steps, and the steps that each client waits."""
 
     def __init__(self, n_slots: int = 4, cache_ram: int = 10**6) -> None:
         backend = ScriptedBackend(

@@ -52,7 +52,7 @@ async def soak(seconds: float, seed: int, saved: Path) -> tuple[Process, list[Sa
 
 
 async def _load(server: Process, clients: Sequence[CheckedClient], seconds: float) -> list[Sample]:
-    """Let the clients do what they do for so many seconds."""
+    """Run the clients for some seconds."""
     samples: list[Sample] = []
     with trio.move_on_after(seconds) as load:
         async with trio.open_nursery() as nursery:

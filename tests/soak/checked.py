@@ -18,7 +18,7 @@ from tests.soak.said import has_begun_as, said, said_in_stream
 
 CHATS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
-#: How many requests of a kind are tried at most.
+#: The most requests of a kind that are tried.
 MAX_TRIED = 40
 
 #: By how much each token is more likely than the next, in log probabilities; below that, rounding
@@ -29,7 +29,7 @@ MARGIN = 0.2
 _POLL = 0.3
 _MAX_BATCH = 20.0
 
-#: How often a request is sent that finds the queue full.
+#: The number of times that a request is sent while the queue is full.
 _TRIES = 8
 
 _NO_DIGITS = str.maketrans("", "", "0123456789")
@@ -72,7 +72,7 @@ async def quiet_answers(client: Client, source: random.Random, n_each: int = 4) 
 
 
 async def _margin(client: Client, path: str, body: Mapping[str, Any]) -> float:
-    """The least by which a token was the most likely one, of all tokens of an answer."""
+    """The smallest lead of the most likely token over the next one, of all tokens of an answer."""
     prompt = body.get("prompt")
     if prompt is None:
         messages = body.get("messages") or [{"role": "user", "content": body["input"]}]
@@ -97,7 +97,7 @@ async def _margin(client: Client, path: str, body: Mapping[str, Any]) -> float:
 
 
 def _margin_of(token: Mapping[str, Any]) -> float:
-    """How far the next one is below a token. Those above it a grammar has refused."""
+    """The lead of a token over the next one. A grammar has refused those above it."""
     others = [one["logprob"] for one in token["top_logprobs"] if one["token"] != token["token"]]
     below = [other for other in others if other <= token["logprob"]]
     return float(token["logprob"] - max(below)) if below else 0.0
@@ -307,7 +307,7 @@ class CheckedClient(Client):
 
     @property
     def acts(self) -> Sequence[Act]:
-        """What it does, and how often."""
+        """Its work, and the number of times."""
         kind = type(self)
         mine = ((kind.ask, 30), (kind.stream, 30), (kind.run_in_background, 16), (kind.keep, 10),
                 (kind.run_batch, 8), (kind.run_tools, 6))  # fmt: skip

@@ -36,7 +36,7 @@ class Client:
 
     @property
     def acts(self) -> Sequence[Act]:
-        """What it does, and how often."""
+        """Its work, and the number of times."""
         return ACTS
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What an answer says, without its ids, times and counts; of whole answers and of streams."""
+"""The text of an answer, whole or streamed, without ids, times and counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def said(answer: dict[str, Any]) -> Any:
-    """What a whole answer of any vendor says."""
+    """The text of a whole answer of any vendor."""
     if "choices" in answer:
         return [_said_by_choice(choice) for choice in answer["choices"]]
     if "output" in answer:
@@ -33,7 +33,7 @@ def _said_by_item(item: dict[str, Any]) -> Any:
 
 
 def said_in_stream(body: bytes) -> Any:
-    """What a whole stream says, as `said` has it."""
+    """The text of a whole stream, as `said` has it."""
     events = _events(body)
     if events and (response := events[-1].get("response")) is not None:
         return said(response)
@@ -50,7 +50,7 @@ def said_in_stream(body: bytes) -> Any:
 
 
 def has_begun_as(body: bytes, answer: Any) -> bool:
-    """Whether what a stream has said so far is how an answer begins; only of its texts."""
+    """True if the text of a stream so far is the beginning of an answer."""
     events = _events(body.rpartition(b"\n\n")[0])
     if not events:
         return True

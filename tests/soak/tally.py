@@ -26,7 +26,7 @@ class Tally:
 
     outcomes: defaultdict[str, Counter[str]] = attrs.field(factory=lambda: defaultdict(Counter))
     faults: Counter[str] = attrs.field(factory=Counter)
-    #: What the verdict is about: before the load and after it.
+    #: The subjects of the verdict, before the load and after it.
     checks: list[Check] = attrs.field(factory=list)
 
     @property

@@ -1,4 +1,4 @@
-"""How much JSON the event loop's thread reads and writes at once, in characters."""
+"""Counts the characters of JSON that the event loop's thread reads and writes at once."""
 
 from __future__ import annotations
 

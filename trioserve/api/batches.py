@@ -85,7 +85,7 @@ _PASSING = frozenset({401, 403, 408, 409, 429})
 
 
 def _is_final(status: int) -> bool:
-    """Whether the answer would be the same, if the line were tried again."""
+    """True if the answer would be the same on another try."""
     cannot_be_done = 501  # by this model
     return (status < 500 and status not in _PASSING) or status == cannot_be_done
 

@@ -22,7 +22,7 @@ PATIENCE, GROWTH = 1 / 2, 1 / 8
 
 
 def _gives_way(slot: Slot, request: RequestState) -> bool:
-    """Whether the request of a slot may be preempted for another client's."""
+    """True if the request of a slot may be preempted for another client's."""
     one = slot.request
     assert one is not None
     return one.task.priority <= request.task.priority and not one.is_safe
@@ -379,13 +379,13 @@ class Scheduler:
         ]
 
     def _n_cells_with(self, request: RequestState) -> int:
-        """How many cells a request has, together with those of its client in slots."""
+        """Count the cells of a request and of those of its client in slots."""
         client, running = request.task.client, (slot.request for slot in self._beside(request))
         ones = [one for one in running if one is not None and one.task.client == client]
         return sum(one.n_cells for one in [request, *ones])
 
     def _is_overdue(self, request: RequestState) -> bool:
-        """Whether others make room: it has waited for cells for long, and its client has none."""
+        """True if others make room: it has waited long for cells, and its client has none."""
         waited = self._step - request.short_since
         if not request.short_since or waited < PATIENCE * len(request.keys):
             return False

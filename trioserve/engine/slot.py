@@ -116,12 +116,12 @@ class RequestState(QueuedRequest):
 
     @property
     def is_safe(self) -> bool:
-        """Whether it is not preempted yet, because others have just made room for it."""
+        """True while it is not preempted, because others have just made room for it."""
         return self.n_output < self.safe_until
 
     @property
     def n_cells(self) -> int:
-        """How many cells its tokens take, and one more."""
+        """The cells of its tokens, and one more."""
         return len(self.keys) + 1
 
     @property

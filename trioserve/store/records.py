@@ -83,7 +83,7 @@ class Part:
 
 @attrs.frozen
 class Ref:
-    """Where a part is, and how many bytes it has."""
+    """The place of a part, and its size in bytes."""
 
     record: str
     side: str
@@ -316,7 +316,7 @@ class Records:
     def refs(
         self, id: str, side: str, *, after: int | None = None, limit: int = -1, newest: bool = False
     ) -> list[Ref]:
-        """Where the parts on a side are, from the one after a number on. Reads no bodies."""
+        """Find the parts on a side, from the one after a number on. Reads no bodies."""
         order, sign = ("DESC", "<") if newest else ("ASC", ">")
         where, values = "record = ? AND side = ?", [id, side]
         if after is not None:

@@ -94,7 +94,7 @@ def add_usage(connection: sqlite3.Connection, counted: Mapping[UsageRow, Used]) 
 
 @attrs.frozen(kw_only=True)
 class UsageQuery:
-    """Which usage to read: that of some days, summed by groups, in the order of the groups.
+    """A query for usage: that of some days, summed by groups, in the order of the groups.
 
     Attributes:
         start: the first day.

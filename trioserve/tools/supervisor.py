@@ -51,7 +51,7 @@ REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"
 
 SYSTEM_PATH = "/usr/bin:/bin:/run/current-system/sw/bin"
 
-#: What the names of private folders begin with. A supervisor locks its folder while it is used.
+#: The beginning of the names of private folders. A supervisor locks its folder while in use.
 PREFIX = "trioserve-tool-"
 
 #: The exit code of a supervisor that has not removed its folder in time.

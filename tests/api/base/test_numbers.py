@@ -1,4 +1,4 @@
-"""What should be a number in a header, a query, a path or a name is refused with a 400."""
+"""A header, a query, a path or a name that should have a number and does not is a 400."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUMBERS = pytest.mark.parametrize("number", ["9" * 5000, "²"], ids=["long", "su
 
 
 def refused(answer: httpx.Response) -> Any:
-    """Which field an answer with status 400 names."""
+    """The field that an answer with status 400 names."""
     assert answer.status_code == 400, answer.text
     return answer.json()["error"]["param"]
 

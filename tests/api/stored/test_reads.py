@@ -1,4 +1,4 @@
-"""What requests read of the store: as much as they show, counted in their memory, in turns."""
+"""Reads of the store: as much as requests show, counted in their memory, in turns."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def keys(path: Path, *argv: str) -> int:
 
 
 def files(path: Path) -> list[str]:
-    """What is in the folder beside the lock."""
+    """The files in the folder beside the lock."""
     return [one.name for one in path.parent.iterdir() if one.name != ".keys.toml.lock"]
 
 

@@ -275,7 +275,7 @@ class AppState(Connections, ABC):
         #: Ends what was running in the store when the last server ended. Set by what makes the app.
         self.settle: Callable[[Records], None]
         self._own_memory = MemoryBudget.of(config)
-        #: Whether all requests come through a router, whose word on them counts.
+        #: True if all requests come through a router, whose word on them counts.
         self.has_router = False
         #: Why nothing answers: it could not begin, or it broke.
         self.failure: TrioServeError | None = None
@@ -294,7 +294,7 @@ class AppState(Connections, ABC):
 
     @property
     def store(self) -> Store:
-        """What outlives connections. Raises as `_there`."""
+        """The store. Raises as `_there`."""
         return self._there(self._store)
 
     def _there(self, part: _T | None) -> _T:

@@ -1,4 +1,4 @@
-"""How the answer to a request is stored: what the server that stores it tells the handler.
+"""Tells a handler how the server stores its answer.
 
 Both are in one process, or a router stores and the process of a model answers. Clients cannot tell
 it: a handler finds it in the scope of its request, or in a header that only a router's word counts
@@ -23,7 +23,7 @@ STORED = "trioserve.stored"
 
 @attrs.frozen
 class StoredAs:
-    """What was decided about storing a response.
+    """The decision about storing a response.
 
     Attributes:
         id: of the response; empty: any.
@@ -37,7 +37,7 @@ class StoredAs:
 
     @classmethod
     def of_current(cls) -> StoredAs:
-        """What was decided about the current request, here or by our router."""
+        """The decision about the current request, made here or by a router."""
         request = current_request()
         if (stored := _in(request.scope)) is not None:
             return stored
@@ -47,7 +47,7 @@ class StoredAs:
     @classmethod
     @json_type(properties={})
     def of(cls, body: Mapping[str, Any]) -> StoredAs:
-        """What was put into a body that was read. JSON cannot have it."""
+        """The decision that was put into a body after it was read. JSON cannot have it."""
         return _in(body) or cls()
 
 

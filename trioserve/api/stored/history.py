@@ -1,4 +1,4 @@
-"""What a response continues: the items of those before it."""
+"""The history of a response: the items of those before it."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ async def resolved(items: Sequence[Any], name: str) -> list[Any]:
 
 
 def is_reference(item: Any) -> bool:
-    """Whether an item stands for a stored one."""
+    """True for an item that stands for a stored one."""
     if not isinstance(item, Mapping) or kind_of(item) != REFERENCE:
         return False
     return isinstance(id_ := item.get("id"), str) and bool(id_)  # what else is for others to say

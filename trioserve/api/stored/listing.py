@@ -73,7 +73,7 @@ class Page:
         return json_response({**page_body(entries[: self.limit], more=more), **fields})
 
     def _refs(self, records: Records, sides: Sequence[Side]) -> list[Ref]:
-        """Where the items of a page are, and of one more."""
+        """Find the items of a page, and one more, without reading them."""
         sides, after = list(reversed(sides)) if self.newest else sides, None
         if self.after is not None:
             places = {(id_, side): n for id_, side, n in records.places(self.after)}

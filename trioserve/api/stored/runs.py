@@ -1,4 +1,4 @@
-"""What is stored of a response: from its begin, if it runs in the background, and of its end."""
+"""Stores responses: at their end, and those in the background from their beginning on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trioserve.errors import UnavailableError
 from trioserve.server.workers import offload
 from trioserve.store import Part, Records, Store
 
-#: How a response has ended that ran when the server was killed.
+#: The end of a response that ran when the server was killed.
 _CUT = {"status": "incomplete", "incomplete_details": {"reason": "server_restarted"}}
 
 
@@ -74,7 +74,7 @@ class StoredRun:
         }
 
     def has_to_end(self) -> bool:
-        """Whether the server ends, and the response for this reason."""
+        """True once the server drains, so that the response has to end."""
         return self.gate.phase.value is not Phase.OPEN
 
     async def add(self) -> None:

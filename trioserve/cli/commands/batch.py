@@ -58,10 +58,10 @@ _LATER = (403, 408, 409, *range(500, 600))
 #: Seconds before a line is tried again: at first, and at most, even if the server asks for more.
 _PAUSE, _MAX_PAUSE = 1.0, 60.0
 
-#: How often a line is tried that gets no answer from a server that is not busy.
+#: Tries of a line that gets no answer from a server that is not busy.
 _TRIES = 5
 
-#: How a line of the output begins.
+#: The beginning of a line of the output.
 _BEGINNING = b'{"id"'
 
 _MAX_PLACES = 512
@@ -78,7 +78,7 @@ class _Request(msgspec.Struct):
     method: Literal["POST"] = "POST"
 
     def beginning(self) -> list[bytes]:
-        """What requests are sorted by."""
+        """The key that requests are sorted by."""
         fields = (self.body.get(name, b"") for name in _PROMPTS.get(self.url, ()))
         return [self.url.encode(), *(bytes(each)[:_COMPARED] for each in fields)]
 
@@ -100,7 +100,7 @@ class _Written(msgspec.Struct):
 
 
 class _Props(Props):
-    """What lines depend on, too. A server that has several models has no `total_slots`."""
+    """The properties that lines depend on. A server with several models has no `total_slots`."""
 
     total_slots: Count = 0
     priority_order: Text = ""

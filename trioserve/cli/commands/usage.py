@@ -35,7 +35,7 @@ _NUMBERS = {
 
 
 class _Row(msgspec.Struct):
-    """What a server counts; its fields are those of `_HEADINGS` and `_NUMBERS`."""
+    """The counts of a server; the fields are those of `_HEADINGS` and `_NUMBERS`."""
 
     day: Text | None
     key: Text | None

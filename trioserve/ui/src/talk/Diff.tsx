@@ -17,7 +17,7 @@ const SIGNS = { added: "+", removed: "−", same: " ", place: "", left: "" };
 
 interface Props {
   diff: string;
-  /** Whether all of it is wanted. */
+  /** True if all of it is wanted. */
   whole: boolean;
   setWhole: (whole: boolean) => void;
 }

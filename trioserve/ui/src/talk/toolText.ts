@@ -71,7 +71,7 @@ export interface FileDiff {
   isPart: boolean;
 }
 
-/** What a fold shows at each end: lines of a change, and characters of a line. */
+/** The lines of a change, and the characters of a line, that a fold shows at each end. */
 export const ENDS = { lines: 100, characters: 1_000 };
 
 /** Read a unified diff. */
@@ -106,7 +106,7 @@ export function readDiff(diff: string): FileDiff {
   return found;
 }
 
-/** How many lines a fold hides. */
+/** The number of lines that a fold hides. */
 export function folded({ lines }: FileDiff): number {
   return Math.max(0, lines.length - 2 * ENDS.lines);
 }
