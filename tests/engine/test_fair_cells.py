@@ -1,4 +1,4 @@
-"""Clients share the cells of an elastic KV cache: nobody waits for as long as others want.
+"""Clients share the cells of an elastic KV cache: each waits a bounded number of steps.
 
 Waits are counted in steps.
 """
@@ -17,7 +17,7 @@ from trioserve.types import Finished, Preempted
 
 N_CTX = 256
 
-#: Steps for which one that others have made room for keeps it: its prompt and an eighth more.
+#: Steps for which a request keeps the cells of preempted ones: its prompt and an eighth more.
 KEPT = N_CTX / 16 + N_CTX / 8
 
 
@@ -73,7 +73,7 @@ class Clients(Harness):
         return sum(isinstance(event, Preempted) for event in self.events[task_id])
 
     def check_outputs(self) -> None:
-        """Nobody notices what others do."""
+        """Clients do not affect one another."""
         for task_id, (client, n_prompt, n_output, _) in self.sent.items():
             prompt = f"{task_id:3} {client * N_CTX}"[:n_prompt]
             n_most = min(n_output, N_CTX - n_prompt)

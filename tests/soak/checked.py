@@ -25,7 +25,7 @@ MAX_TRIED = 40
 #: errors decide, which the shapes of batches change.
 MARGIN = 0.2
 
-#: Seconds between two polls, and after so many a batch is cancelled, as it waits for all others.
+#: Seconds between two polls, and before a batch is cancelled, because it waits for all others.
 _POLL = 0.3
 _MAX_BATCH = 20.0
 
@@ -47,7 +47,7 @@ class Quiet:
 
 
 async def quiet_answers(client: Client, source: random.Random, n_each: int = 4) -> list[Quiet]:
-    """Ask a quiet server, one request after the other: so many of each kind.
+    """Ask a quiet server, one request after the other, for a number of each kind.
 
     Each is asked twice: the second finds its prompt in the cache. What a rounding error decides is
     left out.
@@ -87,7 +87,7 @@ async def _margin(client: Client, path: str, body: Mapping[str, Any]) -> float:
     tokens = (await _answer(client, "/completion", raw))["completion_probabilities"]
     if not {"response_format", "tools"} & body.keys():
         return min(map(_margin_of, tokens), default=0.0)
-    # A grammar begins after the reasoning, of which a chat has no probabilities.
+    # A grammar begins after the reasoning, whose probabilities a chat does not give.
     words = [token["token"] for token in tokens]
     free = words.index(_END_OF_REASONING) if _END_OF_REASONING in words else len(words)
     more = {"logprobs": True, "top_logprobs": 20, "n": 1}

@@ -219,7 +219,7 @@ class Header:
         return max(self.numbers(key), default=None)
 
     def whole(self, key: str) -> int:
-        """Return the number without its fraction; 0 if there is none, or it is not finite."""
+        """Return the number without its fraction; 0 if it is missing or not finite."""
         value = self.number(key)
         return int(value) if value is not None and math.isfinite(value) else 0
 
