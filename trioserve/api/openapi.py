@@ -22,6 +22,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve._version import __version__
 from trioserve.api.base import fields, vendors
 from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
+from trioserve.api.base.answers import schema_of
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.fields import OBJECT, STRING, answer, object_schema, or_null
 from trioserve.api.base.http import json_response
@@ -98,7 +99,7 @@ def takes(
 
 
 def gives(
-    schema: Mapping[str, Any] | None,
+    type_: Any,
     content: str = "application/json",
     *,
     status: int | None = None,
@@ -107,12 +108,12 @@ def gives(
     """Tell of a handler what it answers. `takes` tells the type of a stream.
 
     Args:
-        schema: of the whole answer, as JSON Schema; none: the answer is empty.
-        content: its type.
+        type_: of the whole answer: an `Answer`, or what is made of such; none: it is empty.
+        content: the type of its content.
         status: of the answer; by default 200, or 204 if it is empty.
         may_be_empty: the answer may also be a 204.
     """
-    kinds = {} if schema is None else {content: {"schema": schema}}
+    kinds = {} if type_ is None else {content: type_}
 
     def tell(handler: _Handler) -> _Handler:
         handler.gives = {str(status or (200 if kinds else 204)): kinds}  # type: ignore[attr-defined]
@@ -170,11 +171,11 @@ def _is_of(api: str | None, path: str, handler: Callable[..., Any]) -> bool:
 def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> dict[str, Any]:
     """Make the description of an app or of one API, as an OpenAPI 3.1 document without servers."""
     paths: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-    classes = set()
+    classes, answers = set(), dict[str, Any]()
     for path, method, handler in routes(app):
         if not _is_of(api, path, handler):
             continue
-        paths[path][method.lower()] = _operation(path, method, handler)
+        paths[path][method.lower()] = _operation(path, method, handler, answers)
         if (request_class := getattr(handler, "takes", None)) is not None:
             classes |= fields.classes_in(request_class)
     schemas = {
@@ -187,7 +188,7 @@ def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> 
         "components": {
             "schemas": {
                 **schemas,
-                **fields.answers_in(paths),
+                **dict(sorted({**fields.answers_in(paths), **answers}.items())),
                 **_error_schemas(api),
             },
             "responses": _errors(),
@@ -223,7 +224,9 @@ def routes(app: Quart) -> Iterator[tuple[str, str, Callable[..., Any]]]:
             yield path, method, app.view_functions[rule.endpoint]
 
 
-def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str, Any]:
+def _operation(
+    path: str, method: str, handler: Callable[..., Any], answers: dict[str, Any]
+) -> dict[str, Any]:
     request_class = getattr(handler, "takes", None)
     first, _, rest = (inspect.getdoc(handler) or "").partition("\n\n")
     operation: dict[str, Any] = {
@@ -234,7 +237,11 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
         operation["description"] = rest
     parameters = _parameters(path, getattr(handler, "query", {}))
     given: dict[str, Any] = {
-        status: dict(kinds) for status, kinds in getattr(handler, "gives", {}).items()
+        status: {
+            content: {"schema": type_ if isinstance(type_, dict) else schema_of(type_, answers)}
+            for content, type_ in kinds.items()
+        }
+        for status, kinds in getattr(handler, "gives", {}).items()
     }
     if request_class is not None:
         body = {"schema": {"$ref": fields.COMPONENTS + request_class.__name__}}

@@ -22,7 +22,7 @@ from quart import Blueprint, request, send_file
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.exceptions import NotFound
 
-from trioserve.api.base.answers import BYTES, TEXT
+from trioserve.api.base.answers import Bytes
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.openapi import gives
 from trioserve.errors import NotFoundError
@@ -102,28 +102,28 @@ class _File:
 
 
 @blueprint.get("/")
-@gives(TEXT, "text/html")
+@gives(str, "text/html")
 async def index() -> Response:
     """Serve the page, unless ``--no-ui`` or ``--path`` says otherwise."""
     return await _serve("index.html", "no-cache")
 
 
 @blueprint.get("/licenses.txt")
-@gives(TEXT, "text/plain")
+@gives(str, "text/plain")
 async def licenses() -> Response:
     """Serve the licenses of what the page is made with."""
     return await _serve("licenses.txt", "no-cache")
 
 
 @blueprint.get("/sw.js")
-@gives(TEXT, "text/javascript")
+@gives(str, "text/javascript")
 async def worker() -> Response:
     """Serve a service worker that removes itself, and so what another server's page has left."""
     return await _serve("sw.js", "no-cache")
 
 
 @blueprint.get("/assets/<name>")
-@gives(BYTES, "*/*")
+@gives(Bytes, "*/*")
 async def asset(name: str) -> Response:
     """Serve a file of the page whose name says what is in it."""
     return await _serve(f"assets/{name}", "public, max-age=31536000, immutable")

@@ -20,11 +20,11 @@ import trio
 from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base.answers import each, record
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.errors import body as error_body
 from trioserve.api.base.http import LONG, long_response
+from trioserve.api.base.old_answers import each, record
 from trioserve.api.openapi import gives
 from trioserve.api.within import ask
 from trioserve.config import Config

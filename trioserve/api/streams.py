@@ -26,7 +26,6 @@ from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
 from trioserve.api.base import access, errors, fields as json_schema, limits, readers, sse
-from trioserve.api.base.answers import COUNT, FLAG, TEXT, each, record
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import (
     boundary_of,
@@ -40,6 +39,7 @@ from trioserve.api.base.body import (
 from trioserve.api.base.connection import WAITED_HEADER, current_request
 from trioserve.api.base.fields import RequestBody, field, or_null
 from trioserve.api.base.http import ID_HEADER, current_request_id, json_response
+from trioserve.api.base.old_answers import COUNT, FLAG, TEXT, each, record
 from trioserve.api.openapi import gives, takes
 from trioserve.api.sessions import OffsetError, Send, StreamFormat, StreamSession
 from trioserve.api.within import receive_of
@@ -354,7 +354,7 @@ class LookupRequest(RequestBody):
         "from": "the offset in bytes from which on to read; Last-Event-ID wins",
     },
 )
-@gives(TEXT, "text/event-stream")
+@gives(str, "text/event-stream")
 async def read() -> Response:
     """Read a stream from an offset on, and follow it until it ends."""
     session = _named()
@@ -416,7 +416,7 @@ def _named() -> StreamSession | None:
 
 @blueprint.get("/v1/stream/<id_>")
 @takes(None, query={"from": "as for /v1/stream"})
-@gives(TEXT, "text/event-stream", may_be_empty=True)
+@gives(str, "text/event-stream", may_be_empty=True)
 async def read_secret(id_: str) -> Response:
     """Read a stream, as an `EventSource` does. The last event is called ``done``."""
     session = _secret(id_)

@@ -13,7 +13,8 @@ from hypothesis import given, settings, strategies as st
 
 from tests.support.clients import client_of, events_in, named_events_in
 from tests.support.json_values import JSON
-from trioserve.api.base.outputs import LiveTimings, read_arguments
+from trioserve.api.base.cut_json import read_arguments
+from trioserve.api.base.timings import LiveTimings
 from trioserve.engine import DraftRequest
 from trioserve.engine.step_costs import StepCosts
 from trioserve.testing import ScriptedBackend

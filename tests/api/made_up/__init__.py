@@ -5,9 +5,9 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base.answers import TEXT, record
 from trioserve.api.base.body import read_body
 from trioserve.api.base.http import current_context, json_response
+from trioserve.api.base.old_answers import TEXT, record
 from trioserve.api.base.service import awake_server
 from trioserve.api.base.vendors import (
     ErrorShape,

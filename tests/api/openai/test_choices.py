@@ -15,7 +15,7 @@ import trio
 from tests.support.clients import client_of, events_in, use_openai
 from tests.support.http_server import connected, post, serving_script, slots_in_use
 from tests.support.scripts import HI
-from trioserve.api.base.outputs import usage as usage_of
+from trioserve.api.base.usage import usage_of
 from trioserve.server.generation.text import best_of, copies_of
 from trioserve.server.stream import Completion
 from trioserve.testing import ScriptedBackend
@@ -165,8 +165,8 @@ async def test_usage_of_several_prompts_and_copies() -> None:
 def test_a_prompt_counts_as_cached_only_if_no_output_has_computed_it() -> None:
     values = [Timings(cache_n=n, predicted_n=1) for n in (8, 0, 8, 3, 9, 9)]
     usage = usage_of(20, values, copies=3)
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 0 + 3}
-    assert usage["total_tokens"] == 26
+    assert usage.prompt_tokens_details.cached_tokens == 0 + 3
+    assert usage.total_tokens == 26
 
 
 # -- the best

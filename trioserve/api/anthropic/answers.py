@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trioserve.api.base.answers import COUNT, NULL, TEXT, each, record, texts
 from trioserve.api.base.fields import OBJECT, answer, or_null
+from trioserve.api.base.old_answers import COUNT, NULL, TEXT, each, record, texts
 
 _BLOCK = answer(
     "ContentBlock",

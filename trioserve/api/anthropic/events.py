@@ -16,9 +16,9 @@ import attrs
 
 from trioserve.api.anthropic.messages import sign
 from trioserve.api.base import sse
+from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.errors import message_of
 from trioserve.api.base.fields import STRING, object_schema
-from trioserve.api.base.outputs import read_arguments
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.chat.deltas import (
     ContentDelta,

@@ -8,7 +8,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve.api.anthropic import answers
 from trioserve.api.anthropic.events import Blocks, MessageEvents, MessageHead, whole_message
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
-from trioserve.api.base.answers import INPUT_TOKENS
+from trioserve.api.base.answers import InputTokens
 from trioserve.api.base.generation import (
     admit,
     open_streams,
@@ -16,7 +16,7 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.http import current_request_id, json_response
-from trioserve.api.base.outputs import name_of
+from trioserve.api.base.output import name_of
 from trioserve.api.base.service import awake_server
 from trioserve.api.openapi import gives, takes
 
@@ -50,7 +50,7 @@ async def messages() -> Response:
 
 @blueprint.post("/v1/messages/count_tokens")
 @takes(CountTokensRequest)
-@gives(INPUT_TOKENS)
+@gives(InputTokens)
 async def count_tokens() -> Response:
     """Count the tokens of a prompt, without generating."""
     request = await read_chat(CountTokensRequest.parse)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.fields import mapping, named, required, text
-from trioserve.api.base.outputs import read_arguments
 from trioserve.chat.grammar.regular import GrammarError, pattern_of
 from trioserve.chat.messages import INPUT_ARGUMENT
 from trioserve.chat.parse.cursor import SURROGATE

@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import attrs
+import msgspec
 import trio
+from msgspec import UNSET
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.connection import PING, KeepAlive, Request
@@ -58,8 +60,18 @@ def _list_of(value: Any) -> list[Any]:
 
 #: Makes JSON without spaces; characters beyond ASCII stay as they are.
 encode: Callable[[Any], str] = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_list_of
+    ensure_ascii=False,
+    separators=(",", ":"),
+    allow_nan=False,
+    default=partial(msgspec.to_builtins, enc_hook=_list_of),
 ).encode
+
+
+def fields_of(value: msgspec.Struct) -> dict[str, Any]:
+    """The fields of an answer, by their names in JSON."""
+    names, values = value.__struct_encode_fields__, msgspec.structs.astuple(value)
+    return {name: one for name, one in zip(names, values, strict=True) if one is not UNSET}
+
 
 #: Items of a list that are written at once: numbers, and others.
 _NUMBERS_AT_ONCE = 4096
@@ -68,6 +80,8 @@ _ITEMS_AT_ONCE = 8
 
 def encode_in_steps(value: Any, depth: int = 6) -> Iterator[str]:
     """Make the same JSON in pieces, so that other threads can run in between."""
+    if isinstance(value, msgspec.Struct):
+        value = fields_of(value)
     if depth and isinstance(value, dict):
         comma = ""
         yield "{"

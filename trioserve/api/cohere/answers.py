@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trioserve.api.base.answers import COUNT, FIGURE, FLAG, TEXT, each, record, texts
 from trioserve.api.base.fields import answer
+from trioserve.api.base.old_answers import COUNT, FIGURE, FLAG, TEXT, each, record, texts
 
 _META = record(
     api_version=record(version=TEXT, is_experimental=FLAG),

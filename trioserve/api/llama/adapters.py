@@ -10,7 +10,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers
-from trioserve.api.base.answers import SUCCESS, TEXT
+from trioserve.api.base.answers import Success
 from trioserve.api.base.body import read_body_as, read_json
 from trioserve.api.base.fields import Only, RequestBody, field, named
 from trioserve.api.base.http import current_context, json_response
@@ -46,7 +46,7 @@ async def list_adapters() -> Response:
 @blueprint.post("/lora-adapters")
 @manages
 @takes(None)
-@gives(SUCCESS)
+@gives(Success)
 async def set_scales() -> Response:
     """Set the scales, by a list of objects with ``id`` and ``scale``; others get 0.
 
@@ -82,7 +82,7 @@ class UnloadAdapterRequest(RequestBody):
 @blueprint.post("/v1/load_lora_adapter")
 @manages
 @takes(LoadAdapterRequest)
-@gives(TEXT, "text/plain")
+@gives(str, "text/plain")
 async def load_adapter() -> Response:
     """Load an adapter from the folder of ``--lora-dir``, while requests run."""
     request = await read_body_as(LoadAdapterRequest.parse)
@@ -94,7 +94,7 @@ async def load_adapter() -> Response:
 @blueprint.post("/v1/unload_lora_adapter")
 @manages
 @takes(UnloadAdapterRequest)
-@gives(TEXT, "text/plain")
+@gives(str, "text/plain")
 async def unload_adapter() -> Response:
     """Free an adapter that was loaded while the server ran, unless a request uses it."""
     name = (await read_body_as(UnloadAdapterRequest.parse)).lora_name

@@ -9,12 +9,14 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base
-from trioserve.api.base import outputs
-from trioserve.api.base.answers import HEALTH, METRICS, PROPERTIES, SUCCESS, TEXT
+from trioserve.api.base.answers import Health, Metrics, Success
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.http import json_response
+from trioserve.api.base.old_answers import PROPERTIES
+from trioserve.api.base.output import FINGERPRINT
 from trioserve.api.base.rights import manages
 from trioserve.api.base.service import current_server, current_service, may_use_model_of, server_for
+from trioserve.api.base.settings import generation_settings
 from trioserve.api.llama import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.markers import media_marker
@@ -22,7 +24,7 @@ from trioserve.config.extras import has_extra
 from trioserve.errors import NotFoundError, NotSupportedError
 from trioserve.models import introduction
 from trioserve.server.core import ServerCore
-from trioserve.server.observers.metrics import Metrics
+from trioserve.server.observers import metrics as observed
 from trioserve.server.runs.params import that_fit
 
 blueprint = Blueprint("admin", __name__)
@@ -31,7 +33,7 @@ blueprint = Blueprint("admin", __name__)
 @blueprint.get("/health")
 @blueprint.get("/v1/health")
 @blueprint.get("/health/ready")
-@gives(HEALTH)
+@gives(Health)
 async def ready() -> Response:
     """Say whether requests are taken."""
     current_service().check_ready()
@@ -39,7 +41,7 @@ async def ready() -> Response:
 
 
 @blueprint.get("/health/live")
-@gives(HEALTH)
+@gives(Health)
 async def live() -> Response:
     """Say whether the engine works. A model that loads is alive."""
     current_service().check_live()
@@ -176,7 +178,7 @@ async def props() -> Response:
     return json_response(
         {
             "default_generation_settings": {
-                "params": outputs.generation_settings(
+                "params": generation_settings(
                     server.model.defaults, draft_types=server.config.draft_types
                 ),
                 "n_ctx": server.model.n_ctx_seq,
@@ -202,7 +204,7 @@ async def props() -> Response:
             "chat_template_caps": server.model.template.capabilities.as_flags(),
             "bos_token": info.bos_token,
             "eos_token": info.eos_token,
-            "build_info": outputs.FINGERPRINT,
+            "build_info": FINGERPRINT,
             "is_sleeping": server.sleeping,
             "cors_proxy_enabled": server.config.has_mcp_proxy,
             **_guidance(server),
@@ -214,7 +216,7 @@ async def props() -> Response:
 @blueprint.post("/props")
 @manages
 @takes(None)
-@gives(SUCCESS)
+@gives(Success)
 async def set_props() -> Response:
     """Say yes and change nothing, as llama-server does: there is no property to change yet."""
     if not current_server().config.props_endpoint:
@@ -225,7 +227,7 @@ async def set_props() -> Response:
 
 
 @blueprint.get("/metrics")
-@gives(TEXT, "text/plain")
+@gives(str, "text/plain")
 async def metrics() -> Response:
     """Write what the server has done so far, in Prometheus's text format."""
     server, metrics = _current()
@@ -238,14 +240,14 @@ async def metrics() -> Response:
 
 
 @blueprint.get("/v1/metrics")
-@gives(METRICS)
+@gives(Metrics)
 async def metrics_as_json() -> Response:
     """Tell what the server has done so far and what it does now, as one JSON object."""
     server, metrics = _current()
     return json_response(metrics.snapshot(await server.status()))
 
 
-def _current() -> tuple[ServerCore, Metrics]:
+def _current() -> tuple[ServerCore, observed.Metrics]:
     """The server and its metrics. Raises NotSupportedError where there are none."""
     server = current_server()
     if server.metrics is None:

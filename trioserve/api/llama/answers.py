@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trioserve.api.base.answers import (
+from trioserve.api.base.fields import OBJECT, answer, or_null
+from trioserve.api.base.old_answers import (
     ARCHITECTURE,
     COUNT,
     FIGURE,
@@ -17,7 +18,6 @@ from trioserve.api.base.answers import (
     record,
     texts,
 )
-from trioserve.api.base.fields import OBJECT, answer, or_null
 
 OUTPUTS = either(OUTPUT, each(OUTPUT))
 TOKENS = answer(

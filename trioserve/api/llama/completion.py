@@ -7,11 +7,12 @@ from time import monotonic
 from typing import Any, ClassVar
 
 import attrs
+from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import limits, outputs as writers, readers, sse
-from trioserve.api.base.answers import SUCCESS
+from trioserve.api.base import limits, readers, sse
+from trioserve.api.base.answers import Answer, Success
 from trioserve.api.base.app_state import NOT_RUNNING
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import TemplateRequest
@@ -32,13 +33,15 @@ from trioserve.api.base.fields import (
 from trioserve.api.base.generation import admit, open_streams, read_chat, respond_stream
 from trioserve.api.base.generation_request import UNSUPPORTED_IN_LLAMA, GenerationRequest
 from trioserve.api.base.http import json_response, long_response, size_of_outputs
-from trioserve.api.base.outputs import OutputWriter
+from trioserve.api.base.output import Output, OutputWriter
 from trioserve.api.base.readers import GivenPrompt, RawPrompt
+from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of
 from trioserve.api.base.service import (
     awake_server,
     current_responses,
     read_for_model,
 )
+from trioserve.api.base.timings import LiveTimings, timings_of
 from trioserve.api.llama import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
@@ -324,18 +327,17 @@ class LlamaOutput:
         self._request, self._params = request, params
         self._index, self._prompt = index, prompt
         self._has_new_line = False
-        self._timings = writers.LiveTimings(len(prompt), monotonic)
+        self._timings = LiveTimings(len(prompt), monotonic)
 
-    def whole(self, done: Completion) -> dict[str, Any]:
+    def whole(self, done: Completion) -> Output | dict[str, Any]:
         """Write an output that has ended."""
         self._has_new_line = "\n" in done.text
-        extra = self._probs(done.probs)
-        return self._last(done.finished, done.text, done.tokens, extra)
+        return self._last(done.finished, done.text, done.tokens, done.probs)
 
-    def part(self, event: Progress | Chunk | Finished) -> dict[str, Any] | None:
+    def part(self, event: Progress | Chunk | Finished) -> Output | dict[str, Any] | None:
         """Write an event of a stream; None: it says nothing to the client."""
         if isinstance(event, Finished):
-            return self._last(event, "", (), {})
+            return self._last(event, "", ())
         if isinstance(event, Progress):
             self._timings.on_progress(event)
             if not self._request.return_progress:
@@ -346,9 +348,11 @@ class LlamaOutput:
         if not event.tokens and not event.text:
             return None
         self._has_new_line = self._has_new_line or "\n" in event.text
-        part = self._partial(event.text, event.tokens) | self._probs(event.probs)
+        part = self._partial(event.text, event.tokens)
+        if event.probs:
+            part["completion_probabilities"] = self._probs(event.probs)
         if self._request.timings_per_token:
-            part["timings"] = writers.timings(self._timings.now())
+            part["timings"] = timings_of(self._timings.now())
         return part
 
     def _partial(self, text: str, tokens: Sequence[TokenId]) -> dict[str, Any]:
@@ -362,32 +366,35 @@ class LlamaOutput:
             "tokens_evaluated": len(self._prompt),
         }
 
-    def _probs(self, values: Sequence[TokenProbs]) -> dict[str, Any]:
-        if not values:
-            return {}
+    def _probs(self, values: Sequence[TokenProbs]) -> Sequence[WrittenProbs] | UnsetType:
         post = self._params.post_sampling_probs
-        return {"completion_probabilities": writers.probs(values, post_sampling=post)}
+        return candidates_of(values, post_sampling=post) if values else UNSET
 
     def _last(
-        self, finished: Finished, text: str, tokens: Sequence[TokenId], extra: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self,
+        finished: Finished,
+        text: str,
+        tokens: Sequence[TokenId],
+        probs: Sequence[TokenProbs] = (),
+    ) -> Output | dict[str, Any]:
         shown = tokens if self._request.return_tokens else ()
         result = self._writer.whole(self._index, self._prompt, finished, text=text, tokens=shown)
-        result["has_new_line"] = self._has_new_line
-        return _select(result | dict(extra), self._request.response_fields)
+        result.has_new_line = self._has_new_line
+        result.completion_probabilities = self._probs(probs)
+        paths = self._request.response_fields
+        return _select(result, paths) if paths else result
 
 
-def _select(result: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Keep the fields at these paths, such as ``generation_settings/seed``; no paths: all."""
-    if not paths:
-        return dict(result)
+def _select(result: Output, paths: Sequence[str]) -> dict[str, Any]:
+    """Keep the fields at these paths, such as ``generation_settings/seed``."""
     selected = {}
     for path in paths:
         value: Any = result
         for name in path.split("/"):
-            if not isinstance(value, Mapping) or name not in value:
+            fields = sse.fields_of(value) if isinstance(value, Answer) else value
+            if not isinstance(fields, Mapping) or name not in fields:
                 break
-            value = value[name]
+            value = fields[name]
         else:
             selected[path] = value
     return selected
@@ -444,7 +451,7 @@ class ControlRequest(RequestBody):
 
 @blueprint.post("/v1/chat/completions/control")
 @takes(ControlRequest)
-@gives(SUCCESS)
+@gives(Success)
 async def control() -> Response:
     """End the reasoning of a running answer, or the answer."""
     request = await read_body_as(ControlRequest.parse)

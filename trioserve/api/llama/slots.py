@@ -8,7 +8,7 @@ import attrs
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import limits, outputs, readers, sse
+from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
@@ -18,6 +18,7 @@ from trioserve.api.base.fields import (
 from trioserve.api.base.http import json_response
 from trioserve.api.base.rights import manages
 from trioserve.api.base.service import awake_server, current_server
+from trioserve.api.base.settings import generation_settings
 from trioserve.api.llama import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
@@ -121,7 +122,7 @@ def _slot(slot: SlotStatus, owner: str) -> dict[str, Any]:
         return written | {"next_token": [{"has_next_token": runs, "n_decoded": slot.n_decoded}]}
     limit = slot.task.params.max_tokens
     written |= {
-        "params": outputs.generation_settings(
+        "params": generation_settings(
             slot.task.params, draft_types=current_server().config.draft_types
         ),
         "next_token": [

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from trioserve.api.base.answers import COUNT, FIGURE, FLAG, TEXT, TOKEN_PROBS, each, record, texts
 from trioserve.api.base.fields import OBJECT, answer
+from trioserve.api.base.old_answers import (
+    COUNT,
+    FIGURE,
+    FLAG,
+    TEXT,
+    TOKEN_PROBS,
+    each,
+    record,
+    texts,
+)
 
 _TIMES = {
     "total_duration": COUNT,

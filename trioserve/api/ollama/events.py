@@ -14,10 +14,11 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from trioserve.api.base import outputs, sse
+from trioserve.api.base import sse
+from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.errors import message_of
 from trioserve.api.base.fields import STRING, object_schema
-from trioserve.api.base.outputs import read_arguments
+from trioserve.api.base.scores import candidates_of
 from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.chat.deltas import (
@@ -153,7 +154,7 @@ class Writer:
         head = {"model": self.model, "created_at": rfc3339(datetime.now(UTC))}
         written = {**head, **self.body(message), **end}
         if probs:
-            written["logprobs"] = outputs.probs(probs, post_sampling=False, n_top=self.n_top)
+            written["logprobs"] = candidates_of(probs, post_sampling=False, n_top=self.n_top)
         return written
 
 

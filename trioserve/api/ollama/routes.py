@@ -32,7 +32,7 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.http import current_context, json_response, long_response, size_of_outputs
-from trioserve.api.base.outputs import name_of
+from trioserve.api.base.output import name_of
 from trioserve.api.base.rights import check_manages
 from trioserve.api.base.service import keep_awake, read_for_model, server_for
 from trioserve.api.base.text_tokens import probs_of

@@ -2,111 +2,19 @@
 
 from __future__ import annotations
 
-from trioserve.api.base.answers import (
+from trioserve.api.base.fields import OBJECT, answer, or_null
+from trioserve.api.base.old_answers import (
     COUNT,
     FIGURE,
     FLAG,
     NULL,
-    OUTPUT,
     PROMPT_USAGE,
     TEXT,
-    TIMINGS,
     TOKEN_PROBS,
-    USAGE,
     each,
     either,
     record,
     texts,
-)
-from trioserve.api.base.fields import OBJECT, answer, or_null
-
-# -- chats and completions
-
-_CALL = answer(
-    "ToolCall",
-    record(
-        *("function", "custom"),
-        id=TEXT,
-        type=texts("function", "custom"),
-        function=record(name=TEXT, arguments=TEXT),
-        custom=record(name=TEXT, input=TEXT),
-    ),
-)
-_MESSAGE = answer(
-    "AssistantMessage",
-    record(
-        *("reasoning_content", "tool_calls"),
-        role=texts("assistant"),
-        content=or_null(TEXT),
-        refusal=NULL,
-        reasoning_content=TEXT,
-        tool_calls=each(_CALL),
-    ),
-)
-#: vLLM's scores of a prompt: none for its first token.
-_PROMPT_LOGPROBS = each(
-    or_null(
-        {
-            "type": "object",
-            "additionalProperties": record(logprob=FIGURE, rank=COUNT, decoded_token=TEXT),
-        }
-    )
-)
-_REASON = texts("stop", "length", "tool_calls")
-_WHOLE = {
-    "id": TEXT,
-    "created": COUNT,
-    "model": TEXT,
-    "system_fingerprint": TEXT,
-    "usage": USAGE,
-    "timings": TIMINGS,
-    "__verbose": OUTPUT,
-}
-CHAT = answer(
-    "ChatCompletion",
-    record(
-        *("__verbose", "trioserve_messages", "prompt_logprobs"),
-        object=texts("chat.completion"),
-        choices=each(
-            record(
-                index=COUNT,
-                message=_MESSAGE,
-                finish_reason=_REASON,
-                logprobs=or_null(record(content=each(TOKEN_PROBS), refusal=NULL)),
-            )
-        ),
-        **_WHOLE,
-        trioserve_messages=each(OBJECT),
-        prompt_logprobs=_PROMPT_LOGPROBS,
-    ),
-)
-COMPLETION = answer(
-    "Completion",
-    record(
-        "__verbose",
-        object=texts("text_completion"),
-        choices=each(
-            record(
-                "prompt_logprobs",
-                index=COUNT,
-                text=TEXT,
-                finish_reason=_REASON,
-                logprobs=or_null(
-                    record(
-                        content=each(TOKEN_PROBS),
-                        tokens=each(TEXT),
-                        token_logprobs=each(or_null(FIGURE)),
-                        top_logprobs=each(
-                            or_null({"type": "object", "additionalProperties": FIGURE})
-                        ),
-                        text_offset=each(COUNT),
-                    )
-                ),
-                prompt_logprobs=_PROMPT_LOGPROBS,
-            )
-        ),
-        **_WHOLE,
-    ),
 )
 
 # -- embeddings

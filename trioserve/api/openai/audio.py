@@ -14,7 +14,7 @@ import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import errors, limits, outputs, readers, sse
+from trioserve.api.base import errors, limits, readers, sse
 from trioserve.api.base.body import Form, read_form
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
@@ -31,6 +31,7 @@ from trioserve.api.base.fields import (
     text,
 )
 from trioserve.api.base.http import current_context, long_response
+from trioserve.api.base.scores import decode_piece
 from trioserve.api.base.service import keep_awake, server_for
 from trioserve.api.openai import answers
 from trioserve.api.openapi import gives, takes
@@ -289,7 +290,7 @@ def logprobs(probs: Sequence[TokenProbs]) -> list[dict[str, Any]]:
     """Write the tokens with their probabilities."""
     return [
         {
-            "token": outputs.decode_piece(each.chosen.piece),
+            "token": decode_piece(each.chosen.piece),
             "bytes": list(each.chosen.piece),
             "logprob": each.chosen.logprob,
         }

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
-from typing import Any
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
 
 import attrs
+from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import outputs as writers, readers
-from trioserve.api.base.answers import INPUT_TOKENS
+from trioserve.api.base import readers
+from trioserve.api.base.answers import Answer, InputTokens
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.custom_tools import input_of
@@ -26,22 +27,30 @@ from trioserve.api.base.generation import (
 )
 from trioserve.api.base.generation_request import UNSUPPORTED, GenerationRequest
 from trioserve.api.base.http import long_response, size_of_outputs
-from trioserve.api.base.outputs import OutputWriter
+from trioserve.api.base.output import FINGERPRINT, VERBOSE, Output, OutputWriter, new_id
 from trioserve.api.base.readers import GivenPrompt
+from trioserve.api.base.scores import PromptLogprobs, prompt_logprobs
 from trioserve.api.base.text_tokens import probs_of, probs_of_text
-from trioserve.api.openai import answers
+from trioserve.api.base.timings import Timings, timings_of
+from trioserve.api.base.usage import Usage, usage_of
 from trioserve.api.openai.events import (
     ChatEvents,
     CompletionEvents,
+    Reason,
+    finish_reason,
+    run_reason,
+    usage as run_usage,
+)
+from trioserve.api.openai.logprobs import (
+    ChatLogprobs,
+    TextLogprobs,
     chat_logprobs,
     echoed_logprobs,
-    finish_reason,
     text_logprobs,
-    usage as run_usage,
 )
 from trioserve.api.openai.runs import open_run, read_run, respond_run
 from trioserve.api.openapi import gives, takes
-from trioserve.chat.deltas import Message, MessageBuilder, ToolCall
+from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
@@ -49,7 +58,7 @@ from trioserve.server.core import ServerCore
 from trioserve.server.generation.text import best_of
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt
-from trioserve.server.stream import ChatCompletion, Completion, read_all
+from trioserve.server.stream import ChatCompletion as ReadChat, Completion as ReadText, read_all
 from trioserve.types import FinishReason, GenerationParams, Prompt
 
 # -- what requests for text may hold; for chats, see `trioserve.api.base.chat_request`
@@ -140,8 +149,93 @@ def _check_best_of(request: CompletionRequest, best_of: int) -> None:
 
 blueprint = Blueprint("openai", __name__)
 
-#: The prefix of an answer's id.
-PREFIXES = {"chat.completion": "chatcmpl", "text_completion": "cmpl"}
+
+class CalledFunction(Answer):
+    """A function that is called, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(Answer):
+    """A custom tool that is called, and what it is given."""
+
+    name: str
+    input: str
+
+
+class ToolCall(Answer, kw_only=True):
+    """A call of a tool."""
+
+    type: Literal["function", "custom"]
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledTool | UnsetType = UNSET
+    id: str
+
+
+class AssistantMessage(Answer, kw_only=True):
+    """What the model has said."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: Sequence[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(Answer):
+    """One answer to a chat."""
+
+    finish_reason: Reason
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+
+
+class CompletionChoice(Answer):
+    """One continuation of a prompt."""
+
+    text: str
+    index: int
+    logprobs: TextLogprobs | None
+    finish_reason: Reason
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class _Whole(Answer, kw_only=True, rename={"verbose": VERBOSE}):
+    """What chats and completions have in common. The timings are those of the first output."""
+
+    prefix: ClassVar[str]  # of its id
+    choices: Sequence[Any]
+    created: int
+    model: str
+    system_fingerprint: str = FINGERPRINT
+    object: str = ""
+    usage: Usage
+    id: str
+    timings: Timings
+    verbose: Output | UnsetType = UNSET
+
+
+_W = TypeVar("_W", bound=_Whole)
+
+
+class ChatCompletion(_Whole, kw_only=True):
+    """A chat that is answered."""
+
+    prefix = "chatcmpl"
+    choices: Sequence[ChatChoice]
+    object: Literal["chat.completion"] = "chat.completion"
+    trioserve_messages: Sequence[Mapping[str, Any]] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(_Whole, kw_only=True):
+    """Prompts that are continued."""
+
+    prefix = "cmpl"
+    choices: Sequence[CompletionChoice]
+    object: Literal["text_completion"] = "text_completion"
 
 
 # -- chat
@@ -150,7 +244,7 @@ PREFIXES = {"chat.completion": "chatcmpl", "text_completion": "cmpl"}
 @blueprint.post("/v1/chat/completions")
 @blueprint.post("/chat/completions")
 @takes(ChatRequest)
-@gives(answers.CHAT)
+@gives(ChatCompletion)
 async def chat_completions() -> Response:
     """Answer a chat, at once or as a stream."""
     request = await read_chat(ChatRequest.parse)
@@ -192,11 +286,11 @@ async def _run_chat(
         return await respond_run(server, request, run, events, events.id)
     answer, chat = await read_run(run)
 
-    def whole() -> dict[str, Any]:
+    def whole() -> ChatCompletion:
         written = whole_chat(server, request, params, [chat])
-        written["choices"][0]["finish_reason"] = finish_reason(answer)
-        added = {"trioserve_messages": list(answer.messages)}
-        return {**written, "usage": run_usage(answer), **added}
+        written.choices[0].finish_reason = run_reason(answer)
+        written.usage, written.trioserve_messages = run_usage(answer), answer.messages
+        return written
 
     n_chars = sum(len(str(message.get("content"))) for message in answer.messages)
     return await long_response(whole, size_of_outputs([chat]) + n_chars // 32)
@@ -206,45 +300,42 @@ def whole_chat(
     server: ServerCore,
     request: ChatRequest,
     params: GenerationParams,
-    answers: Sequence[ChatCompletion],
-) -> dict[str, Any]:
+    answers: Sequence[ReadChat],
+) -> ChatCompletion:
     """Write an answer whose choices have all ended."""
     answers = [_with_echo(request, each) for each in answers]
     pieces = server.model.vocab.pieces
     choices = [_choice(request, params, i, each, pieces) for i, each in enumerate(answers)]
-    whole = _whole("chat.completion", choices, server, request, params, answers)
+    whole = _whole(ChatCompletion, choices, server, request, params, answers)
     if request.prompt_logprobs is not None and (scores := answers[0].scores) is not None:
-        whole["prompt_logprobs"] = writers.prompt_logprobs(scores, request.prompt_logprobs)
+        whole.prompt_logprobs = prompt_logprobs(scores, request.prompt_logprobs)
     return whole
 
 
 def _whole(
-    kind: str,
-    choices: list[dict[str, Any]],
+    kind: type[_W],
+    choices: Sequence[Any],
     server: ServerCore,
     request: ChatRequest | CompletionRequest,
     params: GenerationParams,
-    outputs: Sequence[ChatCompletion | Completion],
-) -> dict[str, Any]:
-    """Write an answer with these choices. The timings are those of the first output."""
+    outputs: Sequence[ReadChat | ReadText],
+) -> _W:
+    """Write an answer with these choices."""
     first, n = outputs[0], request.n_copies
     timings = [each.finished.timings for each in outputs]
-    return {
-        "choices": choices,
-        "created": int(time.time()),
-        "model": writers.name_of(server, request, params),
-        "system_fingerprint": writers.FINGERPRINT,
-        "object": kind,
-        "usage": writers.usage(sum(len(each.prompt) for each in outputs[::n]), timings, copies=n),
-        "id": writers.new_id(PREFIXES[kind]),
-        "timings": writers.timings(timings[0]),
-        **OutputWriter(server, request, params).verbose(
-            0, first.prompt, first.finished, first.tokens
-        ),
-    }
+    writer = OutputWriter(server, request, params)
+    return kind(
+        choices=choices,
+        created=int(time.time()),
+        model=writer.model,
+        usage=usage_of(sum(len(each.prompt) for each in outputs[::n]), timings, copies=n),
+        id=new_id(kind.prefix),
+        timings=timings_of(timings[0]),
+        verbose=writer.verbose(0, first.prompt, first.finished, first.tokens),
+    )
 
 
-def _with_echo(request: ChatRequest, answer: ChatCompletion) -> ChatCompletion:
+def _with_echo(request: ChatRequest, answer: ReadChat) -> ReadChat:
     """Put what the client has begun before what the model has added, if it is to be there."""
     if not request.continuation.echo:
         return answer
@@ -264,43 +355,36 @@ def _choice(
     request: ChatRequest,
     params: GenerationParams,
     index: int,
-    answer: ChatCompletion,
+    answer: ReadChat,
     pieces: Sequence[bytes],
-) -> dict[str, Any]:
+) -> ChatChoice:
     called = bool(answer.message.tool_calls)
     logprobs = None
     if params.n_probs:
         logprobs = chat_logprobs(probs_of(pieces, answer.chunks), request, params)
-    return {
-        "finish_reason": writers.finish_reason(answer.finished.reason, tool_calls=called),
-        "index": index,
-        "message": message(answer.message, request.custom_tools),
-        "logprobs": logprobs,
-    }
+    return ChatChoice(
+        finish_reason(answer.finished.reason, tool_calls=called),
+        index,
+        message(answer.message, request.custom_tools),
+        logprobs,
+    )
 
 
-def message(value: Message, custom_tools: Container[str] = ()) -> dict[str, Any]:
+def message(value: Message, custom_tools: Container[str] = ()) -> AssistantMessage:
     """Write the message of an assistant."""
-    written: dict[str, Any] = {"role": "assistant", "content": value.content, "refusal": None}
-    if value.reasoning_content:
-        written["reasoning_content"] = value.reasoning_content
-    if value.tool_calls:
-        written["content"] = value.content or None
-        written["tool_calls"] = [
-            _custom_call(call) if call.name in custom_tools else _call(call)
-            for call in value.tool_calls
-        ]
-    return written
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"type": "function", "function": function, "id": call.id}
-
-
-def _custom_call(call: ToolCall) -> dict[str, Any]:
-    custom = {"name": call.name, "input": input_of(call.arguments)}
-    return {"type": "custom", "custom": custom, "id": call.id}
+    calls = [
+        ToolCall(type="custom", custom=CalledTool(call.name, input_of(call.arguments)), id=call.id)
+        if call.name in custom_tools
+        else ToolCall(
+            type="function", function=CalledFunction(call.name, call.arguments), id=call.id
+        )
+        for call in value.tool_calls
+    ]
+    return AssistantMessage(
+        content=(value.content or None) if calls else value.content,
+        reasoning_content=value.reasoning_content or UNSET,
+        tool_calls=calls or UNSET,
+    )
 
 
 # -- the prompt alone
@@ -309,7 +393,7 @@ def _custom_call(call: ToolCall) -> dict[str, Any]:
 @blueprint.post("/v1/chat/completions/input_tokens")
 @blueprint.post("/chat/completions/input_tokens")
 @takes(ChatRequest)
-@gives(INPUT_TOKENS)
+@gives(InputTokens)
 async def count_tokens() -> Response:
     """Count the tokens of a chat's prompt, without generating."""
     return await counted_tokens(await read_chat(ChatRequest.parse))
@@ -320,7 +404,7 @@ async def count_tokens() -> Response:
 
 @blueprint.post("/v1/completions")
 @takes(CompletionRequest)
-@gives(answers.COMPLETION)
+@gives(Completion)
 async def completions() -> Response:
     """Continue one or more prompts, or fill the gap between each and the suffix."""
     request = await read_body_as(CompletionRequest.parse)
@@ -359,12 +443,12 @@ def whole_completion(
     server: ServerCore,
     request: CompletionRequest,
     params: GenerationParams,
-    outputs: Sequence[Completion],
-) -> dict[str, Any]:
+    outputs: Sequence[ReadText],
+) -> Completion:
     """Write outputs that have ended."""
     pieces = server.model.vocab.pieces
 
-    def logprobs(output: Completion, echo: str) -> dict[str, Any] | None:
+    def logprobs(output: ReadText, echo: str) -> TextLogprobs | None:
         if not request.reports_logprobs:
             return None
         if output.scores is None or not request.echo:
@@ -375,18 +459,15 @@ def whole_completion(
         written = text_logprobs(values, params, request.n_top, offset=len(echo))
         return echoed_logprobs(echo, output.prompt, output.scores, request.n_top, written)
 
-    def choice(index: int, output: Completion) -> dict[str, Any]:
+    def choice(index: int, output: ReadText) -> CompletionChoice:
         echo = _echo(server, request, index // request.n, output.prompt)
-        written = {
-            "text": echo + output.text,
-            "index": index,
-            "logprobs": logprobs(output, echo),
-            "finish_reason": writers.finish_reason(output.finished.reason),
-        }
+        written = CompletionChoice(
+            echo + output.text, index, logprobs(output, echo), finish_reason(output.finished.reason)
+        )
         if request.prompt_logprobs is not None and (scores := output.scores) is not None:
-            written["prompt_logprobs"] = writers.prompt_logprobs(scores, request.prompt_logprobs)
+            written.prompt_logprobs = prompt_logprobs(scores, request.prompt_logprobs)
         return written
 
     chosen = best_of(outputs, request.n_copies, request.n)
     choices = [choice(index, each) for index, each in enumerate(chosen)]
-    return _whole("text_completion", choices, server, request, params, outputs)
+    return _whole(Completion, choices, server, request, params, outputs)

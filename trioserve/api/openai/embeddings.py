@@ -12,7 +12,6 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
-from trioserve.api.base.answers import either
 from trioserve.api.base.fields import (
     PART,
     STRING,
@@ -27,6 +26,7 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.generation import check_pools
 from trioserve.api.base.http import current_context, long_response
+from trioserve.api.base.old_answers import either
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
 from trioserve.api.openai import answers

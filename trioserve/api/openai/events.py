@@ -6,21 +6,27 @@ What is the same in all chunks of a response is written once; each chunk adds it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from itertools import accumulate
+from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import attrs
+from msgspec import UNSET, UnsetType
 
-from trioserve.api.base import outputs, sse
+from trioserve.api.base import sse
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.custom_tools import TextArgument
 from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.outputs import OutputWriter
+from trioserve.api.base.output import FINGERPRINT, VERBOSE, Output, OutputWriter, new_id
 from trioserve.api.base.text_tokens import TokensOfText
+from trioserve.api.base.timings import LiveTimings, timings_of
+from trioserve.api.base.usage import Usage, usage_of
+from trioserve.api.openai.logprobs import (
+    TextLogprobs,
+    chat_logprobs,
+    echoed_logprobs,
+    text_logprobs,
+)
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
@@ -47,99 +53,34 @@ from trioserve.server.stream import ChatChunk
 from trioserve.types import (
     Chunk,
     Finished,
+    FinishReason,
     GenerationParams,
     Progress,
     Prompt,
-    PromptScores,
     Timings,
-    TokenProb,
-    TokenProbs,
 )
 
-
-def chat_logprobs(
-    values: Sequence[TokenProbs], request: ChatRequest, params: GenerationParams
-) -> dict[str, Any]:
-    """Write the candidates for each token, as OpenAI's chat API does."""
-    post = params.post_sampling_probs
-    content = outputs.probs(values, post_sampling=post, n_top=request.top_logprobs)
-    return {"content": content, "refusal": None}
+#: Why an answer has ended, in OpenAI's words.
+Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
-def text_logprobs(
-    values: Sequence[TokenProbs], params: GenerationParams, n_top: int, *, offset: int = 0
-) -> dict[str, Any]:
-    """Write `n_top` candidates for each token, as OpenAI's older API does, and llama-server.
-
-    `offset` says where in the text the first token begins, in characters.
-    """
-    post = params.post_sampling_probs
-    figure = partial(outputs.figure_of, post_sampling=post)
-    tokens = [outputs.decode_piece(each.chosen.piece) for each in values]
-
-    return {
-        "content": outputs.probs(values, post_sampling=post, n_top=n_top),
-        "tokens": tokens,
-        "token_logprobs": [figure(each.chosen) for each in values],
-        "top_logprobs": sse.LazyList(lambda each: _top(each, n_top, figure), values),
-        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else [],
-    }
-
-
-def _top(probs: TokenProbs, n_top: int, figure: Callable[[TokenProb], float]) -> dict[str, float]:
-    """Write the best candidates, and the chosen token even if it is none of them."""
-    candidates = (*probs.top[:n_top], probs.chosen)
-    return {outputs.decode_piece(each.piece): figure(each) for each in candidates}
-
-
-def echoed_logprobs(
-    text: str,
-    prompt: Prompt,
-    scores: PromptScores,
-    n_top: int,
-    written: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Write the scores of a prompt, whose text begins an answer, before those of the output.
-
-    The first token has none. Of `written`, see `text_logprobs`, are those of the output.
-    """
-    figure = partial(outputs.figure_of, post_sampling=False)
-    pieces = [scores.piece_of(prompt.tokens[0]), *(each.chosen.piece for each in scores)]
-    tokens = [*map(outputs.decode_piece, pieces)]
-    # BOS, or a space that the vocabulary adds, is not in the text.
-    n_added = max(0, sum(map(len, tokens)) - len(text))
-    offsets = [max(0, start - n_added) for start in accumulate(map(len, tokens[:-1]), initial=0)]
-    n, rest = len(tokens), written.get("top_logprobs", ())
-
-    def top_of(index: int) -> dict[str, float] | None:
-        if index >= n:
-            top: dict[str, float] = rest[index - n]
-            return top
-        return _top(scores[index - 1], n_top, figure) if index else None
-
-    return {
-        "content": written.get("content", []),
-        "tokens": [*tokens, *written.get("tokens", ())],
-        "token_logprobs": [
-            None,
-            *(figure(each.chosen) for each in scores),
-            *written.get("token_logprobs", ()),
-        ],
-        "top_logprobs": sse.LazyList(top_of, range(n + len(rest))),
-        "text_offset": [*offsets, *written.get("text_offset", ())],
-    }
+def finish_reason(reason: FinishReason, *, tool_calls: bool = False) -> Reason:
+    """Translate the finish reason to OpenAI's names."""
+    if reason is FinishReason.LIMIT:
+        return "length"
+    return "tool_calls" if tool_calls else "stop"
 
 
 class Frame:
     """What all chunks of a response share."""
 
     def __init__(self, model: str, object_: str, prefix: str) -> None:
-        self.id = outputs.new_id(prefix)
+        self.id = new_id(prefix)
         shared = {
             "created": int(time.time()),
             "id": self.id,
             "model": model,
-            "system_fingerprint": outputs.FINGERPRINT,
+            "system_fingerprint": FINGERPRINT,
             "object": object_,
         }
         self._shared = sse.encode(shared)[1:-1]
@@ -147,6 +88,7 @@ class Frame:
 
     def chunk(self, choice: str, **extra: Any) -> str:
         """Write a chunk with one choice, or with none."""
+        extra = {name: value for name, value in extra.items() if value is not UNSET}
         if not extra:
             return f'data: {{"choices":[{choice}{self._tail}'
         return f'data: {{"choices":[{choice}],{self._shared},{sse.encode(extra)[1:-1]}}}\n\n'
@@ -213,10 +155,10 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
         return told + self._ended(choice, event.answer) if isinstance(event, RunEnded) else told
 
     def _ended(self, choice: ChoiceEvents, answer: RunAnswer) -> str:
-        self._totals = {"usage": usage(answer), "timings": outputs.timings(answer.timings)}
+        self._totals = {"usage": usage(answer), "timings": timings_of(answer.timings)}
         last = attrs.evolve(answer.finished, timings=answer.timings)
-        more = self._writer.verbose(0, answer.prompt, last)
-        return choice.last(last, more, reason=finish_reason(answer))
+        verbose = self._writer.verbose(0, answer.prompt, last)
+        return choice.last(last, verbose, reason=run_reason(answer))
 
     def _open(self) -> str:
         """Begin several choices in their order, before the first event: OpenAI's client wants it.
@@ -235,8 +177,8 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
         totals = self._totals
         if not totals:
             timings = [choice.timings for choice in self._choices]
-            used = outputs.usage(self._n_prompt, timings, copies=len(timings))
-            totals = {"usage": used, "timings": outputs.timings(timings[0])}
+            used = usage_of(self._n_prompt, timings, copies=len(timings))
+            totals = {"usage": used, "timings": timings_of(timings[0])}
         return self._frame.chunk("", **totals).encode() + sse.DONE
 
 
@@ -263,7 +205,7 @@ class ChoiceEvents:
 
     def begin_prompt(self, n_prompt: int) -> None:
         """Begin a prompt: further measurements are about this one, and its output."""
-        self._live = outputs.LiveTimings(n_prompt, monotonic)
+        self._live = LiveTimings(n_prompt, monotonic)
         self._tokens = TokensOfText(self._pieces) if self._params.n_probs else None
 
     def aside(self, **fields: Any) -> str:
@@ -290,18 +232,16 @@ class ChoiceEvents:
         written = "".join(map(self._frame.chunk, first))
         if not self._request.timings_per_token:
             return written + self._frame.chunk(last)
-        return written + self._frame.chunk(last, timings=outputs.timings(self._live.now()))
+        return written + self._frame.chunk(last, timings=timings_of(self._live.now()))
 
-    def last(self, event: Finished, more: Mapping[str, Any], *, reason: str = "") -> str:
-        """Write why it ended, unless that is given, and `more` beside."""
+    def last(self, event: Finished, verbose: Output | UnsetType, *, reason: str = "") -> str:
+        """Write why it ended, unless that is given, and the verbose form."""
         self.timings = event.timings
-        reason = reason or outputs.finish_reason(event.reason, tool_calls=self._called)
+        reason = reason or finish_reason(event.reason, tool_calls=self._called)
         choice = {"finish_reason": reason, "index": self._index, "delta": {}, "logprobs": None}
-        begin = self.begin() + self._rest()
-        if self._request.stream_options.include_usage:
-            return begin + self._frame.chunk(sse.encode(choice), **more)
-        timings = outputs.timings(event.timings)
-        return begin + self._frame.chunk(sse.encode(choice), timings=timings, **more)
+        is_told = not self._request.stream_options.include_usage
+        extra = {"timings": timings_of(event.timings) if is_told else UNSET, VERBOSE: verbose}
+        return self.begin() + self._rest() + self._frame.chunk(sse.encode(choice), **extra)
 
     def begin(self) -> str:
         """Write what comes before all that is new, once."""
@@ -389,7 +329,7 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         self._n_prompts = [len(prompt) for prompt in prompts]
         self._echoes = list(echoes)
         self._offsets = [len(echo) for echo in echoes]  # of the next token in the text
-        self._live = [outputs.LiveTimings(n, monotonic) for n in self._n_prompts]
+        self._live = [LiveTimings(n, monotonic) for n in self._n_prompts]
         self._timings = [Timings()] * len(prompts)  # known at the end
         self._tokens = [TokensOfText(writer.pieces) for _ in prompts] if params.n_probs else []
 
@@ -412,7 +352,7 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         if not self._request.stream_options.include_usage:
             return sse.DONE
         n = self._request.n_copies
-        usage = outputs.usage(sum(self._n_prompts[::n]), self._timings, copies=n)
+        usage = usage_of(sum(self._n_prompts[::n]), self._timings, copies=n)
         return self._frame.chunk("", usage=usage).encode() + sse.DONE
 
     def _chunk(self, index: int, event: Chunk) -> str:
@@ -426,30 +366,32 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         choice = self._choice(index, event.text, logprobs=self._logprobs(index, event.text))
         if not self._request.timings_per_token:
             return self._frame.chunk(choice)
-        live = outputs.timings(self._live[index].now())
+        live = timings_of(self._live[index].now())
         return self._frame.chunk(choice, timings=live)
 
-    def _echoed(self, index: int, event: Chunk) -> dict[str, Any]:
+    def _echoed(self, index: int, event: Chunk) -> TextLogprobs:
         assert event.scores is not None
         echo, prompt = self._echoes[index], self._prompts[index]
         return echoed_logprobs(echo, prompt, event.scores, self._n_top)
 
-    def _logprobs(self, index: int, text: str) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, text: str) -> TextLogprobs | None:
         """Write the candidates for the tokens of a text."""
         if not self._tokens:
             return None
         ((_, probs),) = self._tokens[index].take([ContentDelta(text)])
         written = text_logprobs(probs, self._params, self._n_top, offset=self._offsets[index])
-        self._offsets[index] += sum(map(len, written["tokens"]))
+        self._offsets[index] += sum(map(len, written.tokens))
         return written
 
     def _last(self, index: int, event: Finished) -> str:
         self._timings[index] = event.timings
-        choice = self._choice(index, "", finish=outputs.finish_reason(event.reason))
-        extra = {"timings": outputs.timings(event.timings)}
-        extra |= self._writer.verbose(index, self._prompts[index], event)
+        choice = self._choice(index, "", finish=finish_reason(event.reason))
+        extra: dict[str, Any] = {
+            "timings": timings_of(event.timings),
+            VERBOSE: self._writer.verbose(index, self._prompts[index], event),
+        }
         if not self._request.stream_options.include_usage:
-            extra["usage"] = outputs.usage(self._n_prompts[index], [event.timings])
+            extra["usage"] = usage_of(self._n_prompts[index], [event.timings])
         return self._frame.chunk(choice, **extra)
 
     def _choice(
@@ -457,7 +399,7 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         index: int,
         text: str,
         *,
-        logprobs: dict[str, Any] | None = None,
+        logprobs: TextLogprobs | None = None,
         finish: str | None = None,
     ) -> str:
         text, self._echoes[index] = self._echoes[index] + text, ""
@@ -521,15 +463,15 @@ def _end(answer: RunAnswer) -> dict[str, Any]:
     return {"reason": answer.reason, "steps": answer.steps, "messages": list(answer.messages)}
 
 
-def finish_reason(answer: RunAnswer) -> str:
+def run_reason(answer: RunAnswer) -> Reason:
     """Translate the reason why a run ended to OpenAI's names."""
-    reasons = {"answer": "stop", "client_tools": "tool_calls"}
+    reasons: Mapping[str, Reason] = {"answer": "stop", "client_tools": "tool_calls"}
     return reasons.get(answer.reason, "length")
 
 
-def usage(answer: RunAnswer) -> dict[str, Any]:
+def usage(answer: RunAnswer) -> Usage:
     """Count tokens: the output of all steps, and the prompt of the last one."""
-    return outputs.usage(len(answer.prompt), [counted(answer)])
+    return usage_of(len(answer.prompt), [counted(answer)])
 
 
 def counted(answer: RunAnswer) -> Timings:

@@ -9,7 +9,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, readers, sse
-from trioserve.api.base.answers import SUCCESS
+from trioserve.api.base.answers import Success
 from trioserve.api.base.app_state import NOT_RUNNING, Running
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
@@ -155,7 +155,7 @@ class StopRequest(RequestBody):
 @blueprint.post("/v1/chat/completions/<id_>/approve")
 @blueprint.post("/v1/responses/<id_>/approve")
 @takes(ApproveRequest)
-@gives(SUCCESS)
+@gives(Success)
 async def approve(id_: str) -> Response:
     """Approve or deny a call that waits for approval. The model gets the `reason`."""
     asked = await read_body_as(ApproveRequest.parse)
@@ -170,7 +170,7 @@ async def approve(id_: str) -> Response:
 @blueprint.post("/v1/chat/completions/<id_>/stop")
 @blueprint.post("/v1/responses/<id_>/stop")
 @takes(StopRequest)
-@gives(SUCCESS)
+@gives(Success)
 async def stop(id_: str) -> Response:
     """Stop a call that waits or runs. Its result tells the model that a person stopped it."""
     asked = await read_body_as(StopRequest.parse)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trioserve.api.base.answers import (
+from trioserve.api.base.fields import OBJECT, answer, or_null
+from trioserve.api.base.old_answers import (
     COUNT,
     FIGURE,
     FLAG,
@@ -12,7 +13,6 @@ from trioserve.api.base.answers import (
     record,
     texts,
 )
-from trioserve.api.base.fields import OBJECT, answer, or_null
 
 _STATUS = record(
     *("args", "pid", "last_used", "failed", "exit_code", "message", "log", "progress"),

@@ -16,7 +16,7 @@ from trioserve.api.base import errors
 from trioserve.api.base.body import boundary_of, is_form, parse_form, parse_json
 from trioserve.api.base.connection import WAITED_HEADER
 from trioserve.api.base.http import ID_HEADER
-from trioserve.api.base.outputs import FINGERPRINT
+from trioserve.api.base.output import FINGERPRINT
 from trioserve.api.base.vendors import Fields, vendor_of
 from trioserve.config import Config
 from trioserve.config.extras import has_extra

@@ -12,10 +12,11 @@ from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base_metrics
 from trioserve.api.base import sse
-from trioserve.api.base.answers import HEALTH, METRICS, PROPERTIES, SUCCESS, TEXT
+from trioserve.api.base.answers import Health, Metrics, Success
 from trioserve.api.base.body import read_body
 from trioserve.api.base.connection import PING, KeepAlive, current_request
 from trioserve.api.base.http import json_response
+from trioserve.api.base.old_answers import PROPERTIES
 from trioserve.api.base.rights import check_manages, manages, may_use
 from trioserve.api.openapi import gives, takes
 from trioserve.api.router import answers, forwarding, metrics as router_metrics, proxy
@@ -102,7 +103,7 @@ blueprint = Blueprint("router", __name__)
 @blueprint.get("/v1/health")
 @blueprint.get("/health/ready")
 @blueprint.get("/health/live")
-@gives(HEALTH)
+@gives(Health)
 async def health() -> Response:
     """Report whether the router accepts requests. The list of models has the state of each."""
     current_fleet()
@@ -125,7 +126,7 @@ async def props() -> Response:
 @blueprint.post("/props")
 @manages
 @takes(None)
-@gives(SUCCESS)
+@gives(Success)
 async def set_props() -> Response:
     """Set the properties of a model."""
     return await forwarding.forward()
@@ -133,7 +134,7 @@ async def set_props() -> Response:
 
 @blueprint.get("/metrics")
 @takes(None, query={"model": "the metrics of this model only, as it has them"})
-@gives(TEXT, "text/plain")
+@gives(str, "text/plain")
 async def metrics() -> Response:
     """Write what the router and its models have done so far, in Prometheus's text format."""
     if request.args.get("model"):
@@ -150,7 +151,7 @@ async def metrics() -> Response:
 
 @blueprint.get("/v1/metrics")
 @takes(None, query={"model": "the metrics of this model only"})
-@gives(METRICS)
+@gives(Metrics)
 async def metrics_as_json() -> Response:
     """Tell what each model that is loaded has done so far and does now, as one JSON object."""
     if request.args.get("model"):
@@ -209,7 +210,7 @@ async def download() -> Response:
 @blueprint.delete("/models")
 @manages
 @takes(None, query={"model": "the name of the model, whole"})
-@gives(SUCCESS)
+@gives(Success)
 async def delete() -> Response:
     """Delete a model that was downloaded."""
     router = current_router()
@@ -231,7 +232,7 @@ async def model(name: str) -> Response:
 @blueprint.post("/models/load")
 @manages
 @takes(None)
-@gives(SUCCESS)
+@gives(Success)
 async def load() -> Response:
     """Begin to load a model."""
     await current_fleet().load(_known(await _name_in_body()))
@@ -241,7 +242,7 @@ async def load() -> Response:
 @blueprint.post("/models/unload")
 @manages
 @takes(None)
-@gives(SUCCESS)
+@gives(Success)
 async def unload() -> Response:
     """Begin to unload a model, or cancel its download."""
     router, name = current_router(), await _name_in_body()
@@ -251,7 +252,7 @@ async def unload() -> Response:
 
 
 @blueprint.get("/models/sse")
-@gives(TEXT, "text/event-stream")
+@gives(str, "text/event-stream")
 async def events() -> Response:
     """Stream the events of the models from now on."""
     resources = current_request().resources

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trioserve.api.base.answers import COUNT, FIGURE, FLAG, TEXT, each, record, texts
 from trioserve.api.base.fields import Schema, answer, or_null
+from trioserve.api.base.old_answers import COUNT, FIGURE, FLAG, TEXT, each, record, texts
 from trioserve.api.batches import TIMES
 
 _METADATA: Schema = {"type": "object", "additionalProperties": TEXT}

@@ -9,7 +9,7 @@ import attrs
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base.answers import BYTES
+from trioserve.api.base.answers import Bytes
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import read_form
 from trioserve.api.base.connection import current_request
@@ -76,7 +76,7 @@ async def show(id_: str) -> Response:
 
 
 @blueprint.get("/v1/files/<id_>/content")
-@gives(BYTES, "application/octet-stream")
+@gives(Bytes, "application/octet-stream")
 async def content(id_: str) -> Response:
     """Give the content of a file."""
     file, store, held = await find(id_), current_app_state().store, current_request().held

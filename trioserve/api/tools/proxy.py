@@ -22,7 +22,7 @@ from quart import Blueprint, Quart, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import access
-from trioserve.api.base.answers import BYTES
+from trioserve.api.base.answers import Bytes
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import read_whole
 from trioserve.api.base.connection import Request, current_request
@@ -109,7 +109,7 @@ class _Proxy:
 
 @blueprint.route("/cors-proxy", methods=["GET", "POST", "DELETE"])
 @takes(None, query={"url": "where the request goes"})
-@gives(BYTES, "*/*")
+@gives(Bytes, "*/*")
 async def forward() -> Response:
     """Send a request of a page to an MCP server of another origin, with ``--ui-mcp-proxy``."""
     config = current_app_state().config

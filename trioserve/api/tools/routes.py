@@ -15,7 +15,6 @@ from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, readers, sse
-from trioserve.api.base.answers import FLAG, TEXT, each, record
 from trioserve.api.base.app_state import AppState, current_app_state
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import KeepAlive, current_request
@@ -25,6 +24,7 @@ from trioserve.api.base.fields import (
     field,
 )
 from trioserve.api.base.http import uncounted_context
+from trioserve.api.base.old_answers import FLAG, TEXT, each, record
 from trioserve.api.openapi import gives, takes
 from trioserve.concurrency import Bell, alongside
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError

@@ -11,7 +11,7 @@ import numpy as np
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import limits, outputs, readers, sse
+from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.fields import (
     STRING,
     MismatchError,
@@ -25,6 +25,7 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.generation import check_pools
 from trioserve.api.base.http import current_context, json_response, long_response
+from trioserve.api.base.output import new_id
 from trioserve.api.base.readers import RawPrompt
 from trioserve.api.base.service import current_server, read_for_model
 from trioserve.api.openapi import gives, takes
@@ -218,7 +219,7 @@ async def _respond(
     kind: str, server: ServerCore, data: sse.LazyList, n_tokens: int, n_numbers: int
 ) -> Response:
     written = {
-        "id": outputs.new_id(kind),
+        "id": new_id(kind),
         "object": "list",
         "created": int(time.time()),
         "model": server.model.info.name,

@@ -14,11 +14,15 @@ from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import Any, Self
 
-from trioserve.api.base import errors, outputs, sse
+import msgspec
+
+from trioserve.api.base import errors, sse
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import LONG, current_request_id
+from trioserve.api.base.scores import candidates_of
 from trioserve.api.base.text_tokens import TokensOfText
+from trioserve.api.base.timings import LiveTimings, timings_of
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.api.openai.events import counted, event_fields
 from trioserve.api.openai.responses.items import (
@@ -287,7 +291,9 @@ class ResponseBuilder:
         if not probs:
             return []
         post = self._params.post_sampling_probs
-        return list(outputs.probs(probs, post_sampling=post, n_top=self._chat.top_logprobs))
+        written = candidates_of(probs, post_sampling=post, n_top=self._chat.top_logprobs)
+        found: list[dict[str, Any]] = msgspec.to_builtins(list(written))
+        return found
 
     def _output(self) -> list[dict[str, Any]]:
         return [self._written[index] for index in sorted(self._written)]
@@ -339,7 +345,7 @@ class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
         self._builder, self._chat = builder, chat
         self._repeated = repeated
         self._n_events = 0
-        self._live = outputs.LiveTimings(n_prompt, monotonic)
+        self._live = LiveTimings(n_prompt, monotonic)
 
     @classmethod
     async def of(cls, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int) -> Self:
@@ -357,7 +363,7 @@ class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
         if isinstance(event, ChatChunk):
             self._live.on_output(len(event.tokens), event.drafts)
             if self._chat.timings_per_token:
-                extra["timings"] = outputs.timings(self._live.now())
+                extra["timings"] = timings_of(self._live.now())
         elif isinstance(event, Progress):
             self._live.on_progress(event)
             if self._chat.return_progress:
@@ -365,11 +371,11 @@ class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
                 events = events or [running]
                 extra = self._live.with_progress(event, timed=self._chat.timings_per_token)
         elif isinstance(event, Finished):
-            extra["timings"] = outputs.timings(event.timings)
+            extra["timings"] = timings_of(event.timings)
         elif isinstance(event, RunEnded):
-            extra["timings"] = outputs.timings(event.answer.timings)
+            extra["timings"] = timings_of(event.answer.timings)
         elif isinstance(event, StepStarted):
-            self._live = outputs.LiveTimings(0, monotonic)
+            self._live = LiveTimings(0, monotonic)
         if events:
             events[-1] = events[-1] | extra
         return self._write_all(events)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from trioserve.api.base.custom_tools import TextArgument
-from trioserve.api.base.outputs import read_arguments
+from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
 from trioserve.api.openai.responses.input import MCP_CALL, STEP
 from trioserve.api.openai.responses.tools import OfferedTool

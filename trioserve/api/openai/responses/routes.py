@@ -5,7 +5,7 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base.answers import INPUT_TOKENS
+from trioserve.api.base.answers import InputTokens
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.generation import (
@@ -16,7 +16,7 @@ from trioserve.api.base.generation import (
     respond_stream,
 )
 from trioserve.api.base.http import long_response
-from trioserve.api.base.outputs import name_of
+from trioserve.api.base.output import name_of
 from trioserve.api.base.stored_as import STORED, StoredAs
 from trioserve.api.openai import answers
 from trioserve.api.openai.responses.events import (
@@ -98,7 +98,7 @@ async def _whole(builder: ResponseBuilder, answer: ChatStream | AgentRun) -> Res
 @blueprint.post("/v1/responses/input_tokens")
 @blueprint.post("/responses/input_tokens")
 @takes(ResponsesRequest)
-@gives(INPUT_TOKENS)
+@gives(InputTokens)
 async def input_tokens() -> Response:
     """Count the tokens that a response would begin with."""
     request, chat = await _read()
