@@ -286,14 +286,28 @@ def test_a_server_that_reads_no_pdfs(visitor: Visitor, media_server: str) -> Non
 def test_a_model_without_eyes_and_ears(
     visitor: Visitor, server: tuple[str, object], script: PacedScript
 ) -> None:
-    chat = ChatPage(visitor.visit(server[0]))
+    """Also where a picture is pasted before the page knows what the model takes."""
+    page = visitor.visit(server[0])
+    held: list[Route] = []
+    is_known = False
+    page.route("**/props*", lambda one: one.continue_() if is_known else held.append(one))
+    page.reload()
+    chat = ChatPage(page)
     expect(chat.composer).to_be_focused()
+    hand_over(page, "paste", png(8, 8), "early.png")
+    expect(attached(page)).to_contain_text("early.png")
+    is_known = True
+    for route in held:
+        route.continue_()
+    expect(page.get_by_text(re.compile("early.png.*takes no pictures"))).to_be_visible()
+    expect(attached(page)).to_have_count(0)
+
     expect(chat.button("Attach text files")).to_be_visible()
     for name in ("Draw", "Record"):
         expect(chat.button(name)).to_have_count(0)
-    hand_over(chat.page, "paste", png(8, 8), "one.png")
-    expect(chat.page.get_by_text("one.png")).to_contain_text("this model takes no pictures")
-    expect(attached(chat.page)).to_have_count(0)
+    hand_over(page, "paste", png(8, 8), "one.png")
+    expect(page.get_by_text("one.png")).to_contain_text("this model takes no pictures")
+    expect(attached(page)).to_have_count(0)
 
 
 def test_no_file_of_an_import_is_anything_else(chat: ChatPage, tmp_path: Path) -> None:

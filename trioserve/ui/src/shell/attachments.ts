@@ -20,34 +20,33 @@ export function mediaTaken(): string[] {
   return (["image", "audio", "video"] as const).filter(takes).map((kind) => NAMES[kind]);
 }
 
+/** Why a file is not taken, for people; null: it is, or the server has not said. */
+export function refusal({ name, type, data }: Pick<Attachment, "name" | "type" | "data">): string | null {
+  if (!data) return null; // a text
+  const kind = kindOf(type);
+  if (kind && takes(kind) === false) return t("{name} is not attached: this model takes no {NAMES}.", { name: quoted(name), NAMES: NAMES[kind] });
+  if (type !== PDF || props.value?.takes_pdf !== false) return null;
+  return t("{name} is not attached: this server reads no PDFs. It needs the extra trioserve[pdf].", { name: quoted(name) });
+}
+
 /** Read a file; an Error for people says why it cannot be attached. */
 export async function readAttachment(file: File, id: string): Promise<Attachment> {
   const { name, type, size } = file;
-  if ((await file.slice(0, 5).text()) === "%PDF-") return readPdf(file, id);
+  // The server reads it: the model gets the text of each page, and a picture of it if it sees pictures.
+  if ((await file.slice(0, 5).text()) === "%PDF-") return readMedia(new File([file], name, { type: PDF }), id);
   // By what is in it: browsers take a program in TypeScript for a video.
   const text = size > MAX_TEXT ? null : decode(new Uint8Array(await file.arrayBuffer()));
   if (text !== null) return { id, name, type: type || "text/plain", size, text };
-  const kind = kindOf(type);
-  if (kind) return readMedia(file, kind, id);
+  if (kindOf(type)) return readMedia(file, id);
   if (size > MAX_TEXT) throw tooLarge(name, MAX_TEXT);
   throw new Error(t("{name} is neither a text nor a PDF, a picture, a recording or a video.", { name: quoted(name) }));
 }
 
-/** The server reads it: the model gets the text of each page, and a picture of it if it sees pictures. */
-async function readPdf(file: File, id: string): Promise<Attachment> {
-  if (props.value?.takes_pdf === false) {
-    throw new Error(t("{name} is not attached: this server reads no PDFs. It needs the extra trioserve[pdf].", { name: quoted(file.name) }));
-  }
-  return withData(new File([file], file.name, { type: PDF }), file.name, id);
-}
-
-async function readMedia(file: File, kind: MediaKind, id: string): Promise<Attachment> {
+async function readMedia(file: File, id: string): Promise<Attachment> {
   const { name } = file;
-  if (takes(kind) === false) throw new Error(t("{name} is not attached: this model takes no {NAMES}.", { name: quoted(name), NAMES: NAMES[kind] }));
-  return withData(kind === "image" ? await readPicture(file) : file, name, id);
-}
-
-async function withData(read: Blob, name: string, id: string): Promise<Attachment> {
+  const why = refusal({ name, type: file.type, data: file });
+  if (why) throw new Error(why);
+  const read = kindOf(file.type) === "image" ? await readPicture(file) : file;
   if (read.size > MAX_MEDIA) throw tooLarge(name, MAX_MEDIA);
   const type = read.type.replace(/;.*/, ""); // a recording’s has its codec, too
   // A copy: the file itself may change, or go, before the message is sent.

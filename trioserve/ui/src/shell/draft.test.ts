@@ -1,3 +1,4 @@
+import "../testing/browser";
 import { sessionStorageFake } from "../testing/window";
 
 import assert from "node:assert/strict";
@@ -6,8 +7,10 @@ import { test } from "node:test";
 import { effect } from "@preact/signals";
 
 import { newChat } from "../state/chats";
+import { look, retryNow } from "../state/server";
 import { change, openChat } from "../state/shown";
 import { place } from "../state/storage";
+import { FakeServer } from "../testing/fake_server";
 import type { Message } from "../types";
 import { attach, attachText, detach, draft, isAttaching, setDraft, startDrafts } from "./draft";
 
@@ -73,4 +76,29 @@ test("files are attached to the chat that was open, and taken out again", async 
   assert.deepEqual(draft.value.attachments.map((one) => one.size), [3, 7]);
   detach(pasted);
   assert.equal(draft.value.attachments.length, 1);
+});
+
+test("what was attached before the server says what it takes is judged then", async () => {
+  newChat();
+  const fake = new FakeServer();
+  const answers = (modalities: object) => {
+    fake.routes.set("GET /props", () => ({ body: { default_generation_settings: { params: {} }, modalities, takes_pdf: false } }));
+  };
+  fake.routes.set("GET /health", () => ({ body: {} }));
+  fake.routes.set("GET /v1/models", () => ({ body: { data: [{ id: "small" }] } }));
+  fake.install();
+  const names = () => draft.value.attachments.map((one) => one.name);
+  for (const { id } of draft.value.attachments) detach(id);
+  const heard = new File([new Uint8Array([0])], "a.webm", { type: "audio/webm" });
+  const seen = new File([new Uint8Array([0])], "b.webm", { type: "video/webm" });
+  const drawn = new File(["<svg/>"], "c.svg", { type: "image/svg+xml" });
+  await attach([heard, seen, drawn, new File(["%PDF-1.4"], "d.pdf")]);
+  assert.deepEqual(names(), ["a.webm", "b.webm", "c.svg", "d.pdf"]);
+  answers({ vision: false, audio: true, video: false });
+  await look();
+  assert.deepEqual(names(), ["a.webm", "c.svg"]);
+  answers({ vision: false, audio: false, video: false });
+  retryNow();
+  await look();
+  assert.deepEqual(names(), ["a.webm", "c.svg"]); // another model was chosen: a person decides
 });

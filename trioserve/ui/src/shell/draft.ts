@@ -1,12 +1,13 @@
 /** What is being written and not yet sent, for each chat. */
 
-import { computed, effect, signal, type ReadonlySignal } from "@preact/signals";
+import { computed, effect, signal, untracked, type ReadonlySignal } from "@preact/signals";
 
 import { openChat } from "../state/chats";
 import { newId } from "../state/ids";
+import { takes } from "../state/server";
 import type { Attachment } from "../types";
 import { t } from "../words";
-import { readAttachment } from "./attachments";
+import { readAttachment, refusal } from "./attachments";
 import { attempt } from "./toasts";
 import { recall, remember } from "./view";
 
@@ -65,6 +66,26 @@ export function startDrafts(): void {
   drafts.delete(EARLY);
   const { text, attachments } = early;
   if (text || attachments.length > 0) setDraft({ text: [current.peek().text, text].filter(Boolean).join("\n"), attachments });
+  let knew = false;
+  effect(() => {
+    const knows = takes("image") !== undefined;
+    if (knows && !knew) untracked(dropUntaken);
+    knew = knows;
+  });
+}
+
+/** Take out again what was attached before the server said that its model does not take it. */
+function dropUntaken(): void {
+  for (const [key, { attachments }] of drafts) {
+    for (const one of attachments) {
+      void attempt(() => {
+        const why = refusal(one);
+        if (why === null) return;
+        change(key, (others) => others.filter(({ id }) => id !== one.id));
+        throw new Error(why);
+      });
+    }
+  }
 }
 
 function kept(): [string, string][] {
@@ -87,11 +108,16 @@ export async function attach(files: Iterable<File> | Promise<Iterable<File>>): P
 
 async function attachTo(key: string, file: File): Promise<void> {
   const attachment = await readAttachment(file, newId());
-  const at = key === EARLY ? shown.draft : key;
-  const to = drafts.get(at) ?? EMPTY;
-  const changed = { ...to, attachments: [...to.attachments, attachment] };
-  drafts.set(at, changed);
-  if (at === shown.draft) current.value = changed;
+  const why = refusal(attachment); // the server may have said so while it was read
+  if (why) throw new Error(why);
+  change(key === EARLY ? shown.draft : key, (others) => [...others, attachment]);
+}
+
+function change(key: string, to: (attachments: Attachment[]) => Attachment[]): void {
+  const before = drafts.get(key) ?? EMPTY;
+  const changed = { ...before, attachments: to(before.attachments) };
+  drafts.set(key, changed);
+  if (key === shown.draft) current.value = changed;
 }
 
 /** Attach a text that was pasted, and give the id of the attachment. */
