@@ -28,7 +28,7 @@ from benchmarks.load import bounded, counts
 from trioserve import Config
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.llama.batch import LlamaBatch
-from trioserve.server.core import ServerCore
+from trioserve.server.server import Server
 from trioserve.testing import ScriptedBackend, scripted
 from trioserve.testing.vocab import EOS, ByteVocab
 from trioserve.types import Chunk, GenerationParams, Prompt, SamplingParams, Task
@@ -240,7 +240,7 @@ async def measure_server(n_slots: int, device: Device, n_steps: int) -> Cost:
                     n_tokens += len(event.tokens)
 
     config = Config(parallel=n_slots, max_queue=n_slots)
-    async with ServerCore(config, load=scripted(backend)) as server:
+    async with Server(config, load=scripted(backend)) as server:
         server.observers.clear()  # no line in a log for each request
         before = time.thread_time()
         async with trio.open_nursery() as nursery:

@@ -279,7 +279,7 @@ async def test_a_gate_counts_and_drains() -> None:
         gate.refuse()
         with pytest.raises(ServerClosingError), gate.open():
             pytest.fail("admitted")
-        with gate.open(has_begun=True):
+        with gate.inside(), gate.open():
             assert gate.n_open.value == 2
         let_go.set()
         await gate.drained()

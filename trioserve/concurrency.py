@@ -6,7 +6,7 @@ import enum
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     asynccontextmanager,
@@ -15,7 +15,7 @@ from contextlib import (
 )
 from contextvars import ContextVar, copy_context
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Generic, NoReturn, Self, TypeAlias, TypeVar
 
 import trio
@@ -275,7 +275,8 @@ class Phase(enum.Enum):
 
 
 #: The gates whose work this task does; see `Gate.inside`.
-_inside: ContextVar[tuple[Gate, ...]] = ContextVar("inside", default=())
+#: The gates that have admitted the current task's work; true: it continues work that has begun.
+_inside: ContextVar[Mapping[Gate, bool]] = ContextVar("inside", default=MappingProxyType({}))
 
 
 class Gate:
@@ -290,42 +291,34 @@ class Gate:
         #: How many blocks are open.
         self.n_open = AsyncValue(0)
 
-    def check(self, *, has_begun: bool = False) -> None:
-        """Check that work is admitted.
-
-        Args:
-            has_begun: whether it continues work that was admitted earlier, which draining lets
-                finish; so does work `inside`.
+    def check(self) -> None:
+        """Check that work is admitted. Draining lets work `inside` finish.
 
         Raises:
             ServerClosingError: it is not.
             TrioServeError: the error of `end`, if `refuse` was not called before.
         """
         phase = self.phase.value
-        is_refused = phase is Phase.DRAINING and not has_begun and self not in _inside.get()
-        if phase is Phase.CLOSED or is_refused:
+        if phase is not Phase.OPEN and (phase is Phase.CLOSED or self not in _inside.get()):
             raise self._refusal.again()
 
     @contextmanager
-    def open(
-        self, on_end: Callable[[TrioServeError], object] | None = None, *, has_begun: bool = False
-    ) -> Iterator[None]:
+    def open(self, on_end: Callable[[TrioServeError], object] | None = None) -> Iterator[None]:
         """Admit a block of work, and count it. `end` cancels the block, which then raises.
 
         Args:
             on_end: called by `end` with the error, in place of cancelling the block. Without it,
                 the block is `inside`.
-            has_begun: as for `check`.
 
         Raises:
             TrioServeError: as `check`, before the block; the error of `end`, in place of what the
                 block was cancelled in.
         """
-        self.check(has_begun=has_begun)
+        self.check()
         if on_end is None:
             with (
                 trio.CancelScope() as scope,
-                self.open(lambda error: scope.cancel(reason=error.message), has_begun=has_begun),
+                self.open(lambda error: scope.cancel(reason=error.message)),
                 self.inside(),
             ):
                 yield
@@ -341,10 +334,19 @@ class Gate:
             del self._ends[key]
             self.n_open.value -= 1
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the current task does work that has begun: see `inside`."""
+        return _inside.get().get(self, False)
+
     @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Do work in a block that belongs to a block of `open`: draining lets it finish."""
-        token = _inside.set((*_inside.get(), self))
+    def inside(self, *, has_begun: bool = False) -> Iterator[None]:
+        """Do work in a block that belongs to a block of `open`: draining lets it finish.
+
+        Args:
+            has_begun: whether it continues work that has waited for its place already.
+        """
+        token = _inside.set({**_inside.get(), self: has_begun or self.has_begun})
         try:
             yield
         finally:

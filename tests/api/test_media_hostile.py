@@ -19,7 +19,6 @@ from tests.support.scripted_server import assert_at_rest
 from tests.support.scripts import ENDLESS, TEMPLATE, answering
 from tests.support.waiting import patiently, until
 from trioserve.api.base.service import Service
-from trioserve.server import Server
 from trioserve.testing import ScriptedBackend
 
 pytestmark = pytest.mark.system
@@ -95,7 +94,7 @@ async def test_bombs_and_addresses_inside_are_refused_beside_a_stream(api: Api) 
     )
     backend.on_decode = lambda backend: time.sleep(0.001)
     async with client_and_service(backend, media_urls=("all",)) as (client, service):
-        async with Server._of(service.server).stream_complete("endless") as stream:
+        async with service.server.stream_complete("endless") as stream:
             await anext(stream)
             held = service.memory.n_held
             for url in (*(as_url(make()) for make in FILES.values()), *INSIDE):

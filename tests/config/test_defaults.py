@@ -19,7 +19,7 @@ def config() -> Config:
 async def test_words_that_end_an_output(config: Config) -> None:
     backend = ScriptedBackend(lambda prompt: "Hello there")
     async with Server(config, load=scripted(backend)) as server:
-        assert (await server._core.params({})).n_keep == 3
+        assert (await server.params({})).n_keep == 3
         assert (await server.complete("a")).text == "Hell"
         assert (await server.complete("a", stop=("r",))).text == "Hello the"
         assert (await server.complete("a", stop=())).text == "Hello there"

@@ -126,7 +126,7 @@ async def test_a_model_that_computes_no_numbers(tmp_path: Path, name: str, value
         for temperature in (0.0, 0.8):
             with pytest.raises(DecodeError, match="not finite numbers"):
                 await server.complete("Hi", temperature=temperature)
-        assert server._core.lifecycle.ready
+        assert server.lifecycle.ready
 
 
 @pytest.mark.parametrize("unified", [False, True])

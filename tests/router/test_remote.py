@@ -44,7 +44,6 @@ from trioserve.router import client
 from trioserve.router.client import ServerAnswer, ServerEvents
 from trioserve.router.fleet import Fleet
 from trioserve.router.remote import ChildModels, RemoteServer, RemoteStream, _chat
-from trioserve.server import Server
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.protocol import AnyServer
 from trioserve.server.stream import ChatChunk, ChatCompletion
@@ -156,7 +155,7 @@ async def test_a_program_uses_either_server(tmp_path: Path) -> None:
         ]  # fmt: skip
 
     async with remote(tmp_path) as (server, service, _):
-        assert await use(server) == await use(Server._of(service.server))
+        assert await use(server) == await use(service.server)
 
 
 async def test_grammars_and_what_cannot_be_sent(tmp_path: Path) -> None:
@@ -224,7 +223,7 @@ async def test_recordings(tmp_path: Path) -> None:
     path = tmp_path / "call.wav"
     path.write_bytes(wav_file(1.0))
     async with remote(tmp_path, make) as (server, service, _):
-        own = await Server._of(service.server).transcribe(path, language="de", timed=True)
+        own = await service.server.transcribe(path, language="de", timed=True)
         for recording in (path, str(path), path.read_bytes(), Audio(path)):
             found = await server.transcribe(recording, language="de")
             assert (found.text, found.segments, found.duration) == (

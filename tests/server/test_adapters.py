@@ -177,7 +177,7 @@ async def test_scales_change_the_output(files: tuple[Path, Path]) -> None:
         for lora, (text, _) in server_texts.items():  # the same again, from what was kept
             assert await text_of(server, *lora) == (text, 6)
         assert (await text_of(server, (0, 0.0), (1, 0.0)))[0] == expected
-        server._core.adapters.set({0: 0.3})
+        server.adapters.scales.set({0: 0.3})
         assert (await text_of(server))[0] == server_texts[(0, 0.3),][0]
 
 
@@ -185,7 +185,7 @@ async def test_in_company_each_has_its_own(files: tuple[Path, Path]) -> None:
     """Side by side, as alone."""
     sets = [(), ((0, 1.0),), ((0, 0.3),), ((0, 0.3), (1, -0.7))]
     async with Server(Config(ctx_size=2048, threads=1, lora=tuple(map(str, files)))) as server:
-        server._core.adapters.set({})
+        server.adapters.scales.set({})
         alone = [await text_of(server, *lora, cache_prompt=False) for lora in sets]
         together: dict[int, tuple[str, int]] = {}
 
@@ -202,7 +202,7 @@ async def test_a_change_is_for_new_requests() -> None:
     backend = ScriptedBackend(n_slots=1, adapters=ADAPTERS)
     async with Server(Config(), load=scripted(backend)) as server:
         async with server.stream_complete("abc") as stream:
-            server._core.adapters.set({1: 0.5})
+            server.adapters.scales.set({1: 0.5})
             text = "".join([event.text async for event in stream if hasattr(event, "text")])
         assert text == "<0:1>ABC"
         assert (await server.complete("abc")).text == "<1:0.5>ABC"
@@ -272,7 +272,7 @@ async def test_scales_that_cannot_be_set() -> None:
             error = answer.json()["error"]
             assert error["message"] == message
             assert error["param"] == ("lora" if body else None)
-            assert service.server.adapters.scales == (1.0, 0.0)
+            assert service.server.adapters.scales.scales == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,13 @@ def serve(backend: ScriptedBackend | None = None) -> Server:
 def opened(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, RequestContext]]:
     """Note the tasks and contexts that come to be opened."""
     seen: list[tuple[Any, RequestContext]] = []
-    original = server._core.lifecycle.services.requests.open
+    original = server.lifecycle.services.requests.open
 
     def note(task: Any, context: RequestContext, operation: str) -> Any:
         seen.append((task, context))
         return original(task, context, operation)
 
-    monkeypatch.setattr(server._core.lifecycle.services.requests, "open", note)
+    monkeypatch.setattr(server.lifecycle.services.requests, "open", note)
     return seen
 
 
@@ -66,7 +66,7 @@ async def test_each_class_takes_its_fields(
 
 
 def test_the_keywords_are_the_fields_of_the_classes() -> None:
-    apis = {"arrived", "deadline", "has_begun", "limited_as", "on_cancel"}
+    apis = {"arrived", "deadline", "limited_as", "on_cancel"}
     context = fields_of(RequestContext) - apis
     completion = (fields_of(GenerationParams) | fields_of(SamplingParams)) - {"sampling"}
     chat = fields_of(ChatParams)
@@ -120,10 +120,10 @@ async def test_fields_that_belong_elsewhere_are_refused(name: str) -> None:
 async def test_no_work_is_begun_without_time(autojump_clock: MockClock) -> None:
     late = RequestContext(deadline=trio.current_time())
     async with serve() as server:
-        core, params = server._core, await server._core.params({})
+        params = await server.params({})
         for call in (
-            core.stream_all(["a"], params, context=late),
-            core.stream_chats(HI, params, ChatParams(), context=late),
+            server.stream_all(["a"], params, context=late),
+            server.stream_chats(HI, params, ChatParams(), context=late),
         ):
             with pytest.raises(DeadlineExceededError):
                 async with call:
@@ -132,24 +132,24 @@ async def test_no_work_is_begun_without_time(autojump_clock: MockClock) -> None:
 
 async def test_a_bias_may_name_text() -> None:
     async with serve() as server:
-        params = await server._core.params({"logit_bias": {"ab": 2.0, 7: -1.0}})
+        params = await server.params({"logit_bias": {"ab": 2.0, 7: -1.0}})
         assert params.sampling.logit_bias == ((ord("a"), 2.0), (ord("b"), 2.0), (7, -1.0))
         with pytest.raises(InvalidRequestError, match="the vocabulary ends at"):
-            await server._core.params({"logit_bias": ((10**6, 1.0),)})
+            await server.params({"logit_bias": ((10**6, 1.0),)})
 
 
 async def test_several_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve(ScriptedBackend(n_slots=3)) as server:
         seen = opened(server, monkeypatch)
-        params = await server._core.params({"seed": 5, "n_probs": 1})
-        outputs = await read_all(server._core.stream_all(["a", "b"], params, n=2))
+        params = await server.params({"seed": 5, "n_probs": 1})
+        outputs = await read_all(server.stream_all(["a", "b"], params, n=2))
         assert [each.text for each in outputs] == ["A", "A", "B", "B"]
         assert [task.params.sampling.seed for task, _ in seen] == [5, 6, 5, 6]
         assert len(best_of(outputs, 2, 1)) == 2
-        chats = await read_all(server._core.stream_chats(HI, params, ChatParams(), n=3))
+        chats = await read_all(server.stream_chats(HI, params, ChatParams(), n=3))
         assert len({each.message.content for each in chats}) == 1
         with pytest.raises(InvalidRequestError, match="number of slots"):
-            await server._core.params({}, n=4)
+            await server.params({}, n=4)
 
 
 def test_a_server_under_asyncio_names_trio() -> None:

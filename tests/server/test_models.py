@@ -67,7 +67,7 @@ async def test_each_is_loaded_when_it_is_needed() -> None:
         assert list(models) == ["a", "b"]
         assert len(models) == 2
         assert library.loads == []
-        assert [server._core.sleeping for server in models.values()] == [True, True]
+        assert [server.lifecycle.sleeping for server in models.values()] == [True, True]
         with pytest.raises(ServerSleepingError):
             _ = models["b"].model
         assert (await models["b"].status()).slots == ()
@@ -76,7 +76,7 @@ async def test_each_is_loaded_when_it_is_needed() -> None:
         assert models["b"].model.info.name == "scripted"
         with pytest.raises(KeyError):
             models["c"]
-        assert (await models["a"]._core.params({"temperature": 0.5})).sampling.temperature == 0.5
+        assert (await models["a"].params({"temperature": 0.5})).sampling.temperature == 0.5
         assert library.loads == ["b", "a"]
     assert all(backend.closed for backend in library.open.values())
     with pytest.raises(ServerClosingError):
@@ -85,8 +85,8 @@ async def test_each_is_loaded_when_it_is_needed() -> None:
 
 def test_a_name_stands_for_a_file() -> None:
     models = Models({"small": "a.gguf", "other": Config(model="b.gguf", ctx_size=512)})
-    assert models["small"]._core.config == Config(model="a.gguf")
-    assert models["other"]._core.config.ctx_size == 512
+    assert models["small"].config == Config(model="a.gguf")
+    assert models["other"].config.ctx_size == 512
 
 
 def test_a_limit_that_makes_no_sense() -> None:
@@ -101,7 +101,7 @@ async def test_the_one_used_least_recently_makes_room(mock_clock: MockClock) -> 
             assert await ask(models[name]) == f"{name}: hi"
             mock_clock.jump(1)
         assert library.loads == ["a", "b", "c", "b"]
-        assert [name for name in models if models[name]._core.sleeping] == ["a"]
+        assert [name for name in models if models[name].lifecycle.sleeping] == ["a"]
     assert library.most == 2
 
 
@@ -209,8 +209,8 @@ async def test_leaving_while_one_waits_for_room(mock_clock: MockClock) -> None:
     ):
         nursery.start_soon(fail, models["b"])
         await wait_all_tasks_blocked()
-        assert models["b"]._core.state.value is ServerState.LOADING
-    assert [one._core.state.value for one in models.values()] == [ServerState.CLOSED] * 2
+        assert models["b"].state is ServerState.LOADING
+    assert [one.state for one in models.values()] == [ServerState.CLOSED] * 2
     assert library.loads == ["a"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import openai
@@ -14,6 +15,7 @@ import trio
 from tests.support.clients import client_and_service, client_of, client_of_app, use_openai
 from tests.support.lora_files import make_lora
 from tests.support.scripts import ENDLESS, HI
+from tests.support.sleepers import wake
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ModelLoadError, UnknownModelError
@@ -50,19 +52,25 @@ def test_adapters_have_the_names_of_their_files() -> None:
     assert names_of(["/x/a.gguf", "b.bin", "/y/a.gguf", "a-2.gguf"]) == ["a", "b", "a-2", "a-2-2"]
 
 
+def named(**config: Any) -> AdapterNames:
+    server = Server(Config(alias="alias", **config))
+    server.lifecycle._model = mock.Mock(**{"info.name": "m:Q4"})
+    return server.adapters
+
+
 def test_what_a_name_means(tmp_path: Path) -> None:
-    names, bases = AdapterNames(Config(lora=("x/pirate.gguf:0.5",))), ("m:Q4", "alias")
+    names = named(lora=("x/pirate.gguf:0.5",))
     for model in ("pirate", "m:Q4:pirate", "alias:pirate", "pirate:latest"):
-        assert names.named(model, bases) == "pirate"
+        assert names.named(model) == "pirate"
     for model in (None, "", "m:Q4", "alias", "alias:latest", "gpt-5", "gpt:pirate"):
-        assert names.named(model, bases) is None
+        assert names.named(model) is None
     with pytest.raises(UnknownModelError, match="there are m:Q4, pirate") as caught:
-        names.named("alias:parrot", bases)
+        names.named("alias:parrot")
     assert caught.value.param == "model"
-    strict = AdapterNames(Config(lora_dir=str(tmp_path)))
+    strict = named(lora_dir=str(tmp_path))
     with pytest.raises(UnknownModelError):
-        strict.named("gpt-5", bases)
-    assert AdapterNames(Config()).named("alias:parrot", bases) is None
+        strict.named("gpt-5")
+    assert named().named("alias:parrot") is None
 
 
 ROUTES: list[tuple[str, dict[str, Any]]] = [
@@ -214,9 +222,9 @@ async def test_one_in_use_is_not_unloaded(folder: Path) -> None:
     )
     async with client_and_service(backend, lora_dir=str(folder)) as (client, service):
         assert (await client.post(LOAD, json=PIRATE)).is_success
-        core = service.server
-        params = await core.params({"lora": ((0, 1.0),)})
-        async with core.stream_all(["endless"], params):
+        server = service.server
+        params = await server.params({"lora": ((0, 1.0),)})
+        async with server.stream_all(["endless"], params):
             answer = await client.post(UNLOAD, json={"lora_name": "pirate"})
         assert answer.status_code == 409, answer.text
         assert answer.json()["error"]["code"] == "adapter_in_use"
@@ -245,21 +253,20 @@ async def test_an_adapter_is_loaded_again_when_the_model_wakes(folder: Path) -> 
 
     (folder / "parrot.gguf").touch()
     async with Server(Config(lora_dir=str(folder)), load=load) as server:
-        core = server._core
-        await core.load_adapter("pirate", "pirate.gguf")
-        await core.load_adapter("parrot", "parrot.gguf")
-        core.adapters.set({1: 0.5})
-        await core.unload_adapter("pirate")
-        await core.load_adapter("pirate", "pirate.gguf")
-        await core.sleep()
-        assert list(core.adapter_names.paths) == ["parrot", "pirate"]
-        assert core.adapter_of("pirate") == "pirate"
-        await core.wake()
-        assert core.adapters.by_name == {"parrot": 0.5, "pirate": 0.0}
-        await core.sleep()
+        await server.adapters.load("pirate", "pirate.gguf")
+        await server.adapters.load("parrot", "parrot.gguf")
+        server.adapters.scales.set({1: 0.5})
+        await server.adapters.unload("pirate")
+        await server.adapters.load("pirate", "pirate.gguf")
+        await server.sleep()
+        assert list(server.adapters.paths) == ["parrot", "pirate"]
+        assert server.adapters.named("pirate") == "pirate"
+        await wake(server)
+        assert server.adapters.scales.by_name == {"parrot": 0.5, "pirate": 0.0}
+        await server.sleep()
         (folder / "parrot.gguf").unlink()
-        await core.wake()
-        assert list(core.adapter_names.paths) == ["pirate"]
+        await wake(server)
+        assert list(server.adapters.paths) == ["pirate"]
 
 
 # -- with llama.cpp

@@ -258,7 +258,7 @@ async def test_readers_that_stop_make_way_for_others(autojump_clock: MockClock) 
             start = trio.current_time()
             assert (await server.complete("1", max_tokens=40)).text == "1" * 40
             assert trio.current_time() - start < 5
-            assert server._core.lifecycle.services.dispatcher.queued.n_requests == len(stalled) - 3
+            assert server.lifecycle.services.dispatcher.queued.n_requests == len(stalled) - 3
             await trio.sleep(20)
             # Those who read again have another turn, and miss nothing.
             for prompt, stream in zip(prompts[:13], stalled, strict=False):
@@ -442,9 +442,9 @@ async def test_a_prompt_that_is_too_long() -> None:
 
 async def test_settings_change_single_options() -> None:
     async with serve(n_predict=5) as server:
-        assert (await server._core.params({})).max_tokens == 5
+        assert (await server.params({})).max_tokens == 5
         fields = {"temperature": 0.0, "stop": "x"}
-        params = await server._core.params(fields, GenerationParams(max_tokens=9))
+        params = await server.params(fields, GenerationParams(max_tokens=9))
     assert (params.max_tokens, params.stop) == (9, ("x",))
     assert params.sampling.temperature == 0.0
     assert params.sampling.top_k == 40
@@ -488,10 +488,9 @@ async def test_the_log_tells_the_story() -> None:
         with capture_logs() as logs:
             await server.complete("hello")
             with trio.CancelScope() as scope:
-                core = server._core
                 context = RequestContext(on_cancel=CancelReason.DISCONNECT)
-                params = await core.params({})
-                async with core.stream_all(["hello"], params, context=context):
+                params = await server.params({})
+                async with server.stream_all(["hello"], params, context=context):
                     scope.cancel()
                     await trio.sleep_forever()
     started, ended, _, cancelled = logs

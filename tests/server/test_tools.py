@@ -176,7 +176,7 @@ async def test_a_model_without_a_place_for_tools() -> None:
 @asynccontextmanager
 async def serving_server(backend: ScriptedBackend) -> AsyncIterator[Server]:
     async with serving_script(backend) as (_, service):
-        yield Server._of(service.server)
+        yield service.server
 
 
 # -- the wire

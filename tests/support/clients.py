@@ -21,7 +21,6 @@ from trioserve.api.base.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.server import Server
-from trioserve.server.core import ServerCore
 from trioserve.testing import ScriptedBackend
 
 #: Longer than any answer takes, in seconds.
@@ -63,7 +62,7 @@ async def client_of_app(app: QuartTrio) -> AsyncIterator[httpx.AsyncClient]:
 @asynccontextmanager
 async def sleeper(
     load: Callable[..., Any], **config: object
-) -> AsyncIterator[tuple[httpx.AsyncClient, ServerCore]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, Server]]:
     """A client of a server that is asleep, and that server."""
     app = create_app(Config(stream_interval_ms=0, **config), load=load)
     service = app.extensions["trioserve"]
@@ -153,9 +152,9 @@ async def busy(**config: Any) -> AsyncIterator[Busy]:
     backend.on_decode = lambda backend: time.sleep(0.001)
     has_left = trio.Event()
 
-    async def take_slot(server: ServerCore, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+    async def take_slot(server: Server, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
         with trio.CancelScope() as scope:
-            async with Server._of(server).stream_complete("endless") as stream:
+            async with server.stream_complete("endless") as stream:
                 await anext(stream)
                 task_status.started(scope)
                 async for _ in stream:  # an unread stream loses its slot when its mailbox is full

@@ -10,12 +10,9 @@ from typing import Any
 import attrs
 import trio
 
-from trioserve.chat.params import ChatParams
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.server import RequestContext, Server
-from trioserve.server.core import ServerCore
-from trioserve.server.runs.params import RunParams
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import Stream
 from trioserve.testing import ScriptedBackend, scripted, stepping
@@ -36,9 +33,9 @@ def within(seconds: float) -> RequestContext:
 @asynccontextmanager
 async def completing(server: Server, prompt: str, seconds: float) -> AsyncIterator[Stream]:
     """Continue a prompt with a deadline."""
-    core, context = server._core, within(seconds)
-    params = await core.params({}, context=context)
-    opened = core.stream_all([prompt], params, context=context)
+    context = within(seconds)
+    params = await server.params({}, context=context)
+    opened = server.stream_all([prompt], params, context=context)
     async with opened as (stream,):
         yield stream
 
@@ -51,12 +48,8 @@ async def complete_within(server: Server, prompt: str, seconds: float) -> str:
 @asynccontextmanager
 async def running(server: Server, tools: Sequence[Any], seconds: float) -> AsyncIterator[AgentRun]:
     """Run tools with a deadline."""
-    core, messages = server._core, [{"role": "user", "content": "Hi"}]
-    params = await core.params({})
-    opened = core.stream_run(
-        messages, tools, params, ChatParams(), RunParams(), context=within(seconds)
-    )
-    async with opened as run:
+    messages = [{"role": "user", "content": "Hi"}]
+    async with server.stream_run(messages, tools, context=within(seconds)) as run:
         yield run
 
 
@@ -64,13 +57,12 @@ async def read(stream: Stream) -> str:
     return "".join([event.text async for event in stream if isinstance(event, Chunk)])
 
 
-async def assert_at_rest(server: Server | ServerCore) -> None:
+async def assert_at_rest(server: Server) -> None:
     """Nothing of a request is left: no slot, no task in the queue, no mailbox."""
     status = await server.status()
     assert [slot.state for slot in status.slots] == ["idle"] * server.model.n_slots
     assert status.waiting == ()
-    core = server._core if isinstance(server, Server) else server
-    assert len(core.lifecycle.services.dispatcher) == 0
+    assert len(server.lifecycle.services.dispatcher) == 0
 
 
 @attrs.define(eq=False)

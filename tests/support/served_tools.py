@@ -41,6 +41,6 @@ async def client_of_tools(
     async def open_registry(_: object) -> AsyncIterator[ToolRegistry]:
         yield ToolRegistry([FixedTools.of(tools)])
 
-    with mock.patch("trioserve.server.core.open_registry", open_registry):
+    with mock.patch("trioserve.server.server.open_registry", open_registry):
         async with client_and_service(backend, tools=("all",), **config) as (client, service):
             yield client, service

@@ -11,7 +11,6 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.scripted_server import ScriptedLoader
 from trioserve.server import Server
-from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.testing import ScriptedBackend
 
@@ -22,9 +21,13 @@ def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
 
 
-async def until(server: Server | ServerCore, state: ServerState) -> None:
-    core = server._core if isinstance(server, Server) else server
-    await core.state.wait_value(state)
+async def until(server: Server, state: ServerState) -> None:
+    await server.lifecycle.state.wait_value(state)
+
+
+async def wake(server: Server) -> None:
+    async with server.loaded():
+        pass
 
 
 def n_loads(loader: ScriptedLoader) -> int:

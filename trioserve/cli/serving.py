@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from trioserve.models.catalog import Catalog
     from trioserve.router.fleet import Fleet
     from trioserve.router.zygote import FirstZygote
-    from trioserve.server.core import ServerCore
     from trioserve.server.lifecycle.engine import Loader
+    from trioserve.server.server import Server
     from trioserve.server.usage import Usage
 
 _log = get_logger("trioserve")
@@ -269,13 +269,13 @@ async def _follow_model(
     if status.is_open:
         nursery.start_soon(_report_usage, service.server, status)
     told = ServerState.READY
-    async for state in service.server.state.eventual_values():
+    async for state in service.server.lifecycle.state.eventual_values():
         if state in (ServerState.SLEEPING, ServerState.READY) and state is not told:
             status.tell(state.value)
             told = state
 
 
-async def _report_usage(server: ServerCore, status: StatusPipe) -> None:
+async def _report_usage(server: Server, status: StatusPipe) -> None:
     """Report what API keys use, until cancelled, and the rest then."""
     from trioserve.server.usage import Usage
 
@@ -297,7 +297,7 @@ def _tell_usage(usage: Usage, status: StatusPipe) -> None:
         status.tell("usage", rows=rows[start : start + _USAGE_ROWS])
 
 
-def _advise(server: ServerCore) -> None:
+def _advise(server: Server) -> None:
     """Log what a user of this model should know."""
     model = server.model
     if Path(model.info.path) == BUNDLED:

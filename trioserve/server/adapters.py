@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,10 +24,13 @@ from trioserve.errors import (
     UnknownModelError,
 )
 from trioserve.log import get_logger
+from trioserve.server.context import ANYONE, RequestContext
+from trioserve.server.model import LoadedModel
 from trioserve.types import AdapterInfo, Adapters
 
 if TYPE_CHECKING:
     from trioserve.server.lifecycle.services import EngineServices
+    from trioserve.server.lifecycle.sleep import ModelLifecycle
 
 _log = get_logger("trioserve.server")
 
@@ -144,6 +148,7 @@ class AdapterNames:
     """
 
     _config: Config
+    _lifecycle: ModelLifecycle
 
     def __attrs_post_init__(self) -> None:
         self._one = trio.Lock()
@@ -153,14 +158,21 @@ class AdapterNames:
         self.paths = {name: path for name, (path, _) in zip(names, given, strict=True)}
         self._scales = {name: scale for name, (_, scale) in zip(names, given, strict=True)}
 
-    def named(self, model: str | None, bases: Sequence[str]) -> str | None:
+    @property
+    def _bases(self) -> Sequence[str]:
+        """The names of the model itself."""
+        return (self._lifecycle.model.info.name, *self._config.aliases)
+
+    def named(self, model: str | None) -> str | None:
         """Find the adapter that a name of a model means; None: it means the model without one.
 
-        That is its own name, or one of the model's (`bases`), a colon, and its own.
+        That is its own name, or one of the model's, a colon, and its own.
 
         Raises:
             UnknownModelError: there is no such adapter.
+            ServerSleepingError: the server started asleep and has not loaded the model yet.
         """
+        bases = self._bases
         model = (model or "").removesuffix(":latest")  # of Ollama's clients
         if not model or model in bases or not (self.paths or self._config.lora_dir):
             return None
@@ -174,21 +186,31 @@ class AdapterNames:
             raise UnknownModelError.at("model", f"is {model!r:.200}; there are {known:.2000}.")
         return None
 
-    def choose(self, name: str, scales: AdapterScales) -> Adapters:
-        """The adapter of a name and no other. Raises UnknownModelError if it was unloaded."""
-        return ((scales.id_of(name), self._scales.get(name) or 1.0),)
+    @property
+    def scales(self) -> AdapterScales:
+        """The adapters of the loaded model, and their default scales.
 
-    def check(self) -> str:
-        """Return the folder of files to load. Raises NotSupportedError without `--lora-dir`."""
+        Raises:
+            ServerSleepingError: the server sleeps.
+            ServerClosingError: it is closed.
+        """
+        return self._lifecycle.services.adapters
+
+    def choose(self, name: str) -> Adapters:
+        """The adapter of a name and no other. Raises as `scales`, and UnknownModelError if it was
+        unloaded.
+        """
+        return ((self.scales.id_of(name), self._scales.get(name) or 1.0),)
+
+    def _folder(self) -> str:
+        """The folder of files to load. Raises NotSupportedError without `--lora-dir`."""
         if self._config.lora_dir is None:
             raise NotSupportedError(
                 "This server does not load or unload adapters. Start it with `--lora-dir`"
             )
         return self._config.lora_dir
 
-    async def load(
-        self, services: EngineServices, name: str, path: str, bases: Sequence[str]
-    ) -> None:
+    async def load(self, name: str, path: str, *, context: RequestContext = ANYONE) -> None:
         """Load an adapter from a file in the folder. Requests that run are not affected.
 
         The model and the adapter are first loaded in another process if the file is new. When
@@ -197,13 +219,14 @@ class AdapterNames:
         Raises:
             InvalidRequestError: the name is taken, the file is not in the folder, or it cannot be
                 used; `param` names the field.
-            NotSupportedError: the server was started without a folder.
+            NotSupportedError: the server was started without a folder, or the model generates no
+                text.
         """
-        folder = self.check()
-        async with self._one:
+        folder = self._folder()
+        async with self._changing(context) as services:
             if not _NAME.fullmatch(name):
                 raise InvalidRequestError.at("lora_name", "must be a name, without a colon.")
-            if name in self.paths or name in bases:
+            if name in self.paths or name in self._bases:
                 raise InvalidRequestError.at("lora_name", f"is {name!r}, which is loaded already.")
             if len(self.paths) >= MAX_ADAPTERS:
                 raise InvalidRequestError.at(
@@ -218,6 +241,16 @@ class AdapterNames:
                 ) from error
             self.paths[name] = str(found)
 
+    @asynccontextmanager
+    async def _changing(self, context: RequestContext) -> AsyncIterator[EngineServices]:
+        """Keep the model in memory, and other changes waiting, during a block."""
+        with self._lifecycle.gate.open():
+            async with (
+                self._lifecycle.use(context, LoadedModel.check_generates) as services,
+                self._one,
+            ):
+                yield services
+
     async def _add(self, services: EngineServices, name: str, path: Path) -> None:
         table = _table(services)
         await trio.to_thread.run_sync(table.try_file, path)
@@ -226,18 +259,18 @@ class AdapterNames:
             services.adapters.add(name, id_, table.infos[id_])
         _log.info("adapter loaded", name=name, path=str(path))
 
-    async def unload(self, services: EngineServices, name: str) -> None:
+    async def unload(self, name: str, *, context: RequestContext = ANYONE) -> None:
         """Free an adapter that no request uses.
 
         Raises:
             UnknownModelError: there is no adapter of the name.
             InvalidRequestError: it was loaded with the model.
             AdapterInUseError: a request runs or waits with it.
-            NotSupportedError: the server was started without a folder.
+            NotSupportedError: as `load`.
         """
-        self.check()
-        table = _table(services)
-        async with self._one:
+        self._folder()
+        async with self._changing(context) as services:
+            table = _table(services)
             if name in self._scales:
                 raise InvalidRequestError.at("lora_name", "was loaded with the model, by --lora.")
             if name not in self.paths:

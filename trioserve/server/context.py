@@ -38,8 +38,6 @@ class RequestContext:
     request_id: str = attrs.field(default="", kw_only=True)
     traceparent: str = attrs.field(default="", kw_only=True)
     tracestate: str = attrs.field(default="", kw_only=True)
-    #: Whether it continues work that has begun: the limits of the queue and draining let it pass.
-    has_begun: bool = attrs.field(default=False, kw_only=True)
     #: The reason to log when the caller's scope is cancelled.
     on_cancel: CancelReason = attrs.field(default=CancelReason.CALLER, kw_only=True)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from trioserve.chat.params import ToolChoice
+from trioserve.chat.params import ChatParams, ToolChoice
 from trioserve.chat.template.continuation import ContinueFinalMessage
-from trioserve.server.context import RequestContext, refuse, take
+from trioserve.server.context import ANYONE, RequestContext, refuse, take
 from trioserve.server.runs.params import Approval
 from trioserve.types import Grammar, TokenId
 
@@ -127,11 +127,27 @@ class TranscriptionFields(ContextFields, total=False):
     logprobs: bool
 
 
-def take_context(fields: dict[str, Any]) -> RequestContext:
-    """Make the context of a call. Its deadline is a cancel scope of the caller."""
+def take_context(fields: dict[str, Any], base: RequestContext = ANYONE) -> RequestContext:
+    """Take the fields of the context of a call. Its deadline is a cancel scope of the caller."""
     refuse({name: fields[name] for name in _OF_APIS & fields.keys()})
-    return take(RequestContext, fields)
+    return take(RequestContext, fields, base)
+
+
+def only_context(fields: Mapping[str, Any], base: RequestContext = ANYONE) -> RequestContext:
+    """Make the context of a call that has no other fields."""
+    given = {**fields}
+    context = take_context(given, base)
+    refuse(given)
+    return context
+
+
+def only_chat(fields: Mapping[str, Any], base: ChatParams | None = None) -> ChatParams:
+    """Make the parameters of a chat that is rendered, and not answered."""
+    given = {**fields}
+    chat = take(ChatParams, given, base)
+    refuse(given)
+    return chat
 
 
 #: Fields of `RequestContext` that only the APIs set.
-_OF_APIS = frozenset({"arrived", "deadline", "has_begun", "limited_as", "on_cancel"})
+_OF_APIS = frozenset({"arrived", "deadline", "limited_as", "on_cancel"})

@@ -13,7 +13,6 @@ from trioserve import llama
 from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError
-from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.server import Server
@@ -55,8 +54,8 @@ class Models(EnteredOnce, Mapping[str, Server]):
         if max_loaded < 0:
             raise ConfigError(f"max_loaded must be at least 0, not {max_loaded}")
         self._places = trio.CapacityLimiter(max_loaded or max(1, len(models)))
-        self._cores = {
-            name: ServerCore(
+        self._servers = {
+            name: Server(
                 Config(model=config) if isinstance(config, str) else config,
                 load=load,
                 drive=drive,
@@ -65,7 +64,6 @@ class Models(EnteredOnce, Mapping[str, Server]):
             )
             for name, config in models.items()
         }
-        self._servers = {name: Server._of(core) for name, core in self._cores.items()}
 
     def __getitem__(self, name: str) -> Server:
         return self._servers[name]
@@ -79,8 +77,8 @@ class Models(EnteredOnce, Mapping[str, Server]):
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for core in self._cores.values():
-                await stack.enter_async_context(core)
+            for server in self._servers.values():
+                await stack.enter_async_context(server)
             yield
 
     @asynccontextmanager
@@ -102,8 +100,8 @@ class Models(EnteredOnce, Mapping[str, Server]):
         A freed place may go to a server that has waited for longer.
         """
         while True:
-            others = [core for other, core in self._cores.items() if other != name]
-            loaded = [one for one in others if one.state.value in _IN_MEMORY]
+            others = [server for other, server in self._servers.items() if other != name]
+            loaded = [one for one in others if one.state in _IN_MEMORY]
             since = [(one.lifecycle.idle_since, one) for one in loaded]
             idle = [(at, one) for at, one in since if at is not None]
             oldest = [min(idle, key=lambda pair: pair[0])[1]] if idle else loaded

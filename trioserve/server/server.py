@@ -1,22 +1,25 @@
-"""`Server`: a model that answers a program's requests inside an ``async with`` block."""
+"""`Server`: a model that answers requests inside an ``async with`` block."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, Unpack
 
 from trioserve import llama
 from trioserve.chat.messages import Audio
 from trioserve.chat.params import ChatParams
-from trioserve.concurrency import EnteredOnce
+from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
-from trioserve.server.context import RequestContext, refuse, take
-from trioserve.server.core import ServerCore
+from trioserve.errors import ConfigError
+from trioserve.server.context import ANYONE, RequestContext, take, take_params
 from trioserve.server.generation.embeddings import Classification, Embeddings, Ranking
+from trioserve.server.generation.requests import ServerResources
+from trioserve.server.generation.slots import SlotFiles
+from trioserve.server.generation.text import check_copies
+from trioserve.server.keys import Keys
 from trioserve.server.keywords import (
     ChatFields,
     CompletionFields,
@@ -24,20 +27,30 @@ from trioserve.server.keywords import (
     RenderFields,
     RunFields,
     TranscriptionFields,
+    only_chat,
+    only_context,
     take_context,
 )
 from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
-from trioserve.server.lifecycle.sleep import ServerState
+from trioserve.server.lifecycle.sleep import ModelLifecycle, ServerState
+from trioserve.server.limits.admission import Queue
 from trioserve.server.model import LoadedModel
 from trioserve.server.observers.observer import Observer
-from trioserve.server.observers.telemetry import Telemetry
+from trioserve.server.prompts.infill import InfillPrompts
 from trioserve.server.prompts.text import AnyPrompt, Messages, PromptLike
 from trioserve.server.runs.events import RunAnswer
+from trioserve.server.runs.loop import Asked, open_run
 from trioserve.server.runs.params import AnyTool, RunParams
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatCompletion, ChatStream, Completion, Stream
-from trioserve.server.transcription.transcript import Transcript, TranscriptionParams
-from trioserve.types import EngineStatus, Prompt, TokenId
+from trioserve.server.transcription.transcript import (
+    Transcript,
+    TranscriptionParams,
+    Transcriptions,
+)
+from trioserve.server.usage import Usage
+from trioserve.tools.registry import ToolRegistry, open_registry
+from trioserve.types import EngineStatus, GenerationParams, Prompt, TokenId
 
 
 class Server(EnteredOnce):
@@ -49,7 +62,8 @@ class Server(EnteredOnce):
 
     A Trio cancel scope around a call is its deadline, and the way to cancel it from another task:
     the slot is free within a step. Keyword arguments set the parameters of a call; `ChatFields`
-    and its neighbors list them.
+    and its neighbors list them. Objects with parameters that are checked already may be given
+    in their place (`params`, `chat`, `context`); fields change them.
 
     The server frees the memory of its model after `Config.sleep_idle_seconds` without requests, or
     when `sleep` is called. The next call that needs the model loads it again, and waits for that.
@@ -60,9 +74,14 @@ class Server(EnteredOnce):
         load: loads the model. The default loads a GGUF file with llama.cpp.
         drive: runs the engine. The default runs it on a thread.
         asleep: start without loading the model; the first request loads it.
+        room: a context manager around the model's time in memory, which makes room for it.
         observers: called with the events of requests; see `telemetry` for batches of them.
+        keys: the API keys, which another one keeps up to date; by default the server's own.
+        usage: counts what they use; by default for this server, and in memory only.
 
     Raises:
+        ConfigError: the model needs a process of its own; or on entry, when the file of API keys
+            cannot be used.
         ModelLoadError: on entry, when the model cannot be loaded.
         HubError: on entry, when the model cannot be downloaded.
         BridgeError: on entry, when no descriptors are left.
@@ -75,30 +94,48 @@ class Server(EnteredOnce):
         load: Loader = llama.load,
         drive: Driver = in_thread,
         asleep: bool = False,
+        room: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         observers: Iterable[Observer] = (),
+        keys: Keys | None = None,
+        usage: Usage | None = None,
     ) -> None:
-        self._make = partial(ServerCore, config, load=load, drive=drive, asleep=asleep)
-        self._observers = observers
-        self._running: ServerCore | None = None
-
-    @classmethod
-    def _of(cls, core: ServerCore) -> Server:
-        """Make the interface of a core that runs."""
-        server = cls()
-        server._running = core
-        return server
+        self.config = config or Config()
+        if self.config.rpc and load is llama.load:
+            raise ConfigError("rpc: a machine that fails ends the process, so such a model needs "
+                              "a separate one: use the command, or ChildModels")  # fmt: skip
+        self._keeps_keys = keys is None
+        resources = ServerResources(self.config, keys or Keys(self.config), usage or Usage())
+        self.resources = resources
+        self.memory, self.metrics = resources.memory, resources.metrics
+        self.observers, self.telemetry = resources.observers, resources.telemetry
+        self.observers.extend(observers)
+        #: The configured tools, while the server runs. They work without the model.
+        self.tools = ToolRegistry()
+        #: Loads the model, puts it to sleep and wakes it.
+        self.lifecycle = ModelLifecycle(resources, load, drive, room, asleep)
+        self.adapters = self.lifecycle.adapters
+        self.queue = Queue(self.status)
 
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
-        async with self._make() as self._running:
-            self._running.observers.extend(self._observers)
-            yield
-
-    @property
-    def _core(self) -> ServerCore:
-        if self._running is None:
-            raise RuntimeError("this Server is not open: enter it with `async with`")
-        return self._running
+        self.lifecycle.open()
+        jobs = [self.memory.keep_trim, self.lifecycle.run]
+        if self._keeps_keys:
+            await self.resources.keys.open()
+            jobs.append(self.resources.keys.follow)
+        async with (
+            self.resources.traced(),
+            open_registry(self.config) as self.tools,
+            alongside(*jobs),
+        ):
+            if not self.lifecycle.sleeping:
+                async with self.loaded():
+                    pass
+            await self.tools.listed()
+            try:
+                yield
+            finally:
+                self.lifecycle.close()
 
     # -- completions and chats
 
@@ -128,8 +165,8 @@ class Server(EnteredOnce):
         """
         given: dict[str, Any] = {**fields}
         context = take_context(given)
-        params = await self._core.params(given, context=context)
-        async with self._core.stream_all([prompt], params, context=context) as (stream,):
+        params = await self.params(given, context=context)
+        async with self.stream_all([prompt], params, context=context) as (stream,):
             yield stream
 
     async def complete(self, prompt: AnyPrompt, **fields: Unpack[CompletionFields]) -> Completion:
@@ -140,6 +177,26 @@ class Server(EnteredOnce):
         """
         async with self.stream_complete(prompt, **fields) as stream:
             return await stream.read()
+
+    @asynccontextmanager
+    async def stream_all(
+        self,
+        prompts: Sequence[AnyPrompt],
+        params: GenerationParams,
+        *,
+        n: int = 1,
+        context: RequestContext = ANYONE,
+    ) -> AsyncIterator[list[Stream]]:
+        """Continue each prompt `n` times, concurrently. Leaving the block cancels all requests.
+
+        The outputs of one prompt are adjacent, in the order of their seeds. Raises as
+        `Server.stream_complete`.
+        """
+        async with AsyncExitStack() as stack:
+            with self.lifecycle.gate.open(), context.preparing():
+                services = await stack.enter_async_context(self.lifecycle.use(context))
+                streams = await services.text.stream(stack, prompts, params, context, n)
+            yield streams
 
     @asynccontextmanager
     async def stream_chat(
@@ -157,9 +214,8 @@ class Server(EnteredOnce):
         """
         given: dict[str, Any] = {**fields}
         context, chat = take_context(given), take(ChatParams, given)
-        params = await self._core.params(given, context=context)
-        opened = self._core.stream_chats(messages, params, chat, context=context)
-        async with opened as (stream,):
+        params = await self.params(given, context=context)
+        async with self.stream_chats(messages, params, chat, context=context) as (stream,):
             yield stream
 
     async def chat(self, messages: Messages, **fields: Unpack[ChatFields]) -> ChatCompletion:
@@ -171,6 +227,24 @@ class Server(EnteredOnce):
         async with self.stream_chat(messages, **fields) as stream:
             return await stream.read()
 
+    @asynccontextmanager
+    async def stream_chats(
+        self,
+        messages: Messages,
+        params: GenerationParams,
+        chat: ChatParams,
+        *,
+        n: int = 1,
+        context: RequestContext = ANYONE,
+    ) -> AsyncIterator[list[ChatStream]]:
+        """Answer a chat `n` times, concurrently. Raises as `Server.stream_chat`."""
+        async with AsyncExitStack() as stack:
+            with self.lifecycle.gate.open(), context.preparing():
+                services = await stack.enter_async_context(self.lifecycle.use(context))
+                stream = services.text.stream_chats
+                streams = await stream(stack, messages, params, chat, context, n)
+            yield streams
+
     # -- chats with tools
 
     @asynccontextmanager
@@ -180,6 +254,10 @@ class Server(EnteredOnce):
         tools: Sequence[AnyTool] | None = None,
         *,
         client_tools: Sequence[Mapping[str, Any]] = (),
+        params: GenerationParams | None = None,
+        chat: ChatParams | None = None,
+        run: RunParams | None = None,
+        context: RequestContext = ANYONE,
         **fields: Unpack[RunFields],
     ) -> AsyncIterator[AgentRun]:
         """Answer a chat, run the tools that the model calls, and let it answer again.
@@ -196,20 +274,24 @@ class Server(EnteredOnce):
                 configured tools.
             client_tools: tools in OpenAI's form that the caller runs: a call of one of them ends
                 the run, and `RunAnswer.client_calls` has the calls.
-            fields: the parameters of each answer, and the limits of the run. A call required by
-                `tool_choice` applies to the first answer.
+            params, chat: the parameters of each answer. A call required by `tool_choice` applies
+                to the first one.
+            run, context: the limits of the run, and its client.
+            fields: change fields of these.
 
         Raises:
             InvalidRequestError: a tool or a parameter is invalid.
             UnknownToolError: a tool of this name does not exist.
             TrioServeError: as `stream_chat`.
         """
-        given: dict[str, Any] = {**fields, "tools": client_tools}
-        context, run, chat = take_context(given), take(RunParams, given), take(ChatParams, given)
-        params = await self._core.params(given, context=context)
-        opened = self._core.stream_run(messages, tools, params, chat, run, context=context)
-        async with opened as events:
-            yield events
+        given: dict[str, Any] = {**fields}
+        if client_tools:
+            given["tools"] = client_tools
+        context, run = take_context(given, context), take(RunParams, given, run)
+        chat = take(ChatParams, given, chat)
+        params = await self.params(given, params, context=context)
+        async with open_run(self, messages, tools, Asked(params, chat, context, run)) as opened:
+            yield opened
 
     async def run(
         self,
@@ -233,7 +315,7 @@ class Server(EnteredOnce):
         async with opened as run:
             return await run.read()
 
-    # -- embeddings
+    # -- embeddings and recordings
 
     async def embed(
         self,
@@ -242,6 +324,7 @@ class Server(EnteredOnce):
         dimensions: int | None = None,
         normalize: int | None = None,
         priority: int = 0,
+        context: RequestContext = ANYONE,
         **fields: Unpack[ContextFields],
     ) -> Embeddings:
         """Compute an embedding of each text. Cancelling it frees the engine within a step.
@@ -253,7 +336,8 @@ class Server(EnteredOnce):
             normalize: the norm, as `Config.embd_normalize`, which is the default. With pooling
                 "none", embeddings are not normalized.
             priority: -100 to 100; higher goes first in the queue.
-            fields: the client.
+            context: the client and the deadline.
+            fields: change fields of the context.
 
         Raises:
             InvalidRequestError: a text has no tokens or too many, or a value is out of range.
@@ -262,39 +346,43 @@ class Server(EnteredOnce):
             QueueFullError: too many requests wait already.
             ServerClosingError: the server drains, or is closed.
         """
-        return await self._core.embed(
-            inputs,
-            dimensions=dimensions,
-            normalize=normalize,
-            priority=priority,
-            context=_only_context(fields),
-        )
+        context = only_context(fields, context)
+        with self.lifecycle.gate.open():
+            async with self.lifecycle.use(context, LoadedModel.check_embeds) as services:
+                embed = services.embedder.embed
+                return await embed(inputs, dimensions, normalize, priority, context)
 
     async def rerank(
         self,
         query: str | Sequence[str],
         documents: str | Sequence[str],
         *,
+        most: int | None = None,
         priority: int = 0,
+        context: RequestContext = ANYONE,
         **fields: Unpack[ContextFields],
     ) -> Ranking:
         """Score how well each document fits a query; see `Ranking.best`. Arguments as in `embed`.
 
-        With several queries, there is one for each document.
+        With several queries, there is one for each document. Of each document, at most the first
+        `most` tokens count; None: all.
 
         Raises:
             InvalidRequestError: there are no documents, or one is too long.
             NotSupportedError: the server was not started with `reranking`.
             TrioServeError: as `embed`.
         """
-        context = _only_context(fields)
-        return await self._core.rerank(query, documents, priority=priority, context=context)
+        context = only_context(fields, context)
+        with self.lifecycle.gate.open():
+            async with self.lifecycle.use(context, LoadedModel.check_ranks) as services:
+                return await services.embedder.rerank(query, documents, most, priority, context)
 
     async def classify(
         self,
-        inputs: str | Sequence[str],
+        inputs: str | Sequence[PromptLike],
         *,
         priority: int = 0,
+        context: RequestContext = ANYONE,
         **fields: Unpack[ContextFields],
     ) -> Classification:
         """Score each text for each class of a model that classifies. Arguments as in `embed`.
@@ -304,10 +392,10 @@ class Server(EnteredOnce):
             NotSupportedError: the model has no classification head.
             TrioServeError: as `embed`.
         """
-        context = _only_context(fields)
-        return await self._core.classify(inputs, priority=priority, context=context)
-
-    # -- recordings
+        context = only_context(fields, context)
+        with self.lifecycle.gate.open():
+            async with self.lifecycle.use(context, LoadedModel.check_classifies) as services:
+                return await services.embedder.classify(inputs, priority, context)
 
     async def transcribe(
         self,
@@ -329,38 +417,85 @@ class Server(EnteredOnce):
         """
         given: dict[str, Any] = {**fields}
         params = take(TranscriptionParams, given)
+        context = only_context(given)
         audio = recording if isinstance(recording, Audio) else Audio(recording)
         source = audio.source("recording")
-        return await self._core.transcribe(source, params, context=_only_context(given))
+        async with (
+            self.lifecycle.use(context, LoadedModel.check_transcribes) as services,
+            services.transcriptions.stream(source, params, context) as stream,
+        ):
+            return await stream.read()
 
-    # -- tokens and rendered chats
+    # -- parameters, tokens and rendered chats
+
+    async def params(
+        self,
+        fields: Mapping[str, Any],
+        base: GenerationParams | None = None,
+        *,
+        n: int = 1,
+        context: RequestContext = ANYONE,
+    ) -> GenerationParams:
+        """Make parameters from fields of `GenerationParams` and `SamplingParams`, by name.
+
+        Unset fields are as in `base`, or as in the server's configuration. `logit_bias` may name
+        text in place of a token id. `n` is the number of outputs of each prompt. The deadline
+        of the context includes the wait for a model that was never loaded.
+
+        Raises:
+            InvalidRequestError: a field is unknown, has the wrong type or is out of range.
+            NotSupportedError: the server generates no text.
+        """
+        with context.preparing():
+            model = await self.lifecycle.known_model(context)
+            if model.pooling is not None:
+                model.check_generates()
+            check_copies(n, model.n_slots)
+            fields = dict(fields)
+            if fields.get("logit_bias") is not None:
+                async with self.lifecycle.use(context) as services:
+                    fields["logit_bias"] = await services.tokenizer.biases_of(fields["logit_bias"])
+        return take_params(fields, base or model.defaults)
 
     async def tokenize(
-        self, prompt: PromptLike, *, add_special: bool = True, parse_special: bool = True
+        self,
+        prompt: PromptLike,
+        *,
+        param: str = "prompt",
+        add_special: bool = True,
+        parse_special: bool = True,
     ) -> tuple[TokenId, ...]:
-        """Convert text to token ids. Ids in the input are kept.
+        """Convert text to token ids; see `Vocab.tokenize`. Ids in the input are kept.
 
         Long text is tokenized in a worker thread. Special tokens are added if it begins with text.
 
         Raises:
-            InvalidRequestError: text cannot be encoded, or an id is not in the vocabulary.
+            InvalidRequestError: text cannot be encoded, or an id is not in the vocabulary; `param`
+                names the field.
         """
-        return await self._core.tokenize(
-            prompt, add_special=add_special, parse_special=parse_special
-        )
+        async with self.lifecycle.use(ANYONE) as services:
+            made = await services.tokenizer.prompt_of(
+                prompt, add_special=add_special, parse_special=parse_special, aside=True
+            )
+        made.check(self.model.vocab.n_tokens, param)
+        return made.tokens
 
     async def detokenize(self, tokens: Sequence[TokenId] | Prompt) -> str:
-        """Convert token ids to text. Invalid bytes become U+FFFD.
-
-        Media in a `Prompt` become ``[image]`` or the like.
+        """Convert token ids to text. Invalid bytes become U+FFFD, media ``[image]`` or the like.
 
         Raises:
             InvalidRequestError: an id is not in the vocabulary.
         """
-        async with self._core.awake():
-            return self._core.detokenize(tokens)
+        async with self.loaded():
+            return self.text(tokens)
 
-    async def render(self, messages: Messages, **fields: Unpack[RenderFields]) -> str:
+    def text(self, tokens: Sequence[TokenId] | Prompt) -> str:
+        """Convert token ids to text, as `detokenize`. Raises as `slots`, too."""
+        return self.lifecycle.services.tokenizer.detokenize(tokens)
+
+    async def render(
+        self, messages: Messages, chat: ChatParams | None = None, **fields: Unpack[RenderFields]
+    ) -> str:
         """Render a chat with the model's template. Media become markers: see `media_marker`.
 
         Raises:
@@ -368,7 +503,9 @@ class Server(EnteredOnce):
             UnsupportedFieldError: the model does not support one of the media.
             InvalidRequestError: a message is malformed.
         """
-        return await self._core.render(messages, _only_chat(fields))
+        chat = only_chat(fields, chat)
+        async with self.lifecycle.use(ANYONE) as services:
+            return await services.prompts.render_marked(messages, chat)
 
     async def count_tokens(self, messages: Messages, **fields: Unpack[RenderFields]) -> int:
         """Count the tokens of a chat's prompt, including those of its media.
@@ -376,39 +513,15 @@ class Server(EnteredOnce):
         Raises:
             TrioServeError: as `render`; media cannot be loaded.
         """
-        return len(await self._core.chat_prompt(messages, _only_chat(fields)))
+        return len(await self.chat_prompt(messages, only_chat(fields)))
+
+    async def chat_prompt(self, messages: Messages, chat: ChatParams) -> Prompt:
+        """Make the prompt of a chat. Its length counts the cells of media, too."""
+        with self.lifecycle.gate.open():
+            async with self.lifecycle.use(ANYONE) as services:
+                return await services.prompts.chat_prompt(messages, chat)
 
     # -- the model
-
-    def loaded(self, **fields: Unpack[ContextFields]) -> AbstractAsyncContextManager[object]:
-        """Keep the model in memory during a block. Loads it if needed.
-
-        All methods that need the model do this. Waiting calls continue in the order of arrival.
-        Cancelling one of them does not stop the loading.
-
-        Args:
-            fields: `keep_alive` is how long the idle model stays in memory afterwards.
-
-        Raises:
-            ModelLoadError: the model cannot be loaded; the next call tries again.
-            QueueFullError: too many requests wait already.
-            ServerClosingError: the server sleeps, and drains or is closed.
-        """
-        return self._core.awake(_only_context(fields))
-
-    async def sleep(self) -> None:
-        """Free the model's memory as soon as no request runs, and wait for that.
-
-        The next request loads the model again, with empty caches. When cancelled, the server stays
-        awake, unless it is falling asleep already. Inside `loaded`, this would wait for itself.
-        """
-        await self._core.sleep()
-
-    @property
-    def state(self) -> ServerState:
-        """The state of the model."""
-        state: ServerState = self._core.state.value
-        return state
 
     @property
     def model(self) -> LoadedModel:
@@ -418,43 +531,70 @@ class Server(EnteredOnce):
             ServerSleepingError: the server started asleep and has not loaded the model yet.
             ServerClosingError: the server closed before it loaded the model.
         """
-        return self._core.model
+        return self.lifecycle.model
 
     @property
-    def telemetry(self) -> Telemetry:
-        """Passes events to callbacks; see `Telemetry.subscribe`."""
-        return self._core.telemetry
+    def state(self) -> ServerState:
+        """The state of the model."""
+        state: ServerState = self.lifecycle.state.value
+        return state
 
-    async def drain(self) -> None:
-        """Reject new requests, and wait until the running ones have finished.
+    def loaded(
+        self, context: RequestContext = ANYONE, **fields: Unpack[ContextFields]
+    ) -> AbstractAsyncContextManager[object]:
+        """Keep the model in memory during a block. Loads it if needed.
 
-        Requests that wait for the model to load are ended at once. When cancelled, the server
-        keeps rejecting new requests, and running ones continue. Leaving the server's block ends
-        them: their readers get a `ServerClosingError`.
+        All methods that need the model do this. Waiting calls continue in the order of arrival.
+        Cancelling one of them does not stop the loading.
+
+        Args:
+            context: the client and the deadline.
+            fields: change fields of the context: `keep_alive` is how long the idle model stays in
+                memory afterwards.
+
+        Raises:
+            ModelLoadError: the model cannot be loaded; the next call tries again.
+            QueueFullError: too many requests wait already.
+            ServerClosingError: the server sleeps, and drains or is closed.
         """
-        await self._core.drain(math.inf)
+        return self.lifecycle.use(only_context(fields, context))
+
+    async def sleep(self) -> None:
+        """Free the model's memory as soon as no request runs, and wait for that.
+
+        The next request loads the model again, with empty caches. When cancelled, the server stays
+        awake, unless it is falling asleep already. Inside `loaded`, this would wait for itself.
+        """
+        await self.lifecycle.end()
+
+    @property
+    def slots(self) -> SlotFiles:
+        """Saves, restores and erases slots. Raises as `model`, and while asleep."""
+        return self.lifecycle.services.slots
+
+    @property
+    def transcriptions(self) -> Transcriptions:
+        """Transcribes recordings as streams. Raises as `slots`."""
+        return self.lifecycle.services.transcriptions
+
+    @property
+    def infill(self) -> InfillPrompts:
+        """Makes prompts to fill a gap in a text. Raises as `slots`."""
+        return self.lifecycle.services.infill
+
+    async def drain(self, timeout: float = math.inf) -> None:
+        """Reject new requests, and let running ones finish within `timeout` seconds.
+
+        After that, remaining requests are ended: their readers get a `ServerClosingError`. Requests
+        that wait for the model to load are ended at once. When cancelled, the server keeps
+        rejecting new requests, and running ones continue.
+        """
+        await self.lifecycle.drain(timeout)
 
     async def status(self) -> EngineStatus:
         """Get the slots and the queue, between two steps; during a long step, an earlier status.
 
         While the server sleeps, this is the last status, without the last tasks of slots. The
-        counters continue after it wakes.
-
-        Raises:
-            ServerClosingError: the server is closed.
+        counters continue after it wakes. Raises ServerClosingError when the server is closed.
         """
-        return await self._core.status()
-
-
-def _only_context(fields: Mapping[str, Any]) -> RequestContext:
-    given = {**fields}
-    context = take_context(given)
-    refuse(given)
-    return context
-
-
-def _only_chat(fields: Mapping[str, Any]) -> ChatParams:
-    given = {**fields}
-    chat = take(ChatParams, given)
-    refuse(given)
-    return chat
+        return await self.lifecycle.status()

@@ -23,7 +23,6 @@ from trioserve.errors import (
     TemplateError,
     TrioServeError,
 )
-from trioserve.server import Server
 from trioserve.testing import ScriptedBackend
 
 
@@ -140,7 +139,7 @@ async def test_a_queue_that_is_full_and_a_server_that_closes() -> None:
     backend.on_decode = lambda backend: time.sleep(0.001)
     async with (
         client_and_service(backend, max_queue=0) as (client, service),
-        Server._of(service.server).stream_complete("hold the slot") as stream,
+        service.server.stream_complete("hold the slot") as stream,
     ):
         await anext(stream)
         answer = await client.post("/v1/messages", json=ASK, headers=ID)

@@ -23,9 +23,9 @@ from tests.support.waiting import patiently, until
 from trioserve.api.base import sse
 from trioserve.api.base.sse import PING, Pings, comment_on
 from trioserve.server import RequestContext
-from trioserve.server.core import ServerCore
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.limits.admission import FRESH, Queue
+from trioserve.server.server import Server
 from trioserve.testing import ScriptedBackend
 from trioserve.types import EngineStatus, Task, WaitingStatus
 
@@ -42,7 +42,7 @@ ROUTES = [
 ]
 
 
-async def until_queued(server: ServerCore, n: int = 1) -> list[WaitingStatus]:
+async def until_queued(server: Server, n: int = 1) -> list[WaitingStatus]:
     """Wait until so many tasks are in the queue, and give their places."""
     with patiently():
         while len(waiting := (await server.status()).waiting) != n:
@@ -369,7 +369,7 @@ async def test_a_deadline_in_a_stream_is_an_event(path: str) -> None:
         assert logs[-1]["cancelled"] == "deadline"
 
 
-def pass_deadline(server: ServerCore) -> None:
+def pass_deadline(server: Server) -> None:
     """Make the time pass that the one request has, without waiting for it."""
     dispatcher = server.lifecycle.services.dispatcher
     (mailbox,) = dispatcher.mailboxes

@@ -14,6 +14,7 @@ from tests.support.http_server import serving
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_server import ScriptedLoader
 from tests.support.scripts import CHAT
+from tests.support.sleepers import wake
 from tests.support.waiting import patiently
 from trioserve.app import create_app
 from trioserve.config import Config
@@ -50,7 +51,7 @@ async def test_what_looks_at_it_does_not_wake_it() -> None:
         assert [slot["is_processing"] for slot in (await client.get("/slots")).json()] == [
             False
         ] * 2
-        assert server.sleeping
+        assert server.lifecycle.sleeping
     assert loader.n_begun == 1
 
 
@@ -84,7 +85,7 @@ async def test_what_needs_the_model_wakes_it(tmp_path: Path) -> None:
             method = "GET" if body is None else "POST"
             answer = await client.request(method, path, json=body)
             assert answer.status_code == 200, answer.text
-            assert not server.sleeping
+            assert not server.lifecycle.sleeping
             assert len(loader.backends) == n, path
             assert (await client.get("/props")).json()["is_sleeping"] is False
             await server.sleep()
@@ -102,11 +103,11 @@ async def test_embeddings_wake_it() -> None:
         assert refused.status_code == 501
         refused = await client.post("/rerank", json={"query": "a", "documents": ["b"]})
         assert refused.status_code == 501
-        assert server.sleeping
+        assert server.lifecycle.sleeping
         for path in ("/v1/embeddings", "/embeddings"):
             answer = await client.post(path, json={"input": "a", "keep_alive": 0})
             assert answer.status_code == 200, answer.text
-            await server.state.wait_value(ServerState.SLEEPING)
+            await server.lifecycle.state.wait_value(ServerState.SLEEPING)
     assert len(loads) == 3
 
 
@@ -123,7 +124,7 @@ async def test_what_is_wrong_does_not_wake_it() -> None:
         ):
             answer = await client.post(path, json=body)
             assert answer.status_code in (400, 501), answer.text
-            assert server.sleeping
+            assert server.lifecycle.sleeping
 
 
 async def test_a_request_says_how_long_it_stays_awake() -> None:
@@ -136,7 +137,7 @@ async def test_a_request_says_how_long_it_stays_awake() -> None:
             assert answer.status_code == 200
             assert '"content":"A"' in answer.text
             with patiently():
-                await server.state.wait_value(ServerState.SLEEPING)
+                await server.lifecycle.state.wait_value(ServerState.SLEEPING)
             assert len(loader.backends) == n
 
 
@@ -205,7 +206,7 @@ async def test_a_failed_engine_of_a_later_load_ends_the_service() -> None:
         async with serving(app) as url:
             await service.wait_loaded()
             await service.server.sleep()
-            await service.server.wake()
+            await wake(service.server)
             loader.backends[1].on_decode = fail
             async with httpx.AsyncClient(base_url=url, timeout=30) as client:
                 answer = await client.post("/completion", json={"prompt": "a"})

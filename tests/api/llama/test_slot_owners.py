@@ -13,7 +13,6 @@ from tests.support.clients import client_and_service, client_of, client_of_app
 from tests.support.scripts import HI, endless
 from trioserve.app import create_app
 from trioserve.config import Config
-from trioserve.server import Server
 from trioserve.testing import ScriptedBackend
 
 KEYS = ("key-of-the-first", "key-of-the-other")
@@ -138,7 +137,7 @@ async def test_a_salt_goes_into_the_file_and_comes_out_of_it(tmp_path: Path) -> 
         assert "pepper" not in (tmp_path / "one.bin").read_text()
         await act(client, "erase")
         await act(client, "restore")
-        server = Server._of(service.server)
+        server = service.server
         found = [
             (await server.complete(PROMPT, max_tokens=1, cache_salt=salt)).finished.timings.cache_n
             for salt in ("", "pepper")

@@ -78,9 +78,7 @@ async def test_a_slot_tells_that_it_waits_for_an_image(tmp_path: Path) -> None:
     backend = ScriptedBackend(n_slots=1, projector=projector)
     async with (
         scripted(tmp_path, backend) as (client, service),
-        Server._of(service.server).stream_complete(
-            MixedPrompt([Image(image_file()), "?"])
-        ) as stream,
+        service.server.stream_complete(MixedPrompt([Image(image_file()), "?"])) as stream,
     ):
         try:
             with patiently():
@@ -96,7 +94,7 @@ async def test_a_busy_slot_tells_of_new_lines(tmp_path: Path) -> None:
     backend = ScriptedBackend(lambda prompt: "one\ntwo" + "x" * 10**5, n_slots=1, n_ctx=2**17)
     async with (
         scripted(tmp_path, backend) as (client, service),
-        Server._of(service.server).stream_complete("abc", max_tokens=90_000) as stream,
+        service.server.stream_complete("abc", max_tokens=90_000) as stream,
     ):
         async for _ in stream:
             if stream.mailbox.n_output > 4:
@@ -185,9 +183,7 @@ async def test_what_left_the_kv_cache_is_saved_from_ram(tmp_path: Path) -> None:
     backend = ScriptedBackend(n_slots=1, n_ctx=100)
     async with scripted(tmp_path, backend) as (client, service):
         await client.post("/completion", json={"prompt": "a" * 40})
-        async with Server._of(service.server).stream_complete(
-            "b" * 49
-        ) as stream:  # the other one has to go
+        async with service.server.stream_complete("b" * 49) as stream:  # the other one has to go
             assert (await stream.__anext__()) is not None
         # The slot's last text is the second one now; the first is in RAM alone.
         scheduler = service.server.lifecycle.services.loop._scheduler
@@ -204,7 +200,7 @@ async def test_a_busy_slot_is_waited_for(tmp_path: Path) -> None:
         async def save() -> None:
             saved.append(await act(client, 0, "save"))
 
-        request = Server._of(service.server).stream_complete("abc", id_slot=0)
+        request = service.server.stream_complete("abc", id_slot=0)
         async with trio.open_nursery() as nursery, request as stream:
             await stream.__anext__()
             nursery.start_soon(save)
@@ -217,7 +213,7 @@ async def test_a_client_that_does_not_wait_erases_nothing(tmp_path: Path) -> Non
     backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_slots=1, n_ctx=2**17)
     async with scripted(tmp_path, backend, unread_tokens=8) as (_, service):
         files = service.server.slots
-        async with Server._of(service.server).stream_complete("abc") as stream:
+        async with service.server.stream_complete("abc") as stream:
             await stream.__anext__()
             with trio.move_on_after(0.01) as scope:
                 await files.erase(0, "")
@@ -424,10 +420,10 @@ async def test_what_was_computed_with_an_adapter_is_used_with_it_alone(tmp_path:
     )
     async with Server(config) as server:
         with_it = await server.complete(PROMPT, max_tokens=4, temperature=0.0, id_slot=0)
-        await server._core.slots.save(0, "with", "")
-        await server._core.slots.erase(0, "")
-        server._core.adapters.set({})
-        await server._core.slots.restore(0, "with", "")
+        await server.slots.save(0, "with", "")
+        await server.slots.erase(0, "")
+        server.adapters.scales.set({})
+        await server.slots.restore(0, "with", "")
         without = await server.complete(PROMPT, max_tokens=4, temperature=0.0)
         assert without.finished.timings.cache_n == 0
         again = await server.complete(PROMPT, max_tokens=4, temperature=0.0, lora=((0, 1.0),))

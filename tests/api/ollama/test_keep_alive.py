@@ -14,8 +14,8 @@ from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_server import ScriptedLoader
 from tests.support.waiting import patiently
 from trioserve.config import Config
-from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.sleep import ServerState
+from trioserve.server.server import Server
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +24,9 @@ def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
 
 
-async def until_asleep(server: ServerCore) -> None:
+async def until_asleep(server: Server) -> None:
     with patiently():
-        await server.state.wait_value(ServerState.SLEEPING)
+        await server.lifecycle.state.wait_value(ServerState.SLEEPING)
 
 
 async def expiry(client: httpx.AsyncClient) -> str | None:
@@ -85,13 +85,13 @@ async def test_a_request_that_is_refused_does_not_wake_the_model() -> None:
                 body = ASK | {"prompt": "a", "input": "a", "keep_alive": keep_alive}
                 answer = await client.post(path, json=body)
                 assert answer.status_code in (400, 501)
-                assert server.sleeping
+                assert server.lifecycle.sleeping
             answer = await client.post("/api/chat", json=ASK | {"keep_alive": keep_alive})
             assert "'keep_alive'" in answer.json()["error"]
         for fields in ({"options": {"num_ctx": 0}}, {"think": "high"}, {"format": 5}):
             answer = await client.post("/api/chat", json=ASK | fields)
             assert answer.status_code == 400
-            assert server.sleeping
+            assert server.lifecycle.sleeping
 
 
 async def test_embeddings_wake_the_model_and_free_it() -> None:

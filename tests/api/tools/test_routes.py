@@ -304,7 +304,7 @@ async def test_a_model_that_sleeps_is_not_woken_for_tools(
         assert len((await client.get("/tools")).json()) == 1
         answer = await client.post("/tools", json={"tool": "played"})
         assert answer.status_code == 200
-        assert service.server.sleeping
+        assert service.server.lifecycle.sleeping
 
 
 async def test_calls_beyond_a_number_wait() -> None:

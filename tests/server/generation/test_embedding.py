@@ -212,7 +212,7 @@ async def test_a_document_in_a_template_is_cut(causal_ranker: Path) -> None:
         first = tokenize("bad ce bad", add_special=False)[:3]
         text = server.model.vocab.detokenize(first).decode()
         expected = await server.rerank("what", text)
-        done = await server._core.rerank("what", ["bad ce bad ce " * 100, text], most=3)
+        done = await server.rerank("what", ["bad ce bad ce " * 100, text], most=3)
         assert done.n_tokens == expected.n_tokens * 2
         assert done.scores == pytest.approx(expected.scores * 2, abs=1e-4)
 
@@ -318,7 +318,7 @@ async def test_a_server_does_one_thing(mean: Bert, ranker: Bert, decoder: Path) 
         with pytest.raises(NotSupportedError, match="no text"):
             await server.chat([{"role": "user", "content": "Hi"}])
         assert await server.tokenize("the cat sits") == CAT
-        server._core.lifecycle.services.health.check_live()
+        server.lifecycle.services.health.check_live()
     async with serving(ranker.path) as server:
         with pytest.raises(NotSupportedError, match="ranks"):
             await server.embed(["a"])
@@ -329,7 +329,7 @@ async def test_a_server_does_one_thing(mean: Bert, ranker: Bert, decoder: Path) 
         with pytest.raises(NotSupportedError, match="--reranking"):
             await server.rerank("a", ["b"])
         with pytest.raises(NotSupportedError):
-            server._core.lifecycle.services.loop.check(EmbeddingTask(1, ((1,),)))
+            server.lifecycle.services.loop.check(EmbeddingTask(1, ((1,),)))
 
 
 async def test_models_that_cannot_do_it_are_refused(mean: Bert, decoder: Path) -> None:
@@ -373,7 +373,7 @@ async def test_leaving_frees_the_engine(autojump_clock: trio.testing.MockClock) 
         n_batches = len(backend.batches)
         await trio.testing.wait_all_tasks_blocked()
         assert len(backend.batches) == n_batches
-        assert len(server._core.lifecycle.services.dispatcher) == 0
+        assert len(server.lifecycle.services.dispatcher) == 0
         assert (await server.status()).slots[0].state == "idle"
         assert len((await server.embed([(1, 2)])).vectors) == 1
     assert backend.closed
@@ -385,7 +385,7 @@ async def test_a_deadline_ends_it(mock_clock: trio.testing.MockClock) -> None:
 
         async def ask() -> None:
             with pytest.raises(DeadlineExceededError):
-                await server._core.embed([(1,) * 16] * 10_000, context=within(5))
+                await server.embed([(1,) * 16] * 10_000, context=within(5))
 
         nursery.start_soon(ask)
         while not backend.batches:
@@ -399,7 +399,7 @@ async def test_the_queue_is_bounded_and_draining_refuses() -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(2):
                 nursery.start_soon(server.embed, [(1,) * 16] * 10_000)
-            while len(server._core.lifecycle.services.dispatcher) < 2:
+            while len(server.lifecycle.services.dispatcher) < 2:
                 await trio.lowlevel.checkpoint()
             with pytest.raises(QueueFullError):
                 await server.embed([(1, 2)])

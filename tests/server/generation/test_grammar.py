@@ -77,7 +77,7 @@ async def test_a_grammar_that_cannot_be_used(grammar: Grammar) -> None:
             async with server.stream_complete("x", grammar=grammar):
                 pytest.fail("it was submitted")
         assert caught.value.param == grammar.param
-        assert len(server._core.lifecycle.services.dispatcher) == 0
+        assert len(server.lifecycle.services.dispatcher) == 0
 
 
 async def test_compiling_does_not_hold_up_the_event_loop(gate: Gate) -> None:
@@ -106,7 +106,7 @@ async def test_cancelling_while_it_compiles(gate: Gate) -> None:
             nursery.start_soon(lambda: server.complete("x", grammar=DIGITS))
             await gate.wait()
             nursery.cancel_scope.cancel()
-        assert len(server._core.lifecycle.services.dispatcher) == 0
+        assert len(server.lifecycle.services.dispatcher) == 0
         assert (await server.complete("y")).text == "123"
         gate.opened.set()
         assert (await server.complete("x", grammar=DIGITS)).text == "123"
@@ -137,15 +137,15 @@ async def test_compiling_takes_bounded_time(
 
             async def request() -> None:
                 with pytest.raises(error):
-                    params = await server._core.params({"grammar": DIGITS})
-                    opened = server._core.stream_all(["x"], params, context=within(seconds))
+                    params = await server.params({"grammar": DIGITS})
+                    opened = server.stream_all(["x"], params, context=within(seconds))
                     async with opened:
                         raise AssertionError("unreachable")
 
             nursery.start_soon(request)
             await gate.wait()
             mock_clock.jump(11)
-        assert len(server._core.lifecycle.services.dispatcher) == 0
+        assert len(server.lifecycle.services.dispatcher) == 0
         gate.opened.set()
 
 
@@ -201,7 +201,7 @@ async def test_draining_refuses_what_has_just_been_compiled(gate: Gate) -> None:
 
         nursery.start_soon(request)
         await gate.wait()
-        await server._core.drain(1)
+        await server.drain(1)
         gate.opened.set()
 
 

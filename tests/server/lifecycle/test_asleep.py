@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_server import ScriptedLoader
-from tests.support.sleepers import n_loads, no_collection
+from tests.support.sleepers import n_loads, no_collection, wake
 from trioserve.config import Config
 from trioserve.errors import (
     InvalidRequestError,
@@ -32,12 +32,11 @@ async def test_what_is_known_while_it_sleeps() -> None:
         assert server.model.info == before.info
         assert server.model.template.source == before.template.source
         assert server.model.vocab.n_tokens == before.vocab.n_tokens
-        assert (await server._core.params({"temperature": 0.5})).sampling.temperature == 0.5
-        server._core.lifecycle.check_ready()
+        assert (await server.params({"temperature": 0.5})).sampling.temperature == 0.5
+        server.lifecycle.check_ready()
         for look in (
-            lambda: server._core.queue,
-            lambda: server._core.detokenize([1]),
-            lambda: server._core.slots,
+            lambda: server.text([1]),
+            lambda: server.slots,
         ):
             with pytest.raises(ServerSleepingError):
                 look()
@@ -68,11 +67,11 @@ async def test_what_needs_the_vocabulary_wakes_it() -> None:
             lambda: server.tokenize("hi"),
             lambda: server.render(chat),
             lambda: server.count_tokens(chat),
-            lambda: server._core.params({"logit_bias": (("h", 1.0),)}),
+            lambda: server.params({"logit_bias": (("h", 1.0),)}),
         ):
             await server.sleep()
             await call()
-            assert not server._core.sleeping
+            assert not server.lifecycle.sleeping
     assert n_loads(loader) == 5
 
 
@@ -88,7 +87,7 @@ async def test_a_server_of_embeddings_sleeps_too() -> None:
         await server.sleep()
         with pytest.raises(NotSupportedError, match="generates no text"):
             await server.complete("a")
-        assert server._core.sleeping
+        assert server.lifecycle.sleeping
         again = await server.embed(["one", "two"])
         assert [each.tolist() for each in again.vectors] == [
             each.tolist() for each in first.vectors
@@ -98,21 +97,21 @@ async def test_a_server_of_embeddings_sleeps_too() -> None:
 
 async def test_counters_go_on() -> None:
     async with ScriptedLoader().serve(metrics_endpoint=True) as server:
-        assert server._core.metrics is not None
+        assert server.metrics is not None
         await server.complete("hello")
         awake = await server.status()
-        text = server._core.metrics.render(awake)
-        text = server._core.metrics.render(await server.status())  # speeds are since the last look
+        text = server.metrics.render(awake)
+        text = server.metrics.render(await server.status())  # speeds are since the last look
         await server.sleep()
         asleep = await server.status()
         assert asleep.counters == awake.counters
         assert [slot.state for slot in asleep.slots] == ["idle", "idle"]
         assert [slot.task for slot in asleep.slots] == [None, None]
-        assert server._core.metrics.render(asleep) == text
+        assert server.metrics.render(asleep) == text
         await server.complete("hello, world")
         again = (await server.status()).counters
         await server.sleep()
-        await server._core.wake()
+        await wake(server)
         after = (await server.status()).counters
     assert asleep.counters.predicted_tokens == 6  # with the one that ends it
     assert again.predicted_tokens == 19
@@ -127,15 +126,15 @@ async def test_scales_ids_and_limits_last() -> None:
     info = AdapterInfo(path="a.gguf", scale=1.0)
     loader = ScriptedLoader(lambda: ScriptedBackend(adapters=[info]))
     async with loader.serve(rate_limit_requests=5) as server:
-        server._core.adapters.set({0: 0.25})
-        server._core.resources.rate_limits.admit("me")
+        server.adapters.scales.set({0: 0.25})
+        server.resources.rate_limits.admit("me")
         async with server.stream_complete("a") as stream:
             first = stream.task_id
         await server.sleep()
         async with server.stream_complete("a") as stream:
             assert stream.task_id > first
-        assert server._core.adapters.scales == (0.25,)
-        assert server._core.resources.rate_limits.remaining("me")["requests"].remaining == 4
+        assert server.adapters.scales.scales == (0.25,)
+        assert server.resources.rate_limits.remaining("me")["requests"].remaining == 4
 
 
 async def test_nothing_of_an_engine_is_left() -> None:
@@ -146,8 +145,8 @@ async def test_nothing_of_an_engine_is_left() -> None:
             weakref.ref(one)
             for one in (
                 loader.backends.pop(),
-                server._core.lifecycle.services,
-                server._core.lifecycle.services.loop,
+                server.lifecycle.services,
+                server.lifecycle.services.loop,
                 server.model,
             )
         ]

@@ -57,7 +57,7 @@ async def test_a_server_whose_engine_has_failed_is_neither_ready_nor_live() -> N
     backend = ScriptedBackend()
     backend.on_decode = explode
     async with serve(backend) as server:
-        health = server._core.lifecycle.services.health
+        health = server.lifecycle.services.health
         health.check_ready()
         health.check_live()
         with pytest.raises(EngineError):
@@ -83,7 +83,7 @@ async def test_commands_behind_one_that_breaks_the_engine_are_not_lost() -> None
 
     backend = ScriptedBackend()
     async with Server(Config(), load=scripted(backend), drive=by_hand) as server:
-        loop = server._core.lifecycle.services.loop
+        loop = server.lifecycle.services.loop
 
         def break_it() -> None:
             raise RuntimeError(SECRET)
@@ -122,7 +122,7 @@ async def test_a_thread_that_dies_ends_what_waits_for_it() -> None:
                     await server.complete("a")
             await server.status()
             with pytest.raises(UnavailableError):
-                server._core.lifecycle.services.health.check_live()
+                server.lifecycle.services.health.check_live()
     assert backend.closed
 
 
@@ -180,7 +180,7 @@ async def _settle(server: Server) -> None:
 async def test_a_step_that_takes_too_long(mock_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with blocked(watchdog_timeout=120) as at:
-            health = at.server._core.lifecycle.services.health
+            health = at.server.lifecycle.services.health
             mock_clock.jump(15)  # the watchdog looks
             await wait_all_tasks_blocked()
             mock_clock.jump(119)
@@ -214,7 +214,7 @@ async def test_without_a_watchdog_no_step_takes_too_long(mock_clock: MockClock) 
     async with blocked(watchdog_timeout=0) as at:
         mock_clock.jump(100_000)
         await wait_all_tasks_blocked()
-        at.server._core.lifecycle.services.health.check_live()
+        at.server.lifecycle.services.health.check_live()
         await at.until_freed()
 
 
@@ -237,5 +237,5 @@ async def test_a_look_does_not_wait_for_a_long_step(mock_clock: MockClock) -> No
 async def test_time_between_two_steps_is_no_long_step(autojump_clock: MockClock) -> None:
     async with serve(watchdog_timeout=1) as server, server.stream_complete("hello") as stream:
         await trio.sleep(100)
-        server._core.lifecycle.services.health.check_live()
+        server.lifecycle.services.health.check_live()
         assert await read(stream) == "HELLO"

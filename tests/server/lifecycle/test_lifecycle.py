@@ -25,7 +25,6 @@ from trioserve.errors import (
     ServerClosingError,
 )
 from trioserve.server import Server
-from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.engine import in_thread
 from trioserve.testing import ScriptedBackend, scripted
 
@@ -72,7 +71,7 @@ async def test_drain_lets_running_requests_finish(autojump_clock: MockClock) -> 
 
 async def test_slot_files_do_not_wait_for_an_engine_that_has_stopped(tmp_path: Path) -> None:
     async with serve(slot_save_path=str(tmp_path)) as server:
-        slots = server._core.slots
+        slots = server.slots
     with pytest.RaisesGroup(ServerClosingError):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(slots.save, 0, "file", "")
@@ -125,7 +124,7 @@ async def test_an_end_that_takes_long_says_why(mock_clock: MockClock) -> None:
     is_closing, may_end = trio.Event(), trio.Event()
 
     async def work(server: Server) -> None:
-        with server._core.lifecycle.services.workers.gate.open(lambda _error: None):
+        with server.lifecycle.services.workers.gate.open(lambda _error: None):
             await may_end.wait()
 
     async def live() -> None:
@@ -176,7 +175,7 @@ async def test_drain_ends_what_takes_too_long(autojump_clock: MockClock) -> None
 
         nursery.start_soon(follow)
         await wait_all_tasks_blocked()
-        await server._core.drain(5)
+        await server.drain(5)
         await wait_all_tasks_blocked()
 
 
@@ -256,7 +255,7 @@ async def test_loading_can_be_cancelled(too_late: bool) -> None:
         cancelled.set()
 
     async with trio.open_nursery() as nursery:
-        server = ServerCore(load=load)
+        server = Server(load=load)
         nursery.start_soon(cancel_when_loading, nursery.cancel_scope)
         async with server:
             raise AssertionError("unreachable")

@@ -7,6 +7,7 @@ thread, during which a clock that jumps would jump.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import trio
@@ -14,7 +15,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.scripted_server import ScriptedLoader, assert_at_rest, read
-from tests.support.sleepers import falling_awake, n_loads, no_collection, until
+from tests.support.sleepers import falling_awake, n_loads, no_collection, until, wake
 from trioserve.config import Config
 from trioserve.errors import (
     ConfigError,
@@ -40,15 +41,15 @@ async def test_it_sleeps_when_it_was_idle_for_long_enough(mock_clock: MockClock)
         assert (await server.complete("hi")).text == "HI"
         mock_clock.jump(9.9)
         await wait_all_tasks_blocked()
-        assert not server._core.sleeping
-        assert server._core.lifecycle.ready
+        assert not server.lifecycle.sleeping
+        assert server.lifecycle.ready
         mock_clock.jump(0.2)
         await until(server, ServerState.SLEEPING)
-        assert server._core.sleeping
-        assert not server._core.lifecycle.ready
+        assert server.lifecycle.sleeping
+        assert not server.lifecycle.ready
         assert loader.backends[0].closed
         assert (await server.complete("ho")).text == "HO"
-        assert not server._core.sleeping
+        assert not server.lifecycle.sleeping
         assert n_loads(loader) == 2
         await assert_at_rest(server)
     assert loader.backends[1].closed
@@ -60,7 +61,7 @@ async def test_the_log_says_when_it_sleeps_and_wakes() -> None:
             assert logs == []
             await server.sleep()
             assert [one["event"] for one in logs] == ["asleep"]
-            await server._core.wake()
+            await wake(server)
         assert [one["event"] for one in logs] == ["asleep", "awake"]  # and nothing at its end
     assert {one["model"] for one in logs} == {"scripted"}
 
@@ -69,7 +70,7 @@ async def test_by_default_it_does_not(mock_clock: MockClock) -> None:
     async with ScriptedLoader().serve() as server:
         mock_clock.jump(10**9)
         await wait_all_tasks_blocked()
-        assert not server._core.sleeping
+        assert not server.lifecycle.sleeping
 
 
 @pytest.mark.parametrize("seconds", [0, -0.5, -2, math.inf])
@@ -89,7 +90,7 @@ async def test_requests_in_flight_are_not_cut(mock_clock: MockClock) -> None:
                 await wait_all_tasks_blocked()
                 assert await read(stream) == "HELLO"
                 await wait_all_tasks_blocked()
-                assert not server._core.sleeping  # the stream is still open
+                assert not server.lifecycle.sleeping  # the stream is still open
                 nursery.cancel_scope.cancel()
         assert n_loads(loader) == 1
 
@@ -97,7 +98,7 @@ async def test_requests_in_flight_are_not_cut(mock_clock: MockClock) -> None:
 async def test_what_is_opened_below_the_server_is_not_cut_either(mock_clock: MockClock) -> None:
     loader = ScriptedLoader()
     async with loader.serve(sleep_idle_seconds=1, stall_timeout=1e6) as server:
-        opened = server._core.stream_all(["hello"], GenerationParams(), context=RequestContext())
+        opened = server.stream_all(["hello"], GenerationParams(), context=RequestContext())
         async with opened as (stream,):
             mock_clock.jump(100)
             await wait_all_tasks_blocked()
@@ -125,7 +126,7 @@ async def test_a_look_at_it_does_not_count(mock_clock: MockClock) -> None:
         for _ in range(3):
             mock_clock.jump(3)
             await server.status()
-            assert not server._core.sleeping
+            assert not server.lifecycle.sleeping
         mock_clock.jump(1.1)
         await until(server, ServerState.SLEEPING)
 
@@ -137,11 +138,11 @@ async def test_it_is_told_to_sleep_and_to_wake(mock_clock: MockClock) -> None:
     loader = ScriptedLoader()
     async with loader.serve() as server:
         await server.sleep()
-        assert server._core.sleeping
+        assert server.lifecycle.sleeping
         await server.sleep()
-        await server._core.wake()
-        assert not server._core.sleeping
-        await server._core.wake()
+        await wake(server)
+        assert not server.lifecycle.sleeping
+        await wake(server)
         assert n_loads(loader) == 2
     await server.sleep()  # the memory is free
 
@@ -153,7 +154,7 @@ async def test_it_sleeps_when_what_runs_is_done(mock_clock: MockClock) -> None:
             await wait_all_tasks_blocked()
             assert (await server.complete("others may come")).text == "OTHERS MAY COME"
             assert await read(stream) == "HELLO"
-            assert not server._core.sleeping
+            assert not server.lifecycle.sleeping
         await until(server, ServerState.SLEEPING)
 
 
@@ -167,7 +168,7 @@ async def test_sleep_that_is_cancelled_leaves_it_awake(mock_clock: MockClock) ->
             await read(stream)
         mock_clock.jump(100)
         await wait_all_tasks_blocked()
-        assert not server._core.sleeping
+        assert not server.lifecycle.sleeping
 
 
 # -- keep_alive
@@ -180,7 +181,7 @@ async def test_a_request_says_how_long_it_stays_awake(mock_clock: MockClock) -> 
         await server.complete("b")  # as the last one said
         mock_clock.jump(99)
         await wait_all_tasks_blocked()
-        assert not server._core.sleeping
+        assert not server.lifecycle.sleeping
         mock_clock.jump(2)
         await until(server, ServerState.SLEEPING)
         await server.chat([{"role": "user", "content": "c"}])  # and now as the configuration says
@@ -202,7 +203,7 @@ async def test_it_stays_awake_for_ever(mock_clock: MockClock, seconds: float) ->
             pass
         mock_clock.jump(10**9)
         await wait_all_tasks_blocked()
-        assert not server._core.sleeping
+        assert not server.lifecycle.sleeping
 
 
 # -- the end
@@ -213,17 +214,17 @@ async def test_drain_while_it_sleeps() -> None:
     async with loader.serve() as server:
         await server.sleep()
         await server.drain()
-        assert server._core.lifecycle.draining
-        for call in (lambda: server.complete("a"), server._core.wake):
+        assert server.lifecycle.draining
+        for call in (lambda: server.complete("a"), partial(wake, server)):
             with pytest.raises(ServerClosingError):
                 await call()
         with pytest.raises(ServerClosingError):
-            server._core.lifecycle.check_ready()
+            server.lifecycle.check_ready()
     assert loader.n_begun == 1
     with pytest.raises(ServerClosingError):
         await server.status()
     with pytest.raises(ServerClosingError):
-        _ = server._core.lifecycle.services
+        _ = server.lifecycle.services
 
 
 async def test_what_has_begun_does_not_wake_it_while_it_drains() -> None:
@@ -231,10 +232,8 @@ async def test_what_has_begun_does_not_wake_it_while_it_drains() -> None:
     async with loader.serve() as server:
         await server.sleep()
         await server.drain()
-        core, context = server._core, RequestContext(has_begun=True)
-        with pytest.raises(ServerClosingError):
-            async with core.stream_all(["a"], await core.params({}), context=context):
-                raise AssertionError("unreachable")
+        with server.lifecycle.gate.inside(has_begun=True), pytest.raises(ServerClosingError):
+            await server.complete("a")
     assert loader.n_begun == 1
 
 
@@ -265,7 +264,7 @@ async def test_leaving_it_while_it_wakes_gives_up_loading(mock_clock: MockClock)
             loader.may_go_on.clear()
             nursery.start_soon(ask, server)
             await wait_all_tasks_blocked()
-        assert server._core.state.value is ServerState.CLOSED
+        assert server.state is ServerState.CLOSED
     assert (loader.n_begun, n_loads(loader)) == (2, 1)
 
 
@@ -273,7 +272,7 @@ async def test_the_failure_of_a_later_engine_is_seen() -> None:
     loader = ScriptedLoader()
     async with loader.serve() as server:
         await server.sleep()
-        await server._core.wake()
+        await wake(server)
 
         def fail(backend: ScriptedBackend) -> None:
             raise ZeroDivisionError
@@ -281,9 +280,7 @@ async def test_the_failure_of_a_later_engine_is_seen() -> None:
         loader.backends[1].on_decode = fail
         with pytest.raises(EngineError):
             await server.complete("a")
-        assert isinstance(
-            (await server._core.lifecycle.wait_failure()).__cause__, ZeroDivisionError
-        )
+        assert isinstance((await server.lifecycle.wait_failure()).__cause__, ZeroDivisionError)
         # Another engine is another chance.
         await server.sleep()
         assert (await server.complete("a")).text == "A"

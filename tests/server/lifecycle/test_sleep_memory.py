@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import tiny_models
-from tests.support.sleepers import no_collection
+from tests.support.sleepers import no_collection, wake
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.models import BUNDLED
@@ -33,7 +33,7 @@ async def test_a_file_that_is_gone_damaged_or_another_one(tmp_path: Path) -> Non
         with pytest.raises(ModelLoadError):
             await server.complete("Once")
         tiny_models.write_generating(tmp_path, "llama").rename(path)
-        await server._core.wake()
+        await wake(server)
         assert server.model.info.n_vocab != own
         await server.sleep()
         path.write_bytes(data)
@@ -65,7 +65,8 @@ async def main() -> None:
         for _ in range(4):
             await server.sleep()
             later.append(resident())
-            await server._core.wake()
+            async with server.loaded():
+                pass
         print("resident:", awake, asleep, min(later), file=sys.stderr)
 
 limit_arenas()

@@ -9,7 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.cancellation import CancelAtStep
 from tests.support.scripted_server import ScriptedLoader, assert_at_rest, complete_within
-from tests.support.sleepers import cancel_when_blocked, falling_awake, n_loads, no_collection
+from tests.support.sleepers import cancel_when_blocked, falling_awake, n_loads, no_collection, wake
 from trioserve.errors import (
     DeadlineExceededError,
     ModelLoadError,
@@ -31,8 +31,8 @@ async def test_all_who_wait_share_one_load_and_go_on_in_order(mock_clock: MockCl
         for prompt in "abcdefghij":
             nursery.start_soon(ask, prompt)
             await wait_all_tasks_blocked()
-        assert server._core.sleeping
-        assert server._core.state.value is ServerState.LOADING
+        assert server.lifecycle.sleeping
+        assert server.state is ServerState.LOADING
         loader.may_go_on.set()
     assert "".join(order) == "ABCDEFGHIJ"
     assert n_loads(loader) == 2
@@ -40,7 +40,7 @@ async def test_all_who_wait_share_one_load_and_go_on_in_order(mock_clock: MockCl
 
 async def test_a_deadline_holds_while_it_wakes(mock_clock: MockClock) -> None:
     async with falling_awake() as (server, loader), trio.open_nursery() as nursery:
-        nursery.start_soon(server._core.wake)
+        nursery.start_soon(wake, server)
 
         async def ask() -> None:
             with pytest.raises(DeadlineExceededError):
@@ -98,7 +98,7 @@ async def test_when_it_cannot_wake_all_are_told_and_the_next_one_tries_again(
                 loader.may_go_on.set()
         assert len(set(map(id, errors))) == 3  # no two tasks raise the same object
         assert loader.n_begun == 2
-        assert server._core.sleeping
+        assert server.lifecycle.sleeping
         assert [one["event"] for one in logs] == ["the model cannot be loaded again"]
         await fail()
         assert loader.n_begun == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from typing import Any, cast
 
 import pytest
@@ -11,11 +11,9 @@ from tests.support.clients import client_of
 from tests.support.configs import read, refused
 from tests.support.scripted_server import serve
 from tests.support.scripts import CHAT
-from trioserve.concurrency import Gate
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, QueueFullError, ServerClosingError
 from trioserve.server import RequestContext, Server
-from trioserve.server.dispatch import Dispatcher
 from trioserve.server.keys import Keys
 from trioserve.server.limits.admission import Admission
 from trioserve.testing import ScriptedBackend
@@ -51,7 +49,7 @@ async def test_a_key_fills_its_share_of_the_queue(
             assert await fill(server, stack, "one") == 1 + n_waiting  # one of them runs
             n_left = min(max_queue - n_waiting, n_waiting)
             assert await fill(server, stack, "two") == n_left
-        dispatcher = server._core.lifecycle.services.dispatcher
+        dispatcher = server.lifecycle.services.dispatcher
         assert dispatcher.queued.n_requests == dispatcher.queued.n_tokens == 0
         assert not dispatcher._queued_of
 
@@ -67,16 +65,16 @@ async def test_a_key_fills_its_share_of_the_tokens() -> None:
 
 async def test_each_prompt_of_a_request_takes_a_place() -> None:
     async with server_of(max_queue=20) as server:
-        context, params = RequestContext("one"), await server._core.params({})
-        async with server._core.stream_all(["x"] * 11, params, context=context):
+        context, params = RequestContext("one"), await server.params({})
+        async with server.stream_all(["x"] * 11, params, context=context):
             async with server.stream_complete("y", client="two"):
                 pass
             with pytest.raises(QueueFullError, match="10 requests with this API key"):
                 await server.complete("z", client="one")
         with pytest.raises(QueueFullError, match="with this API key"):
-            async with server._core.stream_all(["x"] * 12, params, context=context):
+            async with server.stream_all(["x"] * 12, params, context=context):
                 pass
-        assert len(server._core.lifecycle.services.dispatcher) == 0
+        assert len(server.lifecycle.services.dispatcher) == 0
 
 
 async def test_without_keys_there_is_one_bound() -> None:
@@ -134,27 +132,26 @@ def test_waits_are_told_from_how_long_requests_took() -> None:
     assert admission.wait_s(2) == pytest.approx(5)
 
 
-def test_what_has_begun_may_end_while_the_server_drains() -> None:
+async def test_what_has_begun_may_end_while_the_server_drains() -> None:
     def check(*, has_begun: bool) -> str:
         try:
-            gate.check(has_begun=has_begun)
-            admission.check(1, RequestContext(has_begun=has_begun))
+            with gate.inside(has_begun=True) if has_begun else nullcontext():
+                gate.check()
+                services.requests.check_room(RequestContext(), 1)
         except (ServerClosingError, QueueFullError) as error:
             return type(error).__name__
         return "open"
 
-    dispatcher = Dispatcher(cast(Any, None), cast(Any, None), unread_tokens=1, stall_timeout=1)
-    gate = Gate()
-    config = Config(max_queue=0)
-    admission = Admission(config, Keys(config), dispatcher, 1)
-    said = []
-    for _ in range(2):
+    async with serve(ScriptedBackend(n_slots=1, n_seqs=1), max_queue=0) as server:
+        gate, services = server.lifecycle.gate, server.lifecycle.services
+        said = [(check(has_begun=False), check(has_begun=True))]
+        mailbox = services.dispatcher.open(1, 1)
         said.append((check(has_begun=False), check(has_begun=True)))
-        dispatcher.open(1, 1)
-    gate.refuse()
-    said.append((check(has_begun=False), check(has_begun=True)))
-    gate.end()
-    said.append((check(has_begun=False), check(has_begun=True)))
+        gate.refuse()
+        said.append((check(has_begun=False), check(has_begun=True)))
+        gate.end()
+        said.append((check(has_begun=False), check(has_begun=True)))
+        services.dispatcher.close(mailbox)
     closing = "ServerClosingError"
     expected = [("open", "open"), ("QueueFullError", "open"), (closing, "open"), (closing, closing)]
     assert said == expected

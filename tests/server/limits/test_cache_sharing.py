@@ -153,7 +153,7 @@ async def test_what_was_compiled_for_one_key_is_not_found_by_another(
             await server.complete("aaa", client=key, grammar=grammar)
             await server.chat([{"role": "user", "content": "aaa"}], client=key, grammar=grammar)
         assert owners == [
-            server._core.resources.cache_sharing.owner(key) for key in KEYS for _ in range(2)
+            server.resources.cache_sharing.owner(key) for key in KEYS for _ in range(2)
         ]
     assert len(set(owners)) == 2
 

@@ -98,8 +98,8 @@ async def test_prompts_that_wait_are_held() -> None:
             with pytest.raises(MemoryFullError):
                 for _ in range(10):
                     await stack.enter_async_context(server.stream_complete("x" * 5000))
-            assert server._core.memory.n_held == 3 * 5000 * BYTES_PER_TOKEN
-        assert server._core.memory.n_held == 0
+            assert server.memory.n_held == 3 * 5000 * BYTES_PER_TOKEN
+        assert server.memory.n_held == 0
         await assert_at_rest(server)
         assert await server.complete("x" * 5000, max_tokens=1)
 

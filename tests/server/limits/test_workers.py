@@ -100,7 +100,7 @@ async def test_a_deadline_ends_tokenizing() -> None:
     async with server:
         with pytest.raises(DeadlineExceededError):
             fields = {"logit_bias": (("slow" + LONG, 1.0),)}
-            await server._core.params(fields, context=within(0.1))
+            await server.params(fields, context=within(0.1))
         assert vocab.stopped.is_set()
 
 

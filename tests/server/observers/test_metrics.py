@@ -159,8 +159,8 @@ def test_two_servers_do_not_mix() -> None:
 async def test_all_of_ours_have_the_name_of_the_model() -> None:
     async with Server(Config(metrics_endpoint=True), load=scripted(ScriptedBackend())) as server:
         await server.complete("p", max_tokens=2)
-        assert server._core.metrics is not None
-        text = server._core.metrics.render(await server.status()).decode()
+        assert server.metrics is not None
+        text = server.metrics.render(await server.status()).decode()
     samples = [
         sample
         for family in text_string_to_metric_families(text)
@@ -175,12 +175,12 @@ async def test_what_is_kept_is_no_load() -> None:
     """A warm server that has nothing to do looks as free as a cold one."""
     backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_slots=2, n_ctx=2048)
     async with Server(Config(metrics_endpoint=True), load=scripted(backend)) as server:
-        assert server._core.metrics is not None
+        assert server.metrics is not None
         async with server.stream_complete("p" * 256) as stream:
             await stream.__anext__()
-            seen = read(server._core.metrics.render(await server.status()).decode())
+            seen = read(server.metrics.render(await server.status()).decode())
             assert 256 / 2048 <= seen["trioserve:kv_cache_usage_perc"] < 1
-        seen = read(server._core.metrics.render(await server.status()).decode())
+        seen = read(server.metrics.render(await server.status()).decode())
         assert seen["trioserve:kv_cache_usage_perc"] == 0
         assert seen["trioserve:kv_cells_used"] >= 256
         blocks = 'trioserve:cache_config_info{block_size="16",num_gpu_blocks="128"}'
@@ -300,15 +300,15 @@ async def test_who_runs_and_who_waits() -> None:
     backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_slots=1, n_ctx=2**17)
     config = Config(metrics_endpoint=True)
     async with Server(config, load=scripted(backend)) as server:
-        assert server._core.metrics is not None
+        assert server.metrics is not None
         async with server.stream_complete("a") as one, server.stream_complete("b"):
             await one.__anext__()
-            seen = read(server._core.metrics.render(await server.status()).decode())
+            seen = read(server.metrics.render(await server.status()).decode())
             assert seen["trioserve:num_requests_running"] == 1
             assert seen["trioserve:num_requests_waiting"] == 1
             assert seen["llamacpp:requests_processing"] == 1
             assert seen["llamacpp:requests_deferred"] == 1
-        seen = read(server._core.metrics.render(await server.status()).decode())
+        seen = read(server.metrics.render(await server.status()).decode())
         assert seen['trioserve:request_cancelled_total{reason="caller"}'] == 2
 
 

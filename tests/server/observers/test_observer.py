@@ -42,7 +42,7 @@ async def test_the_reason_of_a_cancellation_comes_with_it() -> None:
     recorder = Recorder()
     backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
     async with Server(Config(), load=scripted(backend)) as server:
-        server._core.observers.append(recorder)
+        server.observers.append(recorder)
         for reason in ("stalled_reader", "a reason of the program", None):
             with trio.CancelScope() as scope:
                 async with server.stream_complete("a"), trio.open_nursery() as nursery:
@@ -60,7 +60,7 @@ async def test_each_way_to_end_is_told_once() -> None:
     recorder = Recorder()
     backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
     async with Server(Config(), load=scripted(backend)) as server:
-        server._core.observers.append(recorder)
+        server.observers.append(recorder)
         async with server.stream_complete("abc", max_tokens=3) as stream:
             assert recorder.running == [RequestInfo(stream.task_id, server.model.info.name, 3)]
             async for _ in stream:
@@ -68,8 +68,8 @@ async def test_each_way_to_end_is_told_once() -> None:
         async with server.stream_complete("a"):
             pass  # left before its end
         with trio.CancelScope() as scope:
-            core, context = server._core, RequestContext(on_cancel=CancelReason.DISCONNECT)
-            async with core.stream_all(["a"], await core.params({}), context=context):
+            context = RequestContext(on_cancel=CancelReason.DISCONNECT)
+            async with server.stream_all(["a"], await server.params({}), context=context):
                 scope.cancel()
                 await trio.sleep_forever()
         with pytest.raises(ZeroDivisionError):
@@ -89,7 +89,7 @@ async def test_each_way_to_end_is_told_once() -> None:
 async def test_what_is_generated_counts_whether_it_is_read_or_not() -> None:
     recorder = Recorder()
     async with Server(Config(), load=scripted(ScriptedBackend(lambda prompt: "x" * 9))) as server:
-        server._core.observers.append(recorder)
+        server.observers.append(recorder)
         async with server.stream_complete("a", max_tokens=5) as stream:
             await until(lambda: stream.mailbox.n_output == 5)
     assert [end.n_output for end in recorder.ends] == [5]
@@ -99,7 +99,7 @@ async def test_a_server_logs_and_counts_if_told_to() -> None:
     kinds: list[list[type[Observer]]] = []
     for config in (Config(), Config(metrics_endpoint=True)):
         async with Server(config, load=scripted(ScriptedBackend())) as server:
-            kinds.append([type(one) for one in server._core.observers])
+            kinds.append([type(one) for one in server.observers])
     assert [set(each) for each in kinds] == [{RequestLog, Usage}, {RequestLog, Metrics, Usage}]
 
 
@@ -107,7 +107,7 @@ async def test_several_tasks_that_are_cancelled_at_once_are_a_cancellation() -> 
     recorder = Recorder()
     backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
     async with Server(Config(), load=scripted(backend)) as server:
-        server._core.observers.append(recorder)
+        server.observers.append(recorder)
         with trio.CancelScope() as scope:
             async with server.stream_complete("a"), trio.open_nursery() as nursery:
                 nursery.start_soon(trio.sleep_forever)

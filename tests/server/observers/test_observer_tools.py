@@ -29,8 +29,8 @@ async def test_calls_are_counted_by_tool_and_outcome() -> None:
     backend, _ = saying([EVERY, "Done."])
     async with serve(backend, metrics_endpoint=True) as server:
         await server.run(HI, tools())
-        assert server._core.metrics is not None
-        text = server._core.metrics.render(await server.status()).decode()
+        assert server.metrics is not None
+        text = server.metrics.render(await server.status()).decode()
     counted = {
         (labels["tool"], labels["outcome"]): float(value)
         for line in text.splitlines()
@@ -67,7 +67,7 @@ async def test_each_call_has_a_span() -> None:
     traced = Traced()
     backend, _ = saying([EVERY, "Done."])
     async with serve(backend) as server:
-        server._core.observers.append(traced.observer)
+        server.observers.append(traced.observer)
         await server.run(HI, tools(), traceparent=TRACEPARENT)
     spans = {span.name: span for span in traced.spans if "execute_tool" in span.name}
     names = ("execute_tool good", "execute_tool bad", "execute_tool", "execute_tool denied")

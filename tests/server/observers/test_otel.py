@@ -79,7 +79,7 @@ async def server_with(
     traced: Traced, backend: ScriptedBackend | None = None, **config: Any
 ) -> AsyncIterator[Server]:
     async with Server(Config(**config), load=scripted(backend or ScriptedBackend())) as server:
-        server._core.observers.append(traced.observer)
+        server.observers.append(traced.observer)
         yield server
 
 
@@ -132,8 +132,8 @@ async def test_how_requests_end() -> None:
     """A failure is an error; that a client goes away is none."""
     traced, backend = Traced(), ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
     async with server_with(traced, backend) as server:
-        core, context = server._core, RequestContext(on_cancel=CancelReason.DISCONNECT)
-        async with core.stream_all(["a"], await core.params({}), context=context):
+        context = RequestContext(on_cancel=CancelReason.DISCONNECT)
+        async with server.stream_all(["a"], await server.params({}), context=context):
             pass
         backend.fail_next = DecodeError("bad luck")
         with pytest.raises(DecodeError):
@@ -200,8 +200,8 @@ async def test_through_a_router_too() -> None:
 async def test_each_output_has_a_span() -> None:
     traced = Traced()
     async with server_with(traced, answering("abc"), parallel=2) as server:
-        params = await server._core.params({"max_tokens": 2})
-        await read_all(server._core.stream_all(["a", "b"], params, context=RequestContext(), n=2))
+        params = await server.params({"max_tokens": 2})
+        await read_all(server.stream_all(["a", "b"], params, context=RequestContext(), n=2))
     assert len(traced.spans) == 4
     assert {(span.attributes or {})["trioserve.task_id"] for span in traced.spans} == {1, 2, 3, 4}
 
@@ -210,7 +210,7 @@ async def test_embeddings_have_no_output() -> None:
     traced = Traced()
     load = scripted(ScriptedEmbedder())  # type: ignore[arg-type]
     async with Server(Config(embeddings=True), load=load) as server:
-        server._core.observers.append(traced.observer)
+        server.observers.append(traced.observer)
         await server.embed(["one", "two"])
     said = traced.span.attributes or {}
     assert traced.span.name == f"embeddings {server.model.info.name}"

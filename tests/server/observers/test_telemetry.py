@@ -95,12 +95,12 @@ async def test_who_waits_is_counted(autojump_clock: MockClock) -> None:
 
 async def test_nothing_is_spent_when_nobody_listens(autojump_clock: MockClock) -> None:
     async with serve() as server:
-        loop = server._core.lifecycle.services.loop
-        assert loop.watchers == () and server.telemetry not in server._core.observers
+        loop = server.lifecycle.services.loop
+        assert loop.watchers == () and server.telemetry not in server.observers
         async with server.telemetry.subscribe(Listener()):
-            assert len(loop.watchers) == 1 and server.telemetry in server._core.observers
+            assert len(loop.watchers) == 1 and server.telemetry in server.observers
         await server.complete("p")
-        assert loop.watchers == () and server.telemetry not in server._core.observers
+        assert loop.watchers == () and server.telemetry not in server.observers
 
 
 async def test_a_function_that_raises_hurts_nobody(autojump_clock: MockClock) -> None:
@@ -216,7 +216,7 @@ async def test_leaving_by_an_error_calls_nothing_more(autojump_clock: MockClock)
             async with server.telemetry.subscribe(listener, interval=1000):
                 await server.complete("p")
                 raise ZeroDivisionError
-        assert not listener.batches and server._core.lifecycle.services.loop.watchers == ()
+        assert not listener.batches and server.lifecycle.services.loop.watchers == ()
 
 
 @pytest.mark.parametrize("interval", [0, -1, float("nan")])

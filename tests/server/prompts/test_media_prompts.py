@@ -57,7 +57,7 @@ class SlowLoader:
         self.n_loading = 0
         self.may_go_on = trio.Event()
         self.n_bytes = n_bytes
-        server._core.lifecycle.services.media._loader = self
+        server.lifecycle.services.media._loader = self
 
     async def load(
         self, sources: Sequence[MediaSource], wanted: Wanted, hold: MemoryReservation
@@ -84,12 +84,10 @@ async def test_a_program_gives_bytes_and_paths(tmp_path: Path) -> None:
         prompt = MixedPrompt(["a", Image(PNG), "b"])
         assert (await server.complete(prompt)).text == "A(IMAGE 8X4)B"
         outputs = await read_all(
-            server._core.stream_all(
-                [prompt, "c"], await server._core.params({}), context=RequestContext(), n=2
-            )
+            server.stream_all([prompt, "c"], await server.params({}), context=RequestContext(), n=2)
         )
         assert [output.text for output in outputs] == [*["A(IMAGE 8X4)B"] * 2, "C", "C"]
-        assert server._core.memory.n_held == 0
+        assert server.memory.n_held == 0
 
 
 async def test_markers_stand_for_media_in_a_rendered_chat() -> None:
@@ -155,7 +153,7 @@ async def test_the_next_turn_about_an_image_computes_what_is_new(
     async with serve_seeing(projector, log_prompts_dir=str(tmp_path), **backend) as server:
         first = [user("What is in the picture?", Image(PNG), "Be brief.")]
         one, two = await read_all(
-            server._core.stream_chats(first, await server._core.params({}), ChatParams(), n=2)
+            server.stream_chats(first, await server.params({}), ChatParams(), n=2)
         )
         assert one.message == two.message
         assert len(one.prompt) == len(one.prompt.tokens) + 40
@@ -178,7 +176,7 @@ async def test_a_cancel_while_loading_leaves_nothing() -> None:
             nursery.start_soon(_cancel_when_blocked, scope)
             await server.chat([user(Image(PNG))])
         assert scope.cancelled_caught
-        assert (loader.n_loading, server._core.memory.n_held) == (0, 0)
+        assert (loader.n_loading, server.memory.n_held) == (0, 0)
         await assert_at_rest(server)
 
 
@@ -191,10 +189,10 @@ async def test_the_deadline_holds_while_loading(autojump_clock: trio.testing.Moc
     async with serve_seeing(ScriptedProjector()) as server:
         loader = SlowLoader(server)
         with pytest.raises(DeadlineExceededError):
-            params, chat = await server._core.params({}), [user(Image(PNG))]
-            async with server._core.stream_chats(chat, params, ChatParams(), context=within(3)):
+            params, chat = await server.params({}), [user(Image(PNG))]
+            async with server.stream_chats(chat, params, ChatParams(), context=within(3)):
                 raise AssertionError("unreachable")
-        assert (loader.n_loading, server._core.memory.n_held) == (0, 0)
+        assert (loader.n_loading, server.memory.n_held) == (0, 0)
 
 
 async def _drain(server: Server, may_go_on: trio.Event, ends: list[str]) -> None:
@@ -202,7 +200,7 @@ async def _drain(server: Server, may_go_on: trio.Event, ends: list[str]) -> None
     async with trio.open_nursery() as nursery:
 
         async def drain() -> None:
-            await server._core.drain(60)
+            await server.drain(60)
             ends.append("drain")
 
         nursery.start_soon(drain)
@@ -252,7 +250,7 @@ async def test_the_end_of_a_drain_ends_requests_whose_media_are_loaded(
         loader = SlowLoader(server)
         nursery.start_soon(ask)
         await wait_all_tasks_blocked()
-        await server._core.drain(60)
+        await server.drain(60)
         await wait_all_tasks_blocked()
         assert (errors, loader.n_loading) == (["ended"], 0)
 
@@ -263,13 +261,13 @@ async def test_what_is_decoded_is_counted() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.chat, [user(Image(PNG))])
             await wait_all_tasks_blocked()
-            assert server._core.memory.n_held == 10_000
+            assert server.memory.n_held == 10_000
             loader.may_go_on.set()
-        assert server._core.memory.n_held == 0
-        loader.n_bytes = server._core.memory.limit + 1
+        assert server.memory.n_held == 0
+        loader.n_bytes = server.memory.limit + 1
         with pytest.raises(PayloadTooLargeError):
             await server.chat([user(Image(PNG))])
-        assert server._core.memory.n_held == 0
+        assert server.memory.n_held == 0
 
 
 @pytest.mark.system
@@ -277,16 +275,16 @@ async def test_chunks_are_counted_in_place_of_what_was_decoded() -> None:
     projector = ScriptedProjector(n_cells=5, bytes_per_cell=1000)
     image = MixedPrompt([Image(PNG)])
     async with serve_seeing(projector) as server:
-        params = await server._core.params({})
+        params = await server.params({})
         held: dict[int, int] = {}
         for n in (1, 2):
-            async with server._core.stream_all([image] * n, params, context=RequestContext()):
-                held[n] = server._core.memory.n_held
+            async with server.stream_all([image] * n, params, context=RequestContext()):
+                held[n] = server.memory.n_held
         assert held[2] == 2 * held[1] > 10_000
-        projector.bytes_per_cell = server._core.memory.limit // 5 + 1
+        projector.bytes_per_cell = server.memory.limit // 5 + 1
         with pytest.raises(PayloadTooLargeError, match="max-request-memory"):
             await server.complete(image)
-        assert server._core.memory.n_held == 0
+        assert server.memory.n_held == 0
 
 
 async def test_nothing_is_loaded_for_a_full_queue() -> None:

@@ -45,7 +45,7 @@ async def test_a_call_that_writes_waits_until_it_is_approved() -> None:
                     await trio.testing.wait_all_tasks_blocked()
                     assert tool.begun == []
                     assert event.preview == "-a\n+b"
-                    assert len(server._core.lifecycle.services.dispatcher) == 0  # no slot is held
+                    assert len(server.lifecycle.services.dispatcher) == 0  # no slot is held
                     run.approve(event.call.id, "looks good")
                     with pytest.raises(ToolCallDecidedError):
                         run.deny(event.call.id)

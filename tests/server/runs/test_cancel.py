@@ -75,10 +75,10 @@ async def test_cancelling_anywhere_leaves_nothing() -> None:
             n += 1
             await CancelAtStep(n).run(run_all)
             assert tool.n_running == writing.n_running == 0
-            assert len(server._core.lifecycle.services.dispatcher) == 0
+            assert len(server.lifecycle.services.dispatcher) == 0
         await trio.testing.wait_all_tasks_blocked()
         await assert_at_rest(server)
-        await server._core.lifecycle.gate.drained()
+        await server.lifecycle.gate.drained()
     assert n > 50
 
 
@@ -210,7 +210,7 @@ async def test_a_run_is_finished_while_the_server_drains() -> None:
                 await server.run(HI, [FakeTool()])
             may_end.set()
             assert (await run.read()).steps == 3
-        assert server._core.lifecycle.draining
+        assert server.lifecycle.draining
 
 
 async def test_a_run_ends_when_the_drain_runs_out_of_time(
@@ -221,7 +221,7 @@ async def test_a_run_ends_when_the_drain_runs_out_of_time(
     async with serve(backend) as server:
         async with server.stream_run(HI, [tool]) as run, trio.open_nursery() as nursery:
             await until(run, ToolStarted)
-            nursery.start_soon(server._core.drain, 5)
+            nursery.start_soon(server.drain, 5)
             await trio.testing.wait_all_tasks_blocked()
             mock_clock.jump(6)
             with pytest.raises(ServerClosingError, match="5 seconds after"):
@@ -302,7 +302,7 @@ async def test_observers_are_told_how_each_call_ended() -> None:
     ]
     noting = Noting()
     async with serve(backend) as server:
-        server._core.observers.append(noting)
+        server.observers.append(noting)
         async with server.stream_run(HI, tools, approve="none") as run:
             async for event in run:
                 if isinstance(event, ToolStarted) and event.call.tool.name == "slow":

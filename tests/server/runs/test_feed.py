@@ -107,7 +107,7 @@ class Bytes:
         await trio.lowlevel.checkpoint()
         return tuple(prompt.encode())
 
-    def detokenize(self, tokens: tuple[int, ...]) -> str:
+    def text(self, tokens: tuple[int, ...]) -> str:
         return bytes(tokens).decode(errors="replace")
 
 

@@ -359,7 +359,7 @@ async def test_the_tools_of_the_server_are_named_or_all_there_are() -> None:
     tools = {name: FakeTool(name) for name in ("work", "weather_now", "weather_later")}
     backend, prompts = saying([A_CALL, "Done.", A_CALL, "Done."])
     async with serve(backend) as server:
-        server._core.tools = ToolRegistry([Source(tools)])
+        server.tools = ToolRegistry([Source(tools)])
         await server.run(HI)
         assert all(f'"{name}"' in prompts[0] for name in tools)
         answer = await server.run(HI, ["weather_*", FakeTool("other")])
@@ -382,7 +382,7 @@ async def test_a_small_context_gets_the_tools_that_leave_room() -> None:
     tools["large"].description = "x" * 2000
     backend, prompts = saying(["Done.", "Done."], n_ctx=4096)
     async with serve(backend) as server:
-        server._core.tools = ToolRegistry([Source(tools)])
+        server.tools = ToolRegistry([Source(tools)])
         await server.run(HI)
         assert [f'"{name}"' in prompts[0] for name in names] == [True, False, True]
         await server.run(HI, ["large"])

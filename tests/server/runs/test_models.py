@@ -49,7 +49,7 @@ async def test_a_file_is_loaded_once_for_all_steps(tmp_path: Path) -> None:
     async with serve(backend) as server:
         answer = await server.run([{"role": "user", "content": content}], [remove, FakeTool()])
         await assert_at_rest(server)
-        assert server._core.memory.n_held == 0
+        assert server.memory.n_held == 0
     assert answer.message.content == "Done."
     assert [prompt.count("(image 8x4)") for prompt in prompts] == [1, 1]
     assert answer.finished.timings.cache_n > 100

@@ -75,7 +75,7 @@ async def hearing(script: Any, **settings: Any) -> AsyncIterator[Server]:
     config = Config(stream_interval_ms=0, **settings)
     async with Server(config, load=scripted(backend)) as server:
         yield server
-        assert server._core.memory.n_held == 0
+        assert server.memory.n_held == 0
 
 
 async def transcript_of(server: Server, source: MediaSource, **params: Any) -> Transcript:
@@ -85,7 +85,7 @@ async def transcript_of(server: Server, source: MediaSource, **params: Any) -> T
 
 def opened(server: Server, source: MediaSource, **params: Any) -> Any:
     context = params.pop("context", RequestContext())
-    return server._core.transcriptions.stream(source, TranscriptionParams(**params), context)
+    return server.transcriptions.stream(source, TranscriptionParams(**params), context)
 
 
 async def test_a_short_recording_is_one_chat() -> None:
@@ -196,7 +196,7 @@ async def test_a_deadline_is_kept_between_windows_and_in_them() -> None:
 async def test_once_begun_it_waits_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Heard("One,", "two.")
     async with hearing(script) as server:
-        chats = server._core.lifecycle.services.text
+        chats = server.lifecycle.services.text
         stream, refusals = chats.stream_chats, iter([False, True, True, False])
 
         def refusing(*args: Any, **rest: Any) -> Any:

@@ -282,14 +282,14 @@ async def test_whisper_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_server_that_drains_waits_for_it_but_not_for_ever() -> None:
     config = Config(transcription_model="tiny")
     async with Server(config, load=scripted(ScriptedBackend())) as server:
-        parts = server._core.lifecycle.services
+        parts = server.lifecycle.services
         source = MediaSource(kind="audio", data=wav_file(1.0), param="file")
         params = TranscriptionParams(prompt="hang")
         async with parts.transcriptions.stream(source, params, RequestContext()) as stream:
             await anext(stream)
-            await server._core.drain(0.1)
+            await server.drain(0.1)
             with trio.move_on_after(0) as waiting:
-                await server._core.lifecycle.gate.drained()
+                await server.lifecycle.gate.drained()
             assert waiting.cancelled_caught
             await parts.close()
             with pytest.raises(ServerClosingError):
@@ -301,7 +301,7 @@ async def test_a_transcript_ends() -> None:
     config = Config(transcription_model="tiny")
     source = MediaSource(kind="audio", data=wav_file(1.0), param="file")
     async with Server(config, load=scripted(ScriptedBackend())) as server:
-        opened = server._core.transcriptions.stream(source, TranscriptionParams(), RequestContext())
+        opened = server.transcriptions.stream(source, TranscriptionParams(), RequestContext())
         async with opened as stream:
             events = [event async for event in stream]
     assert isinstance(events[-1], Summary)
@@ -336,13 +336,13 @@ async def test_recordings_are_counted_and_logged() -> None:
             with pytest.raises(InvalidRequestError):
                 await server.transcribe(b"no sound")  # refused, so nothing has begun
             source = MediaSource(kind="audio", data=wav)
-            opened = server._core.transcriptions.stream(
+            opened = server.transcriptions.stream(
                 source, TranscriptionParams(prompt="hang"), RequestContext()
             )
             async with opened as stream:
                 await anext(stream)
-            assert server._core.metrics is not None
-            written = server._core.metrics.render(await server.status()).decode()
+            assert server.metrics is not None
+            written = server.metrics.render(await server.status()).decode()
     label = 'model_name="scripted"'
     for end in ("finished", "failed", "cancelled"):
         assert f'trioserve:recordings_total{{end="{end}",{label}}} 1.0' in written

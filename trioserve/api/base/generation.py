@@ -27,13 +27,13 @@ from trioserve.api.base.service import (
 )
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server import RequestContext
-from trioserve.server.core import ServerCore
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.generation.text import check_copies
 from trioserve.server.prompts.infill import Gap, missing_tokens
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike
 from trioserve.server.runs.params import tools_of
+from trioserve.server.server import Server
 from trioserve.server.stream import ChatStream, Stream
 from trioserve.server.workers import offload
 from trioserve.tools.registry import select
@@ -45,7 +45,7 @@ _R = TypeVar("_R")
 _S = TypeVar("_S", Stream, ChatStream)
 
 
-async def admit(request: GenerationRequest) -> tuple[ServerCore, GenerationParams, RequestContext]:
+async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, RequestContext]:
     """Find the server of a request, and make its parameters and its context.
 
     The server is awake until the request has been answered.
@@ -75,10 +75,10 @@ async def admit(request: GenerationRequest) -> tuple[ServerCore, GenerationParam
     context = current_context(request.timeout, request.keep_alive)
     params = await server.params(given, n=request.n_copies, context=context)
     await keep_awake(server, context)
-    if (adapter := server.adapter_of(request.model)) is not None:
+    if (adapter := server.adapters.named(request.model)) is not None:
         if request.lora:
             raise InvalidRequestError.at("lora", "and the name of an adapter exclude each other.")
-        chosen = server.adapter_names.choose(adapter, server.adapters)
+        chosen = server.adapters.choose(adapter)
         params = changed(params, {"lora": chosen})
     return server, params, context
 
@@ -102,7 +102,7 @@ async def read_chat(parse: Callable[[dict[str, Any]], _R]) -> _R:
 
 
 async def gap_prompt(
-    server: ServerCore, prefix: AnyPrompt, suffix: str, params: GenerationParams
+    server: Server, prefix: AnyPrompt, suffix: str, params: GenerationParams
 ) -> PromptLike:
     """Make the prompt that fills the gap between two texts, for a field that is called `suffix`.
 
@@ -119,7 +119,7 @@ async def gap_prompt(
     return await server.infill.prompt_for(gap, params.max_tokens)
 
 
-def check_pools(server: ServerCore) -> None:
+def check_pools(server: Server) -> None:
     """Check that a server makes a vector of each text.
 
     Raises:
@@ -143,9 +143,7 @@ async def open_streams(streams: AbstractAsyncContextManager[list[_S]]) -> list[_
     return await current_request().resources.enter_async_context(streams)
 
 
-def pings_of(
-    server: ServerCore, request: GenerationRequest, mailboxes: Sequence[Mailbox]
-) -> sse.Pings:
+def pings_of(server: Server, request: GenerationRequest, mailboxes: Sequence[Mailbox]) -> sse.Pings:
     """Say what is sent of a request while its streams, which have these mailboxes, are silent."""
     interval = request.sse_ping_interval
     if interval is None:
@@ -159,7 +157,7 @@ def pings_of(
 
 
 async def respond_stream(
-    server: ServerCore,
+    server: Server,
     request: GenerationRequest,
     streams: Sequence[Stream | ChatStream],
     writer: sse.EventWriter[sse.Event],
@@ -201,7 +199,7 @@ async def counted_tokens(request: ChatRequest) -> Response:
 _FEW_PAIRS = 256
 
 
-async def tools_to_run(server: ServerCore, asked: RunToolsOptions) -> Sequence[Tool]:
+async def tools_to_run(server: Server, asked: RunToolsOptions) -> Sequence[Tool]:
     """The tools that a request has the server run.
 
     Raises:

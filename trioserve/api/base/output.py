@@ -14,7 +14,7 @@ from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.scores import TokenProbs
 from trioserve.api.base.settings import generation_settings
 from trioserve.api.base.timings import Timings, timings_of
-from trioserve.server.core import ServerCore
+from trioserve.server.server import Server
 from trioserve.types import Finished, GenerationParams, Prompt, TokenId
 
 #: The build that made a response, for `system_fingerprint` and `build_info`. Clients of
@@ -30,13 +30,13 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(16)}"
 
 
-def name_of(server: ServerCore, request: GenerationRequest, params: GenerationParams) -> str:
+def name_of(server: Server, request: GenerationRequest, params: GenerationParams) -> str:
     """The name that an answer gives for its model: that of its adapter, if the request names one.
 
     The server is awake.
     """
     if params.lora and not request.lora:
-        return server.adapters.names[params.lora[0][0]]
+        return server.adapters.scales.names[params.lora[0][0]]
     return server.model.info.name
 
 
@@ -73,7 +73,7 @@ class OutputWriter:
     """
 
     def __init__(
-        self, server: ServerCore, request: GenerationRequest, params: GenerationParams
+        self, server: Server, request: GenerationRequest, params: GenerationParams
     ) -> None:
         self.model = name_of(server, request, params)
         #: The bytes of each token.
@@ -109,7 +109,7 @@ class OutputWriter:
                 end_of_generation=server.model.vocab.end_of_generation,
                 draft_types=server.config.draft_types,
             ),
-            prompt=server.detokenize(prompt),
+            prompt=server.text(prompt),
             has_new_line="\n" in text,
             truncated=finished.truncated,
             stop_type=finished.reason.value,
@@ -125,5 +125,5 @@ class OutputWriter:
         """Write the field, if it is to be there; of a whole answer with its tokens."""
         if not self._is_verbose:
             return UNSET
-        text = self._server.detokenize(tokens) if tokens else ""
+        text = self._server.text(tokens) if tokens else ""
         return self.whole(index, prompt, finished, text=text, tokens=tokens)

@@ -16,10 +16,10 @@ from trioserve.config import Config
 from trioserve.errors import UnavailableError
 from trioserve.models.fetch import fetch
 from trioserve.server.context import ANYONE, RequestContext
-from trioserve.server.core import ServerCore
 from trioserve.server.lifecycle.engine import Loader
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.observer import Observer
+from trioserve.server.server import Server
 from trioserve.tools.registry import ToolRegistry
 
 _T = TypeVar("_T")
@@ -44,7 +44,7 @@ class Service(AppState):
         #: Finds the files of the models, and downloads missing ones.
         self.fetch: Callable[[Config], Awaitable[Config]] = fetch
         self._load = load
-        self._server: ServerCore | None = None
+        self._server: Server | None = None
 
     @property
     def memory(self) -> MemoryBudget:
@@ -52,7 +52,7 @@ class Service(AppState):
         return self._own_memory if self._server is None else self._server.memory
 
     @property
-    def server(self) -> ServerCore:
+    def server(self) -> Server:
         """The server that answers requests. Raises as `_there`."""
         return self._there(self._server)
 
@@ -98,11 +98,11 @@ class Service(AppState):
     def _forget(self) -> None:
         self._server = None
 
-    def _make_server(self, config: Config) -> ServerCore:
+    def _make_server(self, config: Config) -> Server:
         more: dict[str, Any] = {} if self._load is None else {"load": self._load}
-        return ServerCore(config, keys=self.keys, usage=self.usage, **more)
+        return Server(config, keys=self.keys, usage=self.usage, **more)
 
-    async def _until_failure(self, server: ServerCore) -> None:
+    async def _until_failure(self, server: Server) -> None:
         """Wait until the engine has failed and clients have the error, then raise the failure."""
         failure = await server.lifecycle.wait_failure()
         if self.config.on_engine_failure == "stay":
@@ -134,7 +134,7 @@ def current_service() -> Service:
     return service
 
 
-def current_server() -> ServerCore:
+def current_server() -> Server:
     """The server of the app that handles the current request. It may sleep.
 
     Raises:
@@ -143,12 +143,12 @@ def current_server() -> ServerCore:
     return current_service().server
 
 
-def may_use_model_of(server: ServerCore) -> bool:
+def may_use_model_of(server: Server) -> bool:
     """Whether the API key of the current request may use the model of a server."""
     return may_use(server.model.info.name, *server.config.aliases)
 
 
-def server_for(model: str | None) -> ServerCore:
+def server_for(model: str | None) -> Server:
     """The server of a model that the current request is to use. It may sleep.
 
     Args:
@@ -163,27 +163,25 @@ def server_for(model: str | None) -> ServerCore:
     return server
 
 
-async def awake_server(
-    model: str | None = None, context: RequestContext | None = None
-) -> ServerCore:
+async def awake_server(model: str | None = None, context: RequestContext | None = None) -> Server:
     """The server of a model, awake until the current request has been answered.
 
     Raises:
-        TrioServeError: as `server_for` and `Server.awake`.
+        TrioServeError: as `server_for` and `Server.loaded`.
     """
     server = server_for(model)
     await keep_awake(server, context)
     return server
 
 
-async def keep_awake(server: ServerCore, context: RequestContext | None = None) -> None:
-    """Keep a server awake until the current request has been answered; see `Server.awake`."""
-    await current_request().resources.enter_async_context(server.awake(context or ANYONE))
+async def keep_awake(server: Server, context: RequestContext | None = None) -> None:
+    """Keep a server awake until the current request has been answered; see `Server.loaded`."""
+    await current_request().resources.enter_async_context(server.loaded(context or ANYONE))
 
 
 async def read_for_model(
-    parse: Callable[[dict[str, Any]], _T], check: Callable[[ServerCore], object]
-) -> tuple[_T, ServerCore]:
+    parse: Callable[[dict[str, Any]], _T], check: Callable[[Server], object]
+) -> tuple[_T, Server]:
     """Read a body that is for a model of a certain kind, and find the server of that model.
 
     Args:
@@ -197,7 +195,7 @@ async def read_for_model(
         TrioServeError: from `check`; there is no server; requests hold too much memory.
     """
 
-    def parse_checked(body: dict[str, Any]) -> tuple[_T, ServerCore]:
+    def parse_checked(body: dict[str, Any]) -> tuple[_T, Server]:
         name = body.get("model")
         server = server_for(name if isinstance(name, str) else None)
         check(server)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from trioserve.errors import InputTooLongError
-from trioserve.server.core import ServerCore
 from trioserve.server.generation.embeddings import Embeddings
 from trioserve.server.prompts.text import PromptLike
+from trioserve.server.server import Server
 from trioserve.types import TokenId
 
 
 async def embed_cut(
-    server: ServerCore,
+    server: Server,
     texts: Sequence[str],
     embed: Callable[[Sequence[PromptLike]], Awaitable[Embeddings]],
     *,
@@ -41,9 +41,7 @@ async def embed_cut(
     return None
 
 
-async def _cut(
-    server: ServerCore, text: str, limit: int, *, keeps_end: bool
-) -> tuple[TokenId, ...]:
+async def _cut(server: Server, text: str, limit: int, *, keeps_end: bool) -> tuple[TokenId, ...]:
     """Cut a text that has too many tokens. What begins and ends every text stays there."""
     tokens = await server.tokenize(text, param="input")
     if len(tokens) <= limit:

@@ -36,8 +36,8 @@ from trioserve.api.base.truncation import embed_cut
 from trioserve.api.cohere import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InputTooLongError, InvalidRequestError
-from trioserve.server.core import ServerCore
 from trioserve.server.generation.embeddings import Array, Embeddings
+from trioserve.server.server import Server
 from trioserve.types import GenerationParams, place_of
 
 blueprint = Blueprint("cohere", __name__)
@@ -224,7 +224,7 @@ async def embed() -> Response:
     )
 
 
-async def _check_lengths(server: ServerCore, texts: Sequence[str], limit: int) -> None:
+async def _check_lengths(server: Server, texts: Sequence[str], limit: int) -> None:
     for index, text in enumerate(texts):
         n_tokens = len(await server.tokenize(text, param="texts"))
         if n_tokens > limit:
@@ -238,7 +238,7 @@ async def _check_lengths(server: ServerCore, texts: Sequence[str], limit: int) -
             )
 
 
-async def _embed(server: ServerCore, request: CohereEmbedRequest) -> Embeddings:
+async def _embed(server: Server, request: CohereEmbedRequest) -> Embeddings:
     name, inputs = request.given
     make = partial(
         server.embed,

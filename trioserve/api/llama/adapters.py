@@ -27,7 +27,7 @@ blueprint = Blueprint("adapters", __name__)
 @gives(answers.ADAPTERS)
 async def list_adapters() -> Response:
     """List the adapters that are loaded, each with its default scale."""
-    adapters = (await awake_server()).adapters
+    adapters = (await awake_server()).adapters.scales
     return json_response(
         [
             {
@@ -56,7 +56,7 @@ async def set_scales() -> Response:
     if not isinstance(body, list):
         raise InvalidRequestError("Request body must be an array")
     scales = named(readers.lora, body, "lora")
-    (await awake_server()).adapters.set(dict(scales))
+    (await awake_server()).adapters.scales.set(dict(scales))
     return json_response({"success": True})
 
 
@@ -87,7 +87,7 @@ async def load_adapter() -> Response:
     """Load an adapter from the folder of ``--lora-dir``, while requests run."""
     request = await read_body_as(LoadAdapterRequest.parse)
     name, path = request.lora_name, request.lora_path
-    await current_server().load_adapter(name, path, context=current_context(None))
+    await current_server().adapters.load(name, path, context=current_context(None))
     return _done(f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -98,7 +98,7 @@ async def load_adapter() -> Response:
 async def unload_adapter() -> Response:
     """Free an adapter that was loaded while the server ran, unless a request uses it."""
     name = (await read_body_as(UnloadAdapterRequest.parse)).lora_name
-    await current_server().unload_adapter(name, context=current_context(None))
+    await current_server().adapters.unload(name, context=current_context(None))
     return _done(f"Success: LoRA adapter '{name}' removed successfully.")
 
 

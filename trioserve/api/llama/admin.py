@@ -23,9 +23,9 @@ from trioserve.chat.markers import media_marker
 from trioserve.config.extras import has_extra
 from trioserve.errors import NotFoundError, NotSupportedError
 from trioserve.models import introduction
-from trioserve.server.core import ServerCore
 from trioserve.server.observers import metrics as observed
 from trioserve.server.runs.params import that_fit
+from trioserve.server.server import Server
 
 blueprint = Blueprint("admin", __name__)
 
@@ -84,7 +84,7 @@ async def model(name: str) -> Response:
     return json_response(openai_model(server))
 
 
-def openai_model(server: ServerCore) -> dict[str, Any]:
+def openai_model(server: Server) -> dict[str, Any]:
     """Describe the one model, as lists of models have it."""
     return {
         "id": server.model.info.name,
@@ -102,7 +102,7 @@ def openai_model(server: ServerCore) -> dict[str, Any]:
     }
 
 
-def _adapters(server: ServerCore) -> list[dict[str, Any]]:
+def _adapters(server: Server) -> list[dict[str, Any]]:
     """Describe the LoRA adapters that requests can name."""
     base = server.model.info
     return [
@@ -114,11 +114,11 @@ def _adapters(server: ServerCore) -> list[dict[str, Any]]:
             "root": path,
             "parent": base.name,
         }
-        for name, path in server.adapter_names.paths.items()
+        for name, path in server.adapters.paths.items()
     ]
 
 
-def _guidance(server: ServerCore) -> dict[str, Any]:
+def _guidance(server: Server) -> dict[str, Any]:
     """What a user should know before the first chat."""
     return {
         **introduction(Path(server.model.info.path)),
@@ -130,7 +130,7 @@ def _guidance(server: ServerCore) -> dict[str, Any]:
     }
 
 
-def _ollama_model(server: ServerCore) -> dict[str, Any]:
+def _ollama_model(server: Server) -> dict[str, Any]:
     name = server.model.info.name
     takes_media = server.model.modalities.take(None)
     return {
@@ -155,7 +155,7 @@ def _ollama_model(server: ServerCore) -> dict[str, Any]:
     }
 
 
-def _meta(server: ServerCore) -> dict[str, Any]:
+def _meta(server: Server) -> dict[str, Any]:
     info = server.model.info
     return {
         "vocab_type": info.vocab_type,
@@ -205,7 +205,7 @@ async def props() -> Response:
             "bos_token": info.bos_token,
             "eos_token": info.eos_token,
             "build_info": FINGERPRINT,
-            "is_sleeping": server.sleeping,
+            "is_sleeping": server.lifecycle.sleeping,
             "cors_proxy_enabled": server.config.has_mcp_proxy,
             **_guidance(server),
             "priority_order": server.config.priority_order,
@@ -247,7 +247,7 @@ async def metrics_as_json() -> Response:
     return json_response(metrics.snapshot(await server.status()))
 
 
-def _current() -> tuple[ServerCore, observed.Metrics]:
+def _current() -> tuple[Server, observed.Metrics]:
     """The server and its metrics. Raises NotSupportedError where there are none."""
     server = current_server()
     if server.metrics is None:

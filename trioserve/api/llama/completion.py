@@ -46,10 +46,10 @@ from trioserve.api.llama import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
-from trioserve.server.core import ServerCore
 from trioserve.server.generation.text import copies_of
 from trioserve.server.prompts.infill import File, Gap, check_infill
 from trioserve.server.prompts.text import AnyPrompt
+from trioserve.server.server import Server
 from trioserve.server.stream import Completion, read_all
 from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt, TokenId, TokenProbs
 
@@ -218,7 +218,7 @@ async def tokenize() -> Response:
     return await long_response(lambda: written, (1 + 32 * n_texts) * len(tokens))
 
 
-async def _prompt(server: ServerCore, request: TokenizeRequest) -> Prompt:
+async def _prompt(server: Server, request: TokenizeRequest) -> Prompt:
     if request.chat is not None:
         return await server.chat_prompt(request.chat.messages, request.chat.chat_params)
     is_vllm = request.prompt is not None
@@ -248,7 +248,7 @@ async def detokenize() -> Response:
     server, tokens = await awake_server(request.model), request.tokens
 
     def written() -> dict[str, Any]:
-        text = server.detokenize(tokens)
+        text = server.text(tokens)
         return {"content": text, "prompt": text}  # the latter for clients of vLLM
 
     return await long_response(written, len(tokens))
@@ -280,7 +280,7 @@ async def completion() -> Response:
 
 
 async def answer(
-    server: ServerCore,
+    server: Server,
     request: LlamaRequest,
     prompts: Sequence[AnyPrompt],
     params: GenerationParams,
@@ -317,7 +317,7 @@ class LlamaOutput:
 
     def __init__(
         self,
-        server: ServerCore,
+        server: Server,
         request: LlamaRequest,
         index: int,
         prompt: Prompt,

@@ -27,8 +27,8 @@ from trioserve.api.ollama.events import CONTENT_TYPE, rfc3339
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import NotSupportedError, UnknownModelError
-from trioserve.server.core import ServerCore
 from trioserve.server.prompts.infill import missing_tokens
+from trioserve.server.server import Server
 from trioserve.types import GenerationParams, Modalities
 
 # -- descriptions of models, made from plain data: a server has one model, a router many
@@ -282,7 +282,7 @@ async def tags() -> Response:
 async def processes() -> Response:
     """List the one model, if it is in memory."""
     server = current_server()
-    if server.sleeping or not may_use_model_of(server):
+    if server.lifecycle.sleeping or not may_use_model_of(server):
         return json_response(describe_processes([]))
     seconds = server.lifecycle.idle_until - trio.current_time()
     loaded = Loaded(
@@ -341,7 +341,7 @@ async def delete() -> Response:
     )
 
 
-def described(server: ServerCore) -> Described:
+def described(server: Server) -> Described:
     """Describe the model of a server for Ollama's clients."""
     info = server.model.info
     return Described(
@@ -370,7 +370,7 @@ def parameters_of(defaults: GenerationParams, n_ctx: int) -> dict[str, Any]:
     }
 
 
-def check_name(server: ServerCore, name: str) -> None:
+def check_name(server: Server, name: str) -> None:
     """Refuse a name that the model does not have. The tag "latest" says nothing.
 
     Raises:
@@ -384,7 +384,7 @@ def check_name(server: ServerCore, name: str) -> None:
         )
 
 
-def _capabilities(server: ServerCore) -> list[str]:
+def _capabilities(server: Server) -> list[str]:
     """Say what the model can do, in Ollama's words."""
     if (pooling := server.model.pooling) is not None:
         return ["embedding"] if pooling != "rank" else []

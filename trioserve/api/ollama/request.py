@@ -59,7 +59,7 @@ from trioserve.chat.messages import (
 from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError
 from trioserve.left_out import leave_out
-from trioserve.server.core import ServerCore
+from trioserve.server.server import Server
 from trioserve.types import Grammar
 
 # -- ``options``
@@ -386,7 +386,7 @@ class OllamaRequest(GenerationRequest):
         """The fields of `GenerationParams` and `SamplingParams` that the request sets."""
         return super().given_params() | self.options.params
 
-    def check(self, server: ServerCore) -> None:
+    def check(self, server: Server) -> None:
         """Refuse what the model or the server's configuration does not support.
 
         Raises:

@@ -57,10 +57,10 @@ from trioserve.api.ollama.request import (
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.deltas import Message
 from trioserve.server import RequestContext
-from trioserve.server.core import ServerCore
 from trioserve.server.generation.embeddings import Array
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.prompts.text import PromptLike
+from trioserve.server.server import Server
 from trioserve.server.stream import ChatCompletion, ChatStream, Stream
 from trioserve.types import GenerationParams
 
@@ -103,7 +103,7 @@ async def generate() -> Response:
 
 
 async def _generated(
-    server: ServerCore,
+    server: Server,
     request: OllamaGenerateRequest,
     params: GenerationParams,
     context: RequestContext,
@@ -128,7 +128,7 @@ async def _loaded(request: OllamaRequest, body: Body) -> Response:
     unload = request.keep_alive == 0
     if unload:
         check_manages("unloading the model")
-    if not (unload and server.state.value is ServerState.SLEEPING):
+    if not (unload and server.state is ServerState.SLEEPING):
         await keep_awake(server, current_context(request.timeout, request.keep_alive))
     writer = _writer(server.model.info.name, request, body)
     return json_response(writer.nothing("unload" if unload else "load"))
@@ -147,7 +147,7 @@ def _writer(model: str, request: OllamaRequest, body: Body) -> Writer:
 
 
 async def _answer(
-    server: ServerCore, request: OllamaRequest, writer: Writer, stream: Stream | ChatStream
+    server: Server, request: OllamaRequest, writer: Writer, stream: Stream | ChatStream
 ) -> Response:
     """Stream the answer, or send it whole."""
     pieces = server.model.vocab.pieces
@@ -269,7 +269,7 @@ def _numbers(vector: Array) -> list[float]:
     return numbers
 
 
-async def _ready(server: ServerCore, request: _EmbeddingRequest) -> RequestContext:
+async def _ready(server: Server, request: _EmbeddingRequest) -> RequestContext:
     """Load the model for a request, and make the request's context."""
     request.options.check(server.model.n_ctx_seq)
     context = current_context(request.timeout, request.keep_alive)

@@ -54,10 +54,10 @@ from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
-from trioserve.server.core import ServerCore
 from trioserve.server.generation.text import best_of
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt
+from trioserve.server.server import Server
 from trioserve.server.stream import ChatCompletion as ReadChat, Completion as ReadText, read_all
 from trioserve.types import FinishReason, GenerationParams, Prompt
 
@@ -264,7 +264,7 @@ async def chat_completions() -> Response:
 
 
 async def _stream_chat(
-    server: ServerCore, request: ChatRequest, params: GenerationParams, context: RequestContext
+    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> Response:
     streams = await open_streams(
         server.stream_chats(
@@ -277,7 +277,7 @@ async def _stream_chat(
 
 
 async def _run_chat(
-    server: ServerCore, request: ChatRequest, params: GenerationParams, context: RequestContext
+    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> Response:
     """Answer a chat whose tools the server runs."""
     run = await open_run(server, request, params, context)
@@ -297,7 +297,7 @@ async def _run_chat(
 
 
 def whole_chat(
-    server: ServerCore,
+    server: Server,
     request: ChatRequest,
     params: GenerationParams,
     answers: Sequence[ReadChat],
@@ -315,7 +315,7 @@ def whole_chat(
 def _whole(
     kind: type[_W],
     choices: Sequence[Any],
-    server: ServerCore,
+    server: Server,
     request: ChatRequest | CompletionRequest,
     params: GenerationParams,
     outputs: Sequence[ReadChat | ReadText],
@@ -424,23 +424,23 @@ async def completions() -> Response:
 
 
 async def _prompts(
-    server: ServerCore, request: CompletionRequest, params: GenerationParams
+    server: Server, request: CompletionRequest, params: GenerationParams
 ) -> Sequence[AnyPrompt]:
     if not request.suffix:
         return request.prompts
     return [await gap_prompt(server, each, request.suffix, params) for each in request.prompts]
 
 
-def _echo(server: ServerCore, request: CompletionRequest, index: int, prompt: Prompt) -> str:
+def _echo(server: Server, request: CompletionRequest, index: int, prompt: Prompt) -> str:
     """Write a prompt before its output: text as it came, tokens by their names."""
     if not request.echo:
         return ""
     given = request.prompts[index]
-    return given if isinstance(given, str) else server.detokenize(prompt)
+    return given if isinstance(given, str) else server.text(prompt)
 
 
 def whole_completion(
-    server: ServerCore,
+    server: Server,
     request: CompletionRequest,
     params: GenerationParams,
     outputs: Sequence[ReadText],

@@ -32,8 +32,8 @@ from trioserve.api.base.service import read_for_model
 from trioserve.api.openai import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
-from trioserve.server.core import ServerCore
 from trioserve.server.generation.embeddings import Array, Embeddings
+from trioserve.server.server import Server
 
 blueprint = Blueprint("embeddings", __name__)
 
@@ -151,7 +151,7 @@ async def own() -> Response:
     return await _own(server, request)
 
 
-async def _embed(server: ServerCore, request: EmbeddingsRequest) -> Embeddings:
+async def _embed(server: Server, request: EmbeddingsRequest) -> Embeddings:
     prompts = request.content if request.input is None else request.input
     if prompts is None:
         raise InvalidRequestError.at("input", "or 'content' must be provided.")
@@ -188,7 +188,7 @@ def _as_matrix(index: int, vectors: Array) -> dict[str, Any]:
     }
 
 
-async def _own(server: ServerCore, request: EmbeddingsRequest) -> Response:
+async def _own(server: Server, request: EmbeddingsRequest) -> Response:
     """Answer with a list that has a matrix for each text."""
     if request.encoding_format == "base64":
         raise InvalidRequestError.at(

@@ -24,17 +24,17 @@ from trioserve.api.base.service import current_responses
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotFoundError
 from trioserve.server import RequestContext
-from trioserve.server.core import ServerCore
 from trioserve.server.dispatch import Mailbox, size_of
 from trioserve.server.runs.events import RunAnswer, RunEvent, StepChunk, StepStarted
 from trioserve.server.runs.params import RunParams
 from trioserve.server.runs.run import AgentRun
+from trioserve.server.server import Server
 from trioserve.server.stream import ChatChunk, ChatCompletion, ChatStream
 from trioserve.types import GenerationParams
 
 
 async def open_run(
-    server: ServerCore, request: ChatRequest, params: GenerationParams, context: RequestContext
+    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
 ) -> AgentRun:
     """Start the run that a request asks for. It ends no later than the current request.
 
@@ -63,13 +63,13 @@ async def open_run(
     except InvalidRequestError as error:
         raise InvalidRequestError(error.message, param=f"{RUN_TOOLS}.{error.param}") from None
     opened = server.stream_run(
-        request.messages, tools, params, request.chat_params, run, context=context
+        request.messages, tools, params=params, chat=request.chat_params, run=run, context=context
     )
     return await current_request().resources.enter_async_context(opened)
 
 
 async def respond_run(
-    server: ServerCore,
+    server: Server,
     request: ChatRequest,
     run: AgentRun,
     writer: sse.EventWriter[RunEvent],

@@ -31,7 +31,7 @@ from trioserve.api.base.service import current_server, read_for_model
 from trioserve.api.openapi import gives, takes
 from trioserve.api.vllm import answers
 from trioserve.errors import InvalidRequestError
-from trioserve.server.core import ServerCore
+from trioserve.server.server import Server
 from trioserve.types import place_of
 
 blueprint = Blueprint("vllm", __name__)
@@ -130,13 +130,13 @@ async def score() -> Response:
     return await _respond("score", server, data, n_tokens, len(scores))
 
 
-def _check_scores(server: ServerCore) -> None:
+def _check_scores(server: Server) -> None:
     server.model.check_scores()
     if server.model.pooling != "rank":
         check_pools(server)
 
 
-async def _by_reranker(server: ServerCore, request: ScoreRequest) -> tuple[Sequence[float], int]:
+async def _by_reranker(server: Server, request: ScoreRequest) -> tuple[Sequence[float], int]:
     queries: str | Sequence[str] = request.text_1
     with naming({"query": "text_1", "documents": "text_2"}):
         ranking = await server.rerank(
@@ -150,7 +150,7 @@ async def _by_reranker(server: ServerCore, request: ScoreRequest) -> tuple[Seque
     return scores, sum(ranking.n_tokens)
 
 
-async def _by_cosine(server: ServerCore, request: ScoreRequest) -> tuple[Sequence[float], int]:
+async def _by_cosine(server: Server, request: ScoreRequest) -> tuple[Sequence[float], int]:
     if not request.use_activation:
         raise InvalidRequestError.at(
             "use_activation", "must be true: an embedding model gives cosines."
@@ -216,7 +216,7 @@ async def classify() -> Response:
 
 
 async def _respond(
-    kind: str, server: ServerCore, data: sse.LazyList, n_tokens: int, n_numbers: int
+    kind: str, server: Server, data: sse.LazyList, n_tokens: int, n_numbers: int
 ) -> Response:
     written = {
         "id": new_id(kind),

@@ -167,7 +167,6 @@ class Embedder:
     ) -> Embeddings:
         """See `Server.embed`."""
         inputs = [inputs] if isinstance(inputs, str) else inputs
-        self._requests.resources.gate.check()
         pooled = self._engine.pooling != "none"
         if not pooled and not (normalize in (None, -1) and dimensions is None):
             raise InvalidRequestError(
@@ -217,13 +216,12 @@ class Embedder:
         priority: int,
         context: RequestContext,
     ) -> Ranking:
-        """See `ServerCore.rerank`. With several queries, there is one for each document."""
+        """See `Server.rerank`. With several queries, there is one for each document."""
         documents = [documents] if isinstance(documents, str) else documents
         if most is not None:
             n_chars = most * _DROPPED * self._engine.vocab.max_token_bytes
             documents = [document[:n_chars] for document in documents]
         queries = [query] if isinstance(query, str) else query
-        self._requests.resources.gate.check()
         with context.preparing():
             self._check_lengths(queries, "query")
             self._check_lengths(documents, "documents")
@@ -245,7 +243,6 @@ class Embedder:
     ) -> Classification:
         """See `Server.classify`."""
         texts = [inputs] if isinstance(inputs, str) else inputs
-        self._requests.resources.gate.check()
         with context.preparing():
             self._check_lengths(texts, "input")
             make = partial(self._task, map(self._text_of, texts), context, priority, "input")

@@ -46,11 +46,14 @@ class ServerResources:
         self.usage = usage
         #: Admits requests and runs with tools, ends them, and has its phase when the server drains.
         self.gate = Gate()
+        #: The memory budget of requests, including unread requests of other connections.
         self.memory = MemoryBudget.of(config)
+        #: Request metrics; None unless the configuration enables them.
         self.metrics = Metrics() if config.metrics_endpoint else None
         self.observers: list[Observer] = [RequestLog(), usage]
         if self.metrics is not None:
             self.observers.append(self.metrics)
+        #: Passes events to callbacks of a program; see `Telemetry.subscribe`.
         self.telemetry = Telemetry(self.observers)
         self.rate_limits = RateLimits(
             config.rate_limit_requests, config.rate_limit_tokens, keys=keys
@@ -100,11 +103,14 @@ class Requests:
         Raises:
             InsufficientQuotaError: the API key has used up its tokens of this day.
             QueueFullError: too many requests wait already.
-            ServerClosingError: the server drains, or is closed.
         """
-        self.resources.gate.check(has_begun=context.has_begun)
         self._check_budget(context)
-        self.admission.check(n_prompt, context)
+        self._check_queue(n_prompt, context)
+
+    def _check_queue(self, n_prompt: int, context: RequestContext) -> None:
+        """Check the limits of the queue, except for what has had a place already."""
+        if not self.resources.gate.has_begun:
+            self.admission.check(n_prompt, context)
 
     def _check_budget(self, context: RequestContext) -> Key | None:
         """Check the budget of a request's API key, which this returns."""
@@ -133,11 +139,10 @@ class Requests:
                 at again when the task gets its slot: then this comes from the stream.
             ServerClosingError: the server drains, or is closed.
         """
-        self.resources.gate.check(has_begun=context.has_begun)
         key = self._check_budget(context)
         self._loop.check(task)
         self.admission.check_priority(task.priority, task.client)
-        self.admission.check(len(task.prompt), context)
+        self._check_queue(len(task.prompt), context)
         with self.resources.memory.hold(task.client) as held:
             held.grow(len(task.prompt) * BYTES_PER_TOKEN)
             settle = self._reserve(task, context)
@@ -162,7 +167,7 @@ class Requests:
             end = partial(self._dispatcher.end, mailbox, reason=CancelReason.SHUTDOWN)
             try:
                 with (
-                    self.resources.gate.open(end, has_begun=context.has_begun),
+                    self.resources.gate.open(end),
                     observed(self.resources.observers, info, stream, context.on_cancel),
                 ):
                     self._loop.submit(task)

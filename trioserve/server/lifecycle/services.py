@@ -17,7 +17,7 @@ from trioserve.server.generation.requests import Requests, ServerResources
 from trioserve.server.generation.slots import SlotFiles
 from trioserve.server.generation.text import TextGenerator
 from trioserve.server.lifecycle.engine import Health
-from trioserve.server.limits.admission import Admission, Queue
+from trioserve.server.limits.admission import Admission
 from trioserve.server.media.loader import MediaLoader
 from trioserve.server.model import LoadedModel
 from trioserve.server.prompts.infill import InfillPrompts
@@ -51,7 +51,6 @@ class EngineServices:
         config = resources.config
         self.admission = Admission(config, resources.keys, dispatcher, model.n_slots)
         self.health = Health(loop, dispatcher, self.admission, config.watchdog_timeout)
-        self.queue = Queue(self.health.status)
         self.requests = Requests(resources, loop, dispatcher, self.admission)
         self.workers = Workers()
         self.tokenizer = Tokenizer(model.vocab, self.workers, model.n_ctx_seq)

@@ -53,6 +53,13 @@ class ServerState(enum.Enum):
 
 
 @attrs.frozen
+class Unopened:
+    """`Server` has not entered its block yet."""
+
+    state: ClassVar = ServerState.SLEEPING
+
+
+@attrs.frozen
 class Asleep:
     """The model is not in memory."""
 
@@ -89,7 +96,7 @@ class Closed:
     state: ClassVar = ServerState.CLOSED
 
 
-ModelState: TypeAlias = Asleep | Loading | Ready | Ending | Closed
+ModelState: TypeAlias = Unopened | Asleep | Loading | Ready | Ending | Closed
 
 
 @attrs.define(eq=False, slots=False)
@@ -110,9 +117,9 @@ class ModelLifecycle:
     def __attrs_post_init__(self) -> None:
         #: Admits requests and runs with tools.
         self.gate = self._resources.gate
-        self._model_state: AsyncValue[ModelState] = AsyncValue(Asleep())
+        self._model_state: AsyncValue[ModelState] = AsyncValue(Unopened())
         #: The state's name, for programs.
-        self.state = AsyncValue(ServerState.SLEEPING)
+        self.state: AsyncValue[ServerState] = AsyncValue(ServerState.SLEEPING)
         #: Seconds that the idle model stays in memory. Below 0: for ever.
         self._keep_alive = -1.0
         self._start = Gate()  # the requests that wait for the next engine
@@ -127,7 +134,11 @@ class ModelLifecycle:
         self._status = EngineStatus(slots=(), waiting=())  # counts the work of all earlier engines
         self._scales: dict[str, float] | None = None  # the scales of its adapters
         #: The LoRA adapters by name.
-        self.adapter_names = AdapterNames(self._resources.config)
+        self.adapters = AdapterNames(self._resources.config, self)
+
+    def open(self) -> None:
+        """Note that `Server` has entered its block."""
+        self._enter(Asleep())
 
     async def run(self) -> None:
         """Start and end engines, one at a time, until cancelled.
@@ -241,7 +252,7 @@ class ModelLifecycle:
             note_failure = partial(self._note_failure, services)
             async with alongside(dispatcher.run, services.health.run, note_failure):
                 try:
-                    await self.adapter_names.restore(services, self._scales)
+                    await self.adapters.restore(services, self._scales)
                     yield services
                 finally:
                     await services.close()
@@ -295,7 +306,12 @@ class ModelLifecycle:
         return self._model
 
     def _absence(self) -> TrioServeError:
+        self._check_open()
         return ServerSleepingError() if self.sleeping else ServerClosingError()
+
+    def _check_open(self) -> None:
+        if isinstance(self._model_state.value, Unopened):
+            raise RuntimeError("this Server is not open: enter it with `async with`")
 
     async def known_model(self, context: RequestContext | None = None) -> LoadedModel:
         """The model's properties. Loads the model if it was never loaded."""
@@ -372,7 +388,7 @@ class ModelLifecycle:
     async def use(
         self, context: RequestContext, check: Callable[[LoadedModel], None] | None = None
     ) -> AsyncIterator[EngineServices]:
-        """See `Server.awake`. A check raises if the model does not support the request."""
+        """See `Server.loaded`. A check raises if the model does not support the request."""
         if check is not None:
             check(await self.known_model(context))
         with self.in_use():
@@ -395,6 +411,7 @@ class ModelLifecycle:
 
     async def _until_ready(self) -> None:
         """Have the model loaded, and wait for that in the order of arrival."""
+        self._check_open()
         if self.draining:  # also for what has begun: no engine starts any more
             raise ServerClosingError
         n_waiting, config = self._start.n_open.value, self._resources.config

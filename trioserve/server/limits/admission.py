@@ -57,13 +57,11 @@ class Admission:
         self._service_s = 0.0  # moving average of the seconds a request holds its slot
 
     def check(self, n_prompt: int, context: RequestContext) -> None:
-        """Check that the queue has room for a request. One that has begun passes.
+        """Check that the queue has room for a request.
 
         Raises:
             QueueFullError: too many requests or prompt tokens wait; has a time to retry after.
         """
-        if context.has_begun:
-            return
         n_queued = self._dispatcher.queued.n_requests
         n_free = self._n_slots - (len(self._dispatcher) - n_queued)
         if n_queued < n_free:

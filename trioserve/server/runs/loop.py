@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import trio
 
 from trioserve.chat.deltas import ToolCall
 from trioserve.chat.messages import Messages
 from trioserve.chat.params import ChatParams, ToolChoice, choose
-from trioserve.concurrency import Gate, alongside
+from trioserve.concurrency import alongside
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError, raised_alone
+from trioserve.errors import (
+    InvalidRequestError,
+    ServerClosingError,
+    TrioServeError,
+    UnsupportedFieldError,
+    raised_alone,
+)
 from trioserve.server.context import RequestContext
 from trioserve.server.model import LoadedModel
 from trioserve.server.runs.calls import Calls, assistant_message, tool_message
 from trioserve.server.runs.events import EndReason, RunAnswer, RunEnded, StepChunk, StepStarted
-from trioserve.server.runs.params import RunParams, RunTools
+from trioserve.server.runs.params import AnyTool, RunParams, RunTools, tools_of
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatStream
 from trioserve.types import FinishReason, GenerationParams, Timings
 
 if TYPE_CHECKING:
-    from trioserve.server.core import ServerCore
+    from trioserve.server.server import Server
 
 #: A high estimate of the characters in a token. Longer text is cut before it is tokenized.
 _MAX_CHARS = 16
@@ -34,7 +41,7 @@ _MAX_CHARS = 16
 _NOTE = 24
 
 
-async def fit(text: str, n_tokens: int, server: ServerCore) -> str:
+async def fit(text: str, n_tokens: int, server: Server) -> str:
     """Cut a text to a number of tokens and append a note, or return it unchanged if it fits."""
     head = _as_unicode(text[: max(0, n_tokens) * _MAX_CHARS])
     if 4 * len(text) <= n_tokens:  # a token has at least a byte
@@ -42,7 +49,7 @@ async def fit(text: str, n_tokens: int, server: ServerCore) -> str:
     ids = await server.tokenize(head, add_special=False, parse_special=False)
     if len(ids) <= n_tokens and len(head) == len(text):
         return head
-    n_chars = len(server.detokenize(ids[: max(0, n_tokens - _NOTE)]))
+    n_chars = len(server.text(ids[: max(0, n_tokens - _NOTE)]))
     note = f"[cut here: all {len(text)} characters are too long for the context]"
     return f"{head[:n_chars]}\n{note}"
 
@@ -53,10 +60,9 @@ def _as_unicode(text: str) -> str:
 
 
 @attrs.frozen
-class Question:
-    """The messages and parameters of a run."""
+class Asked:
+    """The parameters of a run and of its answers."""
 
-    messages: Messages
     params: GenerationParams
     chat: ChatParams
     context: RequestContext
@@ -68,18 +74,26 @@ class AgentLoop:
 
     Args:
         server: generates the answers.
-        question: the messages and parameters.
+        messages: the chat.
+        asked: the parameters.
         tools: the tools that the model may call.
         calls: runs the server's tools.
         run: the caller's object.
     """
 
     def __init__(
-        self, server: ServerCore, question: Question, tools: RunTools, calls: Calls, run: AgentRun
+        self,
+        server: Server,
+        messages: Messages,
+        asked: Asked,
+        tools: RunTools,
+        calls: Calls,
+        run: AgentRun,
     ) -> None:
         self._server = server
-        self._asked = question
-        self._max_steps = question.run.max_steps or server.config.tool_max_steps
+        self._messages = messages
+        self._asked = asked
+        self._max_steps = asked.run.max_steps or server.config.tool_max_steps
         self._tools = tools
         self._calls = calls
         self._run = run
@@ -87,17 +101,24 @@ class AgentLoop:
         self._added: list[dict[str, Any]] = []
         self._timings = Timings()
 
-    async def run(self) -> RunAnswer:
-        """Execute the run, and put all events except the last one into the feed.
+    async def execute(self) -> None:
+        """Execute the run, and put its events into the feed, which ends with it."""
+        with self._server.lifecycle.gate.inside(), self._run.scope:
+            try:
+                answer = await self._answered()
+                self._feed.put(RunEnded(self._feed.new_id(), answer))
+            except Exception as error:
+                self._feed.end(raised_alone(error))
+            finally:
+                self._feed.end()
 
-        Raises:
-            TrioServeError: the model cannot answer.
-        """
+    async def _answered(self) -> RunAnswer:
         reason: EndReason | None = None
         step = 0
         while reason is None:
             step += 1
-            stream = await self._answer(step)
+            with self._server.lifecycle.gate.inside(has_begun=step > 1):
+                stream = await self._answer(step)
             reason = await self._go_on(step, stream)
         assert stream.finished is not None
         calls = self._of_client(stream.message.tool_calls) if reason == "client_tools" else []
@@ -114,10 +135,8 @@ class AgentLoop:
     # -- one step
 
     async def _answer(self, step: int) -> ChatStream:
-        """Open the stream of an answer. After the first answer, the run continues while the
-        server drains.
-        """
-        messages = Messages((*self._asked.messages, *self._added))
+        """Generate an answer, and put its events into the feed."""
+        messages = Messages((*self._messages, *self._added))
         chat, context = self._chat(step), self._context(step)
         answering = self._server.stream_chats(messages, self._asked.params, chat, context=context)
         async with answering as (stream,):
@@ -143,7 +162,7 @@ class AgentLoop:
     def _context(self, step: int) -> RequestContext:
         """The context of an answer. Only the first one has waited since the request arrived."""
         context = self._asked.context
-        return context if step == 1 else attrs.evolve(context, arrived=None, has_begun=True)
+        return context if step == 1 else attrs.evolve(context, arrived=None)
 
     # -- what follows from it
 
@@ -186,7 +205,7 @@ class AgentLoop:
             self._added += [tool_message(call, content) for call, content in written]
 
     async def _fit(self, n_tokens: int, text: str) -> str:
-        async with self._server.awake(self._asked.context):
+        async with self._server.loaded(self._asked.context):
             return await fit(text, n_tokens, self._server)
 
 
@@ -223,30 +242,31 @@ def check_chat(chat: ChatParams, config: Config, model: LoadedModel) -> None:
 
 @asynccontextmanager
 async def open_run(
-    server: ServerCore, question: Question, tools: RunTools
+    server: Server,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[AnyTool] | None,
+    asked: Asked,
 ) -> AsyncIterator[AgentRun]:
-    """Execute a run during a block.
+    """Execute a run during a block. See `Server.stream_run`."""
+    check_chat(asked.chat, server.config, server.model)
+    available = tools_of(tools, server.tools, server.model.n_ctx_seq)
+    chosen = RunTools.of(available, asked.chat.tools or ())
+    server.tools.check(asked.run.place)
+    context, run, loading = asked.context, AgentRun(), trio.CancelScope()
 
-    Raises:
-        TrioServeError: the model cannot begin its first answer.
-    """
-    run = AgentRun()
-    calls = Calls(run, tools, question.run, question.context, server.resources)
-    loop = AgentLoop(server, question, tools, calls, run)
-    gate = server.lifecycle.gate
-    with gate.open(run.cancel, has_begun=True):  # `stream_run` has checked that
-        async with alongside(partial(_do, loop, run, gate)):
+    def end(error: TrioServeError) -> None:
+        loading.cancel()
+        run.cancel(error)
+
+    with server.memory.hold(context.client) as hold, server.lifecycle.gate.open(end):
+        with context.preparing(), loading:
+            async with server.lifecycle.use(context) as services:
+                loaded = await services.prompts.load(messages, hold)
+        if loading.cancelled_caught:
+            raise ServerClosingError
+        calls = Calls(run, chosen, asked.run, context, server.resources)
+        loop = AgentLoop(server, loaded, asked, chosen, calls, run)
+        async with alongside(loop.execute):
             await run.feed.wait()
             run.feed.check()
             yield run
-
-
-async def _do(loop: AgentLoop, run: AgentRun, gate: Gate) -> None:
-    with gate.inside(), run.scope:
-        try:
-            answer = await loop.run()
-            run.feed.put(RunEnded(run.feed.new_id(), answer))
-        except Exception as error:
-            run.feed.end(raised_alone(error))
-        finally:
-            run.feed.end()

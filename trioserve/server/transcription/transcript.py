@@ -231,9 +231,9 @@ class Transcriptions:
             events.put(event)
             await events.room()
 
-        context = attrs.evolve(context, has_begun=True)
         try:
-            await self._transcriber.transcribe(audio, params, context, send)
+            with self._requests.resources.gate.inside(has_begun=True):
+                await self._transcriber.transcribe(audio, params, context, send)
         except TrioServeError as error:
             record.error = error
             events.end(error)

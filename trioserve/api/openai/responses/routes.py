@@ -27,8 +27,8 @@ from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.api.openai.runs import open_run, respond_run
 from trioserve.api.openapi import gives, takes
 from trioserve.server import RequestContext
-from trioserve.server.core import ServerCore
 from trioserve.server.runs.run import AgentRun
+from trioserve.server.server import Server
 from trioserve.server.stream import ChatStream
 from trioserve.types import GenerationParams
 
@@ -65,7 +65,7 @@ async def _read() -> tuple[ResponsesRequest, ChatRequest]:
 
 
 async def _run(
-    server: ServerCore,
+    server: Server,
     request: ResponsesRequest,
     chat: ChatRequest,
     params: GenerationParams,
