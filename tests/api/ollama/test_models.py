@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import ollama
 import pytest
+from msgspec import to_builtins
 
 from tests.support.clients import client_of
 from tests.support.ollama_api import use_ollama
@@ -45,14 +46,14 @@ HEAD = {
 
 def test_models_are_listed_newest_first() -> None:
     newer = attrs.evolve(GEMMA, name="newer", modified=2e9)
-    first, second = models.describe_tags([GEMMA, newer])["models"]
+    first, second = to_builtins(models.describe_tags([GEMMA, newer]))["models"]
     assert second == {**HEAD, "modified_at": "2001-09-09T01:46:40Z"}
     assert (first["name"], first["modified_at"]) == ("newer", "2033-05-18T03:33:20Z")
 
 
 def test_loaded_models_say_until_when() -> None:
     given = [Loaded(model=GEMMA, n_ctx=4096), Loaded(model=GEMMA, n_ctx=1, expires=1e9)]
-    first, second = models.describe_processes(given)["models"]
+    first, second = to_builtins(models.describe_processes(given))["models"]
     assert first == {**HEAD, "expires_at": "2318-01-01T00:00:00Z", "context_length": 4096}
     assert second["expires_at"] == "2001-09-09T01:46:40Z"
 
@@ -88,7 +89,7 @@ def test_a_model_is_shown() -> None:
         parameters={"num_ctx": 4096, "stop": ("a", "b")},
         capabilities=["completion", "tools"],
     )
-    assert shown == {
+    assert to_builtins(shown) == {
         "license": "gemma",
         "modelfile": "FROM /m.gguf\n",
         "parameters": f'{"num_ctx":<30} 4096\n{"stop":<30} "a"\n{"stop":<30} "b"',

@@ -9,13 +9,15 @@ routes.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import attrs
+from msgspec import UNSET, UnsetType
 
 from trioserve.api.anthropic.messages import sign
 from trioserve.api.base import sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.errors import message_of
 from trioserve.api.base.fields import STRING, object_schema
@@ -77,10 +79,62 @@ SHAPE = ErrorShape(body, _SCHEMA, event)
 # -- blocks and messages
 
 
+class _Caller(Answer):
+    type: str
+
+
+class ContentBlock(Answer, kw_only=True):
+    """A part of a message, with the fields of its type."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: str | UnsetType = UNSET
+    citations: UnsetType | None = UNSET
+    thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    input: dict[str, Any] | UnsetType = UNSET
+    caller: _Caller | UnsetType = UNSET
+
+
+class _MessageUsage(Answer, kw_only=True):
+    """The tokens of a message. What the cache keeps of a prompt costs nothing extra."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    cache_creation: None = None
+    output_tokens: int
+    output_tokens_details: None = None
+    server_tool_use: None = None
+    inference_geo: None = None
+    service_tier: str = "standard"
+
+
+class _Ending(Answer):
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    stop_details: None = None
+    container: None = None
+
+
+class Message(Answer, kw_only=True):
+    """A message of the model."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: Sequence[ContentBlock]
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    stop_details: None = None
+    container: None = None
+    usage: _MessageUsage
+
+
 #: One of Anthropic's events, as JSON.
 Event: TypeAlias = dict[str, Any]
-
-# -- blocks
 
 
 class Blocks:
@@ -143,7 +197,7 @@ class Blocks:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
 
-def content_of(events: Iterable[Event]) -> list[dict[str, Any]]:
+def content_of(events: Iterable[Event]) -> list[ContentBlock]:
     """Accumulate the events of content blocks, as clients do."""
     blocks: list[dict[str, Any]] = []
     grown: list[list[str]] = []
@@ -163,7 +217,7 @@ def content_of(events: Iterable[Event]) -> list[dict[str, Any]]:
             block["input"] = read_arguments(text)
         else:
             block[block["type"]] = text
-    return blocks
+    return [ContentBlock(**block) for block in blocks]
 
 
 _GROWS_BY = {
@@ -194,49 +248,27 @@ class MessageHead:
     id: str = attrs.field(factory=lambda: f"msg_{secrets.token_hex(16)}")
 
     def message(
-        self, usage: dict[str, Any], content: list[dict[str, Any]], **end: Any
-    ) -> dict[str, Any]:
-        """Return the message object of `message_start`."""
-        return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": content,
-            "stop_reason": None,
-            "stop_sequence": None,
-            "stop_details": None,
-            "container": None,
-            "usage": usage,
-            **end,
-        }
+        self, usage: _MessageUsage, content: Sequence[ContentBlock] = (), **end: Any
+    ) -> Message:
+        """The message, or how it begins."""
+        return Message(id=self.id, model=self.model, content=content, usage=usage, **end)
 
-    def usage(self, n_cached: int, n_output: int) -> dict[str, Any]:
-        """Count tokens. What the cache keeps of a prompt costs nothing extra, so it counts once."""
-        return {
-            "input_tokens": self.n_prompt - n_cached,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": n_cached,
-            "cache_creation": None,
-            "output_tokens": n_output,
-            "output_tokens_details": None,
-            "server_tool_use": None,
-            "inference_geo": None,
-            "service_tier": "standard",
-        }
+    def usage(self, n_cached: int, n_output: int) -> _MessageUsage:
+        """Count tokens, those of a prompt that are cached only once."""
+        return _MessageUsage(
+            input_tokens=self.n_prompt - n_cached,
+            cache_read_input_tokens=n_cached,
+            output_tokens=n_output,
+        )
 
-    def end(self, finished: Finished, *, called: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    def end(self, finished: Finished, *, called: bool) -> tuple[_Ending, _MessageUsage]:
         """Write how the message ended, and the usage."""
-        ending = {
-            "stop_reason": stop_reason(finished, called=called),
-            "stop_sequence": finished.stopping_word or None,
-            "stop_details": None,
-            "container": None,
-        }
+        reason = stop_reason(finished, called=called)
+        ending = _Ending(reason, finished.stopping_word or None)
         return ending, self.usage(finished.timings.cache_n, finished.timings.predicted_n)
 
 
-async def whole_message(stream: ChatStream, head: MessageHead, blocks: Blocks) -> dict[str, Any]:
+async def whole_message(stream: ChatStream, head: MessageHead, blocks: Blocks) -> Message:
     """Read a stream to its end, and write all of the message.
 
     Raises:
@@ -250,9 +282,9 @@ async def whole_message(stream: ChatStream, head: MessageHead, blocks: Blocks) -
     events += blocks.end()
     content = content_of(events)
     assert stream.finished is not None
-    called = any(block["type"] == "tool_use" for block in content)
+    called = any(block.type == "tool_use" for block in content)
     ending, usage = head.end(stream.finished, called=called)
-    return head.message(usage, content, **ending)
+    return head.message(usage, content, **sse.fields_of(ending))
 
 
 class MessageEvents(sse.EventWriter[sse.Event]):
@@ -279,7 +311,7 @@ class MessageEvents(sse.EventWriter[sse.Event]):
 
     def _begin(self, n_cached: int) -> bytes:
         self._begun = True
-        message = self._head.message(self._head.usage(n_cached, 0), [])
+        message = self._head.message(self._head.usage(n_cached, 0))
         return _write({"type": "message_start", "message": message}) + _write({"type": "ping"})
 
     def _last(self, event: Finished) -> bytes:

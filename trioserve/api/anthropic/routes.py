@@ -5,8 +5,13 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.anthropic import answers
-from trioserve.api.anthropic.events import Blocks, MessageEvents, MessageHead, whole_message
+from trioserve.api.anthropic.events import (
+    Blocks,
+    Message,
+    MessageEvents,
+    MessageHead,
+    whole_message,
+)
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
 from trioserve.api.base.answers import InputTokens
 from trioserve.api.base.generation import (
@@ -32,7 +37,7 @@ async def name_request(response: Response) -> Response:
 
 @blueprint.post("/v1/messages")
 @takes(MessagesRequest)
-@gives(answers.MESSAGE)
+@gives(Message)
 async def messages() -> Response:
     """Answer a chat, at once or as a stream."""
     request = await read_chat(MessagesRequest.parse)
@@ -56,4 +61,4 @@ async def count_tokens() -> Response:
     request = await read_chat(CountTokensRequest.parse)
     server = await awake_server(request.model)
     n_tokens = len(await server.chat_prompt(request.messages, request.chat_params))
-    return json_response({"input_tokens": n_tokens})
+    return json_response(InputTokens(n_tokens))

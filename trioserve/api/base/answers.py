@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
@@ -21,7 +21,10 @@ class Answer(msgspec.Struct):
 
 
 def schema_of(type_: Any, components: dict[str, Any]) -> Any:
-    """The schema of the type of an answer; those of objects in it are added to the components."""
+    """The schema of the type of an answer; those of objects in it are added to the components.
+
+    The schemas of private classes stand in the places where they are used.
+    """
     (schema,), found = msgspec.json.schema_components([type_], ref_template=f"{COMPONENTS}{{name}}")
     for name, about in found.items():
         cls = _answers()[name]
@@ -33,8 +36,19 @@ def schema_of(type_: Any, components: dict[str, Any]) -> Any:
         for one in (about, *about["properties"].values()):
             one.pop("title", None)
             one.pop("default", None)
-        assert components.setdefault(name, about) == about, f"two answers are called {name}"
-    return schema
+    components |= {name: _inlined(one, found) for name, one in found.items() if name[0] != "_"}
+    return _inlined(schema, found)
+
+
+def _inlined(value: Any, found: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_inlined(each, found) for each in value]
+    if not isinstance(value, dict):
+        return value
+    name = value.get("$ref", "").removeprefix(COMPONENTS)
+    if name.startswith("_"):
+        return _inlined(found[name], found)
+    return {key: _inlined(one, found) for key, one in value.items()}
 
 
 def _answers() -> dict[str, type[Answer]]:

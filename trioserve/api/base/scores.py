@@ -40,7 +40,7 @@ class TokenProbs(Candidate):
 _C = TypeVar("_C", bound=Candidate)
 
 
-class PromptLogprob(Answer):
+class _PromptLogprob(Answer):
     """A token of a prompt, or a candidate for its place, as vLLM writes it."""
 
     logprob: float
@@ -68,19 +68,19 @@ def candidates_of(
 
 #: The scores of a prompt as vLLM writes them: null for the first token, and for each other one
 #: an object that has it and the candidates for its place, by their ids.
-PromptLogprobs: TypeAlias = Sequence[dict[str, PromptLogprob] | None]
+PromptLogprobs: TypeAlias = Sequence[dict[str, _PromptLogprob] | None]
 
 
 def prompt_logprobs(scores: types.PromptScores, n_top: int) -> PromptLogprobs:
     """Write the scores of a prompt, with `n_top` candidates for each token."""
 
-    def write(index: int) -> dict[str, PromptLogprob] | None:
+    def write(index: int) -> dict[str, _PromptLogprob] | None:
         if not index:
             return None
         each = scores[index - 1]
         ranked = [(each.chosen, each.rank), *zip(each.top[:n_top], count(1))]
         return {
-            str(one.id): PromptLogprob(
+            str(one.id): _PromptLogprob(
                 figure_of(one, post_sampling=False), rank, decode_piece(one.piece)
             )
             for one, rank in ranked

@@ -8,9 +8,7 @@ from trioserve import types
 from trioserve.api.base.answers import Answer
 
 
-class CachedTokens(Answer):
-    """The tokens of prompts that were in the cache."""
-
+class _CachedTokens(Answer):
     cached_tokens: int
 
 
@@ -20,7 +18,7 @@ class Usage(Answer):
     completion_tokens: int
     prompt_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: _CachedTokens
 
 
 class PromptUsage(Answer):
@@ -42,4 +40,4 @@ def usage_of(n_prompt: int, values: Sequence[types.Timings], *, copies: int = 1)
     # One of the outputs of a prompt computes it; the others find it in the cache.
     groups = (values[start : start + copies] for start in range(0, len(values), copies))
     n_cached = sum(min(each.cache_n for each in group) for group in groups)
-    return Usage(n_output, n_prompt, n_prompt + n_output, CachedTokens(n_cached))
+    return Usage(n_output, n_prompt, n_prompt + n_output, _CachedTokens(n_cached))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import base64
+import builtins
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import attrs
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.fields import (
     DATA,
     PART,
@@ -33,7 +37,6 @@ from trioserve.api.base.http import current_context, current_request_id, long_re
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
 from trioserve.api.base.truncation import embed_cut
-from trioserve.api.cohere import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server.generation.embeddings import Array, Embeddings
@@ -84,9 +87,42 @@ class CohereRerankRequest(_CohereRequest):
     return_documents: bool = False
 
 
+class _CohereVersion(Answer):
+    version: str = "2"
+    is_experimental: bool = False
+
+
+class _CohereUnits(Answer, kw_only=True):
+    search_units: int | UnsetType = UNSET
+    input_tokens: int
+
+
+class _CohereMeta(Answer):
+    billed_units: _CohereUnits
+    api_version: _CohereVersion = msgspec.field(default_factory=_CohereVersion)
+
+
+class _RankedText(Answer):
+    text: str
+
+
+class _CohereRank(Answer):
+    index: int
+    relevance_score: float
+    document: _RankedText | UnsetType = UNSET
+
+
+class CohereRanking(Answer):
+    """The documents that fit best."""
+
+    id: str
+    results: Sequence[_CohereRank]
+    meta: _CohereMeta
+
+
 @blueprint.post("/v2/rerank")
 @takes(CohereRerankRequest)
-@gives(answers.RANKING)
+@gives(CohereRanking)
 async def rerank() -> Response:
     """Score how well documents fit a query, from 0 to 1."""
     request, server = await read_for_model(
@@ -101,25 +137,16 @@ async def rerank() -> Response:
     )
     best, shares, request_id = ranking.best(request.top_n), ranking.shares, current_request_id()
 
-    def result(index: int) -> dict[str, Any]:
-        written: dict[str, Any] = {"index": index, "relevance_score": shares[index]}
-        if request.return_documents:
-            written["document"] = {"text": request.documents[index]}
-        return written
+    def result(index: int) -> _CohereRank:
+        document = _RankedText(request.documents[index]) if request.return_documents else UNSET
+        return _CohereRank(index, shares[index], document)
 
     n_chars = sum(map(len, request.documents)) if request.return_documents else 0
+    units = _CohereUnits(search_units=1, input_tokens=sum(ranking.n_tokens))
     return await long_response(
-        lambda: {
-            "id": request_id,
-            "results": sse.LazyList(result, best),
-            "meta": _meta(search_units=1, input_tokens=sum(ranking.n_tokens)),
-        },
+        lambda: CohereRanking(request_id, sse.LazyList(result, best), _CohereMeta(units)),
         32 * len(best) + n_chars // 32,
     )
-
-
-def _meta(**units: int) -> dict[str, Any]:
-    return {"api_version": {"version": "2", "is_experimental": False}, "billed_units": units}
 
 
 # -- embeddings
@@ -201,26 +228,41 @@ class CohereEmbedRequest(_CohereRequest):
         return next((name, value) for name in _INPUTS if (value := getattr(self, name)) is not None)
 
 
+class _CohereVectors(Answer):
+    float: Sequence[Sequence[builtins.float]] | UnsetType = UNSET
+    base64: Sequence[str] | UnsetType = UNSET
+    binary: Sequence[Sequence[int]] | UnsetType = UNSET
+    ubinary: Sequence[Sequence[int]] | UnsetType = UNSET
+
+
+class CohereEmbeddings(Answer, kw_only=True):
+    """The embeddings of texts, or of other inputs."""
+
+    id: str
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+    embeddings: _CohereVectors
+    texts: Sequence[str] | UnsetType = UNSET
+    meta: _CohereMeta
+
+
 @blueprint.post("/v2/embed")
 @takes(CohereEmbedRequest)
-@gives(answers.EMBEDDINGS)
+@gives(CohereEmbeddings)
 async def embed() -> Response:
     """Make a vector of each text, image, or mix of both; texts that are too long are cut."""
     request, server = await read_for_model(CohereEmbedRequest.parse, check_pools)
     done = await _embed(server, request)
-    written: dict[str, Any] = {"texts": request.texts} if request.texts is not None else {}
-    request_id = current_request_id()
+    types, request_id = request.embedding_types, current_request_id()
     return await long_response(
-        lambda: {
-            "id": request_id,
-            "response_type": "embeddings_by_type",
-            "embeddings": {
-                name: sse.LazyList(_TYPES[name], done.vectors) for name in request.embedding_types
-            },
-            **written,
-            "meta": _meta(input_tokens=sum(done.n_tokens)),
-        },
-        sum(vector.size for vector in done.vectors) * len(request.embedding_types),
+        lambda: CohereEmbeddings(
+            id=request_id,
+            embeddings=_CohereVectors(
+                **{name: sse.LazyList(_TYPES[name], done.vectors) for name in types}
+            ),
+            texts=UNSET if request.texts is None else request.texts,
+            meta=_CohereMeta(_CohereUnits(input_tokens=sum(done.n_tokens))),
+        ),
+        sum(vector.size for vector in done.vectors) * len(types),
     )
 
 

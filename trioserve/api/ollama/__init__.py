@@ -7,27 +7,28 @@ from typing import Any
 
 from quart import Blueprint
 
+from trioserve.api.base import sse
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.readers import keep_alive
 from trioserve.api.base.vendors import Fields, PromptFields, StreamForm, Vendor
 from trioserve.api.ollama import events, models, routes
-from trioserve.api.ollama.events import BODIES, Writer
+from trioserve.api.ollama.events import PARTS, Writer
 
 
 def _writer(path: str, model: str) -> Writer:
-    return Writer(model=model, body=BODIES[path])
+    return Writer(model=model, kind=PARTS[path])
 
 
 def _unloaded(path: str, fields: Fields) -> Mapping[str, Any] | None:
     """The answer to a request that asks for nothing but the model's memory back."""
-    if path not in BODIES or any(fields.get(name) for name in ("messages", "prompt", "suffix")):
+    if path not in PARTS or any(fields.get(name) for name in ("messages", "prompt", "suffix")):
         return None
     try:
         frees = keep_alive(fields.get("keep_alive")) == 0
     except MismatchError:  # or it is not there
         return None
     model = fields.get("model") or fields.get("name") or ""
-    return _writer(path, model).nothing("unload") if frees else None
+    return sse.fields_of(_writer(path, model).nothing("unload")) if frees else None
 
 
 def _list_of(name: str) -> Mapping[str, Any]:
@@ -48,7 +49,7 @@ VENDOR = Vendor(
     errors=events.SHAPE,
     streams=StreamForm(
         content_type=events.CONTENT_TYPE,
-        is_asked=lambda path, fields: path in BODIES and fields.get("stream") in (None, True),
+        is_asked=lambda path, fields: path in PARTS and fields.get("stream") in (None, True),
         ping=lambda path, model: _writer(path, model).empty(),
     ),
     model_fields=("model", "name"),

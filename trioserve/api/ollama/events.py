@@ -7,18 +7,20 @@ parse every line, so a part without text serves as a ping.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, Literal
 
 import attrs
+from msgspec import UNSET, UnsetType
 
 from trioserve.api.base import sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.errors import message_of
 from trioserve.api.base.fields import STRING, object_schema
-from trioserve.api.base.scores import candidates_of
+from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of
 from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.chat.deltas import (
@@ -73,36 +75,78 @@ def rfc3339(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-#: Writes what was said, or a part of it.
-Body: TypeAlias = Callable[[Message], dict[str, Any]]
+class _OllamaFunction(Answer):
+    name: str
+    arguments: dict[str, Any]
 
 
-def chat_body(message: Message) -> dict[str, Any]:
-    """Write a message, or a part of one, for ``/api/chat``."""
-    written: dict[str, Any] = {"role": "assistant", "content": message.content}
-    if message.reasoning_content:
-        written["thinking"] = message.reasoning_content
-    if message.tool_calls:
-        written["tool_calls"] = [
-            {
-                "id": call.id,
-                "function": {"name": call.name, "arguments": read_arguments(call.arguments)},
-            }
-            for call in message.tool_calls
+class _OllamaCall(Answer):
+    id: str
+    function: _OllamaFunction
+
+
+class _OllamaMessage(Answer, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: Sequence[_OllamaCall] | UnsetType = UNSET
+
+
+class Part(Answer, kw_only=True):
+    """An answer, or a part of its stream; only the last one has a reason and times."""
+
+    model: str
+    created_at: str
+    done: bool = False
+    done_reason: str = UNSET  # type: ignore[assignment]  # in all but parts
+    logprobs: Sequence[WrittenProbs] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+
+    @staticmethod
+    def said(message: Message) -> dict[str, Any]:
+        """The fields with what was said."""
+        raise NotImplementedError
+
+
+class OllamaChat(Part, kw_only=True):
+    """The answer of ``/api/chat``."""
+
+    message: _OllamaMessage
+
+    @staticmethod
+    def said(message: Message) -> dict[str, Any]:
+        """The field with the message."""
+        calls = [
+            _OllamaCall(each.id, _OllamaFunction(each.name, read_arguments(each.arguments)))
+            for each in message.tool_calls
         ]
-    return {"message": written}
+        written = _OllamaMessage(
+            content=message.content,
+            thinking=message.reasoning_content or UNSET,
+            tool_calls=calls or UNSET,
+        )
+        return {"message": written}
 
 
-def generate_body(message: Message) -> dict[str, Any]:
-    """Write a text, or a part of one, for ``/api/generate``."""
-    written: dict[str, Any] = {"response": message.content}
-    if message.reasoning_content:
-        written["thinking"] = message.reasoning_content
-    return written
+class OllamaGenerated(Part, kw_only=True):
+    """The answer of ``/api/generate``."""
+
+    response: str
+    thinking: str | UnsetType = UNSET
+
+    @staticmethod
+    def said(message: Message) -> dict[str, Any]:
+        """The fields with the text."""
+        return {"response": message.content, "thinking": message.reasoning_content or UNSET}
 
 
-#: What writes the parts of a stream, by the route.
-BODIES: Mapping[str, Body] = {"/api/chat": chat_body, "/api/generate": generate_body}
+#: The answers that may be streams, by the route.
+PARTS: Mapping[str, type[Part]] = {"/api/chat": OllamaChat, "/api/generate": OllamaGenerated}
 
 
 @attrs.frozen(kw_only=True)
@@ -110,52 +154,46 @@ class Writer:
     """Writes the answer to one request, or its parts."""
 
     model: str
-    body: Body
+    kind: type[Part]
     n_top: int = 0  # candidates to show for each token
     arrived: float = 0.0  # when the request came (`time.monotonic`: there may be no event loop)
     ready: float = 0.0  # when the model was there to answer it
 
-    def part(self, message: Message, probs: Sequence[TokenProbs] = ()) -> dict[str, Any]:
-        """Write a part that is not the last one."""
-        return self._write(message, probs, {"done": False})
+    def part(self, message: Message, probs: Sequence[TokenProbs] = (), **end: Any) -> Part:
+        """Write a part, or all of an answer with its `end`."""
+        written = self.kind(
+            model=self.model,
+            created_at=rfc3339(datetime.now(UTC)),
+            **self.kind.said(message),
+            **end,
+        )
+        if probs:
+            written.logprobs = candidates_of(probs, post_sampling=False, n_top=self.n_top)
+        return written
 
     def empty(self) -> bytes:
         """Write the line of a part without text."""
         return line(self.part(Message()))
 
-    def last(
-        self, message: Message, finished: Finished, probs: Sequence[TokenProbs] = ()
-    ) -> dict[str, Any]:
+    def last(self, message: Message, finished: Finished, probs: Sequence[TokenProbs] = ()) -> Part:
         """Write the last part, or all of an answer."""
         timings = finished.timings
-        reason = "length" if finished.reason is FinishReason.LIMIT else "stop"
-        return self._write(
+        return self.part(
             message,
             probs,
-            {
-                "done": True,
-                "done_reason": reason,
-                "total_duration": nanoseconds(monotonic() - self.arrived),
-                "load_duration": nanoseconds(self.ready - self.arrived),
-                "prompt_eval_count": timings.cache_n + timings.prompt_n,
-                "prompt_eval_duration": nanoseconds(timings.prompt_ms / 1e3),
-                "eval_count": timings.predicted_n,
-                "eval_duration": nanoseconds(timings.predicted_ms / 1e3),
-            },
+            done=True,
+            done_reason="length" if finished.reason is FinishReason.LIMIT else "stop",
+            total_duration=nanoseconds(monotonic() - self.arrived),
+            load_duration=nanoseconds(self.ready - self.arrived),
+            prompt_eval_count=timings.cache_n + timings.prompt_n,
+            prompt_eval_duration=nanoseconds(timings.prompt_ms / 1e3),
+            eval_count=timings.predicted_n,
+            eval_duration=nanoseconds(timings.predicted_ms / 1e3),
         )
 
-    def nothing(self, reason: str) -> dict[str, Any]:
+    def nothing(self, reason: str) -> Part:
         """Write the answer to a request that only loads the model."""
-        return self._write(Message(), (), {"done": True, "done_reason": reason})
-
-    def _write(
-        self, message: Message, probs: Sequence[TokenProbs], end: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        head = {"model": self.model, "created_at": rfc3339(datetime.now(UTC))}
-        written = {**head, **self.body(message), **end}
-        if probs:
-            written["logprobs"] = candidates_of(probs, post_sampling=False, n_top=self.n_top)
-        return written
+        return self.part(Message(), done=True, done_reason=reason)
 
 
 def nanoseconds(seconds: float) -> int:

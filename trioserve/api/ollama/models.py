@@ -12,17 +12,18 @@ from typing import Any, ClassVar
 
 import attrs
 import trio
+from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
 from trioserve.api.base import readers
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import Only, RequestBody, field
 from trioserve.api.base.http import json_response
 from trioserve.api.base.rights import manages
 from trioserve.api.base.service import current_server, may_use_model_of, server_for
-from trioserve.api.ollama import answers
 from trioserve.api.ollama.events import CONTENT_TYPE, rfc3339
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.template.render import ChatTemplate
@@ -46,6 +47,73 @@ _SIZES = {"Small": "_S", "Medium": "_M", "Large": "_L"}
 _NUMBER = re.compile(r"-?\d+")
 
 
+class _OllamaDetails(Answer, kw_only=True):
+    parent_model: str = ""
+    format: str = "gguf"
+    family: str
+    families: Sequence[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class _Entry(Answer):
+    """A model in a list."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: _OllamaDetails
+
+
+class _OllamaTag(_Entry):
+    modified_at: str
+
+
+class OllamaModels(Answer):
+    """The models of the server."""
+
+    models: Sequence[_OllamaTag]
+
+
+class _OllamaProcess(_Entry):
+    expires_at: str
+    context_length: int
+    size_vram: int | UnsetType = UNSET
+
+
+class OllamaProcesses(Answer):
+    """The models that are in memory."""
+
+    models: Sequence[_OllamaProcess]
+
+
+class OllamaModel(Answer, kw_only=True):
+    """The description of one model."""
+
+    license: str
+    modelfile: str
+    parameters: str
+    template: str
+    details: _OllamaDetails
+    model_info: Mapping[str, Any]
+    capabilities: Sequence[str]
+    modified_at: str
+
+
+class OllamaVersion(Answer):
+    """The version of Ollama's API, and that of trioserve."""
+
+    version: str = OLLAMA_VERSION
+    trioserve: str = __version__
+
+
+class OllamaStatus(Answer):
+    """How far a command has come."""
+
+    status: str
+
+
 @attrs.frozen(kw_only=True)
 class Described:
     """The description of a model."""
@@ -57,16 +125,9 @@ class Described:
     n_params: int = 0
     quantization: str = ""  # as llama.cpp writes it, such as "Q4_K - Medium"
 
-    @property
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> tuple[str, str, int, str, _OllamaDetails]:
         """The fields that it has in every list."""
-        return {
-            "name": self.name,
-            "model": self.name,
-            "size": self.size,
-            "digest": self.digest,
-            "details": self.details,
-        }
+        return self.name, self.name, self.size, self.digest, self.details
 
     @property
     def digest(self) -> str:
@@ -74,27 +135,20 @@ class Described:
         return hashlib.sha256(f"{self.name}\n{int(self.modified)}".encode()).hexdigest()
 
     @property
-    def details(self) -> dict[str, Any]:
+    def details(self) -> _OllamaDetails:
         """The details, in the lists and in the description of one model."""
-        return {
-            "parent_model": "",
-            "format": "gguf",
-            "family": self.architecture,
-            "families": [self.architecture] if self.architecture else [],
-            "parameter_size": human_number(self.n_params),
-            "quantization_level": quantization_name(self.quantization),
-        }
+        return _OllamaDetails(
+            family=self.architecture,
+            families=[self.architecture] if self.architecture else [],
+            parameter_size=human_number(self.n_params),
+            quantization_level=quantization_name(self.quantization),
+        )
 
 
-def describe_version() -> dict[str, Any]:
-    """Answer ``GET /api/version``."""
-    return {"version": OLLAMA_VERSION, "trioserve": __version__}
-
-
-def describe_tags(models: Iterable[Described]) -> dict[str, Any]:
+def describe_tags(models: Iterable[Described]) -> OllamaModels:
     """Answer ``GET /api/tags``: all models, newest first."""
     newest_first = sorted(models, key=lambda one: -one.modified)
-    return {"models": [{**one.entry, "modified_at": _moment(one.modified)} for one in newest_first]}
+    return OllamaModels([_OllamaTag(*one.entry(), _moment(one.modified)) for one in newest_first])
 
 
 @attrs.frozen(kw_only=True)
@@ -106,18 +160,11 @@ class Loaded:
     expires: float | None = None
 
 
-def describe_processes(models: Iterable[Loaded]) -> dict[str, Any]:
+def describe_processes(models: Iterable[Loaded]) -> OllamaProcesses:
     """Answer ``GET /api/ps``: the models that are in memory."""
-    return {
-        "models": [
-            {
-                **one.model.entry,
-                "expires_at": _expiry(one.expires),
-                "context_length": one.n_ctx,
-            }
-            for one in models
-        ]
-    }
+    return OllamaProcesses(
+        [_OllamaProcess(*one.model.entry(), _expiry(one.expires), one.n_ctx) for one in models]
+    )
 
 
 def describe_model(
@@ -128,7 +175,7 @@ def describe_model(
     metadata: Mapping[str, Any],
     parameters: Mapping[str, Any],
     capabilities: Sequence[str],
-) -> dict[str, Any]:
+) -> OllamaModel:
     """Answer ``POST /api/show``.
 
     Args:
@@ -140,16 +187,16 @@ def describe_model(
         capabilities: such as "completion" and "tools".
     """
     info = {key: _value(key, value) for key, value in metadata.items() if key not in _NOT_SHOWN}
-    return {
-        "license": str(metadata.get("general.license", "")),
-        "modelfile": f"FROM {path}\n",
-        "parameters": "\n".join(f"{name:<30} {value}" for name, value in _pairs(parameters)),
-        "template": template,
-        "details": model.details,
-        "model_info": info | {"general.parameter_count": model.n_params},
-        "capabilities": list(capabilities),
-        "modified_at": _moment(model.modified),
-    }
+    return OllamaModel(
+        license=str(metadata.get("general.license", "")),
+        modelfile=f"FROM {path}\n",
+        parameters="\n".join(f"{name:<30} {value}" for name, value in _pairs(parameters)),
+        template=template,
+        details=model.details,
+        model_info=info | {"general.parameter_count": model.n_params},
+        capabilities=capabilities,
+        modified_at=_moment(model.modified),
+    )
 
 
 def can_think(template: ChatTemplate) -> bool:
@@ -263,14 +310,14 @@ class OllamaDeleteRequest(_NamedRequest):
 
 
 @blueprint.get("/api/version")
-@gives(answers.VERSION)
+@gives(OllamaVersion)
 async def version() -> Response:
     """Report the version of Ollama's API, and the version of trioserve."""
-    return json_response(describe_version())
+    return json_response(OllamaVersion())
 
 
 @blueprint.get("/api/tags")
-@gives(answers.TAGS)
+@gives(OllamaModels)
 async def tags() -> Response:
     """List the model of this server."""
     server = current_server()
@@ -278,7 +325,7 @@ async def tags() -> Response:
 
 
 @blueprint.get("/api/ps")
-@gives(answers.PROCESSES)
+@gives(OllamaProcesses)
 async def processes() -> Response:
     """List the one model, if it is in memory."""
     server = current_server()
@@ -295,7 +342,7 @@ async def processes() -> Response:
 
 @blueprint.post("/api/show")
 @takes(OllamaShowRequest)
-@gives(answers.SHOWN)
+@gives(OllamaModel)
 async def show() -> Response:
     """Describe the one model, by any of its names."""
     request = await read_body_as(OllamaShowRequest.parse)
@@ -317,7 +364,7 @@ async def show() -> Response:
 @blueprint.post("/api/pull")
 @manages
 @takes(OllamaPullRequest, streams=CONTENT_TYPE)
-@gives(answers.STATUS)
+@gives(OllamaStatus)
 async def pull() -> Response:
     """Refuse to download a model: this server has one."""
     request = await read_body_as(OllamaPullRequest.parse)
@@ -330,7 +377,7 @@ async def pull() -> Response:
 @blueprint.delete("/api/delete")
 @manages
 @takes(OllamaDeleteRequest)
-@gives(answers.STATUS)
+@gives(OllamaStatus)
 async def delete() -> Response:
     """Refuse to delete the one model that the server runs."""
     request = await read_body_as(OllamaDeleteRequest.parse)

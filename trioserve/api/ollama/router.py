@@ -17,7 +17,7 @@ from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import json_response
 from trioserve.api.base.rights import manages, may_use
-from trioserve.api.ollama import answers, models as describe
+from trioserve.api.ollama import models as describe
 from trioserve.api.ollama.events import CONTENT_TYPE, line
 from trioserve.api.ollama.models import (
     Described,
@@ -48,14 +48,14 @@ _PATIENCE = 1.0
 
 
 @blueprint.get("/api/version")
-@gives(answers.VERSION)
+@gives(describe.OllamaVersion)
 async def version() -> Response:
     """Report the version of Ollama's API, and the version of trioserve."""
-    return json_response(describe.describe_version())
+    return json_response(describe.OllamaVersion())
 
 
 @blueprint.get("/api/tags")
-@gives(answers.TAGS)
+@gives(describe.OllamaModels)
 async def tags() -> Response:
     """List the models."""
     entries = current_fleet().catalog.entries.values()
@@ -68,7 +68,7 @@ async def tags() -> Response:
 
 
 @blueprint.get("/api/ps")
-@gives(answers.PROCESSES)
+@gives(describe.OllamaProcesses)
 async def processes() -> Response:
     """List the models that are in memory, as the process of each tells it."""
     fleet = current_fleet()
@@ -92,7 +92,7 @@ async def _models_at(path: Path) -> list[dict[str, Any]]:
 
 @blueprint.post("/api/show")
 @takes(OllamaShowRequest)
-@gives(answers.SHOWN)
+@gives(describe.OllamaModel)
 async def show() -> Response:
     """Describe a model by its file, without loading it."""
     name = (await read_body_as(OllamaShowRequest.parse)).model
@@ -104,7 +104,7 @@ async def show() -> Response:
     return json_response(await trio.to_thread.run_sync(_shown, entry, summary, described))
 
 
-def _shown(entry: ModelEntry, summary: GgufSummary, described: Described) -> dict[str, Any]:
+def _shown(entry: ModelEntry, summary: GgufSummary, described: Described) -> describe.OllamaModel:
     config = parse(entry.args, {}).config
     defaults = GenerationParams(
         sampling=config.sampling, max_tokens=config.n_predict, stop=config.stop
@@ -145,7 +145,7 @@ def _capabilities(config: Config, template: str) -> list[str]:
 @blueprint.post("/api/pull")
 @manages
 @takes(OllamaPullRequest, streams=CONTENT_TYPE)
-@gives(answers.STATUS)
+@gives(describe.OllamaStatus)
 async def pull() -> Response:
     """Download a model from the hub, and report the progress."""
     request = await read_body_as(OllamaPullRequest.parse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -12,6 +13,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
@@ -37,15 +39,14 @@ from trioserve.api.base.rights import check_manages
 from trioserve.api.base.service import keep_awake, read_for_model, server_for
 from trioserve.api.base.text_tokens import probs_of
 from trioserve.api.base.truncation import embed_cut
-from trioserve.api.ollama import answers
 from trioserve.api.ollama.events import (
     CONTENT_TYPE,
     TEXT,
-    Body,
+    OllamaChat,
     OllamaEvents,
+    OllamaGenerated,
+    Part,
     Writer,
-    chat_body,
-    generate_body,
     nanoseconds,
 )
 from trioserve.api.ollama.request import (
@@ -72,15 +73,15 @@ blueprint = Blueprint("ollama", __name__)
 
 @blueprint.post("/api/chat")
 @takes(OllamaChatRequest, streams=CONTENT_TYPE)
-@gives(answers.CHAT)
+@gives(OllamaChat)
 async def chat() -> Response:
     """Answer a chat, as a stream or at once. Without messages: load the model, or unload it."""
     request = await read_chat(OllamaChatRequest.parse)
     request.check(server_for(request.model))
     if not request.messages:
-        return await _loaded(request, chat_body)
+        return await _loaded(request, OllamaChat)
     server, params, context = await admit(request)
-    writer = _writer(name_of(server, request, params), request, chat_body)
+    writer = _writer(name_of(server, request, params), request, OllamaChat)
     (stream,) = await open_streams(
         server.stream_chats(request.messages, params, request.chat_params, context=context)
     )
@@ -89,15 +90,15 @@ async def chat() -> Response:
 
 @blueprint.post("/api/generate")
 @takes(OllamaGenerateRequest, streams=CONTENT_TYPE)
-@gives(answers.GENERATED)
+@gives(OllamaGenerated)
 async def generate() -> Response:
     """Answer or continue a prompt, or fill the gap before a suffix. Without a prompt: as chat."""
     request = await read_body_as(OllamaGenerateRequest.parse)
     request.check(server_for(request.model))
     if not (request.prompt or request.suffix or request.images):
-        return await _loaded(request, generate_body)
+        return await _loaded(request, OllamaGenerated)
     server, params, context = await admit(request)
-    writer = _writer(name_of(server, request, params), request, generate_body)
+    writer = _writer(name_of(server, request, params), request, OllamaGenerated)
     stream = await _generated(server, request, params, context)
     return await _answer(server, request, writer, stream)
 
@@ -121,7 +122,7 @@ async def _generated(
     return stream
 
 
-async def _loaded(request: OllamaRequest, body: Body) -> Response:
+async def _loaded(request: OllamaRequest, kind: type[Part]) -> Response:
     """Load the model without generating; with a `keep_alive` of 0, free its memory."""
     server = server_for(request.model)
     server.model.check_generates()
@@ -130,16 +131,16 @@ async def _loaded(request: OllamaRequest, body: Body) -> Response:
         check_manages("unloading the model")
     if not (unload and server.state is ServerState.SLEEPING):
         await keep_awake(server, current_context(request.timeout, request.keep_alive))
-    writer = _writer(server.model.info.name, request, body)
+    writer = _writer(server.model.info.name, request, kind)
     return json_response(writer.nothing("unload" if unload else "load"))
 
 
-def _writer(model: str, request: OllamaRequest, body: Body) -> Writer:
+def _writer(model: str, request: OllamaRequest, kind: type[Part]) -> Writer:
     """Make the writer of the answer to a request, once the model is loaded."""
     now = monotonic()
     return Writer(
         model=model,
-        body=body,
+        kind=kind,
         n_top=request.top_logprobs or 0,
         arrived=now - (trio.current_time() - current_request().arrived),
         ready=now,
@@ -217,9 +218,25 @@ class OllamaEmbeddingsRequest(_EmbeddingRequest):
     prompt: str = ""
 
 
+class OllamaEmbeddings(Answer):
+    """The embeddings of texts."""
+
+    model: str
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+    embeddings: Sequence[Sequence[float]]
+
+
+class OllamaEmbedding(Answer):
+    """The embedding of one text."""
+
+    embedding: Sequence[float]
+
+
 @blueprint.post("/api/embed")
 @takes(OllamaEmbedRequest)
-@gives(answers.EMBED)
+@gives(OllamaEmbeddings)
 async def embed() -> Response:
     """Make a vector of length 1 of each text; texts that are too long are cut."""
     request, server = await read_for_model(OllamaEmbedRequest.parse, check_pools)
@@ -237,31 +254,30 @@ async def embed() -> Response:
     if done is None and request.texts:
         done = await embed(request.texts)
     vectors = () if done is None else done.vectors
-    head = {
-        "model": server.model.info.name,
-        "total_duration": nanoseconds(monotonic() - arrived),
-        "load_duration": nanoseconds(ready - arrived),
-        "prompt_eval_count": 0 if done is None else sum(done.n_tokens),
-    }
-    return await long_response(
-        lambda: {**head, "embeddings": sse.LazyList(_numbers, vectors)}, sum(map(len, vectors))
+    written = OllamaEmbeddings(
+        server.model.info.name,
+        nanoseconds(monotonic() - arrived),
+        nanoseconds(ready - arrived),
+        0 if done is None else sum(done.n_tokens),
+        sse.LazyList(_numbers, vectors),
     )
+    return await long_response(lambda: written, sum(map(len, vectors)))
 
 
 @blueprint.post("/api/embeddings")
 @takes(OllamaEmbeddingsRequest)
-@gives(answers.EMBEDDING)
+@gives(OllamaEmbedding)
 async def embeddings() -> Response:
     """Make a vector of a text, with the length that the model gives it."""
     request, server = await read_for_model(OllamaEmbeddingsRequest.parse, check_pools)
     context = await _ready(server, request)
     if not request.prompt:
-        return json_response({"embedding": []})
+        return json_response(OllamaEmbedding(()))
     done = await server.embed(
         request.prompt, normalize=_NONE, priority=request.priority, context=context
     )
     (vector,) = done.vectors
-    return await long_response(lambda: {"embedding": _numbers(vector)}, len(vector))
+    return await long_response(lambda: OllamaEmbedding(_numbers(vector)), len(vector))
 
 
 def _numbers(vector: Array) -> list[float]:

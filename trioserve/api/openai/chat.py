@@ -150,16 +150,12 @@ def _check_best_of(request: CompletionRequest, best_of: int) -> None:
 blueprint = Blueprint("openai", __name__)
 
 
-class CalledFunction(Answer):
-    """A function that is called, and its arguments as JSON."""
-
+class _CalledFunction(Answer):
     name: str
     arguments: str
 
 
-class CalledTool(Answer):
-    """A custom tool that is called, and what it is given."""
-
+class _CalledTool(Answer):
     name: str
     input: str
 
@@ -168,8 +164,8 @@ class ToolCall(Answer, kw_only=True):
     """A call of a tool."""
 
     type: Literal["function", "custom"]
-    function: CalledFunction | UnsetType = UNSET
-    custom: CalledTool | UnsetType = UNSET
+    function: _CalledFunction | UnsetType = UNSET
+    custom: _CalledTool | UnsetType = UNSET
     id: str
 
 
@@ -183,18 +179,14 @@ class AssistantMessage(Answer, kw_only=True):
     tool_calls: Sequence[ToolCall] | UnsetType = UNSET
 
 
-class ChatChoice(Answer):
-    """One answer to a chat."""
-
+class _ChatChoice(Answer):
     finish_reason: Reason
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
 
 
-class CompletionChoice(Answer):
-    """One continuation of a prompt."""
-
+class _CompletionChoice(Answer):
     text: str
     index: int
     logprobs: TextLogprobs | None
@@ -224,7 +216,7 @@ class ChatCompletion(_Whole, kw_only=True):
     """A chat that is answered."""
 
     prefix = "chatcmpl"
-    choices: Sequence[ChatChoice]
+    choices: Sequence[_ChatChoice]
     object: Literal["chat.completion"] = "chat.completion"
     trioserve_messages: Sequence[Mapping[str, Any]] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -234,7 +226,7 @@ class Completion(_Whole, kw_only=True):
     """Prompts that are continued."""
 
     prefix = "cmpl"
-    choices: Sequence[CompletionChoice]
+    choices: Sequence[_CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
 
 
@@ -357,12 +349,12 @@ def _choice(
     index: int,
     answer: ReadChat,
     pieces: Sequence[bytes],
-) -> ChatChoice:
+) -> _ChatChoice:
     called = bool(answer.message.tool_calls)
     logprobs = None
     if params.n_probs:
         logprobs = chat_logprobs(probs_of(pieces, answer.chunks), request, params)
-    return ChatChoice(
+    return _ChatChoice(
         finish_reason(answer.finished.reason, tool_calls=called),
         index,
         message(answer.message, request.custom_tools),
@@ -373,10 +365,10 @@ def _choice(
 def message(value: Message, custom_tools: Container[str] = ()) -> AssistantMessage:
     """Write the message of an assistant."""
     calls = [
-        ToolCall(type="custom", custom=CalledTool(call.name, input_of(call.arguments)), id=call.id)
+        ToolCall(type="custom", custom=_CalledTool(call.name, input_of(call.arguments)), id=call.id)
         if call.name in custom_tools
         else ToolCall(
-            type="function", function=CalledFunction(call.name, call.arguments), id=call.id
+            type="function", function=_CalledFunction(call.name, call.arguments), id=call.id
         )
         for call in value.tool_calls
     ]
@@ -459,9 +451,9 @@ def whole_completion(
         written = text_logprobs(values, params, request.n_top, offset=len(echo))
         return echoed_logprobs(echo, output.prompt, output.scores, request.n_top, written)
 
-    def choice(index: int, output: ReadText) -> CompletionChoice:
+    def choice(index: int, output: ReadText) -> _CompletionChoice:
         echo = _echo(server, request, index // request.n, output.prompt)
-        written = CompletionChoice(
+        written = _CompletionChoice(
             echo + output.text, index, logprobs(output, echo), finish_reason(output.finished.reason)
         )
         if request.prompt_logprobs is not None and (scores := output.scores) is not None:

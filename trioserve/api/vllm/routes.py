@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import attrs
 import numpy as np
@@ -12,6 +12,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.fields import (
     STRING,
     MismatchError,
@@ -29,7 +30,6 @@ from trioserve.api.base.output import new_id
 from trioserve.api.base.readers import RawPrompt
 from trioserve.api.base.service import current_server, read_for_model
 from trioserve.api.openapi import gives, takes
-from trioserve.api.vllm import answers
 from trioserve.errors import InvalidRequestError
 from trioserve.server.server import Server
 from trioserve.types import place_of
@@ -114,20 +114,47 @@ class ScoreRequest(_TextsRequest):
             )
 
 
+class _ListUsage(Answer, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: None = None
+
+
+class _List(Answer, kw_only=True):
+    """What both lists have."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: Sequence[Any]
+    usage: _ListUsage
+
+
+class _Score(Answer):
+    index: int
+    score: float
+    object: Literal["score"] = "score"
+
+
+class Scores(_List, kw_only=True):
+    """The answer of ``POST /v1/score``."""
+
+    data: Sequence[_Score]
+
+
 @blueprint.post("/score")
 @blueprint.post("/v1/score")
 @takes(ScoreRequest)
-@gives(answers.SCORES)
+@gives(Scores)
 async def score() -> Response:
     """Score how well texts fit others: by a reranker, or by the cosine of their embeddings."""
     request, server = await read_for_model(ScoreRequest.parse, _check_scores)
     find = _by_reranker if server.model.pooling == "rank" else _by_cosine
     scores, n_tokens = await find(server, request)
-    data = sse.LazyList(
-        lambda index: {"index": index, "object": "score", "score": scores[index]},
-        range(len(scores)),
-    )
-    return await _respond("score", server, data, n_tokens, len(scores))
+    data = sse.LazyList(lambda index: _Score(index, scores[index]), range(len(scores)))
+    return await _respond(Scores, "score", server, data, n_tokens, len(scores))
 
 
 def _check_scores(server: Server) -> None:
@@ -184,10 +211,23 @@ class ClassifyRequest(_TextsRequest):
     input: tuple[RawPrompt, ...] = field("input", read=_inputs)
 
 
+class _Class(Answer):
+    index: int
+    label: str | None
+    probs: Sequence[float]
+    num_classes: int
+
+
+class Classes(_List, kw_only=True):
+    """The answer of ``POST /v1/classify``."""
+
+    data: Sequence[_Class]
+
+
 @blueprint.post("/classify")
 @blueprint.post("/v1/classify")
 @takes(ClassifyRequest)
-@gives(answers.CLASSES)
+@gives(Classes)
 async def classify() -> Response:
     """Find the class of each text."""
     request, server = await read_for_model(
@@ -201,55 +241,60 @@ async def classify() -> Response:
     request.check_activation(found.are_probs)
     scores = found.probs if request.use_activation else found.scores
 
-    def write(index: int) -> dict[str, Any]:
+    def write(index: int) -> _Class:
         best = int(scores[index].argmax())
-        return {
-            "index": index,
-            "label": found.labels[best] if best < len(found.labels) else None,
-            "probs": scores[index].tolist(),
-            "num_classes": len(scores[index]),
-        }
+        label = found.labels[best] if best < len(found.labels) else None
+        return _Class(index, label, scores[index].tolist(), len(scores[index]))
 
     data = sse.LazyList(write, range(len(scores)))
     n_tokens = sum(found.n_tokens)
-    return await _respond("classify", server, data, n_tokens, sum(map(len, scores)))
+    return await _respond(Classes, "classify", server, data, n_tokens, sum(map(len, scores)))
 
 
 async def _respond(
-    kind: str, server: Server, data: sse.LazyList, n_tokens: int, n_numbers: int
+    form: type[_List],
+    kind: str,
+    server: Server,
+    data: sse.LazyList,
+    n_tokens: int,
+    n_numbers: int,
 ) -> Response:
-    written = {
-        "id": new_id(kind),
-        "object": "list",
-        "created": int(time.time()),
-        "model": server.model.info.name,
-        "data": data,
-        "usage": {
-            "prompt_tokens": n_tokens,
-            "total_tokens": n_tokens,
-            "completion_tokens": 0,
-            "prompt_tokens_details": None,
-        },
-    }
+    written = form(
+        id=new_id(kind),
+        created=int(time.time()),
+        model=server.model.info.name,
+        data=data,
+        usage=_ListUsage(prompt_tokens=n_tokens, total_tokens=n_tokens),
+    )
     return await long_response(lambda: written, n_numbers + 32 * len(data))
 
 
 # -- the tokenizer
 
 
+class TokenizerInfo(Answer, kw_only=True):
+    """The tokenizer of a model."""
+
+    tokenizer_class: str = "LlamaCpp"
+    bos_token: str | None
+    eos_token: str | None
+    add_bos_token: bool
+    model_max_length: int
+    chat_template: str | None
+
+
 @blueprint.get("/tokenizer_info")
 @takes(None, query={"model": "the name of the model, in a router"})
-@gives(answers.TOKENIZER)
+@gives(TokenizerInfo)
 async def tokenizer_info() -> Response:
     """Describe the tokenizer and the chat template."""
     model = current_server().model
     return json_response(
-        {
-            "tokenizer_class": "LlamaCpp",
-            "bos_token": model.info.bos_token or None,
-            "eos_token": model.info.eos_token or None,
-            "add_bos_token": model.info.add_bos,
-            "model_max_length": model.n_ctx_seq,
-            "chat_template": model.info.chat_template,
-        }
+        TokenizerInfo(
+            bos_token=model.info.bos_token or None,
+            eos_token=model.info.eos_token or None,
+            add_bos_token=model.info.add_bos,
+            model_max_length=model.n_ctx_seq,
+            chat_template=model.info.chat_template,
+        )
     )
