@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from trioserve.cli.memory import keep_collecting, uncollected
@@ -265,7 +266,7 @@ async def _follow_model(
     model = service.server.model
     _log.info("ready", model=model.info.name, slots=model.n_slots, longest_request=model.n_ctx_seq)
     _advise(service.server)
-    status.tell("ready", info=openai_model(service.server))
+    status.tell("ready", info=msgspec.to_builtins(openai_model(service.server)))
     if status.is_open:
         nursery.start_soon(_report_usage, service.server, status)
     told = ServerState.READY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import to_builtins
 
 from trioserve.api.openai import audio
 from trioserve.api.openai.audio import TranscriptionRequest, TranslationRequest
@@ -56,7 +57,7 @@ def test_text() -> None:
 
 def test_verbose_json_has_segments() -> None:
     request = TranscriptionRequest(file=b"any", response_format="verbose_json")
-    body = audio.as_verbose_json(SAID, request)
+    body = to_builtins(audio.as_verbose_json(SAID, request))
     first, *_ = body.pop("segments")
     assert body == {
         "task": "transcribe",
@@ -84,7 +85,7 @@ def test_verbose_json_has_what_is_wanted(wanted: set[str]) -> None:
     request = TranscriptionRequest(
         file=b"any", response_format="verbose_json", timestamp_granularities=frozenset(wanted)
     )
-    body = audio.as_verbose_json(SAID, request)
+    body = to_builtins(audio.as_verbose_json(SAID, request))
     assert body.keys() & {"words", "segments"} == {f"{name}s" for name in wanted}
     if "words" in body:
         assert body["words"][1] == {"word": "two.", "start": 2.0, "end": 2.5}
@@ -92,15 +93,18 @@ def test_verbose_json_has_what_is_wanted(wanted: set[str]) -> None:
 
 def test_a_translation_says_so() -> None:
     request = TranslationRequest(file=b"any", response_format="verbose_json")
-    assert audio.as_verbose_json(SAID, request)["task"] == "translate"
+    assert to_builtins(audio.as_verbose_json(SAID, request))["task"] == "translate"
 
 
 def test_usage_is_in_tokens_where_they_are_counted() -> None:
     request = TranscriptionRequest(file=b"any")
-    assert audio.as_json(SAID, request)["usage"] == {"type": "duration", "seconds": 3663}
+    assert to_builtins(audio.as_json(SAID, request))["usage"] == {
+        "type": "duration",
+        "seconds": 3663,
+    }
     usage = TranscriptUsage(n_text=5, n_audio=100, n_output=20)
     counted = Transcript(text="", segments=(), probs=(), duration=1, summary=Summary(usage=usage))
-    assert audio.as_json(counted, request)["usage"] == {
+    assert to_builtins(audio.as_json(counted, request))["usage"] == {
         "type": "tokens",
         "input_tokens": 105,
         "input_token_details": {"text_tokens": 5, "audio_tokens": 100},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
@@ -29,9 +29,9 @@ def schema_of(type_: Any, components: dict[str, Any]) -> Any:
     for name, about in found.items():
         cls = _answers()[name]
         fields = msgspec.structs.fields(cls)
-        about["required"] = [
-            each.encode_name for each in fields if UnsetType not in get_args(each.type)
-        ]
+        names = [each.encode_name for each in fields if UnsetType not in get_args(each.type)]
+        tag = cls.__struct_config__.tag_field
+        about["required"] = [*([tag] if tag else []), *names]
         about |= {"additionalProperties": True} if cls.is_open else {}
         for one in (about, *about["properties"].values()):
             one.pop("title", None)
@@ -93,8 +93,29 @@ class Metrics(Answer):
     object: Literal["metrics"]
 
 
-class Modalities(Answer):
-    """The kinds of input that a model takes, and those of its output."""
+class Guidance(Answer):
+    """What a user should know before the first chat with a model."""
 
-    input_modalities: Sequence[str]
-    output_modalities: Sequence[str] = ("text",)
+    is_toy: bool | UnsetType = UNSET
+    example_prompts: list[str] | UnsetType = UNSET
+    has_chat_template: bool | UnsetType | None = UNSET
+    context_advice: str | UnsetType | None = UNSET
+    suggested_tools: list[str] | UnsetType = UNSET
+
+
+class _Defaults(Answer):
+    params: dict[str, Any]
+    n_ctx: int
+
+
+class Properties(Guidance):
+    """What a server says of itself. There is more of it on the page about llama-server's API."""
+
+    is_open = True
+    default_generation_settings: _Defaults | UnsetType = UNSET
+    total_slots: int | UnsetType = UNSET
+    model_alias: str | UnsetType = UNSET
+    model_path: str | UnsetType = UNSET
+    chat_template: str | UnsetType = UNSET
+    build_info: str | UnsetType = UNSET
+    is_sleeping: bool | UnsetType = UNSET

@@ -69,8 +69,10 @@ encode: Callable[[Any], str] = json.JSONEncoder(
 
 def fields_of(value: msgspec.Struct) -> dict[str, Any]:
     """The fields of an answer, by their names in JSON."""
-    names, values = value.__struct_encode_fields__, msgspec.structs.astuple(value)
-    return {name: one for name, one in zip(names, values, strict=True) if one is not UNSET}
+    config, names = value.__struct_config__, value.__struct_encode_fields__
+    fields = zip(names, msgspec.structs.astuple(value), strict=True)
+    tag = {config.tag_field: config.tag} if config.tag_field else {}
+    return tag | {name: one for name, one in fields if one is not UNSET}
 
 
 #: Items of a list that are written at once: numbers, and others.
@@ -344,15 +346,3 @@ def comment_on(place: WaitingStatus) -> bytes:
     """Write a place as a comment, with the estimated wait where there is one."""
     about = "" if place.wait_s is None else f", about {place.wait_s:.1f} s"
     return f": queued, position {place.position}{about}\n\n".encode()
-
-
-def place(one: WaitingStatus) -> dict[str, Any]:
-    """Write a place as JSON, without the owner of the task."""
-    return {
-        "id_task": one.task_id,
-        "position": one.position,
-        "n_prompt_tokens": one.n_prompt,
-        "priority": one.priority,
-        "waited_s": round(one.waited_s, 3),
-        "wait_s": None if one.wait_s is None else round(one.wait_s, 3),
-    }

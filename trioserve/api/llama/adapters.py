@@ -10,35 +10,37 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers
-from trioserve.api.base.answers import Success
+from trioserve.api.base.answers import Answer, Success
 from trioserve.api.base.body import read_body_as, read_json
 from trioserve.api.base.fields import Only, RequestBody, field, named
 from trioserve.api.base.http import current_context, json_response
 from trioserve.api.base.rights import manages
 from trioserve.api.base.service import awake_server, current_server
-from trioserve.api.llama import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 
 blueprint = Blueprint("adapters", __name__)
 
 
+class _Adapter(Answer):
+    id: int
+    path: str
+    scale: float
+    task_name: str
+    prompt_prefix: str
+    name: str
+
+
 @blueprint.get("/lora-adapters")
-@gives(answers.ADAPTERS)
+@gives(list[_Adapter])
 async def list_adapters() -> Response:
     """List the adapters that are loaded, each with its default scale."""
     adapters = (await awake_server()).adapters.scales
+    found = ((name, id_, adapters.infos[id_]) for name, id_ in adapters.ids.items())
     return json_response(
         [
-            {
-                "id": id_,
-                "path": adapters.infos[id_].path,
-                "scale": adapters.scales[id_],
-                "task_name": adapters.infos[id_].task_name,
-                "prompt_prefix": adapters.infos[id_].prompt_prefix,
-                "name": name,
-            }
-            for name, id_ in adapters.ids.items()
+            _Adapter(id_, one.path, adapters.scales[id_], one.task_name, one.prompt_prefix, name)
+            for name, id_, one in found
         ]
     )
 

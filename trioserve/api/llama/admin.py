@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base
-from trioserve.api.base.answers import Health, Metrics, Success
+from trioserve.api.base.answers import Answer, Guidance, Health, Metrics, Properties, Success
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.http import json_response
-from trioserve.api.base.old_answers import PROPERTIES
 from trioserve.api.base.output import FINGERPRINT
 from trioserve.api.base.rights import manages
 from trioserve.api.base.service import current_server, current_service, may_use_model_of, server_for
 from trioserve.api.base.settings import generation_settings
-from trioserve.api.llama import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.markers import media_marker
 from trioserve.config.extras import has_extra
@@ -48,9 +48,48 @@ async def live() -> Response:
     return json_response({"status": "ok"})
 
 
+class _Architecture(Answer):
+    input_modalities: Sequence[str]
+    output_modalities: Sequence[str] = ("text",)
+
+
+class _Meta(Answer):
+    vocab_type: int
+    n_vocab: int
+    n_ctx: int
+    n_ctx_train: int
+    n_embd: int
+    n_params: int
+    size: int
+    ftype: str
+
+
+class Model(Guidance, kw_only=True):
+    """A model, or one of its LoRA adapters, which has only its names."""
+
+    id: str
+    aliases: Sequence[str] | UnsetType = UNSET
+    tags: Sequence[str] | UnsetType = UNSET
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "trioserve"
+    architecture: _Architecture | UnsetType = UNSET
+    meta: _Meta | UnsetType = UNSET
+    root: str | UnsetType = UNSET
+    parent: str | UnsetType | None = UNSET
+
+
+class ModelList(Answer, kw_only=True):
+    """The models: in OpenAI's form, and in Ollama's."""
+
+    models: Sequence[dict[str, Any]]
+    object: Literal["list"] = "list"
+    data: Sequence[Model]
+
+
 @blueprint.get("/models")
 @blueprint.get("/v1/models")
-@gives(answers.MODELS)
+@gives(ModelList)
 async def models() -> Response:
     """List the one model: in OpenAI's form, and in Ollama's, as llama-server does.
 
@@ -59,22 +98,21 @@ async def models() -> Response:
     server = current_server()
     listed = may_use_model_of(server)
     return json_response(
-        {
-            "models": [_ollama_model(server)] if listed else [],
-            "object": "list",
-            "data": [openai_model(server), *_adapters(server)] if listed else [],
-        }
+        ModelList(
+            models=[_ollama_model(server)] if listed else [],
+            data=[openai_model(server), *_adapters(server)] if listed else [],
+        )
     )
 
 
 @blueprint.get("/models/<path:name>")
 @blueprint.get("/v1/models/<path:name>")
-@gives(answers.MODEL)
+@gives(Model)
 async def model(name: str) -> Response:
     """Describe the one model, by any of its names."""
     server = server_for(name)
     for adapter in _adapters(server):
-        if adapter["id"] == name:
+        if adapter.id == name:
             return json_response(adapter)
     if name not in (server.model.info.name, *server.config.aliases):
         raise NotFoundError(
@@ -84,37 +122,35 @@ async def model(name: str) -> Response:
     return json_response(openai_model(server))
 
 
-def openai_model(server: Server) -> dict[str, Any]:
+def openai_model(server: Server) -> Model:
     """Describe the one model, as lists of models have it."""
-    return {
-        "id": server.model.info.name,
-        "aliases": list(server.config.aliases) or [server.model.info.name],
-        "tags": list(server.config.tags),
-        "object": "model",
-        "created": server.model.info.modified,
-        "owned_by": "trioserve",
-        "architecture": {
-            "input_modalities": server.model.modalities.names,
-            "output_modalities": ["text"],
-        },
-        "meta": _meta(server),
+    info = server.model.info
+    return Model(
+        id=info.name,
+        aliases=server.config.aliases or [info.name],
+        tags=server.config.tags,
+        created=info.modified,
+        architecture=_Architecture(server.model.modalities.names),
+        meta=_Meta(
+            info.vocab_type,
+            info.n_vocab,
+            server.model.n_ctx_seq,
+            info.n_ctx_train,
+            info.n_embd,
+            info.n_params,
+            info.size,
+            info.ftype,
+        ),
         **_guidance(server),
-    }
+    )
 
 
-def _adapters(server: Server) -> list[dict[str, Any]]:
+def _adapters(server: Server) -> list[Model]:
     """Describe the LoRA adapters that requests can name."""
     base = server.model.info
+    paths = server.adapters.paths.items()
     return [
-        {
-            "id": name,
-            "object": "model",
-            "created": base.modified,
-            "owned_by": "trioserve",
-            "root": path,
-            "parent": base.name,
-        }
-        for name, path in server.adapters.paths.items()
+        Model(id=name, created=base.modified, root=path, parent=base.name) for name, path in paths
     ]
 
 
@@ -155,22 +191,8 @@ def _ollama_model(server: Server) -> dict[str, Any]:
     }
 
 
-def _meta(server: Server) -> dict[str, Any]:
-    info = server.model.info
-    return {
-        "vocab_type": info.vocab_type,
-        "n_vocab": info.n_vocab,
-        "n_ctx": server.model.n_ctx_seq,
-        "n_ctx_train": info.n_ctx_train,
-        "n_embd": info.n_embd,
-        "n_params": info.n_params,
-        "size": info.size,
-        "ftype": info.ftype,
-    }
-
-
 @blueprint.get("/props")
-@gives(PROPERTIES)
+@gives(Properties)
 async def props() -> Response:
     """Describe the model, and the defaults of requests."""
     server = current_server()

@@ -42,7 +42,6 @@ from trioserve.api.base.service import (
     read_for_model,
 )
 from trioserve.api.base.timings import LiveTimings, timings_of
-from trioserve.api.llama import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
@@ -192,9 +191,23 @@ blueprint = Blueprint("llama", __name__)
 # -- text and tokens
 
 
+class _Piece(Answer):
+    id: int
+    piece: str | list[int]
+
+
+class Tokens(Answer):
+    """The tokens of a text; what vLLM says of them, where that is asked for."""
+
+    tokens: Sequence[int | _Piece]
+    count: int | UnsetType = UNSET
+    max_model_len: int | UnsetType = UNSET
+    token_strs: Sequence[str] | UnsetType = UNSET
+
+
 @blueprint.post("/tokenize")
 @takes(TokenizeRequest)
-@gives(answers.TOKENS)
+@gives(Tokens)
 async def tokenize() -> Response:
     """Turn text into token ids, or check ids."""
     request = await read_chat(TokenizeRequest.parse)
@@ -202,18 +215,18 @@ async def tokenize() -> Response:
     prompt = await _prompt(server, request)
     names = server.model.vocab.names
 
-    def with_piece(token: TokenId) -> dict[str, Any]:
-        return {"id": token, "piece": _text_or_bytes(names[token])}
+    def with_piece(token: TokenId) -> _Piece:
+        return _Piece(token, _text_or_bytes(names[token]))
 
     def name(token: TokenId) -> str:
         return names[token].decode(errors="replace")
 
-    tokens, written = prompt.tokens, dict[str, Any]()
+    tokens = prompt.tokens
+    written = Tokens(sse.LazyList(with_piece, tokens) if request.with_pieces else tokens)
     if request.is_vllm:
-        written = {"count": len(prompt), "max_model_len": server.model.n_ctx_seq}
-    written["tokens"] = sse.LazyList(with_piece, tokens) if request.with_pieces else tokens
+        written.count, written.max_model_len = len(prompt), server.model.n_ctx_seq
     if request.return_token_strs:
-        written["token_strs"] = sse.LazyList(name, tokens)
+        written.token_strs = sse.LazyList(name, tokens)
     n_texts = request.with_pieces + request.return_token_strs
     return await long_response(lambda: written, (1 + 32 * n_texts) * len(tokens))
 
@@ -239,30 +252,43 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
+class Content(Answer):
+    """A text, twice: the latter is for clients of vLLM."""
+
+    content: str
+    prompt: str
+
+
+class PromptOfChat(Answer):
+    """The prompt that a chat makes."""
+
+    prompt: str
+
+
 @blueprint.post("/detokenize")
 @takes(DetokenizeRequest)
-@gives(answers.CONTENT)
+@gives(Content)
 async def detokenize() -> Response:
     """Turn token ids into text."""
     request = await read_body_as(DetokenizeRequest.parse)
     server, tokens = await awake_server(request.model), request.tokens
 
-    def written() -> dict[str, Any]:
+    def written() -> Content:
         text = server.text(tokens)
-        return {"content": text, "prompt": text}  # the latter for clients of vLLM
+        return Content(text, text)
 
     return await long_response(written, len(tokens))
 
 
 @blueprint.post("/apply-template")
 @takes(TemplateRequest)
-@gives(answers.PROMPT)
+@gives(PromptOfChat)
 async def apply_template() -> Response:
     """Render a chat, and do no more."""
     request = await read_chat(TemplateRequest.parse)
     server = await awake_server(request.model)
     prompt = await server.render(request.messages, request.chat_params)
-    return await long_response(lambda: {"prompt": prompt}, len(prompt) // 32)
+    return await long_response(lambda: PromptOfChat(prompt), len(prompt) // 32)
 
 
 # -- completion
@@ -271,7 +297,7 @@ async def apply_template() -> Response:
 @blueprint.post("/completion")
 @blueprint.post("/completions")
 @takes(LlamaCompletionRequest)
-@gives(answers.OUTPUTS)
+@gives(Output | list[Output])
 async def completion() -> Response:
     """Continue one or more prompts."""
     request = await read_body_as(LlamaCompletionRequest.parse)
@@ -418,7 +444,7 @@ class LlamaEvents(sse.EventWriter[sse.Event]):
 
 @blueprint.post("/infill")
 @takes(InfillRequest)
-@gives(answers.OUTPUTS)
+@gives(Output | list[Output])
 async def fill() -> Response:
     """Fill the gap between two texts."""
     request, _ = await read_for_model(

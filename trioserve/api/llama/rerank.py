@@ -6,13 +6,15 @@ A request with `texts` is of the latter kind, one with `documents` of the former
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import attrs
+from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.fields import (
     STRING,
     MismatchError,
@@ -26,10 +28,10 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.service import read_for_model
-from trioserve.api.llama import answers
+from trioserve.api.base.usage import PromptUsage
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-from trioserve.server.generation.embeddings import Ranking
+from trioserve.server.generation import embeddings
 
 blueprint = Blueprint("rerank", __name__)
 
@@ -104,12 +106,37 @@ _OF_FORM = {
 }
 
 
+class _Document(Answer):
+    text: str
+
+
+class _Ranked(Answer):
+    index: int
+    relevance_score: float
+    document: _Document | UnsetType = UNSET
+
+
+class Ranking(Answer, kw_only=True):
+    """The documents that fit best, the best first."""
+
+    model: str
+    object: Literal["list"] = "list"
+    usage: PromptUsage
+    results: Sequence[_Ranked]
+
+
+class _Scored(Answer):
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
+
+
 @blueprint.post("/rerank")
 @blueprint.post("/reranking")
 @blueprint.post("/v1/rerank")
 @blueprint.post("/v1/reranking")
 @takes(RerankRequest)
-@gives(answers.RANKING)
+@gives(Ranking | list[_Scored])
 async def rerank() -> Response:
     """Score how well documents fit a query."""
     request, server = await read_for_model(
@@ -127,34 +154,28 @@ async def rerank() -> Response:
         )
     repeats = request.return_documents or request.return_text
     size = 32 * len(given) + repeats * sum(map(len, given)) // 32
-    if request.texts is not None:
-        return await long_response(lambda: _results(request, ranking, given), size)
     n_tokens = sum(ranking.n_tokens)
-    return await long_response(
-        lambda: {
-            "model": request.model or server.model.info.name,
-            "object": "list",
-            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-            "results": _results(request, ranking, given),
-        },
-        size,
-    )
+
+    def write() -> list[_Scored] | Ranking:
+        results = _results(request, ranking)
+        if request.texts is not None:
+            shown = request.texts if request.return_text else None
+            return [_Scored(i, score, UNSET if shown is None else shown[i]) for i, score in results]
+        documents = given if request.return_documents else None
+        return Ranking(
+            model=request.model or server.model.info.name,
+            usage=PromptUsage(n_tokens, n_tokens),
+            results=[
+                _Ranked(i, score, UNSET if documents is None else _Document(documents[i]))
+                for i, score in results
+            ],
+        )
+
+    return await long_response(write, size)
 
 
-def _results(
-    request: RerankRequest, ranking: Ranking, given: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Write the scores, the best first."""
-    is_tei = request.texts is not None
+def _results(request: RerankRequest, ranking: embeddings.Ranking) -> list[tuple[int, float]]:
+    """The places of the documents with their scores, the best first."""
     raw = request.raw_scores and not request.use_activation
     scores = ranking.scores if raw else ranking.shares
-    results = []
-    for index in ranking.best(request.top_n):
-        score = scores[index]
-        result: dict[str, Any] = {"index": index, "score" if is_tei else "relevance_score": score}
-        if is_tei and request.return_text:
-            result["text"] = given[index]
-        elif not is_tei and request.return_documents:
-            result["document"] = {"text": given[index]}
-        results.append(result)
-    return results
+    return [(index, scores[index]) for index in ranking.best(request.top_n)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from msgspec import UNSET, UnsetType
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import limits, readers, sse
+from trioserve.api.base import limits, readers
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
@@ -19,16 +21,89 @@ from trioserve.api.base.http import json_response
 from trioserve.api.base.rights import manages
 from trioserve.api.base.service import awake_server, current_server
 from trioserve.api.base.settings import generation_settings
-from trioserve.api.llama import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
-from trioserve.types import SlotStatus
+from trioserve.types import SlotStatus, WaitingStatus
 from trioserve.whole_numbers import whole_number
 
 # -- slots
 
 
 blueprint = Blueprint("slots", __name__)
+
+
+class _NextToken(Answer, kw_only=True):
+    has_next_token: bool
+    has_new_line: bool | UnsetType = UNSET
+    n_remain: int | UnsetType = UNSET
+    n_decoded: int
+
+
+class Slot(Answer, kw_only=True):
+    """A slot, and the request that it runs or has run last."""
+
+    id: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+    state: str
+    paused: bool
+    encoding: bool
+    id_task: int | UnsetType = UNSET
+    n_prompt_tokens: int | UnsetType = UNSET
+    n_prompt_tokens_processed: int | UnsetType = UNSET
+    n_prompt_tokens_cache: int | UnsetType = UNSET
+    params: dict[str, Any] | UnsetType = UNSET
+    next_token: list[_NextToken] | UnsetType = UNSET
+
+
+class _Waiting(Answer):
+    id_task: int
+    position: int
+    n_prompt_tokens: int
+    priority: int
+    waited_s: float
+    wait_s: float | None
+
+
+class _KvCache(Answer):
+    cells: int
+    used: int
+    copied: int
+
+
+class _Cache(Answer):
+    kv_bytes: int
+    ram_bytes: int
+    disk_bytes: int
+    ram_tokens: int
+    disk_tokens: int
+    disk_read_bytes: int
+    disk_written_bytes: int
+
+
+class _Totals(Answer):
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+
+
+class _Drafts(Answer):
+    type: str
+    checked: int
+    tokens: int
+    accepted: int
+
+
+class SlotsAndQueue(Answer):
+    """The slots, the requests that wait for one, and figures of the server."""
+
+    slots: list[Slot]
+    queue: list[_Waiting]
+    kv_cache: _KvCache
+    cache: _Cache
+    totals: _Totals
+    drafts: list[_Drafts]
 
 
 @blueprint.get("/slots")
@@ -40,7 +115,7 @@ blueprint = Blueprint("slots", __name__)
         "and totals",
     },
 )
-@gives(answers.SLOTS)
+@gives(list[Slot] | SlotsAndQueue)
 async def slots() -> Response:
     """Tell what each slot does. ``?fail_on_no_slot=1``: 503 when none is idle.
 
@@ -61,32 +136,28 @@ async def slots() -> Response:
     written = [_slot(slot, owner) for slot in status.slots]
     if not request.args.get("queue"):
         return json_response(written)
-    counters = status.counters
+    n = status.counters
     return json_response(
-        {
-            "slots": written,
-            "queue": [sse.place(one) for one in status.waiting],
-            "kv_cache": {
-                "cells": counters.n_cells,
-                "used": counters.n_cells_used,
-                "copied": counters.n_cells_copied,
-            },
-            "cache": {
-                "kv_bytes": counters.kv_bytes,
-                "ram_bytes": counters.ram_bytes,
-                "disk_bytes": counters.disk_bytes,
-                "ram_tokens": counters.ram_tokens,
-                "disk_tokens": counters.disk_tokens,
-                "disk_read_bytes": counters.disk_read_bytes,
-                "disk_written_bytes": counters.disk_written_bytes,
-            },
-            "totals": {
-                "prompt_tokens": counters.prompt_queries,
-                "cached_tokens": counters.cached_tokens,
-                "generated_tokens": counters.predicted_tokens,
-            },
-            "drafts": [attrs.asdict(one) for one in status.drafts],
-        }
+        SlotsAndQueue(
+            written,
+            [_waiting(one) for one in status.waiting],
+            _KvCache(n.n_cells, n.n_cells_used, n.n_cells_copied),
+            _Cache(**{name: getattr(n, name) for name in _Cache.__struct_fields__}),
+            _Totals(n.prompt_queries, n.cached_tokens, n.predicted_tokens),
+            [_Drafts(**attrs.asdict(one)) for one in status.drafts],
+        )
+    )
+
+
+def _waiting(one: WaitingStatus) -> _Waiting:
+    """Write a place in the queue, without the owner of the task."""
+    return _Waiting(
+        one.task_id,
+        one.position,
+        one.n_prompt,
+        one.priority,
+        round(one.waited_s, 3),
+        None if one.wait_s is None else round(one.wait_s, 3),
     )
 
 
@@ -95,45 +166,36 @@ def _current_owner() -> str:
     return current_server().resources.cache_sharing.owner(current_request().api_key)
 
 
-def _slot(slot: SlotStatus, owner: str) -> dict[str, Any]:
+def _slot(slot: SlotStatus, owner: str) -> Slot:
     """Write a slot. An idle one still tells of its last request.
 
     Of a request of another owner it tells numbers alone.
     """
-    written: dict[str, Any] = {
-        "id": slot.id,
-        "n_ctx": slot.n_ctx,
-        "speculative": slot.speculative,
-        "is_processing": slot.task_id is not None,
-        "state": slot.state,
-        "paused": slot.paused,
-        "encoding": slot.encoding,
-    }
+    runs = slot.task_id is not None
+    written = Slot(
+        id=slot.id,
+        n_ctx=slot.n_ctx,
+        speculative=slot.speculative,
+        is_processing=runs,
+        state=slot.state,
+        paused=slot.paused,
+        encoding=slot.encoding,
+    )
     if slot.task is None:
         return written
-    runs = slot.task_id is not None
-    written |= {
-        "id_task": slot.task.id,
-        "n_prompt_tokens": slot.n_prompt if runs else slot.n_past,
-        "n_prompt_tokens_processed": max(min(slot.n_past, slot.n_prompt) - slot.n_cached, 0),
-        "n_prompt_tokens_cache": slot.n_cached,
-    }
-    if slot.task.root.owner != owner:
-        return written | {"next_token": [{"has_next_token": runs, "n_decoded": slot.n_decoded}]}
-    limit = slot.task.params.max_tokens
-    written |= {
-        "params": generation_settings(
+    written.id_task = slot.task.id
+    written.n_prompt_tokens = slot.n_prompt if runs else slot.n_past
+    written.n_prompt_tokens_processed = max(min(slot.n_past, slot.n_prompt) - slot.n_cached, 0)
+    written.n_prompt_tokens_cache = slot.n_cached
+    next_token = _NextToken(has_next_token=runs, n_decoded=slot.n_decoded)
+    written.next_token = [next_token]
+    if slot.task.root.owner == owner:
+        limit = slot.task.params.max_tokens
+        next_token.has_new_line = slot.has_new_line
+        next_token.n_remain = limit - slot.n_decoded if runs and limit >= 0 else -1
+        written.params = generation_settings(
             slot.task.params, draft_types=current_server().config.draft_types
-        ),
-        "next_token": [
-            {
-                "has_next_token": runs,
-                "has_new_line": slot.has_new_line,
-                "n_remain": limit - slot.n_decoded if runs and limit >= 0 else -1,
-                "n_decoded": slot.n_decoded,
-            }
-        ],
-    }
+        )
     return written
 
 
@@ -144,10 +206,28 @@ class SlotRequest(RequestBody):
     filename: str = field(read=readers.text_of(limits.MAX_PATH))
 
 
+class _MoveTimings(Answer):
+    save_ms: float | UnsetType = UNSET
+    restore_ms: float | UnsetType = UNSET
+
+
+class SlotAction(Answer):
+    """What was done with a slot."""
+
+    id_slot: int
+    filename: str | UnsetType = UNSET
+    n_erased: int | UnsetType = UNSET
+    n_saved: int | UnsetType = UNSET
+    n_written: int | UnsetType = UNSET
+    n_restored: int | UnsetType = UNSET
+    n_read: int | UnsetType = UNSET
+    timings: _MoveTimings | UnsetType = UNSET
+
+
 @blueprint.post("/slots/<id_slot>")
 @manages
 @takes(SlotRequest, query={"action": "save, restore or erase"})
-@gives(answers.MOVED)
+@gives(SlotAction)
 async def act(id_slot: str) -> Response:
     """Save what a slot computed last to a file, restore it from one, or erase it.
 
@@ -160,17 +240,17 @@ async def act(id_slot: str) -> Response:
         raise InvalidRequestError("Invalid slot ID", param="id_slot")
     action, owner = request.args.get("action"), _current_owner()
     if action == "erase":
-        return json_response({"id_slot": slot_id, "n_erased": await files.erase(slot_id, owner)})
+        return json_response(SlotAction(slot_id, n_erased=await files.erase(slot_id, owner)))
     if action not in ("save", "restore"):
         raise InvalidRequestError("Invalid action", param="action")
     filename = (await read_body_as(SlotRequest.parse)).filename
-    head = {"id_slot": slot_id, "filename": filename}
+    done = SlotAction(slot_id, filename)
     if action == "save":
         moved = await files.save(slot_id, filename, owner)
-        names = ("n_saved", "n_written", "save_ms")
+        done.n_saved, done.n_written = moved.n_tokens, moved.n_bytes
+        done.timings = _MoveTimings(save_ms=moved.ms)
     else:
         moved = await files.restore(slot_id, filename, owner)
-        names = ("n_restored", "n_read", "restore_ms")
-    tokens, size, time = names
-    figures = {tokens: moved.n_tokens, size: moved.n_bytes, "timings": {time: moved.ms}}
-    return json_response(head | figures)
+        done.n_restored, done.n_read = moved.n_tokens, moved.n_bytes
+        done.timings = _MoveTimings(restore_ms=moved.ms)
+    return json_response(done)

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import attrs
+from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, limits, readers, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import Form, read_form
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
@@ -33,14 +35,13 @@ from trioserve.api.base.fields import (
 from trioserve.api.base.http import current_context, long_response
 from trioserve.api.base.scores import decode_piece
 from trioserve.api.base.service import keep_awake, server_for
-from trioserve.api.openai import answers
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server.transcription.transcript import (
     Segment,
     Summary,
     Text,
-    Transcript,
+    Transcript as Heard,
     TranscriptEvent,
     TranscriptionParams,
     TranscriptUsage,
@@ -224,89 +225,136 @@ def _only_with(name: str, response_format: str) -> InvalidRequestError:
 _STEPS_PER_SECOND = 100
 
 
-def as_json(transcript: Transcript, request: TranslationRequest) -> dict[str, Any]:
+class _AudioTokens(Answer):
+    text_tokens: int
+    audio_tokens: int
+
+
+class TokensUsed(Answer, tag_field="type", tag="tokens"):
+    """The tokens that a transcript took."""
+
+    input_tokens: int
+    input_token_details: _AudioTokens
+    output_tokens: int
+    total_tokens: int
+
+
+class SecondsUsed(Answer, tag_field="type", tag="duration"):
+    """The length of a recording."""
+
+    seconds: int
+
+
+class _Logprob(Answer):
+    token: str
+    bytes: Sequence[int]
+    logprob: float
+
+
+class _Word(Answer):
+    word: str
+    start: float
+    end: float
+
+
+class _Segment(Answer):
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: Sequence[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class Transcript(Answer, kw_only=True):
+    """A transcript, with what its form has."""
+
+    task: str | UnsetType = UNSET
+    language: str | UnsetType = UNSET
+    duration: float | UnsetType = UNSET
+    text: str
+    logprobs: Sequence[_Logprob] | UnsetType = UNSET
+    words: Sequence[_Word] | UnsetType = UNSET
+    segments: Sequence[_Segment] | UnsetType = UNSET
+    usage: TokensUsed | SecondsUsed
+
+
+def as_json(transcript: Heard, request: TranslationRequest) -> Transcript:
     """Write a transcript as ``json``."""
-    body: dict[str, Any] = {"text": transcript.text}
-    if isinstance(request, TranscriptionRequest) and request.include:
-        body["logprobs"] = logprobs(transcript.probs)
     usage = transcript.summary.usage
-    body["usage"] = _seconds(transcript) if usage is None else tokens(usage)
-    return body
+    is_scored = isinstance(request, TranscriptionRequest) and request.include
+    return Transcript(
+        text=transcript.text,
+        logprobs=logprobs(transcript.probs) if is_scored else UNSET,
+        usage=_seconds(transcript) if usage is None else tokens(usage),
+    )
 
 
-def as_verbose_json(transcript: Transcript, request: TranslationRequest) -> dict[str, Any]:
+def as_verbose_json(transcript: Heard, request: TranslationRequest) -> Transcript:
     """Write a transcript as ``verbose_json``: with its segments, or words, or both."""
     wanted: Iterable[str] = ()
     if isinstance(request, TranscriptionRequest):
         wanted = request.timestamp_granularities
-    body: dict[str, Any] = {
-        "task": "translate" if request.params.translate else "transcribe",
-        "language": transcript.summary.language or "unknown",
-        "duration": transcript.duration,
-        "text": transcript.text,
-    }
+    written = Transcript(
+        task="translate" if request.params.translate else "transcribe",
+        language=transcript.summary.language or "unknown",
+        duration=transcript.duration,
+        text=transcript.text,
+        usage=_seconds(transcript),
+    )
     if "word" in wanted:
-        body["words"] = [
-            {"word": each.text, "start": each.start, "end": each.end} for each in transcript.words
-        ]
+        written.words = [_Word(each.text, each.start, each.end) for each in transcript.words]
     if not wanted or "segment" in wanted:
-        body["segments"] = [_segment(i, each) for i, each in enumerate(transcript.segments)]
-    return {**body, "usage": _seconds(transcript)}
+        written.segments = [_segment(i, each) for i, each in enumerate(transcript.segments)]
+    return written
 
 
-def _segment(index: int, segment: Segment) -> dict[str, Any]:
+def _segment(index: int, segment: Segment) -> _Segment:
     data = segment.text.encode()
-    return {
-        "id": index,
-        "seek": round(segment.start * _STEPS_PER_SECOND),
-        "start": segment.start,
-        "end": segment.end,
-        "text": segment.text,
-        "tokens": segment.tokens,
-        "temperature": segment.temperature,
-        "avg_logprob": segment.avg_logprob,
-        "compression_ratio": len(data) / len(zlib.compress(data)),
-        "no_speech_prob": segment.no_speech_prob,
-    }
+    return _Segment(
+        index,
+        round(segment.start * _STEPS_PER_SECOND),
+        segment.start,
+        segment.end,
+        segment.text,
+        segment.tokens,
+        segment.temperature,
+        segment.avg_logprob,
+        len(data) / len(zlib.compress(data)),
+        segment.no_speech_prob,
+    )
 
 
-def tokens(usage: TranscriptUsage) -> dict[str, Any]:
+def tokens(usage: TranscriptUsage) -> TokensUsed:
     """Write the tokens that a transcript took."""
     n_input = usage.n_text + usage.n_audio
-    return {
-        "type": "tokens",
-        "input_tokens": n_input,
-        "input_token_details": {"text_tokens": usage.n_text, "audio_tokens": usage.n_audio},
-        "output_tokens": usage.n_output,
-        "total_tokens": n_input + usage.n_output,
-    }
+    details = _AudioTokens(usage.n_text, usage.n_audio)
+    return TokensUsed(n_input, details, usage.n_output, n_input + usage.n_output)
 
 
-def _seconds(transcript: Transcript) -> dict[str, Any]:
-    return {"type": "duration", "seconds": math.ceil(transcript.duration)}
+def _seconds(transcript: Heard) -> SecondsUsed:
+    return SecondsUsed(math.ceil(transcript.duration))
 
 
-def logprobs(probs: Sequence[TokenProbs]) -> list[dict[str, Any]]:
+def logprobs(probs: Sequence[TokenProbs]) -> list[_Logprob]:
     """Write the tokens with their probabilities."""
-    return [
-        {
-            "token": decode_piece(each.chosen.piece),
-            "bytes": list(each.chosen.piece),
-            "logprob": each.chosen.logprob,
-        }
-        for each in probs
-    ]
+    chosen = (each.chosen for each in probs)
+    return [_Logprob(decode_piece(one.piece), list(one.piece), one.logprob) for one in chosen]
 
 
 # -- as text
 
 
-def as_text(transcript: Transcript) -> str:
+def as_text(transcript: Heard) -> str:
     """Return the text without times."""
     return f"{transcript.text}\n"
 
 
-def as_srt(transcript: Transcript) -> str:
+def as_srt(transcript: Heard) -> str:
     """Write subtitles as SubRip."""
     cues = [
         f"{i}\n{_time(each.start, ',')} --> {_time(each.end, ',')}\n{_line(each.text)}\n\n"
@@ -315,7 +363,7 @@ def as_srt(transcript: Transcript) -> str:
     return "".join(cues)
 
 
-def as_vtt(transcript: Transcript) -> str:
+def as_vtt(transcript: Heard) -> str:
     """Write subtitles as WebVTT."""
     cues = [
         f"{_time(each.start, '.')} --> {_time(each.end, '.')}\n{_escaped(each.text)}\n\n"
@@ -324,7 +372,7 @@ def as_vtt(transcript: Transcript) -> str:
     return "".join(["WEBVTT\n\n", *cues])
 
 
-def _shown(transcript: Transcript) -> list[Segment]:
+def _shown(transcript: Heard) -> list[Segment]:
     return [each for each in transcript.segments if each.text]
 
 
@@ -344,7 +392,7 @@ def _escaped(text: str) -> str:
 
 
 #: How transcripts are written that are no JSON, by the `response_format`, and of what type.
-AS_TEXT: Mapping[str, tuple[Callable[[Transcript], str], str]] = {
+AS_TEXT: Mapping[str, tuple[Callable[[Heard], str], str]] = {
     "text": (as_text, "text/plain; charset=utf-8"),
     "srt": (as_srt, "application/x-subrip; charset=utf-8"),
     "vtt": (as_vtt, "text/vtt; charset=utf-8"),
@@ -397,7 +445,7 @@ _SEGMENT_SIZE = 128
 @blueprint.post("/v1/audio/transcriptions")
 @blueprint.post("/audio/transcriptions")
 @takes(TranscriptionRequest, content="multipart/form-data")
-@gives(answers.TRANSCRIPT)
+@gives(Transcript)
 async def transcriptions() -> Response:
     """Transcribe a recording, at once or as a stream."""
     return await _answer(TranscriptionRequest)
@@ -406,7 +454,7 @@ async def transcriptions() -> Response:
 @blueprint.post("/v1/audio/translations")
 @blueprint.post("/audio/translations")
 @takes(TranslationRequest, content="multipart/form-data")
-@gives(answers.TRANSCRIPT)
+@gives(Transcript)
 async def translations() -> Response:
     """Translate the speech in a recording to English."""
     return await _answer(TranslationRequest)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import attrs
 import numpy as np
+from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.fields import (
     PART,
     STRING,
@@ -26,10 +28,9 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.generation import check_pools
 from trioserve.api.base.http import current_context, long_response
-from trioserve.api.base.old_answers import either
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.service import read_for_model
-from trioserve.api.openai import answers
+from trioserve.api.base.usage import PromptUsage
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server.generation.embeddings import Array, Embeddings
@@ -117,9 +118,32 @@ class EmbeddingsRequest(RequestBody):
     keep_alive: float | None = field(read=readers.keep_alive, default=None)
 
 
+class _Embedding(Answer):
+    embedding: Sequence[float] | str
+    index: int
+    object: Literal["embedding"] = "embedding"
+    encoding_format: str | UnsetType = UNSET
+
+
+class EmbeddingList(Answer, kw_only=True):
+    """The embeddings of texts, in OpenAI's form."""
+
+    model: str
+    object: Literal["list"] = "list"
+    usage: PromptUsage
+    data: Sequence[_Embedding]
+
+
+class _Matrix(Answer):
+    """The embedding of a text in llama-server's form: a row, or a row for each token."""
+
+    index: int
+    embedding: Sequence[Sequence[float]]
+
+
 @blueprint.post("/v1/embeddings")
 @takes(EmbeddingsRequest)
-@gives(either(answers.EMBEDDINGS, answers.MATRICES))
+@gives(EmbeddingList | list[_Matrix])
 async def openai() -> Response:
     """Make a vector of each text."""
     request, server = await read_for_model(EmbeddingsRequest.parse, check_pools)
@@ -128,21 +152,18 @@ async def openai() -> Response:
     done = await _embed(server, request)
     n_tokens = sum(done.n_tokens)
     write = _as_base64 if request.encoding_format == "base64" else _as_numbers
-    return await _respond(
-        {
-            "model": request.model or server.model.info.name,
-            "object": "list",
-            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-            "data": _written(write, done),
-        },
-        done,
+    written = EmbeddingList(
+        model=request.model or server.model.info.name,
+        usage=PromptUsage(n_tokens, n_tokens),
+        data=_written(write, done),
     )
+    return await _respond(written, done)
 
 
 @blueprint.post("/embedding")
 @blueprint.post("/embeddings")
 @takes(EmbeddingsRequest)
-@gives(answers.MATRICES)
+@gives(list[_Matrix])
 async def own() -> Response:
     """Make a vector of each text, or of each token, in llama-server's own form."""
     request, server = await read_for_model(
@@ -167,25 +188,17 @@ async def _embed(server: Server, request: EmbeddingsRequest) -> Embeddings:
 # -- the answer
 
 
-def _as_numbers(index: int, vector: Array) -> dict[str, Any]:
-    return {"embedding": vector.tolist(), "index": index, "object": "embedding"}
+def _as_numbers(index: int, vector: Array) -> _Embedding:
+    return _Embedding(vector.tolist(), index)
 
 
-def _as_base64(index: int, vector: Array) -> dict[str, Any]:
-    return {
-        "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode(),
-        "index": index,
-        "object": "embedding",
-        "encoding_format": "base64",
-    }
+def _as_base64(index: int, vector: Array) -> _Embedding:
+    data = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return _Embedding(data, index, encoding_format="base64")
 
 
-def _as_matrix(index: int, vectors: Array) -> dict[str, Any]:
-    """Write one row, or a row for each token."""
-    return {
-        "index": index,
-        "embedding": sse.LazyList(np.ndarray.tolist, list(np.atleast_2d(vectors))),
-    }
+def _as_matrix(index: int, vectors: Array) -> _Matrix:
+    return _Matrix(index, sse.LazyList(np.ndarray.tolist, list(np.atleast_2d(vectors))))
 
 
 async def _own(server: Server, request: EmbeddingsRequest) -> Response:

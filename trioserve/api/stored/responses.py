@@ -30,7 +30,7 @@ from trioserve.api.base.body import look_into, parse_object
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import long_response
 from trioserve.api.base.stored_as import STORED, StoredAs
-from trioserve.api.openai.answers import RESPONSE as RESPONSE_BODY
+from trioserve.api.openai.responses import events
 from trioserve.api.openai.responses.events import code_of
 from trioserve.api.openai.responses.request import StoringRequest
 from trioserve.api.openapi import gives, takes
@@ -391,7 +391,7 @@ class ResponseId(BaseConverter):
         "starting_after": "with stream: the number of the last event that is not wanted",
     },
 )
-@gives(RESPONSE_BODY)
+@gives(events.Response)
 async def show(id_: str) -> Response:
     """Give a stored response, or the events of one in the background from an event on."""
     if request.args.get("stream") != "true":
@@ -452,7 +452,7 @@ async def delete(id_: str) -> Response:
 @blueprint.post("/v1/responses/<response:id_>/cancel")
 @blueprint.post("/responses/<response:id_>/cancel", endpoint="cancel_short")
 @takes(None)
-@gives(RESPONSE_BODY)
+@gives(events.Response)
 async def cancel(id_: str) -> Response:
     """Cancel a response that runs in the background."""
     body, _ = await _find(id_)

@@ -12,15 +12,17 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from time import monotonic
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from trioserve.api.base import errors, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import LONG, current_request_id
-from trioserve.api.base.scores import candidates_of
+from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of
 from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.api.base.timings import LiveTimings, timings_of
 from trioserve.api.base.vendors import ErrorShape
@@ -78,6 +80,106 @@ def event(body: Mapping[str, Any], n_before: int) -> bytes:
 
 
 SHAPE = ErrorShape(lambda error, request_id: errors.body(error), event=event)
+
+
+# -- what a response is
+
+
+class _Part(Answer):
+    type: Literal["output_text", "reasoning_text"]
+    text: str
+    annotations: list[dict[str, Any]] | UnsetType = UNSET
+    logprobs: list[WrittenProbs] | UnsetType = UNSET
+
+
+class ResponseItem(Answer):
+    """An item of any type. The types of calls have the fields of OpenAI's SDK."""
+
+    is_open = True
+    id: str
+    type: str
+    status: str
+    role: str | UnsetType = UNSET
+    content: list[_Part] | UnsetType = UNSET
+    call_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | dict[str, Any] | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
+class _ResponseError(Answer):
+    code: str
+    message: str
+
+
+class _WhyIncomplete(Answer):
+    reason: str
+
+
+class _InputDetails(Answer):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class _OutputDetails(Answer):
+    reasoning_tokens: int
+
+
+class _ResponseUsage(Answer):
+    input_tokens: int
+    input_tokens_details: _InputDetails
+    output_tokens: int
+    output_tokens_details: _OutputDetails
+    total_tokens: int
+
+
+class _Conversation(Answer):
+    id: str
+
+
+class _Reasoning(Answer):
+    effort: str | None
+    summary: None
+
+
+class Response(Answer, kw_only=True):
+    """A response, as `ResponseBuilder` writes it; what can be missing, a queued one does not have,
+    or one that is not stored.
+    """
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    model: str
+    status: str
+    output: list[ResponseItem]
+    error: _ResponseError | None
+    incomplete_details: _WhyIncomplete | None
+    usage: _ResponseUsage | None
+    background: bool
+    frequency_penalty: float | UnsetType = UNSET
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | UnsetType | None = UNSET
+    metadata: dict[str, str] | None
+    conversation: _Conversation | UnsetType | None = UNSET
+    parallel_tool_calls: bool
+    presence_penalty: float | UnsetType = UNSET
+    previous_response_id: str | None
+    prompt_cache_key: str | UnsetType | None = UNSET
+    reasoning: _Reasoning | UnsetType = UNSET
+    safety_identifier: str | UnsetType | None = UNSET
+    service_tier: str | UnsetType = UNSET
+    store: bool
+    temperature: float | None
+    text: dict[str, Any] | UnsetType = UNSET
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int | UnsetType = UNSET
+    top_p: float | None
+    truncation: str | UnsetType = UNSET
+    user: str | None
 
 
 #: The label of tools that are those of no MCP server.

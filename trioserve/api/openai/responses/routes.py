@@ -18,7 +18,7 @@ from trioserve.api.base.generation import (
 from trioserve.api.base.http import long_response
 from trioserve.api.base.output import name_of
 from trioserve.api.base.stored_as import STORED, StoredAs
-from trioserve.api.openai import answers
+from trioserve.api.openai.responses import events
 from trioserve.api.openai.responses.events import (
     ResponseBuilder,
     ResponseEvents,
@@ -38,7 +38,7 @@ blueprint = Blueprint("responses", __name__)
 @blueprint.post("/v1/responses")
 @blueprint.post("/responses")
 @takes(ResponsesRequest)
-@gives(answers.RESPONSE)
+@gives(events.Response)
 async def responses() -> Response:
     """Make a response, at once or as a stream. Nothing is stored."""
     request, chat = await _read()
