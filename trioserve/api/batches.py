@@ -16,11 +16,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import attrs
+import msgspec
 import trio
 
+from trioserve.api.base import answers
 from trioserve.api.within import Answer
 from trioserve.concurrency import Feed, Gate, Jobs, Phase
 from trioserve.config import Config
@@ -48,17 +50,6 @@ _GROWING = "batch_output"
 OUTPUT, ERRORS = "output", "error"
 
 #: The states of a batch that have a time.
-TIMES = (
-    "in_progress",
-    "expires",
-    "finalizing",
-    "completed",
-    "failed",
-    "expired",
-    "cancelling",
-    "cancelled",
-)
-
 #: Sends the body of a line to a path of the app, for the client with an API key.
 Ask = Callable[[str, str, bytes], Awaitable[Answer]]
 
@@ -478,44 +469,82 @@ def body_of(batch: Record) -> dict[str, Any]:
         return batch_body(batch.id, "failed", int(batch.created), errors=errors_of(error.message))
 
 
+class _BatchError(answers.Answer):
+    message: str
+    code: str = "failed"
+    line: int | None = None
+    param: str | None = None
+
+
+class _BatchErrors(answers.Answer):
+    data: list[_BatchError]
+    object: Literal["list"] = "list"
+
+
+class _Counts(answers.Answer):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Batch(answers.Answer, kw_only=True):
+    """A batch as clients see it."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str = ""
+    errors: _BatchErrors | None = None
+    input_file_id: str = ""
+    completion_window: str = "24h"
+    status: str
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: _Counts = msgspec.field(default_factory=_Counts)
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
+
+
 def batch_body(id_: str, status: str, now: int, **fields: Any) -> dict[str, Any]:
-    """Make a batch as clients see it, with other fields than those of an empty one."""
-    return {
-        **{f"{name}_at": None for name in TIMES},
-        "id": id_,
-        "object": "batch",
-        "endpoint": "",
-        "errors": None,
-        "input_file_id": "",
-        "completion_window": "24h",
-        "status": status,
-        "output_file_id": None,
-        "error_file_id": None,
-        "created_at": now,
-        f"{status}_at": now,
-        "expires_at": now + _WINDOW,
-        "request_counts": {"total": 0, "completed": 0, "failed": 0},
-        "metadata": {},
-        **fields,
-    }
+    """Make a batch, with other fields than those of an empty one, as it is stored."""
+    times: dict[str, Any] = {"expires_at": now + _WINDOW, f"{status}_at": now}
+    batch = Batch(id=id_, status=status, created_at=now, **times, **fields)
+    body: dict[str, Any] = msgspec.to_builtins(batch)
+    return body
 
 
 def errors_of(message: str) -> dict[str, Any]:
     """Make the errors of a batch that has failed."""
-    error = {"code": "failed", "line": None, "message": message, "param": None}
-    return {"object": "list", "data": [error]}
+    errors: dict[str, Any] = msgspec.to_builtins(_BatchErrors([_BatchError(message)]))
+    return errors
+
+
+class File(answers.Answer, kw_only=True):
+    """A file as clients see it."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: str
+    status: str = "processed"
+    status_details: str | None = None
 
 
 def file_body(name: str, n_bytes: int, purpose: str, id_: str | None = None) -> dict[str, Any]:
-    """Make a file as clients see it, by default with a new id."""
-    return {
-        "id": id_ or new_id("file", "-"),
-        "object": "file",
-        "bytes": n_bytes,
-        "created_at": int(time.time()),
-        "expires_at": None,
-        "filename": name,
-        "purpose": purpose,
-        "status": "processed",
-        "status_details": None,
-    }
+    """Make a file, by default with a new id, as it is stored."""
+    now = int(time.time())
+    file = File(
+        id=id_ or new_id("file", "-"), bytes=n_bytes, created_at=now, filename=name, purpose=purpose
+    )
+    body: dict[str, Any] = msgspec.to_builtins(file)
+    return body

@@ -22,9 +22,9 @@ from quart_trio.wrappers import TrioResponse as Response
 from trioserve._version import __version__
 from trioserve.api.base import fields, vendors
 from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
-from trioserve.api.base.answers import schema_of
+from trioserve.api.base.answers import Answer, schema_of
 from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.fields import OBJECT, STRING, answer, object_schema, or_null
+from trioserve.api.base.fields import STRING, object_schema, or_null
 from trioserve.api.base.http import json_response
 from trioserve.errors import NotFoundError, TrioServeError
 
@@ -63,12 +63,19 @@ _OF_STREAMS = {
     },
 }
 
-_LATER = answer("Later", object_schema("location", location={"type": "string"}))
 _MEANINGS = {
     "200": "What was asked for.",
     "202": "Where the answer can be read, if the request prefers that.",
     "204": "There is nothing to say.",
 }
+
+
+class Later(Answer):
+    """Where an answer can be read."""
+
+    location: str
+
+
 _EVENTS = {"type": "string", "description": "Events, where the body asks for a stream."}
 
 
@@ -125,14 +132,14 @@ def gives(
 
 
 @blueprint.get("/openapi.json")
-@gives(OBJECT)
+@gives(dict[str, Any])
 async def serve() -> Response:
     """Describe the routes of this server."""
     return _described(None)
 
 
 @blueprint.get("/openapi/<api>.json")
-@gives(OBJECT)
+@gives(dict[str, Any])
 async def serve_one(api: str) -> Response:
     """Describe the routes of one API: openai, anthropic, ollama, or llama, which has the others."""
     if api not in APIS:
@@ -188,7 +195,7 @@ def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> 
         "components": {
             "schemas": {
                 **schemas,
-                **dict(sorted({**fields.answers_in(paths), **answers}.items())),
+                **dict(sorted(answers.items())),
                 **_error_schemas(api),
             },
             "responses": _errors(),
@@ -237,10 +244,7 @@ def _operation(
         operation["description"] = rest
     parameters = _parameters(path, getattr(handler, "query", {}))
     given: dict[str, Any] = {
-        status: {
-            content: {"schema": type_ if isinstance(type_, dict) else schema_of(type_, answers)}
-            for content, type_ in kinds.items()
-        }
+        status: {content: {"schema": schema_of(type_, answers)} for content, type_ in kinds.items()}
         for status, kinds in getattr(handler, "gives", {}).items()
     }
     if request_class is not None:
@@ -248,7 +252,7 @@ def _operation(
         operation["requestBody"] = {"required": True, "content": {handler.content: body}}  # type: ignore[attr-defined]
         if "stream" in fields.of_fields(request_class):
             given["200"][handler.streams] = {"schema": _EVENTS}  # type: ignore[attr-defined]
-            given["202"] = {"application/json": {"schema": _LATER}}
+            given["202"] = {"application/json": {"schema": schema_of(Later, answers)}}
             parameters += [
                 {"name": name, "in": "header", **about} for name, about in _OF_STREAMS.items()
             ]

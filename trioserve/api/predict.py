@@ -20,11 +20,11 @@ import trio
 from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.errors import body as error_body
 from trioserve.api.base.http import LONG, long_response
-from trioserve.api.base.old_answers import each, record
 from trioserve.api.openapi import gives
 from trioserve.api.within import ask
 from trioserve.config import Config
@@ -38,6 +38,10 @@ _FORMAT = "@requestFormat"
 
 #: Headers that hold for each instance, too.
 _HEADERS = frozenset({b"authorization", b"x-api-key", b"host", b"origin"})
+
+
+class _Predictions(Answer):
+    predictions: list[Any]
 
 
 def configure(app: QuartTrio, config: Config) -> None:
@@ -56,7 +60,7 @@ def configure(app: QuartTrio, config: Config) -> None:
     if config.predict_route:
         formats = _formats(app)
 
-        @gives(record(predictions=each({})))
+        @gives(_Predictions)
         async def predict() -> Response:
             return await _predict(app, formats)
 

@@ -26,6 +26,7 @@ from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
 from trioserve.api.base import access, errors, fields as json_schema, limits, readers, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import (
     boundary_of,
@@ -37,9 +38,8 @@ from trioserve.api.base.body import (
     with_field,
 )
 from trioserve.api.base.connection import WAITED_HEADER, current_request
-from trioserve.api.base.fields import RequestBody, field, or_null
+from trioserve.api.base.fields import RequestBody, field
 from trioserve.api.base.http import ID_HEADER, current_request_id, json_response
-from trioserve.api.base.old_answers import COUNT, FLAG, TEXT, each, record
 from trioserve.api.openapi import gives, takes
 from trioserve.api.sessions import OffsetError, Send, StreamFormat, StreamSession
 from trioserve.api.within import receive_of
@@ -373,31 +373,30 @@ async def stop() -> Response:
     return Response(status=204)
 
 
-_STREAM = record(
-    conversation_id=TEXT,
-    is_done=FLAG,
-    total_bytes=COUNT,
-    started_at=COUNT,
-    completed_at=or_null(COUNT),
-)
+class _StreamOf(Answer):
+    conversation_id: str
+    is_done: bool
+    total_bytes: int
+    started_at: int
+    completed_at: int | None
 
 
 @blueprint.post("/v1/streams/lookup")
 @takes(LookupRequest)
-@gives(each(_STREAM))
+@gives(list[_StreamOf])
 async def lookup() -> Response:
     """Describe the streams of the given conversations."""
     wanted = await read_body_as(LookupRequest.parse)
     found = current_app_state().streams.lookup(current_request().api_key, wanted.conversation_ids)
     return json_response(
         [
-            {
-                "conversation_id": session.names.conversation,
-                "is_done": session.ring.closed,
-                "total_bytes": session.ring.end,
-                "started_at": session.started_at,
-                "completed_at": session.completed_at,
-            }
+            _StreamOf(
+                session.names.conversation or "",
+                session.ring.closed,
+                session.ring.end,
+                session.started_at,
+                session.completed_at,
+            )
             for session in found
         ]
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import read_body
 from trioserve.api.base.http import current_context, json_response
-from trioserve.api.base.old_answers import TEXT, record
 from trioserve.api.base.service import awake_server
 from trioserve.api.base.vendors import (
     ErrorShape,
@@ -26,8 +26,12 @@ CONTENT_TYPE = "text/x-made-up"
 blueprint = Blueprint("made_up", __name__)
 
 
+class _Said(Answer):
+    answer: str
+
+
 @blueprint.post(PATH)
-@gives(record(answer=TEXT))
+@gives(_Said)
 async def chat() -> Response:
     """Answer a question."""
     body = await read_body()
@@ -42,7 +46,7 @@ async def chat() -> Response:
         answer = (await stream.read()).message.content
     if body.get("live"):
         return Response(f"{answer}\n", content_type=CONTENT_TYPE)
-    return json_response({"answer": answer})
+    return json_response(_Said(answer))
 
 
 VENDOR = Vendor(

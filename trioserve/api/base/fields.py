@@ -139,39 +139,6 @@ def json_type(
     return tell
 
 
-# -- answers
-
-
-#: An object with any fields.
-OBJECT: Schema = {"type": "object"}
-
-#: The schemas of answers, by their names in a description.
-_answers: dict[str, Schema] = {}
-
-
-def answer(name: str, schema: Schema) -> Schema:
-    """Give the schema of an answer, or of a part of one, a name; returns a reference to it."""
-    assert _answers.setdefault(name, schema) == schema, f"two schemas are called {name}"
-    return {"$ref": COMPONENTS + name}
-
-
-def answers_in(value: Any) -> dict[str, Schema]:
-    """The schemas of the answers that a description refers to, and those that they refer to."""
-    found: dict[str, Schema] = {}
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting += one
-        elif isinstance(one, Mapping):
-            name = str(one.get("$ref", "")).removeprefix(COMPONENTS)
-            if name in _answers and name not in found:
-                found[name] = _answers[name]
-                waiting.append(found[name])
-            waiting += one.values()
-    return dict(sorted(found.items()))
-
-
 # -- fields without effect
 
 

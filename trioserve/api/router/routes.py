@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base_metrics
 from trioserve.api.base import sse
-from trioserve.api.base.answers import Health, Metrics, Success
+from trioserve.api.base.answers import Answer, Health, Metrics, Properties, Success
 from trioserve.api.base.body import read_body
 from trioserve.api.base.connection import PING, KeepAlive, current_request
 from trioserve.api.base.http import json_response
-from trioserve.api.base.old_answers import PROPERTIES
 from trioserve.api.base.rights import check_manages, manages, may_use
 from trioserve.api.openapi import gives, takes
-from trioserve.api.router import answers, forwarding, metrics as router_metrics, proxy
+from trioserve.api.router import forwarding, metrics as router_metrics, proxy
 from trioserve.api.router.service import RouterService, current_fleet, current_router, find_model
 from trioserve.concurrency import Feed
 from trioserve.config.keys import Key
@@ -41,6 +41,59 @@ _SOURCES: Mapping[Source, str] = {
     Source.DIRECTORY: "models_dir",
     Source.PRESET: "preset",
 }
+
+
+class _Status(Answer):
+    value: str
+    args: list[str] | UnsetType = UNSET
+    pid: int | UnsetType = UNSET
+    last_used: float | UnsetType = UNSET
+    failed: bool | UnsetType = UNSET
+    exit_code: int | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    log: list[str] | UnsetType = UNSET
+    progress: float | dict[str, Any] | UnsetType = UNSET
+
+
+class ModelOfRouter(Answer, kw_only=True):
+    """A model, with what its process has told, and its files."""
+
+    is_open = True
+    id: str
+    object: Literal["model"]
+    owned_by: str
+    created: int
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    status: _Status
+    architecture: dict[str, Any] | UnsetType = UNSET
+    is_toy: bool | UnsetType = UNSET
+    example_prompts: list[str] | UnsetType = UNSET
+    aliases: list[str] | UnsetType = UNSET
+    tags: list[str] | UnsetType = UNSET
+    source: str | UnsetType = UNSET
+    can_remove: bool | UnsetType = UNSET
+    path: str | UnsetType = UNSET
+    size: int | UnsetType = UNSET
+    meta: dict[str, Any] | UnsetType = UNSET
+
+
+class ModelsOfRouter(Answer):
+    """The models of a router, always in one page."""
+
+    object: Literal["list"]
+    data: list[ModelOfRouter]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class DownloadStarted(Answer):
+    """A model that is coming."""
+
+    success: bool
+    model: str
 
 
 def describe(entry: ModelEntry, state: ModelState, modalities: Modalities) -> dict[str, Any]:
@@ -112,7 +165,7 @@ async def health() -> Response:
 
 @blueprint.get("/props")
 @takes(None, query={"model": "describe this model, in place of the router"})
-@gives(PROPERTIES)
+@gives(Properties)
 async def props() -> Response:
     """Describe the router."""
     if request.args.get("model"):
@@ -177,7 +230,7 @@ def _router_with_metrics() -> RouterService:
 @blueprint.get("/models")
 @blueprint.get("/v1/models")
 @takes(None, query={"reload": "look for models again first"})
-@gives(answers.MODELS)
+@gives(ModelsOfRouter)
 async def models() -> Response:
     """List the models and what each of them does."""
     fleet = current_fleet()
@@ -200,7 +253,7 @@ async def models() -> Response:
 @blueprint.post("/models")
 @manages
 @takes(None)
-@gives(answers.STARTED)
+@gives(DownloadStarted)
 async def download() -> Response:
     """Begin to download a model from the hub."""
     name = await current_router().downloads.start(await _name_in_body())
@@ -220,7 +273,7 @@ async def delete() -> Response:
 
 @blueprint.get("/models/<path:name>")
 @blueprint.get("/v1/models/<path:name>")
-@gives(answers.MODEL)
+@gives(ModelOfRouter)
 async def model(name: str) -> Response:
     """Describe one model."""
     fleet = current_fleet()

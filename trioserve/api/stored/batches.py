@@ -19,11 +19,10 @@ from trioserve.api.base.app_state import AppState, current_app_state
 from trioserve.api.base.body import parse_object, read_body_as
 from trioserve.api.base.fields import RequestBody, field, one_of
 from trioserve.api.base.http import json_response
-from trioserve.api.batches import KIND, add_batch, batch_body, body_of
+from trioserve.api.batches import KIND, Batch, add_batch, batch_body, body_of
 from trioserve.api.openapi import gives, takes
-from trioserve.api.stored import answers
 from trioserve.api.stored.files import data_of, find
-from trioserve.api.stored.listing import QUERY, Page, current_owner, missing
+from trioserve.api.stored.listing import QUERY, Page, PageOf, current_owner, missing
 from trioserve.api.within import Answer, ask
 from trioserve.concurrency import check_cancelled
 from trioserve.errors import InvalidRequestError
@@ -131,6 +130,12 @@ def _digest(text: str) -> str:
 # -- routes
 
 
+class Batches(PageOf):
+    """Some batches."""
+
+    data: list[Batch]
+
+
 @attrs.frozen(kw_only=True)
 class BatchRequest(RequestBody):
     """``POST /v1/batches``."""
@@ -143,7 +148,7 @@ class BatchRequest(RequestBody):
 
 @blueprint.post("/v1/batches")
 @takes(BatchRequest)
-@gives(answers.BATCH)
+@gives(Batch)
 async def create() -> Response:
     """Begin a batch of the requests in a file."""
     wanted, own = await read_body_as(BatchRequest.parse), current_owner()
@@ -177,14 +182,14 @@ def _body(wanted: BatchRequest, read: _Lines) -> dict[str, Any]:
 
 @blueprint.get("/v1/batches")
 @takes(None, query={name: text for name, text in QUERY.items() if name != "order"})
-@gives(answers.BATCHES)
+@gives(Batches)
 async def list_batches() -> Response:
     """List the batches of the client, the newest first."""
     return await Page.of_request().records(KIND, entry=body_of)
 
 
 @blueprint.get("/v1/batches/<id_>")
-@gives(answers.BATCH)
+@gives(Batch)
 async def show(id_: str) -> Response:
     """Tell how far a batch is."""
     own = current_owner()
@@ -194,7 +199,7 @@ async def show(id_: str) -> Response:
 
 @blueprint.post("/v1/batches/<id_>/cancel")
 @takes(None)
-@gives(answers.BATCH)
+@gives(Batch)
 async def cancel(id_: str) -> Response:
     """Cancel a batch. What was answered until then is in its files."""
     own, state = current_owner(), current_app_state()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
@@ -16,7 +17,6 @@ from trioserve.api.base.fields import PART, RequestBody, field, json_type, list_
 from trioserve.api.base.http import json_response, long_response
 from trioserve.api.openai.responses.input import read_input
 from trioserve.api.openapi import gives, takes
-from trioserve.api.stored import answers
 from trioserve.api.stored.items import (
     CONVERSATION,
     ITEMS,
@@ -28,8 +28,11 @@ from trioserve.api.stored.items import (
 )
 from trioserve.api.stored.listing import (
     QUERY,
+    DeletedRecord,
     Page,
     Side,
+    StoredItem,
+    StoredItems,
     current_owner,
     missing,
     page_body,
@@ -56,6 +59,15 @@ class ConversationRequest(RequestBody):
 
     metadata: dict[str, str] = attrs.field(factory=dict)
     items: tuple[Item, ...] = field(read=_items, default=())
+
+
+class Conversation(Answer):
+    """A conversation, without its items."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
 
 
 @attrs.frozen(kw_only=True)
@@ -96,7 +108,7 @@ async def _made_of(items: Sequence[Item]) -> tuple[list[Item], list[Part]]:
 
 @blueprint.post("/v1/conversations")
 @takes(ConversationRequest)
-@gives(answers.CONVERSATION)
+@gives(Conversation)
 async def create() -> Response:
     """Begin a conversation."""
     wanted, own = await read_body_as(ConversationRequest.parse), current_owner()
@@ -114,7 +126,7 @@ async def create() -> Response:
 
 
 @blueprint.get("/v1/conversations/<id_>")
-@gives(answers.CONVERSATION)
+@gives(Conversation)
 async def show(id_: str) -> Response:
     """Give a conversation, without its items."""
     return json_response(_shown(await _find(id_)))
@@ -122,7 +134,7 @@ async def show(id_: str) -> Response:
 
 @blueprint.post("/v1/conversations/<id_>")
 @takes(ConversationChange)
-@gives(answers.CONVERSATION)
+@gives(Conversation)
 async def change(id_: str) -> Response:
     """Replace the metadata of a conversation."""
     wanted, own = await read_body_as(ConversationChange.parse), current_owner()
@@ -136,7 +148,7 @@ async def change(id_: str) -> Response:
 
 
 @blueprint.delete("/v1/conversations/<id_>")
-@gives(answers.DELETED)
+@gives(DeletedRecord)
 async def delete(id_: str) -> Response:
     """Delete a conversation with its items. Responses that continued it stay."""
     await _find(id_)
@@ -146,7 +158,7 @@ async def delete(id_: str) -> Response:
 
 @blueprint.post("/v1/conversations/<id_>/items")
 @takes(ItemsRequest)
-@gives(answers.ITEMS)
+@gives(StoredItems)
 async def add_items(id_: str) -> Response:
     """Add items to a conversation."""
     wanted, own = await read_body_as(ItemsRequest.parse), current_owner()
@@ -160,7 +172,7 @@ async def add_items(id_: str) -> Response:
 
 @blueprint.get("/v1/conversations/<id_>/items")
 @takes(None, query=QUERY)
-@gives(answers.ITEMS)
+@gives(StoredItems)
 async def list_items(id_: str) -> Response:
     """List the items of a conversation."""
     page, own = Page.of_request(), current_owner()
@@ -172,7 +184,7 @@ async def list_items(id_: str) -> Response:
 
 
 @blueprint.get("/v1/conversations/<id_>/items/<item>")
-@gives(answers.ITEM)
+@gives(StoredItem)
 async def show_item(id_: str, item: str) -> Response:
     """Give one item of a conversation."""
     data = await bodies([await _item(id_, item)])
@@ -180,7 +192,7 @@ async def show_item(id_: str, item: str) -> Response:
 
 
 @blueprint.delete("/v1/conversations/<id_>/items/<item>")
-@gives(answers.CONVERSATION)
+@gives(Conversation)
 async def delete_item(id_: str, item: str) -> Response:
     """Delete one item of a conversation."""
     conversation, found = await _find(id_), await _item(id_, item)

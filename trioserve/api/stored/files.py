@@ -15,10 +15,17 @@ from trioserve.api.base.body import read_form
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import DATA as FILE_DATA, NAME, RequestBody, field
 from trioserve.api.base.http import json_response
-from trioserve.api.batches import DATA, FILE, file_body
+from trioserve.api.batches import DATA, FILE, File, file_body
 from trioserve.api.openapi import gives, takes
-from trioserve.api.stored import answers
-from trioserve.api.stored.listing import QUERY, Page, current_owner, deleted, missing
+from trioserve.api.stored.listing import (
+    QUERY,
+    DeletedRecord,
+    Page,
+    PageOf,
+    current_owner,
+    deleted,
+    missing,
+)
 from trioserve.api.stored.reading import look_up
 from trioserve.errors import InvalidRequestError, NotFoundError, UnsupportedFieldError
 from trioserve.left_out import leave_out
@@ -27,6 +34,12 @@ from trioserve.store import Part, Record, Records
 blueprint = Blueprint("stored_files", __name__)
 
 _PIECE = 2**18
+
+
+class Files(PageOf):
+    """Some files."""
+
+    data: list[File]
 
 
 @attrs.frozen(kw_only=True)
@@ -39,7 +52,7 @@ class FileRequest(RequestBody):
 
 @blueprint.post("/v1/files")
 @takes(FileRequest, content="multipart/form-data")
-@gives(answers.FILE)
+@gives(File)
 async def upload() -> Response:
     """Store the requests of a batch: a file of JSON lines, as ``file`` of a form."""
     form, own = await read_form(), current_owner()
@@ -60,7 +73,7 @@ async def upload() -> Response:
 
 @blueprint.get("/v1/files")
 @takes(None, query={**QUERY, "purpose": "list only files with this purpose"})
-@gives(answers.FILES)
+@gives(Files)
 async def list_files() -> Response:
     """List the files of the client."""
     purpose = request.args.get("purpose")
@@ -69,7 +82,7 @@ async def list_files() -> Response:
 
 
 @blueprint.get("/v1/files/<id_>")
-@gives(answers.FILE)
+@gives(File)
 async def show(id_: str) -> Response:
     """Describe a file."""
     return json_response((await find(id_)).body)
@@ -106,7 +119,7 @@ async def content(id_: str) -> Response:
 
 
 @blueprint.delete("/v1/files/<id_>")
-@gives(answers.DELETED)
+@gives(DeletedRecord)
 async def delete(id_: str) -> Response:
     """Delete a file. A batch that was made of it continues."""
     await find(id_)

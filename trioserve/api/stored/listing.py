@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import attrs
 from quart import request
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import json_response
@@ -33,6 +34,39 @@ QUERY = {
     "limit": "how many entries to list",
     "order": "desc: newest first; asc: oldest first",
 }
+
+
+class StoredItem(Answer):
+    """An item of the input or output. Its other fields are those that its type has at OpenAI."""
+
+    is_open = True
+    id: str
+    type: str
+    status: str
+
+
+class PageOf(Answer, kw_only=True):
+    """A page of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class StoredItems(PageOf):
+    """Some items."""
+
+    data: list[StoredItem]
+
+
+class DeletedRecord(Answer):
+    """What was deleted."""
+
+    id: str
+    object: str
+    deleted: bool = True
 
 
 @attrs.frozen

@@ -35,7 +35,6 @@ from trioserve.api.openai.responses.events import code_of
 from trioserve.api.openai.responses.request import StoringRequest
 from trioserve.api.openapi import gives, takes
 from trioserve.api.sessions import Send, StreamSession
-from trioserve.api.stored import answers
 from trioserve.api.stored.history import history, items_of, lineage
 from trioserve.api.stored.items import (
     CONVERSATION,
@@ -48,7 +47,15 @@ from trioserve.api.stored.items import (
     resolved,
     with_ids,
 )
-from trioserve.api.stored.listing import QUERY, Page, current_owner, deleted, missing
+from trioserve.api.stored.listing import (
+    QUERY,
+    DeletedRecord,
+    Page,
+    StoredItems,
+    current_owner,
+    deleted,
+    missing,
+)
 from trioserve.api.stored.reading import PER_NUMBER, bodies, decoded, look_up, respond, values
 from trioserve.api.stored.runs import StoredRun
 from trioserve.chat.messages import MAX_MESSAGES
@@ -438,7 +445,7 @@ def _offset_after(session: StreamSession, number: int) -> int:
 
 @blueprint.delete("/v1/responses/<response:id_>")
 @blueprint.delete("/responses/<response:id_>", endpoint="delete_short")
-@gives(answers.DELETED)
+@gives(DeletedRecord)
 async def delete(id_: str) -> Response:
     """Delete a stored response. One that runs in the background is cancelled first."""
     await _find(id_)
@@ -474,7 +481,7 @@ async def _stop(id_: str) -> None:
 @blueprint.get("/v1/responses/<response:id_>/input_items")
 @blueprint.get("/responses/<response:id_>/input_items", endpoint="input_items_short")
 @takes(None, query=QUERY)
-@gives(answers.ITEMS)
+@gives(StoredItems)
 async def input_items(id_: str) -> Response:
     """List the input items of a stored response, with those that it continues."""
     page, own = Page.of_request(), current_owner()

@@ -10,11 +10,11 @@ from typing import Any, cast
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.rights import own_name
 from trioserve.api.openapi import gives, takes
-from trioserve.api.stored import answers
-from trioserve.api.stored.listing import QUERY, Page
+from trioserve.api.stored.listing import QUERY, Page, PageOf
 from trioserve.errors import InvalidRequestError
 from trioserve.store.usage import GROUPS, Group, UsageQuery, day_before, day_of
 
@@ -30,6 +30,28 @@ _DEFAULT_DAYS = 30
 _ID, _BETWEEN = "usage_", "/"
 
 
+class _Used(Answer):
+    """Usage, summed: what it is not summed by is null."""
+
+    id: str
+    day: str | None
+    key: str | None
+    model: str | None
+    requests: int
+    input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+    seconds: float
+
+
+class UsagePage(PageOf, kw_only=True):
+    """What API keys have used, from a day to another."""
+
+    data: list[_Used]
+    start: str
+    end: str
+
+
 @blueprint.get("/v1/usage")
 @takes(
     None,
@@ -41,7 +63,7 @@ _ID, _BETWEEN = "usage_", "/"
         "order": "asc or desc: by the values of group_by",
     },
 )
-@gives(answers.USAGE_PAGE)
+@gives(UsagePage)
 async def usage() -> Response:
     """Tell what the API key has used; a key that may manage the server sees all keys."""
     end = _day("end") or day_of(time.time())

@@ -11,20 +11,20 @@ from functools import partial
 from typing import Any
 
 import attrs
+from msgspec import UNSET, UnsetType
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import errors, readers, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.app_state import AppState, current_app_state
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import KeepAlive, current_request
 from trioserve.api.base.fields import (
-    OBJECT,
     RequestBody,
     field,
 )
 from trioserve.api.base.http import uncounted_context
-from trioserve.api.base.old_answers import FLAG, TEXT, each, record
 from trioserve.api.openapi import gives, takes
 from trioserve.concurrency import Bell, alongside
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
@@ -66,37 +66,39 @@ def _life() -> AppState:
 # -- the list
 
 
-_TOOL = record(
-    "mcp_server",
-    tool=TEXT,
-    display_name=TEXT,
-    type=TEXT,
-    permissions=record(write=FLAG),
-    uses_cwd=FLAG,
-    streams=FLAG,
-    definition=OBJECT,
-    mcp_server=TEXT,
-)
+class _Permissions(Answer):
+    write: bool
+
+
+class _Tool(Answer):
+    tool: str
+    display_name: str
+    type: str
+    permissions: _Permissions
+    uses_cwd: bool
+    streams: bool
+    definition: Mapping[str, Any]
+    mcp_server: str | UnsetType = UNSET
 
 
 @blueprint.get("/tools")
-@gives(each(_TOOL))
+@gives(list[_Tool])
 async def tools() -> Response:
     """List the tools that the server runs for clients and models."""
     return await _json([_described(tool.info) for tool in _life().tools.tools.values()])
 
 
-def _described(info: ToolInfo) -> dict[str, Any]:
-    described = {
-        "tool": info.name,
-        "display_name": info.display_name,
-        "type": info.kind,
-        "permissions": {"write": info.writes},
-        "uses_cwd": info.uses_cwd,
-        "streams": info.streams,
-        "definition": info.definition,
-    }
-    return described | ({"mcp_server": info.mcp_server} if info.mcp_server else {})
+def _described(info: ToolInfo) -> _Tool:
+    return _Tool(
+        info.name,
+        info.display_name,
+        info.kind,
+        _Permissions(info.writes),
+        info.uses_cwd,
+        info.streams,
+        info.definition,
+        info.mcp_server or UNSET,
+    )
 
 
 # -- a call
@@ -104,7 +106,7 @@ def _described(info: ToolInfo) -> dict[str, Any]:
 
 @blueprint.post("/tools")
 @takes(CallRequest)
-@gives(OBJECT)
+@gives(dict[str, Any])
 async def call() -> Response:
     """Call a tool, and answer with its result; with `stream`, with its output as it comes.
 
