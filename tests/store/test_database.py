@@ -45,26 +45,17 @@ def test_an_older_schema_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyP
     database.close()
     Database(path).close()  # and not twice
     monkeypatch.undo()
-    with pytest.raises(StoreError, match=r"a newer trioserve: its schema has version 4"):
+    with pytest.raises(StoreError, match=r"a newer trioserve: its schema has version 2"):
         Database(path)
 
 
-def test_the_sizes_of_an_older_store_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(database_module, "_MIGRATIONS", database_module._MIGRATIONS[:2])
-        database = Database(path := str(tmp_path / "a.db"))
-        for n in range(2):
-            row = (str(n), "note", b"me", 1.0, 1.0, 0, 100, b"x" * 100)
-            database.connection.execute("INSERT INTO records VALUES (?,?,?,?,?,?,?,?)", row)
-            Records(database.connection, 10**9, 1e9).append(str(n), "in", [Part(0, "", b"x" * 50)])
-        database.close()
-    before = summary(path)
-    assert before == [("note", 2, 300)] and problems(path) == []
-    database = Database(path)
+def test_sizes_follow_changes_of_records_and_parts(tmp_path: Path) -> None:
+    database = Database(path := str(tmp_path / "a.db"))
     records = Records(database.connection, 10**9, 1e9)
-    assert summary(path) == before and problems(path) == []
+    for id_ in ("0", "1"):
+        records.add(id_, "note", b"me", "x" * 98)
+        records.append(id_, "in", [Part(0, "", b"x" * 50)])
+    assert summary(path) == [("note", 2, 300)] and problems(path) == []
     records.append("0", "in", [Part(1, "", b"x" * 7)])
     records.change("0", "y")
     records.delete("1")
@@ -199,26 +190,14 @@ def test_an_owner_depends_on_the_store(tmp_path: Path) -> None:
     other.close()
 
 
-def test_a_file_without_usage_is_migrated(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    old = sqlite3.connect(path)
-    old.executescript(
-        f"{database_module._MIGRATIONS[0]} PRAGMA user_version = 1;"
-        f"PRAGMA application_id = {database_module._APPLICATION_ID};"
-        "INSERT INTO meta VALUES ('salt', zeroblob(32));"
-        "INSERT INTO records VALUES ('1', 'note', x'00', 1.0, 1.0, 0, 2, '{}');"
-    )
-    old.close()
-    assert usage(str(path), UsageQuery(start="2026-01-01", end="2026-12-31")) == []  # as it is
-    database = Database(str(path))
+def test_usage_is_read_from_the_file(tmp_path: Path) -> None:
+    database = Database(path := str(tmp_path / "a.db"))
     row, used = UsageRow("2026-01-31", "alice", "m"), Used(1, 2, 0, 3, 0.5)
     add_usage(database.connection, {row: used})
     add_usage(database.connection, {row: used, UsageRow("2025-12-31", "alice", "m"): used})
     database.close()
-    (found,) = usage(str(path), UsageQuery(start="2026-01-01", end="2026-12-31"))
+    (found,) = usage(path, UsageQuery(start="2026-01-01", end="2026-12-31"))
     assert found == attrs.asdict(row) | attrs.asdict(Used(2, 4, 0, 6, 1.0))
-    assert summary(str(path))[0][:2] == ("note", 1)
-    assert problems(str(path)) == []
 
 
 def test_old_usage_expires(tmp_path: Path) -> None:

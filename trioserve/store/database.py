@@ -44,7 +44,6 @@ _MIGRATIONS: Sequence[str] = (
         created REAL NOT NULL,
         used REAL NOT NULL,
         is_open INTEGER NOT NULL,  -- work that is not over, and must not be evicted
-        size INTEGER NOT NULL,     -- bytes, with those of its parts
         body BLOB NOT NULL
     );
     CREATE INDEX records_by_owner ON records (owner, kind, created);
@@ -59,53 +58,14 @@ _MIGRATIONS: Sequence[str] = (
         PRIMARY KEY (record, side, n)
     );
     CREATE INDEX parts_by_name ON parts (name);
-    CREATE TABLE sizes (owner BLOB PRIMARY KEY, size INTEGER NOT NULL);
-
-    CREATE TRIGGER record_added AFTER INSERT ON records BEGIN
-        INSERT INTO sizes VALUES (new.owner, new.size)
-        ON CONFLICT (owner) DO UPDATE SET size = size + new.size;
-    END;
-    CREATE TRIGGER record_changed AFTER UPDATE OF size ON records BEGIN
-        UPDATE sizes SET size = size + new.size - old.size WHERE owner = new.owner;
-    END;
-    CREATE TRIGGER record_deleted AFTER DELETE ON records BEGIN
-        UPDATE sizes SET size = size - old.size WHERE owner = old.owner;
-        DELETE FROM sizes WHERE owner = old.owner AND size <= 0;
-    END;
-    CREATE TRIGGER part_added AFTER INSERT ON parts BEGIN
-        UPDATE records SET size = size + length(new.body) WHERE id = new.record;
-    END;
-    CREATE TRIGGER part_deleted AFTER DELETE ON parts BEGIN
-        UPDATE records SET size = size - length(old.body) WHERE id = old.record;
-    END;
-    """,
-    """
-    CREATE TABLE usage (
-        day TEXT NOT NULL,
-        key TEXT NOT NULL,  -- the name of an API key
-        model TEXT NOT NULL,
-        requests INTEGER NOT NULL,
-        input_tokens INTEGER NOT NULL,
-        cached_input_tokens INTEGER NOT NULL,
-        output_tokens INTEGER NOT NULL,
-        seconds REAL NOT NULL,
-        PRIMARY KEY (day, key, model)
-    ) WITHOUT ROWID;
-    """,
-    # A change of a row of `records` writes its body, too, which a part must not do for each.
-    """
+    -- The sizes of records. A change of a row of `records` would write its body, too.
     CREATE TABLE loads (
         record TEXT PRIMARY KEY,
         owner BLOB NOT NULL,
-        size INTEGER NOT NULL  -- bytes, with those of its parts; `size` in `records` is not used
+        size INTEGER NOT NULL  -- bytes, with those of its parts
     ) WITHOUT ROWID;
-    INSERT INTO loads SELECT id, owner, size FROM records;
+    CREATE TABLE sizes (owner BLOB PRIMARY KEY, size INTEGER NOT NULL);
 
-    DROP TRIGGER record_added;
-    DROP TRIGGER record_changed;
-    DROP TRIGGER record_deleted;
-    DROP TRIGGER part_added;
-    DROP TRIGGER part_deleted;
     CREATE TRIGGER record_added AFTER INSERT ON records BEGIN
         INSERT INTO loads VALUES (new.id, new.owner, length(new.body));
     END;
@@ -132,11 +92,20 @@ _MIGRATIONS: Sequence[str] = (
         UPDATE sizes SET size = size - old.size WHERE owner = old.owner;
         DELETE FROM sizes WHERE owner = old.owner AND size <= 0;
     END;
+
+    CREATE TABLE usage (
+        day TEXT NOT NULL,
+        key TEXT NOT NULL,  -- the name of an API key
+        model TEXT NOT NULL,
+        requests INTEGER NOT NULL,
+        input_tokens INTEGER NOT NULL,
+        cached_input_tokens INTEGER NOT NULL,
+        output_tokens INTEGER NOT NULL,
+        seconds REAL NOT NULL,
+        PRIMARY KEY (day, key, model)
+    ) WITHOUT ROWID;
     """,
 )
-
-#: The versions of the schema in which usage came, and the sizes of records beside their bodies.
-_WITH_USAGE, _WITH_LOADS = 2, 3
 
 
 class Database:
@@ -350,27 +319,21 @@ def problems(path: str) -> list[str]:
     """Check a store; returns what is wrong with it. Raises StoreError: it cannot be read."""
     with reading(path) as connection:
         try:
-            return list(_problems(connection, _size_in(connection, path)))
+            return list(_problems(connection))
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CORRUPT:
                 raise
             return [str(error)]
 
 
-def _size_in(connection: sqlite3.Connection, path: str) -> str:
-    """The expression for the bytes of a record, which an older server may have written."""
-    is_old = _version(connection, path) < _WITH_LOADS
-    return "size" if is_old else "(SELECT loads.size FROM loads WHERE record = id)"
-
-
-def _problems(connection: sqlite3.Connection, size: str) -> Iterator[str]:
+def _problems(connection: sqlite3.Connection) -> Iterator[str]:
     found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check")]
     yield from found if found != ["ok"] else ()
     for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check"):
         yield f"row {row} of {table} belongs to nothing in {parent}"
     wrong = connection.execute(
-        "SELECT owner FROM records GROUP BY owner "
-        f"HAVING sum({size}) != (SELECT size FROM sizes WHERE sizes.owner = records.owner)"
+        "SELECT owner FROM loads GROUP BY owner "
+        "HAVING sum(size) != (SELECT size FROM sizes WHERE sizes.owner = loads.owner)"
     )
     yield from ("the bytes of an owner are not counted correctly" for _ in wrong)
 
@@ -380,8 +343,8 @@ def summary(path: str) -> list[tuple[str, int, int]]:
     with reading(path) as connection:
         return list(
             connection.execute(
-                f"SELECT kind, count(*), sum({_size_in(connection, path)}) "
-                "FROM records GROUP BY kind"
+                "SELECT kind, count(*), sum(size) "
+                "FROM records JOIN loads ON record = id GROUP BY kind"
             )
         )
 
@@ -389,8 +352,6 @@ def summary(path: str) -> list[tuple[str, int, int]]:
 def usage(path: str, query: UsageQuery) -> list[dict[str, Any]]:
     """What API keys have used, as `query` reads it. Raises StoreError: the store cannot be read."""
     with reading(path) as connection:
-        if _version(connection, path) < _WITH_USAGE:
-            return []
         return query.read(connection)
 
 

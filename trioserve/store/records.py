@@ -191,8 +191,8 @@ class Records:
         data, now = _body(body), time.time()
         self.make_room(len(data))
         self._sql(
-            "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (id, kind, owner, now, now, is_open, 0, data),
+            "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (id, kind, owner, now, now, is_open, data),
         )
 
     def find(self, id: str, kind: str, owner: bytes) -> Record | None:
