@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import attrs
 
@@ -79,6 +80,33 @@ class Agent:
     cleared: Sequence[str] = ()
 
 
+#: The agents, by the word that names each on the command line.
+AGENTS: dict[str, Agent] = {}
+
+_Settings: TypeAlias = Callable[[Endpoint, Path], Settings]
+
+
+def _agent(
+    title: str, install: str, *, program: str = "", first_prompt: int, cleared: Sequence[str] = ()
+) -> Callable[[_Settings], _Settings]:
+    """Add the agent whose settings a function makes. The function has its name."""
+
+    def add(settings: _Settings) -> _Settings:
+        name = settings.__name__.removeprefix("_")
+        AGENTS[name] = Agent(
+            title=title,
+            program=program or name,
+            install=install,
+            settings=settings,
+            first_prompt=first_prompt,
+            cleared=cleared,
+        )
+        return settings
+
+    return add
+
+
+@_agent("Codex", "npm install -g @openai/codex", first_prompt=9_000)
 def _codex(endpoint: Endpoint, _folder: Path) -> Settings:
     provider = f"model_providers.{_PROVIDER}"
     overrides: dict[str, str | int | bool] = {
@@ -102,6 +130,12 @@ def _codex(endpoint: Endpoint, _folder: Path) -> Settings:
     )
 
 
+@_agent(
+    "Claude Code",
+    "npm install -g @anthropic-ai/claude-code",
+    first_prompt=20_000,
+    cleared=["ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"],
+)
 def _claude(endpoint: Endpoint, folder: Path) -> Settings:
     models = ("OPUS", "SONNET", "HAIKU")
     environ = {
@@ -126,6 +160,7 @@ def _claude(endpoint: Endpoint, folder: Path) -> Settings:
     )
 
 
+@_agent("opencode", "npm install -g opencode-ai", first_prompt=8_000)
 def _opencode(endpoint: Endpoint, _folder: Path) -> Settings:
     model = f"{_PROVIDER}/{endpoint.model}"
     kinds = ["text", "image"] if endpoint.sees_images else ["text"]
@@ -163,6 +198,7 @@ def _opencode(endpoint: Endpoint, _folder: Path) -> Settings:
     )
 
 
+@_agent("Qwen Code", "npm install -g @qwen-code/qwen-code", first_prompt=19_000)
 def _qwen(endpoint: Endpoint, folder: Path) -> Settings:
     defaults = {
         "general": {"enableAutoUpdate": False},
@@ -183,6 +219,64 @@ def _qwen(endpoint: Endpoint, folder: Path) -> Settings:
     )
 
 
+@_agent("Cline", "npm install -g cline", first_prompt=5_500)
+def _cline(endpoint: Endpoint, folder: Path) -> Settings:
+    provider = "openai-compatible"
+    settings = {
+        "provider": provider,
+        "apiKey": endpoint.api_key,
+        "model": endpoint.model,
+        "baseUrl": f"{endpoint.url}/v1",
+        "contextWindow": endpoint.context,
+        "maxTokens": endpoint.max_answer,
+        "timeout": _PATIENCE,
+    }
+    stored = {
+        "version": 1,
+        "lastUsedProvider": provider,
+        "modes": {},
+        "providers": {
+            provider: {
+                "settings": settings,
+                "updatedAt": "1970-01-01T00:00:00.000Z",
+                "tokenSource": "manual",
+            }
+        },
+    }
+    path = folder / "providers.json"
+    return Settings(
+        arguments=["--provider", provider, "--model", endpoint.model],
+        environ={"CLINE_PROVIDER_SETTINGS_PATH": str(path)},
+        files={path.name: json.dumps(stored)},
+    )
+
+
+@_agent("Continue", "npm install -g @continuedev/cli", program="cn", first_prompt=2_000)
+def _continue(endpoint: Endpoint, folder: Path) -> Settings:
+    kinds = ["tool_use", "image_input"] if endpoint.sees_images else ["tool_use"]
+    model = {
+        "name": endpoint.model,
+        "provider": "openai",
+        "model": endpoint.model,
+        "apiBase": f"{endpoint.url}/v1",
+        "apiKey": endpoint.api_key,
+        "roles": ["chat", "edit", "apply"],
+        "capabilities": kinds,
+        "defaultCompletionOptions": {
+            "contextLength": endpoint.context,
+            "maxTokens": endpoint.max_answer,
+        },
+    }
+    config = {"name": _PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}
+    path = folder / "config.yaml"
+    return Settings(
+        arguments=["--config", str(path)],
+        environ={"CONTINUE_TELEMETRY_ENABLED": "0"},
+        files={path.name: json.dumps(config)},  # which is YAML, too
+    )
+
+
+@_agent("pi", "npm install -g @mariozechner/pi-coding-agent", first_prompt=1_500)
 def _pi(endpoint: Endpoint, folder: Path) -> Settings:
     model = {
         "id": endpoint.model,
@@ -209,6 +303,7 @@ def _pi(endpoint: Endpoint, folder: Path) -> Settings:
     )
 
 
+@_agent("aider", "pip install aider-chat", first_prompt=1_000)
 def _aider(endpoint: Endpoint, folder: Path) -> Settings:
     model = f"openai/{endpoint.model}"
     metadata = {
@@ -244,6 +339,7 @@ def _aider(endpoint: Endpoint, folder: Path) -> Settings:
     )
 
 
+@_agent("gptme", "pip install gptme", first_prompt=9_000)
 def _gptme(endpoint: Endpoint, _folder: Path) -> Settings:
     return Settings(
         arguments=["--model", f"local/{endpoint.model}", "--tool-format", "tool"],
@@ -254,127 +350,3 @@ def _gptme(endpoint: Endpoint, _folder: Path) -> Settings:
             "GPTME_TIKTOKEN_TIMEOUT": "0",  # count by characters, and download no vocabulary
         },
     )
-
-
-def _cline(endpoint: Endpoint, folder: Path) -> Settings:
-    provider = "openai-compatible"
-    settings = {
-        "provider": provider,
-        "apiKey": endpoint.api_key,
-        "model": endpoint.model,
-        "baseUrl": f"{endpoint.url}/v1",
-        "contextWindow": endpoint.context,
-        "maxTokens": endpoint.max_answer,
-        "timeout": _PATIENCE,
-    }
-    stored = {
-        "version": 1,
-        "lastUsedProvider": provider,
-        "modes": {},
-        "providers": {
-            provider: {
-                "settings": settings,
-                "updatedAt": "1970-01-01T00:00:00.000Z",
-                "tokenSource": "manual",
-            }
-        },
-    }
-    path = folder / "providers.json"
-    return Settings(
-        arguments=["--provider", provider, "--model", endpoint.model],
-        environ={"CLINE_PROVIDER_SETTINGS_PATH": str(path)},
-        files={path.name: json.dumps(stored)},
-    )
-
-
-def _continue(endpoint: Endpoint, folder: Path) -> Settings:
-    kinds = ["tool_use", "image_input"] if endpoint.sees_images else ["tool_use"]
-    model = {
-        "name": endpoint.model,
-        "provider": "openai",
-        "model": endpoint.model,
-        "apiBase": f"{endpoint.url}/v1",
-        "apiKey": endpoint.api_key,
-        "roles": ["chat", "edit", "apply"],
-        "capabilities": kinds,
-        "defaultCompletionOptions": {
-            "contextLength": endpoint.context,
-            "maxTokens": endpoint.max_answer,
-        },
-    }
-    config = {"name": _PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}
-    path = folder / "config.yaml"
-    return Settings(
-        arguments=["--config", str(path)],
-        environ={"CONTINUE_TELEMETRY_ENABLED": "0"},
-        files={path.name: json.dumps(config)},  # which is YAML, too
-    )
-
-
-#: The agents, by the word that names each on the command line.
-AGENTS: Mapping[str, Agent] = {
-    "codex": Agent(
-        title="Codex",
-        program="codex",
-        install="npm install -g @openai/codex",
-        settings=_codex,
-        first_prompt=9_000,
-    ),
-    "claude": Agent(
-        title="Claude Code",
-        program="claude",
-        install="npm install -g @anthropic-ai/claude-code",
-        settings=_claude,
-        first_prompt=20_000,
-        cleared=["ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"],
-    ),
-    "opencode": Agent(
-        title="opencode",
-        program="opencode",
-        install="npm install -g opencode-ai",
-        settings=_opencode,
-        first_prompt=8_000,
-    ),
-    "qwen": Agent(
-        title="Qwen Code",
-        program="qwen",
-        install="npm install -g @qwen-code/qwen-code",
-        settings=_qwen,
-        first_prompt=19_000,
-    ),
-    "cline": Agent(
-        title="Cline",
-        program="cline",
-        install="npm install -g cline",
-        settings=_cline,
-        first_prompt=5_500,
-    ),
-    "continue": Agent(
-        title="Continue",
-        program="cn",
-        install="npm install -g @continuedev/cli",
-        settings=_continue,
-        first_prompt=2_000,
-    ),
-    "pi": Agent(
-        title="pi",
-        program="pi",
-        install="npm install -g @mariozechner/pi-coding-agent",
-        settings=_pi,
-        first_prompt=1_500,
-    ),
-    "aider": Agent(
-        title="aider",
-        program="aider",
-        install="pip install aider-chat",
-        settings=_aider,
-        first_prompt=1_000,
-    ),
-    "gptme": Agent(
-        title="gptme",
-        program="gptme",
-        install="pip install gptme",
-        settings=_gptme,
-        first_prompt=9_000,
-    ),
-}

@@ -23,6 +23,19 @@ def run_until_signal(work: Callable[[], Awaitable[int | None]]) -> int:
     raise failure
 
 
+def run_foreground(work: Callable[[], Awaitable[int]]) -> int:
+    """Run async work that handles Ctrl-C itself, and return its exit code. Raises its first error.
+
+    A Ctrl-C that it does not handle ends it.
+    """
+    try:
+        return trio.run(work)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
+
+
 async def _run(work: Callable[[], Awaitable[int | None]]) -> int:
     code = 0
     numbers = [signal.SIGTERM, signal.SIGINT]

@@ -17,6 +17,7 @@ import attrs
 from trioserve.cli.agents import AGENTS
 from trioserve.config import Config, logs
 from trioserve.config.flags import as_flags
+from trioserve.config.parse import Parsed, parse
 from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import ConfigError, TrioServeError
 
@@ -252,6 +253,15 @@ def hush(config: Config) -> None:
     """Disable the log, unless the flags set a level: commands print their output."""
     level = "off" if config.log_level == Config().log_level else config.log_level
     logs.configure(attrs.evolve(config, log_level=level, log_file=None))
+
+
+def parse_flags(flags: Sequence[str], environ: Mapping[str, str]) -> Parsed:
+    """Read the flags of a server, print notes about them, and `hush` the log. Raises as `parse`."""
+    parsed = parse(flags, environ)
+    hush(parsed.config)
+    for note in parsed.notes:
+        print(f"trioserve: {note}", file=sys.stderr)
+    return parsed
 
 
 def take(argv: Sequence[str], *switches: str) -> tuple[list[str], set[str]]:

@@ -16,12 +16,11 @@ import attrs
 from trioserve.bench import report, speed
 from trioserve.bench.client import Server
 from trioserve.cli.address import Address, take_value
-from trioserve.cli.commands import hush
+from trioserve.cli.commands import parse_flags
 from trioserve.cli.local_server import client_of, models_at, named, only, started
 from trioserve.cli.progress import ProgressReport
 from trioserve.cli.signals import run_until_signal
 from trioserve.config import Config
-from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
 from trioserve.whole_numbers import whole_number
 
@@ -61,10 +60,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         TrioServeError: a server cannot be started or reached, or a request fails.
     """
     options, flags = take_options(argv)
-    parsed = parse(flags, environ)
-    hush(parsed.config)
-    for note in parsed.notes:
-        print(f"trioserve: {note}", file=sys.stderr)
+    parsed = parse_flags(flags, environ)
     tests = speed.workloads_of(options.n_prompt, options.n_gen, options.n_depth, options.clients)
     if not tests:
         raise ConfigError("bench has nothing to measure: -p and -n are 0")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from trioserve.cli.actions import ActionParser
 from trioserve.cli.commands import table
 from trioserve.config import readers
 from trioserve.config.keys import Key, add_key, read_keys, remove_key
@@ -26,23 +27,16 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises parse errors as `ConfigError`."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"keys: {message}; see trioserve keys --help")
-
-
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
         ConfigError: a flag is invalid, or the file cannot be used.
     """
-    parser = _Parser(prog="trioserve keys", add_help=False, allow_abbrev=False)
-    actions = parser.add_subparsers(dest="action", required=True, parser_class=_Parser)
+    parser = ActionParser("keys")
+    actions = parser.actions()
     for name in _ACTIONS:
-        action = actions.add_parser(name, add_help=False, allow_abbrev=False)
+        action = actions.add_parser(name)
         action.add_argument("--file", default=environ.get(_VARIABLE))
         if name != "list":
             action.add_argument("name")

@@ -17,7 +17,7 @@ import trio
 
 from trioserve.cli.address import Address, take_value
 from trioserve.cli.agents import AGENTS, NO_KEY, Agent, Endpoint
-from trioserve.cli.commands import hush
+from trioserve.cli.commands import parse_flags
 from trioserve.cli.local_server import (
     MAX_BYTES,
     Props,
@@ -29,14 +29,13 @@ from trioserve.cli.local_server import (
     started,
 )
 from trioserve.cli.progress import ProgressReport
+from trioserve.cli.signals import run_foreground
 from trioserve.config import Config
-from trioserve.config.parse import parse
 from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import (
     ConfigError,
     TrioServeError,
     UnavailableError,
-    first_error,
 )
 
 
@@ -51,21 +50,12 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     words, arguments = _split(argv)
     agent = _agent_named(words.pop(0) if words and not words[0].startswith("-") else None)
     url, flags = take_value("--url", words)
-    parsed = parse(flags, environ)
-    hush(parsed.config)
-    for note in parsed.notes:
-        print(f"trioserve: {note}", file=sys.stderr)
+    parsed = parse_flags(flags, environ)
     program = shutil.which(agent.program, path=environ.get("PATH"))
     if program is None:
         raise ConfigError(f"{agent.title} is not installed; install it with: {agent.install}")
     server = AgentServer(url, parsed.config, flags, environ)
-    launch = partial(_launch, agent, [program, *arguments], server, environ)
-    try:
-        return trio.run(launch)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except BaseExceptionGroup as group:
-        raise first_error(group) from None
+    return run_foreground(partial(_launch, agent, [program, *arguments], server, environ))
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

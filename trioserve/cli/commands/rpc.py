@@ -6,20 +6,13 @@ import argparse
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from trioserve.cli.actions import ActionParser
 from trioserve.cli.commands import hush
 from trioserve.config import Config
 from trioserve.errors import ConfigError
 
 _PORT = 50052  # as llama.cpp's own server
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises parse errors as `ConfigError`."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"rpc: {message}; see trioserve rpc --help")
 
 
 def run(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
@@ -34,11 +27,11 @@ def run(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="trioserve rpc", add_help=False, allow_abbrev=False)
-    actions = parser.add_subparsers(dest="action", required=True, parser_class=_Parser)
-    build = actions.add_parser("build", add_help=False, allow_abbrev=False)
+    parser = ActionParser("rpc")
+    actions = parser.actions()
+    build = actions.add_parser("build")
     build.add_argument("--sources", type=Path)
-    serve = actions.add_parser("serve", add_help=False, allow_abbrev=False)
+    serve = actions.add_parser("serve")
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=_PORT, choices=range(1, 2**16), metavar="PORT")
     serve.add_argument("--device", type=lambda text: text.split(","), default=[])

@@ -5,19 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
 
+from trioserve.cli.actions import ActionParser
 from trioserve.cli.commands import bytes_text, hush, table
 from trioserve.cli.progress import ProgressReport
 from trioserve.config import Config
-from trioserve.errors import ConfigError
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises parse errors as `ConfigError`."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"store: {message}; see trioserve store --help")
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -27,10 +19,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         ConfigError: a flag is invalid.
         StoreError: the store cannot be used.
     """
-    parser = _Parser(prog="trioserve store", add_help=False, allow_abbrev=False)
-    actions = parser.add_subparsers(dest="action", required=True, parser_class=_Parser)
+    parser = ActionParser("store")
+    actions = parser.actions()
     for name in _ACTIONS:
-        action = actions.add_parser(name, add_help=False, allow_abbrev=False)
+        action = actions.add_parser(name)
         action.add_argument("file")
         if name == "export":
             action.add_argument("target")

@@ -18,10 +18,10 @@ import trio
 from trioserve.chat.messages import Image
 from trioserve.cli.address import take_value
 from trioserve.cli.agents import Endpoint
-from trioserve.cli.commands import hush
+from trioserve.cli.commands import parse_flags
 from trioserve.cli.commands.launch import AgentServer
+from trioserve.cli.signals import run_foreground
 from trioserve.concurrency import alongside
-from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError, first_error
 from trioserve.models import EXAMPLE_PROMPTS, TOY
 from trioserve.router.client import ServerClient, connected_to
@@ -79,21 +79,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     words, prompt = _split(argv)
     url, flags = take_value("--url", words)
-    parsed = parse(flags, environ)
-    hush(parsed.config)
-    for note in parsed.notes:
-        print(f"trioserve: {note}", file=sys.stderr)
+    parsed = parse_flags(flags, environ)
     if not sys.stdin.isatty():
         prompt = "\n\n".join(filter(None, [prompt, sys.stdin.read().strip()]))
         if not prompt:
             raise ConfigError("run needs a prompt, as an argument or on standard input")
     server = AgentServer(url, parsed.config, flags, environ)
-    try:
-        return trio.run(_run, server, prompt)
-    except KeyboardInterrupt:  # before the model was ready
-        return 128 + signal.SIGINT
-    except BaseExceptionGroup as group:
-        raise first_error(group) from None
+    return run_foreground(partial(_run, server, prompt))
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -16,7 +15,7 @@ from trioserve.bench import report, speed
 from trioserve.bench.client import Server
 from trioserve.bench.search import N_ROUNDS, Factor, Flags, Found, Search, Speeds, Trial
 from trioserve.cli.address import take_value
-from trioserve.cli.commands import hush, table
+from trioserve.cli.commands import parse_flags, table
 from trioserve.cli.commands.bench import number, writable
 from trioserve.cli.local_server import Props, client_of, models_at, only, started
 from trioserve.cli.signals import run_until_signal
@@ -55,10 +54,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     seconds, words = take_value("--seconds", argv)
     file, words = take_value("--json", words)
     path = None if file is None else writable("--json", file)
-    parsed = parse(words, environ)
-    hush(parsed.config)
-    for note in parsed.notes:
-        print(f"trioserve: {note}", file=sys.stderr)
+    parsed = parse_flags(words, environ)
     tuning = Tuning(
         parsed.config, words, environ, 120 if seconds is None else number("--seconds", seconds)
     )
