@@ -38,7 +38,7 @@ TARGETS = (
     "trioserve/engine",
     "trioserve/chat/parse",
     "trioserve/server/dispatch.py",
-    "trioserve/server/limits/admission.py",
+    "trioserve/server/generation/requests.py",
     "trioserve/api/sessions.py",
 )
 

@@ -21,7 +21,7 @@ BY_OWNER = {
 #: Caches of one request, slot or client.
 OF_ONE = {
     "llama/grammar/tools.py:OrderedDict",  # and what was logged, which answers do not show
-    "server/limits/admission.py:OrderedDict",  # the rates of each client
+    "server/limits/rates.py:OrderedDict",  # the rates of each client
 }
 #: Of the program, the model, the machine or its files, the same for all clients.
 OF_THE_SERVER = {

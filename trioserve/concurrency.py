@@ -274,8 +274,7 @@ class Phase(enum.Enum):
     CLOSED = "closed"  # has ended all work
 
 
-#: The gates whose work this task does; see `Gate.inside`.
-#: The gates that have admitted the current task's work; true: it continues work that has begun.
+#: The gates whose work this task does, and whether it has begun: see `Gate.inside`.
 _inside: ContextVar[Mapping[Gate, bool]] = ContextVar("inside", default=MappingProxyType({}))
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
+from trio_util import AsyncValue
 
 from trioserve.errors import (
     DeadlineExceededError,
@@ -95,7 +96,9 @@ def engine() -> Engine:
 @pytest.fixture
 def dispatcher(engine: Engine) -> Dispatcher:
     bridge = cast(Any, engine)
-    return Dispatcher(cast(Any, engine), bridge, unread_tokens=4, stall_timeout=10)
+    return Dispatcher(
+        cast(Any, engine), bridge, unread_tokens=4, stall_timeout=10, failure=AsyncValue(None)
+    )
 
 
 @asynccontextmanager
@@ -396,7 +399,7 @@ async def test_a_failure_reaches_all_who_wait(engine: Engine, dispatcher: Dispat
         await engine.say(end_of(2))
         engine.failure = EngineError("broken")
         await engine.say()
-        assert dispatcher.failure.value is engine.failure
+        assert dispatcher._failure.value is engine.failure
     with pytest.raises(EngineError):
         await dispatcher.take(waiting)
     assert await dispatcher.take(done) == [end_of(2)]

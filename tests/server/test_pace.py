@@ -9,6 +9,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 from trio.testing import MockClock
+from trio_util import AsyncValue
 
 from trioserve.errors import RequestEndedError
 from trioserve.server.dispatch import Dispatcher
@@ -27,7 +28,9 @@ def stream() -> Stream:
             pass
 
     engine = cast(Any, NoEngine())
-    dispatcher = Dispatcher(engine, cast(Any, None), unread_tokens=99, stall_timeout=99)
+    dispatcher = Dispatcher(
+        engine, cast(Any, None), unread_tokens=99, stall_timeout=99, failure=AsyncValue(None)
+    )
     return Stream((), dispatcher.open(1, 1), dispatcher, MemoryBudget(2**20).hold())
 
 

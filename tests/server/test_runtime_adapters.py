@@ -53,8 +53,8 @@ def test_adapters_have_the_names_of_their_files() -> None:
 
 
 def named(**config: Any) -> AdapterNames:
-    server = Server(Config(alias="alias", **config))
-    server.lifecycle._model = mock.Mock(**{"info.name": "m:Q4"})
+    server = Server(Config(**config))
+    server.lifecycle._model = mock.Mock(names=("m:Q4", "alias"))
     return server.adapters
 
 

@@ -32,10 +32,9 @@ from trioserve.errors import (
     TrioServeError,
     UnavailableError,
 )
-from trioserve.fair_limiter import FairLimiter, set_client
+from trioserve.fair_limiter import FairLimiter, offload, set_client
 from trioserve.log import get_logger
 from trioserve.server.keys import Keys
-from trioserve.server.workers import offload
 from trioserve.store import Part, Record, Records, Store, damaged, new_id
 from trioserve.whole_numbers import whole_number
 

@@ -29,7 +29,7 @@ from trioserve.api.openapi import gives
 from trioserve.api.within import ask
 from trioserve.config import Config
 from trioserve.errors import ConfigError, InvalidRequestError, TrioServeError
-from trioserve.server.workers import offload
+from trioserve.fair_limiter import offload
 
 #: As in llama-server.
 MAX_INSTANCES = 128

@@ -26,11 +26,10 @@ from trioserve.api.base.connection import LINGER, network_of
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import NotFoundError, PayloadTooLargeError, TrioServeError
-from trioserve.fair_limiter import current_client, set_client
+from trioserve.fair_limiter import current_client, offload, set_client
 from trioserve.mcp_server.serving import ENDED, mcp_server
 from trioserve.server.keys import Keys
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation, weight_of
-from trioserve.server.workers import offload
 from trioserve.tools.mcp.messages import MAX_VALUES, count_values
 
 if TYPE_CHECKING:

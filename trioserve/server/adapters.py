@@ -151,17 +151,14 @@ class AdapterNames:
     _lifecycle: ModelLifecycle
 
     def __attrs_post_init__(self) -> None:
+        #: Whether there may be any.
+        self.possible = bool(self._config.lora or self._config.lora_dir)
         self._one = trio.Lock()
         given = list(map(parse_adapter, self._config.lora))
         names = names_of(path for path, _ in given)
         #: The files of all adapters, by name.
         self.paths = {name: path for name, (path, _) in zip(names, given, strict=True)}
         self._scales = {name: scale for name, (_, scale) in zip(names, given, strict=True)}
-
-    @property
-    def _bases(self) -> Sequence[str]:
-        """The names of the model itself."""
-        return (self._lifecycle.model.info.name, *self._config.aliases)
 
     def named(self, model: str | None) -> str | None:
         """Find the adapter that a name of a model means; None: it means the model without one.
@@ -172,9 +169,9 @@ class AdapterNames:
             UnknownModelError: there is no such adapter.
             ServerSleepingError: the server started asleep and has not loaded the model yet.
         """
-        bases = self._bases
+        bases = self._lifecycle.model.names
         model = (model or "").removesuffix(":latest")  # of Ollama's clients
-        if not model or model in bases or not (self.paths or self._config.lora_dir):
+        if not model or model in bases or not self.possible:
             return None
         if model in self.paths:
             return model
@@ -226,7 +223,7 @@ class AdapterNames:
         async with self._changing(context) as services:
             if not _NAME.fullmatch(name):
                 raise InvalidRequestError.at("lora_name", "must be a name, without a colon.")
-            if name in self.paths or name in self._bases:
+            if name in self.paths or name in self._lifecycle.model.names:
                 raise InvalidRequestError.at("lora_name", f"is {name!r}, which is loaded already.")
             if len(self.paths) >= MAX_ADAPTERS:
                 raise InvalidRequestError.at(

@@ -30,19 +30,24 @@ from trioserve.errors import (
     StalledReaderError,
     TrioServeError,
 )
+from trioserve.log import get_logger
 from trioserve.types import (
     Admitted,
     CancelReason,
     Chunk,
     Chunks,
+    EmbeddingTask,
     EngineEvent,
     Event,
     Preempted,
     Progress,
     Returned,
+    Task,
     TokenId,
     TokenProbs,
 )
+
+_log = get_logger("trioserve.server")
 
 
 class Bridge(Protocol):
@@ -192,7 +197,8 @@ class Mailbox(Feed[Event]):
 
     def put(self, event: Event) -> None:
         """Add an event and wake the reader. The last event ends the mailbox."""
-        self._join_tokens()
+        if self._tokens:
+            self._join_tokens()
         super().put(event)
         if isinstance(event, Chunk):
             self.n_output += len(event.tokens)
@@ -206,9 +212,9 @@ class Mailbox(Feed[Event]):
             self.end()
 
     def _join_tokens(self) -> None:
-        if self._items and self._items[-1] is _TOKENS:
+        if self._items:  # else `end` has dropped them
             self._items[-1] = Chunk(self.task_id, "".join(self._texts), tuple(self._tokens))
-            self._texts, self._tokens = [], []
+        self._texts, self._tokens = [], []
 
     def take_all(self) -> list[Event]:
         """Take all unread events.
@@ -217,11 +223,24 @@ class Mailbox(Feed[Event]):
             TrioServeError: the error of `end`.
         """
         self.check()
-        self._join_tokens()
+        if self._tokens:
+            self._join_tokens()
         events = list(self._items)
         self._items.clear()
         self.n_unread = self.n_bytes = 0
         return events
+
+
+class _Settling(trio.abc.Instrument):
+    """Tells an engine, once, that the event loop goes to sleep."""
+
+    def __init__(self, engine: EngineLoop) -> None:
+        self._engine = engine
+
+    def before_io_wait(self, timeout: float) -> None:
+        if timeout > 0:
+            trio.lowlevel.remove_instrument(self)
+            self._engine.inbox.settle()
 
 
 #: Times beside those of open requests that may wait in `Dispatcher`.
@@ -236,10 +255,17 @@ class Dispatcher:
         bridge: wakes the event loop when there are events.
         unread_tokens: tokens in a mailbox above which its task is paused.
         stall_timeout: seconds that a task may stay paused.
+        failure: set when the engine has failed, once all requests and calls have the error.
     """
 
     def __init__(
-        self, engine: EngineLoop, bridge: Bridge, *, unread_tokens: int, stall_timeout: float
+        self,
+        engine: EngineLoop,
+        bridge: Bridge,
+        *,
+        unread_tokens: int,
+        stall_timeout: float,
+        failure: AsyncValue[EngineError | None],
     ) -> None:
         self._engine = engine
         self._bridge = bridge
@@ -251,8 +277,8 @@ class Dispatcher:
         self._most_times = _MANY_TIMES
         self._new_time = Bell()
         self._calls = Gate()  # calls that wait for the inference thread
-        #: Why the engine has failed, once all requests and calls got the error.
-        self.failure: AsyncValue[EngineError | None] = AsyncValue(None)
+        self._failure = failure
+        self._settling = _Settling(engine)
         self.queued = QueueLoad()
         #: Queue loads by client; empty ones are removed.
         self._queued_of: defaultdict[str, QueueLoad] = defaultdict(QueueLoad)
@@ -287,6 +313,14 @@ class Dispatcher:
             self._watch_at(deadline, mailbox)
         self._count(mailbox, 1)
         return mailbox
+
+    def submit(self, task: Task | EmbeddingTask) -> None:
+        """Give the engine a task. If it is idle, it begins when the event loop goes to sleep: tasks
+        that arrive together are computed together.
+        """
+        self._engine.submit(task)
+        if not self._engine.inbox.is_settled:
+            trio.lowlevel.add_instrument(self._settling)
 
     def _move(self, mailbox: Mailbox, queued: bool) -> None:
         """Update the queue loads when a request enters or leaves the queue."""
@@ -369,12 +403,14 @@ class Dispatcher:
 
     def _check_engine(self) -> None:
         """Report a failure of the engine to all requests and calls that wait for it."""
-        if (error := self._engine.failure) is None:
+        if (failure := self._engine.failure) is None:
             return
         for mailbox in self._mailboxes.values():
-            mailbox.end(error.again(), now=True)
-        self._calls.end(error)
-        self.failure.value = error
+            mailbox.end(failure.again(), now=True)
+        self._calls.end(failure)
+        if self._failure.value is None:
+            _log.error("the engine has failed", exc_info=failure.__cause__)
+            self._failure.value = failure
 
     def _dispatch(self, events: Iterable[EngineEvent | Chunks]) -> None:
         for event in events:

@@ -79,6 +79,8 @@ class LoadedModel:
     """
 
     info: ModelInfo
+    #: The model's name, and its aliases.
+    names: tuple[str, ...]
     vocab: Vocab
     n_slots: int
     n_ctx_seq: int  # tokens that the context of one request holds
@@ -123,6 +125,7 @@ class LoadedModel:
         has_template = bool(config.chat_template or info.chat_template)
         return cls(
             info=info,
+            names=(info.name, *config.aliases),
             vocab=vocab,
             n_slots=engine.n_slots,
             n_ctx_seq=engine.n_ctx_seq,

@@ -16,7 +16,7 @@ from trioserve.config import Config
 from trioserve.errors import ConfigError
 from trioserve.server.context import ANYONE, RequestContext, take, take_params
 from trioserve.server.generation.embeddings import Classification, Embeddings, Ranking
-from trioserve.server.generation.requests import ServerResources
+from trioserve.server.generation.requests import Queue, ServerResources
 from trioserve.server.generation.slots import SlotFiles
 from trioserve.server.generation.text import check_copies
 from trioserve.server.keys import Keys
@@ -33,7 +33,6 @@ from trioserve.server.keywords import (
 )
 from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
 from trioserve.server.lifecycle.sleep import ModelLifecycle, ServerState
-from trioserve.server.limits.admission import Queue
 from trioserve.server.model import LoadedModel
 from trioserve.server.observers.observer import Observer
 from trioserve.server.prompts.infill import InfillPrompts
@@ -103,8 +102,9 @@ class Server(EnteredOnce):
         if self.config.rpc and load is llama.load:
             raise ConfigError("rpc: a machine that fails ends the process, so such a model needs "
                               "a separate one: use the command, or ChildModels")  # fmt: skip
-        self._keeps_keys = keys is None
-        resources = ServerResources(self.config, keys or Keys(self.config), usage or Usage())
+        all_keys = keys or Keys(self.config)
+        self._own_keys = all_keys if keys is None else None
+        resources = ServerResources(self.config, all_keys, usage or Usage())
         self.resources = resources
         self.memory, self.metrics = resources.memory, resources.metrics
         self.observers, self.telemetry = resources.observers, resources.telemetry
@@ -120,9 +120,9 @@ class Server(EnteredOnce):
     async def _live(self) -> AsyncIterator[None]:
         self.lifecycle.open()
         jobs = [self.memory.keep_trim, self.lifecycle.run]
-        if self._keeps_keys:
-            await self.resources.keys.open()
-            jobs.append(self.resources.keys.follow)
+        if self._own_keys is not None:
+            await self._own_keys.open()
+            jobs.append(self._own_keys.follow)
         async with (
             self.resources.traced(),
             open_registry(self.config) as self.tools,
@@ -557,7 +557,7 @@ class Server(EnteredOnce):
             QueueFullError: too many requests wait already.
             ServerClosingError: the server sleeps, and drains or is closed.
         """
-        return self.lifecycle.use(only_context(fields, context))
+        return self.lifecycle.use(only_context(fields, context) if fields else context)
 
     async def sleep(self) -> None:
         """Free the model's memory as soon as no request runs, and wait for that.

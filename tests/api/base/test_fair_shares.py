@@ -21,10 +21,9 @@ from trioserve.api.base.body import LongReader
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import QueueFullError
-from trioserve.fair_limiter import current_client, text_threads, tool_calls, working_for
+from trioserve.fair_limiter import Workers, current_client, text_threads, tool_calls, working_for
 from trioserve.server.context import ANYONE
 from trioserve.server.observers.observer import ToolRecord
-from trioserve.server.workers import Workers
 from trioserve.testing import scripted
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 from trioserve.types import Grammar

@@ -24,7 +24,7 @@ from trioserve.api.base import sse
 from trioserve.api.base.sse import PING, Pings, comment_on
 from trioserve.server import RequestContext
 from trioserve.server.dispatch import Mailbox
-from trioserve.server.limits.admission import FRESH, Queue
+from trioserve.server.generation.requests import FRESH, Queue
 from trioserve.server.server import Server
 from trioserve.testing import ScriptedBackend
 from trioserve.types import EngineStatus, Task, WaitingStatus

@@ -318,7 +318,7 @@ async def test_a_server_does_one_thing(mean: Bert, ranker: Bert, decoder: Path) 
         with pytest.raises(NotSupportedError, match="no text"):
             await server.chat([{"role": "user", "content": "Hi"}])
         assert await server.tokenize("the cat sits") == CAT
-        server.lifecycle.services.health.check_live()
+        server.lifecycle.check_live()
     async with serving(ranker.path) as server:
         with pytest.raises(NotSupportedError, match="ranks"):
             await server.embed(["a"])

@@ -57,12 +57,12 @@ async def test_a_server_whose_engine_has_failed_is_neither_ready_nor_live() -> N
     backend = ScriptedBackend()
     backend.on_decode = explode
     async with serve(backend) as server:
-        health = server.lifecycle.services.health
-        health.check_ready()
-        health.check_live()
+        lifecycle = server.lifecycle
+        lifecycle.check_ready()
+        lifecycle.check_live()
         with pytest.raises(EngineError):
             await server.complete("a")
-        for check in (health.check_ready, health.check_live):
+        for check in (lifecycle.check_ready, lifecycle.check_live):
             with pytest.raises(UnavailableError, match=r"^The inference engine failed\.$"):
                 check()
         assert len((await server.status()).slots) == 2, "what was last known"
@@ -122,7 +122,7 @@ async def test_a_thread_that_dies_ends_what_waits_for_it() -> None:
                     await server.complete("a")
             await server.status()
             with pytest.raises(UnavailableError):
-                server.lifecycle.services.health.check_live()
+                server.lifecycle.check_live()
     assert backend.closed
 
 
@@ -180,23 +180,23 @@ async def _settle(server: Server) -> None:
 async def test_a_step_that_takes_too_long(mock_clock: MockClock) -> None:
     with capture_logs() as logs:
         async with blocked(watchdog_timeout=120) as at:
-            health = at.server.lifecycle.services.health
+            lifecycle = at.server.lifecycle
             mock_clock.jump(15)  # the watchdog looks
             await wait_all_tasks_blocked()
             mock_clock.jump(119)
             await wait_all_tasks_blocked()
-            health.check_live()
+            lifecycle.check_live()
             mock_clock.jump(2)
             await wait_all_tasks_blocked()
             with pytest.raises(UnavailableError, match="longer than 120 seconds"):
-                health.check_live()
-            health.check_ready()
+                lifecycle.check_live()
+            lifecycle.check_ready()
             status = await at.server.status()  # without any waiting
             assert [slot.state for slot in status.slots] == ["idle", "idle"]
             await at.until_freed()
             while True:  # the engine tells so
                 try:
-                    health.check_live()
+                    lifecycle.check_live()
                     break
                 except UnavailableError:
                     await trio.lowlevel.checkpoint()
@@ -214,7 +214,7 @@ async def test_without_a_watchdog_no_step_takes_too_long(mock_clock: MockClock) 
     async with blocked(watchdog_timeout=0) as at:
         mock_clock.jump(100_000)
         await wait_all_tasks_blocked()
-        at.server.lifecycle.services.health.check_live()
+        at.server.lifecycle.check_live()
         await at.until_freed()
 
 
@@ -237,5 +237,5 @@ async def test_a_look_does_not_wait_for_a_long_step(mock_clock: MockClock) -> No
 async def test_time_between_two_steps_is_no_long_step(autojump_clock: MockClock) -> None:
     async with serve(watchdog_timeout=1) as server, server.stream_complete("hello") as stream:
         await trio.sleep(100)
-        server.lifecycle.services.health.check_live()
+        server.lifecycle.check_live()
         assert await read(stream) == "HELLO"

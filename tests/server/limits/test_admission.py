@@ -14,8 +14,8 @@ from tests.support.scripts import CHAT
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, QueueFullError, ServerClosingError
 from trioserve.server import RequestContext, Server
+from trioserve.server.generation.requests import Admission
 from trioserve.server.keys import Keys
-from trioserve.server.limits.admission import Admission
 from trioserve.testing import ScriptedBackend
 
 KEYS = ("one", "two")

@@ -16,7 +16,7 @@ from trioserve.chat.formats.families import HERMES
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.params import ToolChoice
 from trioserve.config import Config
-from trioserve.server.limits.admission import CacheSharing
+from trioserve.server.generation.requests import CacheSharing
 from trioserve.testing import ScriptedBackend
 from trioserve.types import CacheRoot, Constraint, Grammar
 
@@ -111,15 +111,15 @@ async def test_a_secret_is_not_recovered_from_ram(case: str) -> None:
 
 def test_a_root_has_neither_key_nor_salt_and_is_the_same_everywhere() -> None:
     sharing = CacheSharing(Config(api_keys=KEYS))
-    one, other = (sharing.root((), key, "") for key in KEYS)
-    assert len({one, other, sharing.root((), KEYS[0], "pepper"), CacheRoot()}) == 4
+    one, other = (sharing.root(key, "") for key in KEYS)
+    assert len({one, other, sharing.root(KEYS[0], "pepper"), CacheRoot()}) == 4
     assert one == CacheRoot((), "a9577ea30ceeb7901522ce0c06faab2a")
-    assert not any(text in repr(sharing.root((), KEYS[0], "pepper")) for text in (*KEYS, "pepper"))
+    assert not any(text in repr(sharing.root(KEYS[0], "pepper")) for text in (*KEYS, "pepper"))
     assert sharing.owner("") == ""  # a program that serves others beside itself
     for config in (Config(), Config(api_keys=KEYS, cache_sharing="all")):
-        assert CacheSharing(config).root(((0, 1.0),), KEYS[0], "") == CacheRoot(((0, 1.0),))
+        assert CacheSharing(config).root(KEYS[0], "") == CacheRoot()
     half = "\ud800"  # as JSON may have it
-    assert CacheSharing(Config()).root((), "", half) != CacheSharing(Config()).root((), "", "")
+    assert CacheSharing(Config()).root("", half) != CacheSharing(Config()).root("", "")
 
 
 async def test_a_program_separates_its_users_by_salt_or_by_client() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trioserve.errors import RateLimitError
-from trioserve.server.limits.admission import PERIOD, RateLimits
+from trioserve.server.limits.rates import PERIOD, RateLimits
 
 
 class Clock:

@@ -13,8 +13,8 @@ from tests.support.scripted_server import serve, within
 from tests.support.scripts import HI
 from tests.support.waiting import patiently, until
 from trioserve.errors import ContextLengthExceededError, DeadlineExceededError, TemplateError
+from trioserve.fair_limiter import SMALL
 from trioserve.server import Server
-from trioserve.server.workers import SMALL
 from trioserve.testing import ScriptedBackend
 from trioserve.testing.vocab import ByteVocab
 from trioserve.types import TokenId

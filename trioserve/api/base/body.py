@@ -27,8 +27,8 @@ from trioserve.api.base.connection import Request, current_request
 from trioserve.api.base.vendors import vendor_of
 from trioserve.concurrency import Patience, check_cancelled
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
+from trioserve.fair_limiter import offload
 from trioserve.server.limits.memory import weight_of
-from trioserve.server.workers import offload
 
 # -- JSON that is long
 

@@ -26,6 +26,7 @@ from trioserve.api.base.service import (
     server_for,
 )
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.fair_limiter import offload
 from trioserve.server import RequestContext
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.generation.text import check_copies
@@ -35,7 +36,6 @@ from trioserve.server.prompts.text import AnyPrompt, PromptLike
 from trioserve.server.runs.params import tools_of
 from trioserve.server.server import Server
 from trioserve.server.stream import ChatStream, Stream
-from trioserve.server.workers import offload
 from trioserve.tools.registry import select
 from trioserve.tools.tool import Tool
 from trioserve.types import GenerationParams
@@ -75,7 +75,8 @@ async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, R
     context = current_context(request.timeout, request.keep_alive)
     params = await server.params(given, n=request.n_copies, context=context)
     await keep_awake(server, context)
-    if (adapter := server.adapters.named(request.model)) is not None:
+    adapter = server.adapters.named(request.model) if server.adapters.possible else None
+    if adapter is not None:
         if request.lora:
             raise InvalidRequestError.at("lora", "and the name of an adapter exclude each other.")
         chosen = server.adapters.choose(adapter)

@@ -21,7 +21,6 @@ from trioserve.api.base.vendors import vendor_of
 from trioserve.errors import InvalidRequestError
 from trioserve.fair_limiter import text_threads
 from trioserve.server import RequestContext
-from trioserve.server.limits.admission import RateLimits
 from trioserve.server.stream import ChatCompletion, Completion
 from trioserve.types import CancelReason
 
@@ -172,17 +171,16 @@ def count_request(current: Request) -> str:
     """
     if not current.limited_as:
         current.limited_as = current.api_key or address_of(current)
-        _limits().admit(current.limited_as)
+        if (limits := current_server().resources.rate_limits) is not None:
+            limits.admit(current.limited_as)
     return current.limited_as
 
 
 async def show_rate_limits(response: Response) -> Response:
     """Add the remaining limits to the response, if its request was counted."""
     client = getattr(request, "limited_as", "")
-    if client and (left := _limits().remaining(client)):
+    if not client or (limits := current_server().resources.rate_limits) is None:
+        return response
+    if left := limits.remaining(client):
         response.headers.extend(vendor_of(request.path).rate_limits.write(left))
     return response
-
-
-def _limits() -> RateLimits:
-    return current_server().resources.rate_limits

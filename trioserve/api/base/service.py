@@ -145,7 +145,7 @@ def current_server() -> Server:
 
 def may_use_model_of(server: Server) -> bool:
     """Whether the API key of the current request may use the model of a server."""
-    return may_use(server.model.info.name, *server.config.aliases)
+    return may_use(*server.model.names)
 
 
 def server_for(model: str | None) -> Server:
@@ -159,7 +159,7 @@ def server_for(model: str | None) -> Server:
         TrioServeError: as `Service.server`.
     """
     server = current_server()
-    check_model(server.model.info.name, *server.config.aliases)
+    check_model(*server.model.names)
     return server
 
 

@@ -20,7 +20,7 @@ from trioserve.api.base.connection import PING, KeepAlive, Request
 from trioserve.concurrency import Feed, alongside
 from trioserve.errors import TrioServeError
 from trioserve.server.dispatch import Mailbox
-from trioserve.server.limits.admission import Queue
+from trioserve.server.generation.requests import Queue
 from trioserve.server.runs.events import RunEnded, RunEvent, StepStarted
 from trioserve.server.stream import ChatChunk, ChatStream, Stream
 from trioserve.server.transcription.transcript import Summary, TranscriptEvent

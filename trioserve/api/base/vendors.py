@@ -18,7 +18,7 @@ from quart import Blueprint
 
 from trioserve.api.base import sse
 from trioserve.errors import InvalidRequestError, TrioServeError
-from trioserve.server.limits.admission import Remaining
+from trioserve.server.limits.rates import Remaining
 
 #: The fields of a request's body, as far as that is an object or a form.
 Fields: TypeAlias = Mapping[str, Any]

@@ -114,7 +114,7 @@ async def model(name: str) -> Response:
     for adapter in _adapters(server):
         if adapter.id == name:
             return json_response(adapter)
-    if name not in (server.model.info.name, *server.config.aliases):
+    if name not in server.model.names:
         raise NotFoundError(
             f"There is no model {name!r} here. The model is {server.model.info.name!r}.",
             param="model",

@@ -423,7 +423,7 @@ def check_name(server: Server, name: str) -> None:
     Raises:
         UnknownModelError: it is the name of another model.
     """
-    names = {server.model.info.name, *server.config.aliases}
+    names = {*server.model.names}
     if name not in names and name.removesuffix(":latest") not in names:
         raise UnknownModelError(
             f"Model {name!r} not found; the model here is {server.model.info.name!r}.",

@@ -40,7 +40,7 @@ from trioserve.api.stored.listing import (
 from trioserve.api.stored.reading import PER_NUMBER, bodies, decoded, look_up, respond
 from trioserve.chat.messages import MAX_MESSAGES, check_count
 from trioserve.errors import InvalidRequestError
-from trioserve.server.workers import offload
+from trioserve.fair_limiter import offload
 from trioserve.store import Part, Record, Records, Ref, new_id
 
 blueprint = Blueprint("stored_conversations", __name__)

@@ -15,8 +15,8 @@ from trioserve.api.base.body import parse_json
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import long_response
 from trioserve.errors import InvalidRequestError
+from trioserve.fair_limiter import offload
 from trioserve.server.limits.memory import weight_of
-from trioserve.server.workers import offload
 from trioserve.store import Records, Ref, damaged
 
 _T = TypeVar("_T")

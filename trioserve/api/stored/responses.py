@@ -66,9 +66,9 @@ from trioserve.errors import (
     StoreError,
     UnavailableError,
 )
+from trioserve.fair_limiter import offload
 from trioserve.left_out import leave_out
 from trioserve.server.limits.memory import MemoryReservation
-from trioserve.server.workers import offload
 from trioserve.store import Part, Record, Records, Ref, check_sizes, new_id
 from trioserve.whole_numbers import whole_number
 

@@ -20,7 +20,7 @@ from trioserve.api.stored.items import (
 )
 from trioserve.concurrency import Gate, Phase
 from trioserve.errors import UnavailableError
-from trioserve.server.workers import offload
+from trioserve.fair_limiter import offload
 from trioserve.store import Part, Records, Store
 
 #: The end of a response that ran when the server was killed.

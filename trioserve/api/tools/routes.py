@@ -28,8 +28,8 @@ from trioserve.api.base.http import uncounted_context
 from trioserve.api.openapi import gives, takes
 from trioserve.concurrency import Bell, alongside
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
+from trioserve.fair_limiter import offload
 from trioserve.server.observers.observer import ToolRecord, observed_tool
-from trioserve.server.workers import offload
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
 blueprint = Blueprint("tools", __name__)

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from trioserve.concurrency import check_cancelled
 from trioserve.engine import EmbeddingEngine
 from trioserve.errors import InputTooLongError, InvalidRequestError
+from trioserve.fair_limiter import Workers
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.prompts.media import MediaPrompts, MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike, tokens_of
 from trioserve.server.stream import Stream
-from trioserve.server.workers import Workers
 from trioserve.types import Embedded, EmbeddingTask, Prompt, Timings, TokenId, place_of
 
 Array = NDArray[np.float32]
@@ -200,7 +200,7 @@ class Embedder:
             await self._media.prompt_of(
                 each.parts,
                 hold,
-                scope=self._requests.resources.cache_sharing.scope(context.client),
+                scope=self._requests.resources.cache_sharing.owner(context.client),
                 add_special=True,
             )
             if isinstance(each, MixedPrompt)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from typing import TypeVar
@@ -15,18 +17,26 @@ from trioserve.concurrency import Gate
 from trioserve.config import Config
 from trioserve.config.keys import Key
 from trioserve.engine.loop import EngineLoop
+from trioserve.errors import InvalidRequestError, QueueFullError
 from trioserve.server.context import RequestContext
-from trioserve.server.dispatch import Dispatcher
+from trioserve.server.dispatch import Dispatcher, QueueLoad
 from trioserve.server.keys import Keys
-from trioserve.server.limits.admission import Admission, CacheSharing, RateLimits
 from trioserve.server.limits.memory import BYTES_PER_TOKEN, MemoryBudget
+from trioserve.server.limits.rates import RateLimits
 from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import Observer, RequestInfo, RequestLog, observed
 from trioserve.server.observers.telemetry import Telemetry
 from trioserve.server.prompts.text import text_of
 from trioserve.server.stream import Stream
 from trioserve.server.usage import Usage
-from trioserve.types import CancelReason, EmbeddingTask, Task
+from trioserve.types import (
+    CacheRoot,
+    CancelReason,
+    EmbeddingTask,
+    EngineStatus,
+    Task,
+    WaitingStatus,
+)
 
 _T = TypeVar("_T")
 
@@ -42,7 +52,8 @@ class ServerResources:
 
     def __init__(self, config: Config, keys: Keys, usage: Usage) -> None:
         self.config = config
-        self.keys = keys
+        #: The API keys; None where clients need none.
+        self.keys = keys if keys.needed else None
         self.usage = usage
         #: Admits requests and runs with tools, ends them, and has its phase when the server drains.
         self.gate = Gate()
@@ -55,15 +66,18 @@ class ServerResources:
             self.observers.append(self.metrics)
         #: Passes events to callbacks of a program; see `Telemetry.subscribe`.
         self.telemetry = Telemetry(self.observers)
-        self.rate_limits = RateLimits(
-            config.rate_limit_requests, config.rate_limit_tokens, keys=keys
-        )
+        #: The limits of requests and tokens a minute; None where there are none.
+        self.rate_limits: RateLimits | None = None
+        if config.rate_limit_requests or config.rate_limit_tokens or config.keys_file:
+            self.rate_limits = RateLimits(
+                config.rate_limit_requests, config.rate_limit_tokens, keys=self.keys
+            )
         self.cache_sharing = CacheSharing(config)
         self.task_ids = itertools.count(1)
 
     def weight_of(self, client: str) -> float:
         """The weight of a client in fair queueing; 1 is one turn per round."""
-        key = self.keys.find(client)
+        key = None if self.keys is None else self.keys.find(client)
         return 1.0 if key is None else key.weight
 
     @asynccontextmanager
@@ -88,6 +102,129 @@ def _import_exporting() -> Callable[..., AbstractAsyncContextManager[Observer]]:
     return exporting
 
 
+#: Weight of the newest service time in the moving average.
+_WEIGHT = 0.2
+
+
+@attrs.frozen
+class _Bounds:
+    """The limits of a queue. `owner` is a phrase that error messages append."""
+
+    n_requests: float
+    n_tokens: float
+    owner: str = ""
+
+
+class Admission:
+    """Rejects requests when the queue is full, and estimates wait times.
+
+    With API keys, requests with a key are also rejected when they fill that key's share.
+
+    Args:
+        config: the limits.
+        keys: the API keys; None: clients need none.
+        dispatcher: counts the requests that run and wait.
+        n_slots: number of requests that run at the same time.
+    """
+
+    def __init__(
+        self, config: Config, keys: Keys | None, dispatcher: Dispatcher, n_slots: int
+    ) -> None:
+        self._bounds = _Bounds(config.max_queue, config.max_queue_tokens or math.inf)
+        self._config = config
+        self._keys = keys
+        self._dispatcher = dispatcher
+        self._n_slots = n_slots
+        self._service_s = 0.0  # moving average of the seconds a request holds its slot
+
+    def check(self, n_prompt: int, context: RequestContext) -> None:
+        """Check that the queue has room for a request.
+
+        Raises:
+            QueueFullError: too many requests or prompt tokens wait; has a time to retry after.
+        """
+        n_queued = self._dispatcher.queued.n_requests
+        n_free = self._n_slots - (len(self._dispatcher) - n_queued)
+        if n_queued < n_free:
+            return  # it starts at once
+        if self._keys is not None:
+            own = self._dispatcher.queued_of(context.client)
+            bounds = _share_of_key(self._config, self._keys.number)
+            self._check_load(own, max(0, n_free), n_prompt, bounds)
+        self._check_load(self._dispatcher.queued, n_free, n_prompt, self._bounds)
+
+    def _check_load(self, load: QueueLoad, n_free: int, n_prompt: int, bounds: _Bounds) -> None:
+        n_waiting = load.n_requests - n_free
+        if n_waiting >= bounds.n_requests:
+            what, are = ("request", "is") if n_waiting == 1 else ("requests", "are")
+            raise QueueFullError(
+                f"{n_waiting} {what}{bounds.owner} {are} waiting, "
+                f"and the limit is {bounds.n_requests}.",
+                retry_after=self._retry_after(),
+            )
+        n_tokens = load.n_tokens + n_prompt
+        if n_tokens > bounds.n_tokens:
+            raise QueueFullError(
+                f"With this request, {n_tokens} prompt tokens{bounds.owner} would be waiting, "
+                f"and the limit is {bounds.n_tokens}.",
+                retry_after=self._retry_after(),
+            )
+
+    def observe(self, service_ms: float) -> None:
+        """Update the average time that a request holds its slot."""
+        seconds = service_ms / 1e3
+        weight = _WEIGHT if self._service_s else 1.0
+        self._service_s += weight * (seconds - self._service_s)
+
+    def wait_s(self, position: int) -> float | None:
+        """Estimate the seconds that the request at a queue position waits; 1 is the next one.
+
+        That many requests must finish first, and one for each slot runs at a time. Returns None
+        until a request has finished.
+        """
+        return position / self._n_slots * self._service_s if self._service_s else None
+
+    def _retry_after(self) -> float:
+        """Estimate the seconds until one request finishes and frees a place in the queue."""
+        return max(1.0, math.ceil(self._service_s / self._n_slots))
+
+
+def _share_of_key(config: Config, n_keys: int) -> _Bounds:
+    """Compute the share of the queue that one of several API keys may fill."""
+    n_requests, n_tokens = config.max_queue, config.max_queue_tokens
+    share = min(n_requests, config.max_queue_per_key or max(1, n_requests // max(1, n_keys)))
+    tokens = max(1, n_tokens * share // n_requests) if n_tokens and n_requests else math.inf
+    return _Bounds(share, tokens, " with this API key")
+
+
+#: Seconds that a snapshot of the queue is reused: many streams may ask for one.
+FRESH = 1.0
+
+
+class Queue:
+    """A cached snapshot of the queue.
+
+    Args:
+        look: takes a snapshot from the engine.
+    """
+
+    def __init__(self, look: Callable[[], Awaitable[EngineStatus]]) -> None:
+        self._look = look
+        self._looking = trio.Lock()
+        self._seen_at: float | None = None
+        self._places: dict[int, WaitingStatus] = {}
+
+    async def first_of(self, task_ids: Sequence[int]) -> WaitingStatus | None:
+        """Find the first of some tasks in the queue; None if none of them waits."""
+        async with self._looking:
+            if self._seen_at is None or trio.current_time() >= self._seen_at + FRESH:
+                status = await self._look()
+                self._places = {one.task_id: one for one in status.waiting}
+                self._seen_at = trio.current_time()
+        places = [self._places[id_] for id_ in task_ids if id_ in self._places]
+        return min(places, key=lambda place: place.position, default=None)
+
+
 @attrs.define(eq=False, slots=False)
 class Requests:
     """Opens and closes requests, on the event loop."""
@@ -104,17 +241,14 @@ class Requests:
             InsufficientQuotaError: the API key has used up its tokens of this day.
             QueueFullError: too many requests wait already.
         """
-        self._check_budget(context)
-        self._check_queue(n_prompt, context)
-
-    def _check_queue(self, n_prompt: int, context: RequestContext) -> None:
-        """Check the limits of the queue, except for what has had a place already."""
+        if self.resources.keys is not None:
+            self._check_budget(self.resources.keys, context)
         if not self.resources.gate.has_begun:
             self.admission.check(n_prompt, context)
 
-    def _check_budget(self, context: RequestContext) -> Key | None:
+    def _check_budget(self, keys: Keys, context: RequestContext) -> Key | None:
         """Check the budget of a request's API key, which this returns."""
-        key = self.resources.keys.find(context.client)
+        key = keys.find(context.client)
         if key is not None and key.daily_tokens:
             self.resources.usage.check(key, self._dispatcher.used_by(context.client))
         return key
@@ -139,61 +273,103 @@ class Requests:
                 at again when the task gets its slot: then this comes from the stream.
             ServerClosingError: the server drains, or is closed.
         """
-        key = self._check_budget(context)
+        resources, dispatcher, n_prompt = self.resources, self._dispatcher, len(task.prompt)
+        keys, key = resources.keys, None
+        if keys is not None and (key := self._check_budget(keys, context)) is not None:
+            _check_priority(task.priority, key)
         self._loop.check(task)
-        self.admission.check_priority(task.priority, task.client)
-        self._check_queue(len(task.prompt), context)
-        with self.resources.memory.hold(task.client) as held:
-            held.grow(len(task.prompt) * BYTES_PER_TOKEN)
-            settle = self._reserve(task, context)
-            mailbox = self._dispatcher.open(
-                task.id, len(task.prompt), client=task.client, deadline=context.deadline
+        if not resources.gate.has_begun:
+            self.admission.check(n_prompt, context)
+        with resources.memory.hold(task.client) as held:
+            held.grow(n_prompt * BYTES_PER_TOKEN)
+            settle = None
+            if resources.rate_limits is not None and context.limited_as:
+                settle = resources.rate_limits.reserve(context.limited_as, self._most(task))
+            mailbox = dispatcher.open(
+                task.id, n_prompt, client=task.client, deadline=context.deadline
             )
-            mailbox.check_slot = partial(self._check_budget, context)
-            stream = Stream(task.prompt, mailbox, self._dispatcher, held)
-            model, text = self._loop.info.name, self._text(task)
-            if text is not None:
-                stream.texts = []
+            if keys is not None:
+                mailbox.check_slot = partial(self._check_budget, keys, context)
+            stream = Stream(task.prompt, mailbox, dispatcher, held)
+            text = None
+            if resources.config.otel_content:
+                text, stream.texts = partial(self._text, task), []
             info = RequestInfo(
                 task.id,
-                model,
-                len(task.prompt),
+                self._loop.info.name,
+                n_prompt,
                 operation,
                 task,
                 context,
                 text,
                 key="" if key is None else key.name,
             )
-            end = partial(self._dispatcher.end, mailbox, reason=CancelReason.SHUTDOWN)
+            end = partial(dispatcher.end, mailbox, reason=CancelReason.SHUTDOWN)
             try:
                 with (
-                    self.resources.gate.open(end),
-                    observed(self.resources.observers, info, stream, context.on_cancel),
+                    resources.gate.open(end),
+                    observed(resources.observers, info, stream, context.on_cancel),
                 ):
-                    self._loop.submit(task)
+                    dispatcher.submit(task)
                     yield stream
             finally:
-                self._dispatcher.close(mailbox)
-                settle(len(task.prompt) + stream.mailbox.n_output)
+                dispatcher.close(mailbox)
+                if settle is not None:
+                    settle(n_prompt + mailbox.n_output)
                 if stream.finished is not None:
                     timings = stream.finished.timings
                     self.admission.observe(timings.prompt_ms + timings.predicted_ms)
 
-    def _text(self, task: Task | EmbeddingTask) -> Callable[[], str] | None:
-        """A function that decodes the task's prompt, if prompts are traced."""
-        if not self.resources.config.otel_content:
-            return None
-        return lambda: text_of(self._loop.vocab, task.prompt).decode("utf-8", "replace")
+    def _text(self, task: Task | EmbeddingTask) -> str:
+        """The text of a task's prompt."""
+        return text_of(self._loop.vocab, task.prompt).decode("utf-8", "replace")
 
-    def _reserve(
-        self, task: Task | EmbeddingTask, context: RequestContext
-    ) -> Callable[[int], None]:
-        """Reserve the tokens of a task: its prompt, and the most that it may generate."""
-        n_prompt = len(task.prompt)
-        if not context.limited_as:
-            return lambda _n_used: None
-        n_output = 0
+    def _most(self, task: Task | EmbeddingTask) -> int:
+        """The tokens of a task: its prompt, and the most that it may generate."""
+        n_prompt, n_output = len(task.prompt), 0
         if isinstance(task, Task):
             room, limit = self._loop.n_ctx_seq - n_prompt, task.params.max_tokens
             n_output = room if limit < 0 else min(room, limit)
-        return self.resources.rate_limits.reserve(context.limited_as, n_prompt + n_output)
+        return n_prompt + n_output
+
+
+def _check_priority(priority: int, key: Key) -> None:
+    """Check that an API key may use a priority. Raises InvalidRequestError."""
+    if priority > max(0, key.priority):
+        raise InvalidRequestError(
+            f"'priority' is {priority}, and the highest one that this API key may ask for is "
+            f"{key.priority}.",
+            param="priority",
+        )
+
+
+class CacheSharing:
+    """Chooses the cache root of a request's text. Requests with equal roots share cached tokens.
+
+    With API keys, each key has separate roots, unless the configuration shares the cache. A root
+    contains digests of keys and salts, not the values. Digests are equal in every process, which
+    files of saved slots require.
+
+    Args:
+        config: the API keys, and whether they share the cache.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._by_key = config.has_api_keys and config.cache_sharing == "key"
+
+    def owner(self, client: str) -> str:
+        """The owner of a client's text; empty if all clients share it."""
+        return _digest("owner", client) if self._by_key else ""
+
+    def root(self, client: str, salt: str) -> CacheRoot:
+        """The cache root of a text, without adapters."""
+        if not (self._by_key or salt):
+            return CacheRoot()
+        return CacheRoot((), self.owner(client), _digest("salt", salt))
+
+
+def _digest(kind: str, value: str) -> str:
+    if not value:
+        return ""
+    data = value.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=16, person=kind.encode()).hexdigest()

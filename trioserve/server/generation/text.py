@@ -19,7 +19,7 @@ from trioserve.chat.template.continuation import continued_prompt_tail
 from trioserve.engine import Engine
 from trioserve.engine.backend import Vocab
 from trioserve.errors import InvalidRequestError, UnavailableError, UnsupportedFieldError
-from trioserve.fair_limiter import FairLimiter, ThreadTime
+from trioserve.fair_limiter import FairLimiter, ThreadTime, Workers
 from trioserve.server.adapters import AdapterScales
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import CANDIDATE_BYTES
@@ -36,9 +36,8 @@ from trioserve.server.prompts.text import (
     n_chars,
 )
 from trioserve.server.stream import ChatStream, Completion, Stream
-from trioserve.server.workers import Workers
 from trioserve.types import (
-    Adapters,
+    CacheRoot,
     Constraint,
     GenerationParams,
     Grammar,
@@ -168,11 +167,14 @@ class TextGenerator:
     ) -> list[Stream]:
         """Open the streams of `Server.stream_all`; `stack` closes them."""
         hold = stack.enter_context(self._resources.memory.hold(context.client))
-        scope = self._sharing.scope(context.client, params.cache_salt)
+        root = self._sharing.root(context.client, params.cache_salt)
+        scope = root.owner + root.salt
         made = [await self._prompt_of(prompt, context, hold, scope) for prompt in prompts]
         for prompt in made:
             _hold_scores(hold, prompt, params, n)
-        tasks = [task for each in made for task in await self._tasks(each, params, context, n)]
+        tasks = [
+            task for each in made for task in await self._tasks(each, params, context, n, root)
+        ]
         return [
             stack.enter_context(self._requests.open(task, context, "text_completion"))
             for task in tasks
@@ -194,6 +196,7 @@ class TextGenerator:
         params: GenerationParams,
         context: RequestContext,
         n: int,
+        root: CacheRoot,
         *,
         preserved_tokens: frozenset[TokenId] = frozenset(),
         budget: ThinkingBudget | None = None,
@@ -205,13 +208,12 @@ class TextGenerator:
             params: the generation parameters.
             context: the client and the deadline.
             n: the number of outputs.
+            root: of what may share its cache, without adapters.
             preserved_tokens: control tokens whose names appear in the output.
             budget: the limit of reasoning.
         """
-        adapters: Adapters = ()
         if params.lora or self._adapters.infos:
-            adapters = self._adapters.choose(params.lora)
-        root = self._sharing.root(adapters, context.client, params.cache_salt)
+            root = root._replace(adapters=self._adapters.choose(params.lora))
         constraint = None
         if params.grammar is not None:
             self._requests.check_room(context, len(prompt))  # reject before more work
@@ -277,8 +279,8 @@ class TextGenerator:
         """Open the streams of `Server.stream_chats`; `stack` closes them."""
         choice = self._choice(chat)
         hold = stack.enter_context(self._resources.memory.hold(context.client))
-        scope = self._sharing.scope(context.client, params.cache_salt)
-        text, prompt, tail = await self._rendered(messages, chat, choice, context, hold, scope)
+        root = self._sharing.root(context.client, params.cache_salt)
+        text, prompt, tail = await self._rendered(messages, chat, choice, context, hold, root)
         _hold_scores(hold, prompt, params, n)
         chat = self._with_defaults(chat, choice)
         thinking = thinking_of(
@@ -286,7 +288,7 @@ class TextGenerator:
         )
         grammar = params.grammar
         if chat.tools and choice.mode != "none":
-            grammar = await self._grammar(grammar, chat, choice, tail, context)
+            grammar = await self._grammar(grammar, chat, choice, tail, root.owner)
         if grammar is not None:
             grammar = self._after_thinking(grammar, thinking, chat)
             if not grammar.lazy:
@@ -298,6 +300,7 @@ class TextGenerator:
             params,
             context,
             n,
+            root,
             preserved_tokens=self._model.preserved_tokens,
             budget=await self._budget(thinking, chat),
         )
@@ -327,7 +330,7 @@ class TextGenerator:
         choice: ToolChoice,
         context: RequestContext,
         hold: MemoryReservation,
-        scope: str,
+        root: CacheRoot,
     ) -> tuple[str, Prompt, str]:
         """Render a chat. Returns the text, the prompt, and how the prompt ends."""
         template = self._model.template
@@ -341,6 +344,7 @@ class TextGenerator:
         if marked.media:
             self._requests.check_room(context)  # reject before loading media
         text = await self._prompts.render(marked.messages, chat)
+        scope = root.owner + root.salt
         prompt = await self._prompts.prompt_of(text, marked, chat, hold, scope)
         part = chat.continue_final_message
         if part is None:
@@ -369,7 +373,7 @@ class TextGenerator:
         chat: ChatParams,
         choice: ToolChoice,
         tail: str,
-        context: RequestContext,
+        owner: str,
     ) -> Grammar | None:
         """Make the grammar of an answer, including required tool calls."""
         make = partial(
@@ -380,7 +384,7 @@ class TextGenerator:
             parallel=chat.parallel_tool_calls or False,
             prompt_tail=tail,
             answer=answer,
-            owner=self._sharing.owner(context.client),
+            owner=owner,
         )
         return await self._workers.offload(make, n_chars(chat.tools))
 

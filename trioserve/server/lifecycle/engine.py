@@ -15,6 +15,7 @@ from typing import Protocol
 
 import attrs
 import trio
+from trio_util import AsyncValue
 
 from trioserve.concurrency import surely
 from trioserve.config import Config
@@ -40,7 +41,7 @@ from trioserve.errors import EngineError, ModelLoadError, UnavailableError
 from trioserve.log import get_logger
 from trioserve.models.fetch import fetch
 from trioserve.server.dispatch import Dispatcher, open_bridge
-from trioserve.server.limits.admission import Admission
+from trioserve.server.generation.requests import Admission
 from trioserve.types import EngineStatus
 
 
@@ -85,7 +86,11 @@ Driver = Callable[[EngineLoop], AbstractAsyncContextManager[None]]
 
 @asynccontextmanager
 async def running_engine(
-    config: Config, load: Loader, drive: Driver, on_progress: Callable[[float], None]
+    config: Config,
+    load: Loader,
+    drive: Driver,
+    on_progress: Callable[[float], None],
+    failure: AsyncValue[EngineError | None],
 ) -> AsyncIterator[tuple[EngineLoop, Dispatcher]]:
     """Load a model, after a download if needed, and run its engine during a block.
 
@@ -111,6 +116,7 @@ async def running_engine(
                 bridge,
                 unread_tokens=config.unread_tokens,
                 stall_timeout=config.stall_timeout,
+                failure=failure,
             )
             await stack.enter_async_context(drive(loop))
             owner.pop_all()  # the engine closes the backend from now on
@@ -157,17 +163,6 @@ def _disk_cache(config: Config, backend: Backend) -> DiskCache | None:
 _GATHER_SECONDS = 0.02
 
 
-class _WhenIdle(trio.abc.Instrument):
-    """Calls a function whenever the event loop goes to sleep."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
-
-    def before_io_wait(self, timeout: float) -> None:
-        if timeout > 0:
-            self._function()
-
-
 @asynccontextmanager
 async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
     """Run an engine on a new thread; stop and join it at the end, even when cancelled.
@@ -180,18 +175,15 @@ async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
     """
     thread = threading.Thread(target=engine.run, name="trioserve-engine", daemon=True)
     engine.inbox.gather_s = _GATHER_SECONDS
-    idle = _WhenIdle(engine.inbox.settle)
     try:
         engine.start_helpers()
         start(thread)
     except ModelLoadError:
         engine.end_helpers()
         raise
-    trio.lowlevel.add_instrument(idle)
     try:
         yield
     finally:
-        trio.lowlevel.remove_instrument(idle)
         engine.stop()
         with trio.CancelScope(shield=True):
             # Not Trio's default limiter, which may be full: this join cannot be skipped.
@@ -235,7 +227,7 @@ class Health:
     """Monitors an engine from the event loop."""
 
     _loop: EngineLoop  # the engine
-    _dispatcher: Dispatcher  # submits calls to the engine, and reports its failure
+    _dispatcher: Dispatcher  # submits calls to the engine
     _admission: Admission  # has the average wait of requests
     _timeout: float  # seconds that a step may take; 0: no limit
 
@@ -284,13 +276,7 @@ class Health:
         waiting = (attrs.evolve(one, wait_s=wait_s(one.position)) for one in self._last.waiting)
         return attrs.evolve(self._last, waiting=tuple(waiting))
 
-    def check_ready(self) -> None:
-        """Check that the engine works. Raises UnavailableError: it has failed."""
-        if (failure := self._dispatcher.failure.value) is not None:
-            raise UnavailableError(failure.message)
-
-    def check_live(self) -> None:
-        """Check that no step takes too long. Raises UnavailableError, also as `check_ready`."""
-        self.check_ready()
+    def check(self) -> None:
+        """Check that no step takes too long. Raises UnavailableError."""
         if self._stuck:
             raise UnavailableError(f"A step takes longer than {self._timeout:g} seconds.")

@@ -9,15 +9,15 @@ from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.loop import EngineLoop
+from trioserve.fair_limiter import Workers
 from trioserve.log import get_logger
 from trioserve.server.adapters import AdapterScales
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.generation.embeddings import Embedder
-from trioserve.server.generation.requests import Requests, ServerResources
+from trioserve.server.generation.requests import Admission, Requests, ServerResources
 from trioserve.server.generation.slots import SlotFiles
 from trioserve.server.generation.text import TextGenerator
 from trioserve.server.lifecycle.engine import Health
-from trioserve.server.limits.admission import Admission
 from trioserve.server.media.loader import MediaLoader
 from trioserve.server.model import LoadedModel
 from trioserve.server.prompts.infill import InfillPrompts
@@ -26,7 +26,6 @@ from trioserve.server.prompts.text import ChatPrompts, Tokenizer
 from trioserve.server.transcription.model import ModelTranscriber
 from trioserve.server.transcription.transcript import Transcriber, Transcriptions
 from trioserve.server.transcription.whisper import WhisperSettings, WhisperTranscriber
-from trioserve.server.workers import Workers
 
 _log = get_logger("trioserve.server")
 

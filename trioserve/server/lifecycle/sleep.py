@@ -25,13 +25,14 @@ from trioserve.errors import (
     ServerClosingError,
     ServerSleepingError,
     TrioServeError,
+    UnavailableError,
 )
 from trioserve.left_out import leave_out
 from trioserve.log import get_logger
 from trioserve.server.adapters import AdapterNames
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import ServerResources
-from trioserve.server.lifecycle.engine import Driver, Loader, running_engine
+from trioserve.server.lifecycle.engine import Driver, Health, Loader, running_engine
 from trioserve.server.lifecycle.services import EngineServices
 from trioserve.server.limits.memory import release_memory
 from trioserve.server.model import LoadedModel
@@ -128,7 +129,8 @@ class ModelLifecycle:
         self._n_told = 0  # `end` calls that wait for the engine to end
         self._last_used = -math.inf
         self._changed = Bell()  # rings when `_ends_at` is earlier than before
-        self._failure: AsyncValue[EngineError | None] = AsyncValue(None)
+        #: Why the engine has failed. All requests have the error before.
+        self.failure: AsyncValue[EngineError | None] = AsyncValue(None)
         # Kept from the last engine:
         self._model: LoadedModel | None = None
         self._status = EngineStatus(slots=(), waiting=())  # counts the work of all earlier engines
@@ -236,7 +238,8 @@ class ModelLifecycle:
         """
         began = trio.current_time()
         config, telemetry = self._resources.config, self._resources.telemetry
-        running = running_engine(config, self._load, self._drive, self._note_progress)
+        self.failure.value = None
+        running = running_engine(config, self._load, self._drive, self._note_progress, self.failure)
         async with self._room(), running as (loop, dispatcher):
             introduce = partial(LoadedModel.introduce, loop, config)
             model = await trio.to_thread.run_sync(introduce)
@@ -249,8 +252,7 @@ class ModelLifecycle:
                 metrics.model_name = model.info.name
                 metrics.adapters = services.adapters.names
             telemetry.attach(loop)
-            note_failure = partial(self._note_failure, services)
-            async with alongside(dispatcher.run, services.health.run, note_failure):
+            async with alongside(dispatcher.run, services.health.run):
                 try:
                     await self.adapters.restore(services, self._scales)
                     yield services
@@ -262,15 +264,9 @@ class ModelLifecycle:
         if isinstance(loading := self._model_state.value, Loading):
             loading.progress = share
 
-    async def _note_failure(self, services: EngineServices) -> None:
-        failure: EngineError  # which all requests have got
-        failure = await services.dispatcher.failure.wait_value(lambda error: error is not None)
-        _log.error("the engine has failed", exc_info=failure.__cause__)
-        self._failure.value = failure
-
     async def wait_failure(self) -> EngineError:
-        """Wait until an engine fails, and return the error. All requests got it before."""
-        failure: EngineError = await self._failure.wait_value(lambda error: error is not None)
+        """Wait until an engine fails, and return the error."""
+        failure: EngineError = await self.failure.wait_value(lambda error: error is not None)
         return failure
 
     # -- state
@@ -346,7 +342,7 @@ class ModelLifecycle:
         """
         self.gate.check()
         if not self.sleeping:
-            self.services.health.check_ready()
+            self._check_engine(self.services)
 
     def check_live(self) -> None:
         """Check that the engine works, if there is one.
@@ -355,7 +351,12 @@ class ModelLifecycle:
             UnavailableError: the engine has failed, or a step takes too long.
         """
         if self.ready:
-            self.services.health.check_live()
+            self._check_engine(self.services).check()
+
+    def _check_engine(self, services: EngineServices) -> Health:
+        if (failure := self.failure.value) is not None:
+            raise UnavailableError(failure.message)
+        return services.health
 
     async def status(self) -> EngineStatus:
         """See `Server.status`."""
@@ -381,7 +382,7 @@ class ModelLifecycle:
             self._n_users -= 1
             if counts:
                 self._last_used = trio.current_time()
-            if not self._n_users:
+            if not self._n_users and (self._n_told or self._keep_alive >= 0):
                 self._changed.ring()
 
     @asynccontextmanager
@@ -402,8 +403,8 @@ class ModelLifecycle:
     def _keep(self, client: str, keep_alive: float) -> None:
         """Set for how long the idle model stays. A key that may not manage can only prolong it."""
         keys = self._resources.keys
-        key = keys.find(client)
-        may_shorten = not client or not keys.needed or (key is not None and key.may_manage)
+        key = None if keys is None else keys.find(client)
+        may_shorten = not client or keys is None or (key is not None and key.may_manage)
         if may_shorten or keep_alive < 0 or 0 <= self._keep_alive <= keep_alive:
             self._keep_alive = keep_alive
         else:

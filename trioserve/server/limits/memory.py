@@ -83,7 +83,7 @@ class MemoryBudget:
         self.limit = limit
         self.n_held = 0
         self._shared = shared
-        self._held_by: dict[str, int] = {}  # only owners with more than 0
+        self._held_by: dict[str, int] = {}  # of several owners; only those with more than 0
         self._released = Bell()
 
     @classmethod
@@ -120,20 +120,24 @@ class MemoryBudget:
                 "for other keys.",
                 retry_after=_RETRY_AFTER,
             )
-        self._count(n_more, owner)
+        self.n_held += n_more
+        if self._shared:
+            self._count(n_more, owner)
 
     def give_back(self, n_bytes: int, owner: str) -> None:
         """Return bytes that `take` has taken."""
-        self._count(-n_bytes, owner)
+        self.n_held -= n_bytes
+        if self._shared:
+            self._count(-n_bytes, owner)
         self._released.ring()
 
     def pass_on(self, n_bytes: int, old: str, new: str) -> None:
         """Move bytes to another owner, even above its limit."""
-        self._count(-n_bytes, old)
-        self._count(n_bytes, new)
+        if self._shared:
+            self._count(-n_bytes, old)
+            self._count(n_bytes, new)
 
     def _count(self, n_bytes: int, owner: str) -> None:
-        self.n_held += n_bytes
         held = self._held_by.get(owner, 0) + n_bytes
         if held:
             self._held_by[owner] = held
@@ -184,7 +188,8 @@ class MemoryReservation:
 
     def release(self) -> None:
         """Release all bytes. A second call does nothing."""
-        self.shrink_to(0)
+        if self.n_bytes:
+            self.shrink_to(0)
 
     def belongs_to(self, owner: str) -> None:
         """Count current and later bytes for an owner."""

@@ -25,11 +25,10 @@ from trioserve.errors import (
     PayloadTooLargeError,
     UnsupportedFieldError,
 )
-from trioserve.fair_limiter import FairLimiter
+from trioserve.fair_limiter import FairLimiter, Workers
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation
 from trioserve.server.media.loader import MEDIA, MediaLoader, Wanted, check_extra
 from trioserve.server.model import LoadedModel
-from trioserve.server.workers import Workers
 from trioserve.types import (
     DecodedMedia,
     DecodedVideo,

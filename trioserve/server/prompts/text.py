@@ -34,11 +34,11 @@ from trioserve.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
 )
+from trioserve.fair_limiter import SMALL, Workers
 from trioserve.log import get_logger
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.model import LoadedModel
 from trioserve.server.prompts.media import MediaPrompts, MixedPrompt, check_kinds
-from trioserve.server.workers import SMALL, Workers
 from trioserve.types import Prompt, TokenId
 from trioserve.types.task import shared_length
 

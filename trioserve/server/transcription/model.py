@@ -16,6 +16,7 @@ from trioserve.chat.deltas import ContentDelta
 from trioserve.chat.messages import Messages, media_part
 from trioserve.chat.params import ChatParams
 from trioserve.errors import MemoryFullError, TooManyRequestsError, UnsupportedFieldError
+from trioserve.fair_limiter import Workers
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.text import TextGenerator
 from trioserve.server.stream import ChatChunk, ChatStream
@@ -27,7 +28,6 @@ from trioserve.server.transcription.transcript import (
     TranscriptionParams,
     TranscriptUsage,
 )
-from trioserve.server.workers import Workers
 from trioserve.types import (
     DecodedAudio,
     GenerationParams,

@@ -48,6 +48,7 @@ from trioserve.chat.deltas import (
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.engine.backend import Vocab
 from trioserve.errors import TrioServeError
+from trioserve.fair_limiter import offload
 from trioserve.server.runs.events import (
     EndReason,
     RunEnded,
@@ -58,7 +59,6 @@ from trioserve.server.runs.events import (
     ToolReturned,
 )
 from trioserve.server.stream import ChatChunk
-from trioserve.server.workers import offload
 from trioserve.types import Finished, FinishReason, GenerationParams, Progress, Timings, TokenProbs
 from trioserve.types.events import Chunk
 
