@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
+from msgspec import UNSET, UnsetType
 from quart import Blueprint, Quart, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 
@@ -24,7 +25,6 @@ from trioserve.api.base import fields, vendors
 from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
 from trioserve.api.base.answers import Answer, schema_of
 from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.fields import STRING, object_schema, or_null
 from trioserve.api.base.http import json_response
 from trioserve.errors import NotFoundError, TrioServeError
 
@@ -34,17 +34,19 @@ _NAME = "trioserve.openapi"  # in `app.extensions`: the description, once it was
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
-_ERROR = object_schema(
-    "error",
-    error=object_schema(
-        "message",
-        "type",
-        code={"type": ["integer", "string"]},
-        message=STRING,
-        type=STRING,
-        param=or_null(STRING),
-    ),
-)
+
+class _Problem(Answer):
+    message: str
+    type: str
+    code: int | str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET
+
+
+class CommonError(Answer):
+    """The body of an error."""
+
+    error: _Problem
+
 
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -208,14 +210,16 @@ def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> 
 def _error_schemas(api: str | None) -> dict[str, Any]:
     """The forms of errors on the routes of an API, by the names of their schemas."""
     own = {
-        each.routes[0].import_name.split(".")[2]: each.errors.schema
+        each.routes[0].import_name.split(".")[2]: each.errors.form
         for each in vendors.registered
-        if each.errors and each.errors.schema
+        if each.errors and each.errors.form
     }
+    found: dict[str, Any] = {}
     if api is not None:
-        return {"Error": own.get(api, _ERROR)}
-    named = {"CommonError": _ERROR, **{f"{one.title()}Error": own[one] for one in own}}
-    return {**named, "Error": {"anyOf": [{"$ref": fields.COMPONENTS + name} for name in named]}}
+        schema_of(own.get(api, CommonError), found)
+        return dict(zip(["Error"], found.values(), strict=True))
+    references = [schema_of(one, found) for one in (CommonError, *own.values())]
+    return {**found, "Error": {"anyOf": references}}
 
 
 def path_of(rule: str) -> str:

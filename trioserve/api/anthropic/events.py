@@ -20,7 +20,6 @@ from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.errors import message_of
-from trioserve.api.base.fields import STRING, object_schema
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.chat.deltas import (
     ContentDelta,
@@ -48,14 +47,18 @@ _TYPES = {
     504: "timeout_error",
 }
 
-_SCHEMA = object_schema(
-    "type",
-    "error",
-    "request_id",
-    type={"const": "error"},
-    error=object_schema("type", "message", type=STRING, message=STRING),
-    request_id=STRING,
-)
+
+class _AnthropicProblem(Answer):
+    type: str
+    message: str
+
+
+class AnthropicError(Answer):
+    """The body of an error."""
+
+    error: _AnthropicProblem
+    request_id: str
+    type: Literal["error"] = "error"
 
 
 def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
@@ -73,7 +76,7 @@ def event(written: Mapping[str, Any], n_before: int = 0) -> bytes:
     return b"event: error\n" + sse.event(written)
 
 
-SHAPE = ErrorShape(body, _SCHEMA, event)
+SHAPE = ErrorShape(body, AnthropicError, event)
 
 
 # -- blocks and messages

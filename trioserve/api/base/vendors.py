@@ -17,6 +17,7 @@ import attrs
 from quart import Blueprint
 
 from trioserve.api.base import sse
+from trioserve.api.base.answers import Answer
 from trioserve.errors import InvalidRequestError, TrioServeError
 from trioserve.server.limits.rates import Remaining
 
@@ -38,7 +39,7 @@ class ErrorShape:
     """
 
     body: Callable[[TrioServeError, str], dict[str, Any]]  # of an error and the id of its request
-    schema: Mapping[str, Any] | None = None  # of the body, as JSON Schema; none: the common one
+    form: type[Answer] | None = None  # of the body; none: the common one
     event: Callable[[Mapping[str, Any], int], bytes] = _plain_event
     status: Callable[[TrioServeError], int] = operator.attrgetter("status")
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.errors import message_of
-from trioserve.api.base.fields import STRING, object_schema
 from trioserve.api.base.vendors import ErrorShape, Vendor
 from trioserve.api.cohere import routes
 from trioserve.errors import TrioServeError
+
+
+class CohereError(Answer):
+    """The body of an error."""
+
+    id: str
+    message: str
 
 
 def _error(error: TrioServeError, request_id: str) -> dict[str, Any]:
@@ -21,6 +28,6 @@ def _error(error: TrioServeError, request_id: str) -> dict[str, Any]:
 VENDOR = Vendor(
     paths=("/v2/rerank", "/v2/embed"),
     routes=(routes.blueprint,),
-    errors=ErrorShape(_error, object_schema("id", "message", id=STRING, message=STRING)),
+    errors=ErrorShape(_error, CohereError),
     orders_priorities=True,
 )

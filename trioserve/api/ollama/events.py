@@ -19,7 +19,6 @@ from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.errors import message_of
-from trioserve.api.base.fields import STRING, object_schema
 from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of
 from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.api.base.vendors import ErrorShape
@@ -39,7 +38,10 @@ from trioserve.types import Chunk, Finished, FinishReason, Progress, TokenProbs
 # -- errors
 
 
-_SCHEMA = object_schema("error", error=STRING)
+class OllamaError(Answer):
+    """The body of an error."""
+
+    error: str
 
 
 def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def status(error: TrioServeError) -> int:
     return 404 if isinstance(error, UnknownModelError) else error.status
 
 
-SHAPE = ErrorShape(body, _SCHEMA, line, status)
+SHAPE = ErrorShape(body, OllamaError, line, status)
 """The shape of errors for Ollama's clients. Only the status of unknown models differs."""
 
 
