@@ -21,11 +21,12 @@ from quart import Blueprint, Quart, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
-from trioserve.api.base import fields, vendors
+from trioserve.api.answers import COMPONENTS, Answer, schema_of
+from trioserve.api.base import vendors
 from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
-from trioserve.api.base.answers import Answer, schema_of
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.http import json_response
+from trioserve.api.base.request_schemas import classes_in, of_class, of_fields
 from trioserve.errors import NotFoundError, TrioServeError
 
 blueprint = Blueprint("openapi", __name__)
@@ -186,10 +187,8 @@ def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> 
             continue
         paths[path][method.lower()] = _operation(path, method, handler, answers)
         if (request_class := getattr(handler, "takes", None)) is not None:
-            classes |= fields.classes_in(request_class)
-    schemas = {
-        cls.__name__: fields.of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)
-    }
+            classes |= classes_in(request_class)
+    schemas = {cls.__name__: of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)}
     return {
         "openapi": "3.1.0",
         "info": {"title": "trioserve", "version": __version__},
@@ -252,9 +251,9 @@ def _operation(
         for status, kinds in getattr(handler, "gives", {}).items()
     }
     if request_class is not None:
-        body = {"schema": {"$ref": fields.COMPONENTS + request_class.__name__}}
+        body = {"schema": {"$ref": COMPONENTS + request_class.__name__}}
         operation["requestBody"] = {"required": True, "content": {handler.content: body}}  # type: ignore[attr-defined]
-        if "stream" in fields.of_fields(request_class):
+        if "stream" in of_fields(request_class):
             given["200"][handler.streams] = {"schema": _EVENTS}  # type: ignore[attr-defined]
             given["202"] = {"application/json": {"schema": schema_of(Later, answers)}}
             parameters += [
@@ -294,7 +293,7 @@ def _errors() -> dict[str, Any]:
     for kind in _tree(TrioServeError):
         about = " ".join((kind.__doc__ or "").split())
         meanings[str(kind.status)].append(f"{kind.type}: {about}")
-    content = {"application/json": {"schema": {"$ref": f"{fields.COMPONENTS}Error"}}}
+    content = {"application/json": {"schema": {"$ref": f"{COMPONENTS}Error"}}}
     return {
         status: {"description": "\n".join(dict.fromkeys(about)), "content": content}
         for status, about in sorted(meanings.items())

@@ -25,8 +25,8 @@ from quart import Blueprint, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base import access, errors, fields as json_schema, limits, readers, sse
-from trioserve.api.base.answers import Answer
+from trioserve.api.answers import Answer
+from trioserve.api.base import access, errors, limits, readers, request_schemas, sse
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import (
     boundary_of,
@@ -185,7 +185,7 @@ async def take_over() -> Response | None:
 @cache
 def _stream_by_default(request_class: type) -> bool | None:
     """The default of a request's ``stream`` field; None: it has no such field."""
-    schema = json_schema.of_fields(request_class).get("stream")
+    schema = request_schemas.of_fields(request_class).get("stream")
     return None if schema is None else bool(schema["default"])
 
 

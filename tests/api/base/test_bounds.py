@@ -12,8 +12,8 @@ from tests.support.clients import client_of
 from tests.support.scripts import answering
 from trioserve.api import openapi
 from trioserve.api.base import limits
-from trioserve.api.base.bounds import MAX_CHARS, check_of
-from trioserve.api.base.fields import classes_in, fields_of, list_schema
+from trioserve.api.base.fields import MAX_CHARS, check_of, fields_of, list_schema
+from trioserve.api.base.request_schemas import classes_in
 from trioserve.app import create_app, create_router
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError

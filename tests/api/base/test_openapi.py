@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 
 from tests.support.clients import client_of
 from trioserve.api import openapi
-from trioserve.api.base import fields as json_schema, limits
-from trioserve.api.base.fields import field, fields_of, json_type
+from trioserve.api.base import limits, request_schemas
+from trioserve.api.base.fields import NAME, field, fields_of, json_type, list_schema
 from trioserve.app import create_app
 from trioserve.errors import TrioServeError
 
@@ -64,7 +64,7 @@ def taken() -> set[Any]:
 
 
 def test_every_field_of_a_request_class_is_in_it() -> None:
-    for cls in set[Any]().union(*(json_schema.classes_in(one) for one in taken())):
+    for cls in set[Any]().union(*(request_schemas.classes_in(one) for one in taken())):
         properties = DESCRIBED["components"]["schemas"][cls.__name__]["properties"]
         for each in fields_of(cls):
             if each.whole is None:
@@ -147,8 +147,8 @@ class _Outer:
 
 
 def test_the_schema_of_a_class() -> None:
-    words = json_schema.list_schema(json_schema.NAME, limits.MAX_INPUTS)
-    assert json_schema.of_class(_Outer) == {
+    words = list_schema(NAME, limits.MAX_INPUTS)
+    assert request_schemas.of_class(_Outer) == {
         "type": "object",
         "properties": {
             "inner": {"anyOf": [{"$ref": "#/components/schemas/_Inner"}, {"type": "null"}]},
@@ -158,7 +158,7 @@ def test_the_schema_of_a_class() -> None:
         },
         "allOf": [{"anyOf": [{"required": ["w"]}, {"required": ["words"]}]}],
     }
-    assert json_schema.classes_in(_Outer) == {_Outer, _Inner}
+    assert request_schemas.classes_in(_Outer) == {_Outer, _Inner}
 
 
 @pytest.mark.parametrize("keys", [(), ("key",)])

@@ -16,7 +16,7 @@ from tests.support.clients import client_and_service
 from tests.support.fake_fleet import routed
 from tests.support.scripts import answering
 from tests.support.waiting import until
-from trioserve.api.base.fields import of_fields
+from trioserve.api.base.request_schemas import of_fields
 from trioserve.api.stored import BLUEPRINTS
 from trioserve.app import create_app
 from trioserve.config import Config

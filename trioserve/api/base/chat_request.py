@@ -8,11 +8,11 @@ from typing import Any, Literal, cast
 import attrs
 
 from trioserve.api.base import limits, readers
-from trioserve.api.base.bounds import MAX_CHARS, is_within
 from trioserve.api.base.custom_tools import CustomTools
 from trioserve.api.base.fields import (
     ARGUMENTS,
     DATA,
+    MAX_CHARS,
     NAME,
     SCHEMA,
     STRING,
@@ -20,11 +20,11 @@ from trioserve.api.base.fields import (
     RequestBody,
     boolean,
     field,
+    is_within,
     json_type,
     list_schema,
     mapping,
     object_schema,
-    of_class,
     or_null,
     structure,
 )
@@ -32,6 +32,7 @@ from trioserve.api.base.generation_request import (
     UNSUPPORTED_IN_CHAT,
     GenerationRequest,
 )
+from trioserve.api.base.request_schemas import of_class
 from trioserve.chat.messages import (
     DETAILS,
     MAX_MESSAGES,

@@ -7,8 +7,7 @@ together is checked in ``__attrs_post_init__``.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import NoneType, UnionType
@@ -17,6 +16,7 @@ from typing import (
     ClassVar,
     Literal,
     Self,
+    TypeAlias,
     TypeVar,
     Union,
     cast,
@@ -28,7 +28,6 @@ from typing import (
 import attrs
 
 from trioserve.api.base import limits
-from trioserve.api.base.bounds import MAX_CHARS, Check, check_of
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
 
@@ -36,9 +35,6 @@ _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 Schema = dict[str, Any]
-
-#: Where a description keeps schemas that have names.
-COMPONENTS = "#/components/schemas/"
 
 
 class MismatchError(Exception):
@@ -53,6 +49,98 @@ def check_count(n: int, limit: int, what: str) -> None:
     """Refuse more of something than a list may have. Raises `MismatchError`."""
     if n > limit:
         raise MismatchError(f"a list of at most {limit} {what}")
+
+
+# -- bounds of texts, lists and objects
+
+
+#: Keyword of a schema: the most characters of any JSON, roughly.
+MAX_CHARS = "x-maxChars"
+
+#: Checks a value at a path. Raises InvalidRequestError, which names the path.
+Check: TypeAlias = Callable[[Any, str], None]
+
+_TYPES: Mapping[type, str] = {str: "string", list: "array", dict: "object"}
+
+#: For each type: the keyword of its bound, and what it says of the value and of its parts.
+_SIZES: Mapping[type, tuple[str, str, str]] = {
+    str: ("maxLength", "a string", "characters"),
+    list: ("maxItems", "a list", "items"),
+    dict: ("maxProperties", "an object", "fields"),
+}
+
+#: The keywords of the schemas of items, of names of fields, and of fields that are not known.
+_INNER = ("items", "propertyNames", "additionalProperties")
+
+
+def is_within(value: Any, limit: int) -> bool:
+    """Whether JSON has at most `limit` characters: its strings, plus a few for each value."""
+    size, values = 0, [value]
+    while values and size <= limit:
+        value = values.pop()
+        size += 2
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, Mapping):
+            values += value
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+    return size <= limit
+
+
+def check_of(schema: Any) -> Check | None:
+    """Make the check of a schema's bounds: of texts, lists and objects. None: it has none."""
+    if not isinstance(schema, Mapping):
+        return None
+    sizes = {kind: schema[name] for kind, (name, *_) in _SIZES.items() if name in schema}
+    most = schema.get(MAX_CHARS)
+    items, of_names, others = (check_of(schema.get(name)) for name in _INNER)
+    known = {name: check_of(one) for name, one in schema.get("properties", {}).items()}
+    choices = [(one, check_of(one)) for one in schema.get("anyOf", ())]
+    of_fields = any((of_names, others, *known.values()))
+    if not (sizes or most or items or of_fields or any(check for _, check in choices)):
+        return None
+
+    def check(value: Any, path: str) -> None:
+        kind = type(value)
+        if kind in sizes and len(value) > sizes[kind]:
+            _, what, parts = _SIZES[kind]
+            raise InvalidRequestError.at(path, f"must be {what} of at most {sizes[kind]} {parts}.")
+        if most is not None and not is_within(value, most):
+            raise InvalidRequestError.at(path, f"must have at most {most} characters as JSON.")
+        if items is not None and kind is list:
+            for i, each in enumerate(value):
+                items(each, f"{path}[{i}]")
+        for name, each in value.items() if of_fields and kind is dict else ():
+            if of_names is not None:
+                of_names(name, path)
+            if (inner := known.get(name, others)) is not None:
+                inner(each, f"{path}.{name:.80}")
+        if choices and kind in _TYPES:
+            _check_choices(choices, value, path)
+
+    return check
+
+
+def _check_choices(
+    choices: Sequence[tuple[Mapping[str, Any], Check | None]], value: Any, path: str
+) -> None:
+    """Check that a value is within the bounds of one of several schemas that take its type."""
+    kind, problem = _TYPES[type(value)], None
+    for schema, check in choices:
+        if kind not in schema.get("type", ()):  # a name or a list of names
+            continue
+        if check is None:
+            return
+        try:
+            check(value, path)
+        except InvalidRequestError as error:
+            problem = error
+        else:
+            return
+    if problem is not None:
+        raise problem
 
 
 # -- declaring fields
@@ -446,53 +534,3 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     dict[str, Any]: mapping,
     dict[str, str]: labels,
 }
-
-
-# -- what JSON a request class takes, as JSON Schema
-
-
-def of_fields(cls: Any, names: Iterable[str] | None = None) -> dict[str, Schema]:
-    """The schemas of a class's fields by the names that they have in JSON."""
-    found: dict[str, Schema] = {}
-    for field in fields_of(cls, names):
-        if field.whole is not None:
-            found |= {name: or_null(one) for name, one in field.whole.json_properties.items()}
-            continue
-        first, *others = field.names
-        found[first] = schema = _of_field(field)
-        # In generated clients, a name with brackets is the same as one without.
-        others = [name for name in others if f"{name}[]" != first]
-        about = f"Another name of {first}, which wins."
-        found |= {name: {**schema, "description": about} for name in others}
-    return found
-
-
-def _of_field(field: Field) -> Schema:
-    schema = dict(field.schema)
-    if field.inner is not None:
-        schema = {"$ref": COMPONENTS + field.inner.__name__}
-    low, high = getattr(field.attribute.validator, "bounds", (-math.inf, math.inf))
-    schema |= {"minimum": low} if math.isfinite(low) else {}
-    schema |= {"maximum": high} if math.isfinite(high) else {}
-    if field.required:
-        return schema
-    if isinstance(field.attribute.default, bool | int | float | str):
-        schema["default"] = field.attribute.default
-    return or_null(schema)
-
-
-def of_class(cls: Any) -> Schema:
-    """The schema of a request class. Fields that it does not know are ignored, so may be there."""
-    schema: Schema = {"type": "object", "properties": of_fields(cls)}
-    required = [field.names for field in fields_of(cls) if field.required and field.whole is None]
-    if only := [names[0] for names in required if len(names) == 1]:
-        schema["required"] = only
-    if several := [names for names in required if len(names) > 1]:
-        schema["allOf"] = [{"anyOf": [{"required": [name]} for name in names]} for names in several]
-    return schema
-
-
-def classes_in(cls: Any) -> set[Any]:
-    """The request class, and those that its fields have."""
-    inner = [field.inner for field in fields_of(cls) if field.inner is not None]
-    return {cls}.union(*map(classes_in, inner))

@@ -13,18 +13,10 @@ from typing import Any, ClassVar, cast
 import attrs
 
 from trioserve.api.base import readers
-from trioserve.api.base.fields import (
-    READERS,
-    Only,
-    RequestBody,
-    field,
-    json_type,
-    named,
-    of_fields,
-    types_of,
-)
+from trioserve.api.base.fields import READERS, Only, RequestBody, field, json_type, named, types_of
 from trioserve.api.base.grammars import read_grammar
 from trioserve.api.base.readers import Bias
+from trioserve.api.base.request_schemas import of_fields
 from trioserve.types import GenerationParams, Grammar, SamplingParams
 
 # -- fields without effect

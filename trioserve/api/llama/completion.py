@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
+from trioserve.api.answers import Answer, Success
 from trioserve.api.base import limits, readers, sse
-from trioserve.api.base.answers import Answer, Success
 from trioserve.api.base.app_state import NOT_RUNNING
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import TemplateRequest
@@ -28,13 +28,13 @@ from trioserve.api.base.fields import (
     list_schema,
     object_schema,
     objects,
-    of_fields,
 )
 from trioserve.api.base.generation import admit, open_streams, read_chat, respond_stream
 from trioserve.api.base.generation_request import UNSUPPORTED_IN_LLAMA, GenerationRequest
 from trioserve.api.base.http import json_response, long_response, size_of_outputs
 from trioserve.api.base.output import Output, OutputWriter
 from trioserve.api.base.readers import GivenPrompt, RawPrompt
+from trioserve.api.base.request_schemas import of_fields
 from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of
 from trioserve.api.base.service import (
     awake_server,

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from trioserve.api.base.fields import COMPONENTS
+#: Where a description keeps schemas that have names.
+COMPONENTS = "#/components/schemas/"
 
 
 class Answer(msgspec.Struct):
