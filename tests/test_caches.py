@@ -32,7 +32,7 @@ OF_THE_SERVER = {
     "api/pages.py:cache",
     "api/streams.py:cache",
     "chat/markers.py:cache",
-    "chat/parse/cursor.py:lru_cache",  # markers of chat formats
+    "chat/formats/syntax.py:lru_cache",  # markers of chat formats
     "llama/devices.py:cache",
     "llama/header.py:lru_cache",  # headers of model files
     "llama/media/library.py:cache",

@@ -164,9 +164,7 @@ class Feed(Generic[_T]):
         weigh: gives the size of an item, such as its bytes, where they do not count as one each.
     """
 
-    def __init__(
-        self, size: float = math.inf, weigh: Callable[[_T], float] = lambda item: 1
-    ) -> None:
+    def __init__(self, size: float = math.inf, weigh: Callable[[_T], float] | None = None) -> None:
         self._items: deque[_T] = deque()
         self._size, self._weigh = size, weigh
         self._weight = 0.0  # of the unread items
@@ -184,7 +182,7 @@ class Feed(Generic[_T]):
         """Add an item, and wake the reader. After the end, the item is dropped."""
         if not self.is_over:
             self._items.append(item)
-            self._weight += self._weigh(item)
+            self._weight += 1 if self._weigh is None else self._weigh(item)
             if self._reader is not None:
                 self._wake()
 
@@ -261,7 +259,7 @@ class Feed(Generic[_T]):
         if not self._items:
             raise StopAsyncIteration
         item = self._items.popleft()
-        self._weight -= self._weigh(item)
+        self._weight -= 1 if self._weigh is None else self._weigh(item)
         self._writers.unpark_all()
         return item
 

@@ -165,7 +165,7 @@ class Mailbox(Feed[Event]):
         self.queued = True  # the task has no slot
         self.had_slot = False  # it has one now, or had one before it was preempted
         #: Called before its first slot counts. Raises TrioServeError if it is not to run any more.
-        self.check_slot: Callable[[], object] = lambda: None
+        self.check_slot: Callable[[], object] | None = None
         self.n_output = 0  # tokens generated, read or not
         self.n_unread = 0  # unread tokens
         self.n_bytes = 0  # approximate bytes of the unread events
@@ -222,7 +222,8 @@ class Mailbox(Feed[Event]):
         Raises:
             TrioServeError: the error of `end`.
         """
-        self.check()
+        if self._error is not None:
+            self.check()
         if self._tokens:
             self._join_tokens()
         events = list(self._items)
@@ -436,7 +437,7 @@ class Dispatcher:
 
     def _admit(self, mailbox: Mailbox) -> None:
         """Note that a task has a slot, or cancel it if it is not to run any more."""
-        if not mailbox.had_slot:
+        if mailbox.check_slot is not None and not mailbox.had_slot:
             try:
                 mailbox.check_slot()
             except TrioServeError as error:

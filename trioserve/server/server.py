@@ -104,7 +104,7 @@ class Server(EnteredOnce):
                               "a separate one: use the command, or ChildModels")  # fmt: skip
         all_keys = keys or Keys(self.config)
         self._own_keys = all_keys if keys is None else None
-        resources = ServerResources(self.config, all_keys, usage or Usage())
+        resources = ServerResources(self.config, all_keys, usage)
         self.resources = resources
         self.memory, self.metrics = resources.memory, resources.metrics
         self.observers, self.telemetry = resources.observers, resources.telemetry
@@ -446,13 +446,13 @@ class Server(EnteredOnce):
             InvalidRequestError: a field is unknown, has the wrong type or is out of range.
             NotSupportedError: the server generates no text.
         """
-        with context.preparing():
-            model = await self.lifecycle.known_model(context)
-            if model.pooling is not None:
-                model.check_generates()
-            check_copies(n, model.n_slots)
-            fields = dict(fields)
-            if fields.get("logit_bias") is not None:
+        model = await self.lifecycle.known_model(context)
+        if model.pooling is not None:
+            model.check_generates()
+        check_copies(n, model.n_slots)
+        fields = dict(fields)
+        if fields.get("logit_bias") is not None:
+            with context.preparing():
                 async with self.lifecycle.use(context) as services:
                     fields["logit_bias"] = await services.tokenizer.biases_of(fields["logit_bias"])
         return take_params(fields, base or model.defaults)

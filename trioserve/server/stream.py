@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from operator import attrgetter
 from typing import Any, TypeVar, overload
 
 import attrs
@@ -118,9 +119,10 @@ class Stream:
             return self.finished
         if not self._unread:
             await self._take()
-        if self.is_paced and _pace(self._unread[-1]):
-            await self._wait_until_due()
         event = self._unread[-1]
+        if self.is_paced and isinstance(event, Chunk) and event.pace:
+            await self._wait_until_due()
+            event = self._unread[-1]
         if isinstance(event, Failed):  # it stays unread, to be raised again
             raise event.error.again()
         self._unread.pop()
@@ -229,14 +231,17 @@ def _merge(events: list[Event], *, is_paced: bool = False) -> list[Event]:
     return [*merged, _join(chunks, joined_s)] if chunks else merged
 
 
+_TEXT, _TOKENS, _PROBS, _DRAFTS = map(attrgetter, ("text", "tokens", "probs", "drafts"))
+
+
 def _join(chunks: list[Chunk], pace: float) -> Chunk:
     return Chunk(
         chunks[0].task_id,
-        "".join([each.text for each in chunks]),
-        tuple(itertools.chain.from_iterable([each.tokens for each in chunks])),
-        tuple(itertools.chain.from_iterable([each.probs for each in chunks])),
+        "".join(map(_TEXT, chunks)),
+        tuple(itertools.chain.from_iterable(map(_TOKENS, chunks))),
+        tuple(itertools.chain.from_iterable(map(_PROBS, chunks))),
         pace,
-        drafts=max([each.drafts for each in chunks]),
+        drafts=max(map(_DRAFTS, chunks)),
     )
 
 
@@ -267,7 +272,7 @@ class ChatStream:
         self.prompt_text = prompt_text
         self._parser = parser
         self._end_thinking = end_thinking  # on the inference thread
-        self._builder = MessageBuilder()
+        self._deltas: list[Delta] = []  # all that were read
         self._last: Finished | None = None  # delivered after what the parser held back
 
     @property
@@ -293,7 +298,10 @@ class ChatStream:
     @property
     def message(self) -> Message:
         """The message as far as it has been read."""
-        return self._builder.build()
+        builder = MessageBuilder()
+        for delta in self._deltas:
+            builder.add(delta)
+        return builder.build()
 
     def __aiter__(self) -> AsyncIterator[Progress | ChatChunk]:
         return self
@@ -328,8 +336,7 @@ class ChatStream:
         return event
 
     def _chunk(self, deltas: list[Delta], came_from: Chunk | None) -> ChatChunk:
-        for delta in deltas:
-            self._builder.add(delta)
+        self._deltas += deltas
         if came_from is None:
             return ChatChunk(tuple(deltas), ())
         return ChatChunk(tuple(deltas), came_from.tokens, came_from.probs, came_from.drafts)

@@ -26,6 +26,9 @@ _INTERVAL = 3.0
 
 _DAY = 86400
 
+#: Requests that are counted together, at most.
+_MANY = 256
+
 
 class Usage:
     """An observer that counts what each API key uses, by day and model.
@@ -35,8 +38,9 @@ class Usage:
     """
 
     def __init__(self) -> None:
-        #: Since the start, by the names of the key and of the model.
-        self.totals: defaultdict[tuple[str, str], Used] = defaultdict(Used)
+        self._totals: defaultdict[tuple[str, str], Used] = defaultdict(Used)
+        #: Requests that are not counted yet: when they ended, the key, the model and the amounts.
+        self._ended: list[tuple[float, str, str, tuple[Any, ...]]] = []
         self._unsaved: defaultdict[UsageRow, Used] = defaultdict(Used)
         self.news = Bell()  # there is something to take
         self._day = ""
@@ -47,18 +51,28 @@ class Usage:
         if not isinstance(event, RequestRecord):
             return
         request, end = event.request, event.end
-        used = Used(
-            requests=1,
-            input_tokens=request.n_prompt if end.had_slot else 0,
-            cached_input_tokens=0 if end.timings is None else end.timings.cache_n,
-            output_tokens=end.n_output,
-            seconds=end.total_s,
-        )
-        self.add(UsageRow(day_of(time.time()), request.key, request.model), used)
+        n_input = request.n_prompt if end.had_slot else 0
+        n_cached = 0 if end.timings is None else end.timings.cache_n
+        amounts = (1, n_input, n_cached, end.n_output, end.total_s)
+        self._ended.append((time.time(), request.key, request.model, amounts))
+        self.news.ring()
+        if len(self._ended) >= _MANY:
+            self._count_ended()
+
+    def _count_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        for moment, key, model, amounts in ended:
+            self.add(UsageRow(day_of(moment), key, model), Used(*amounts))
+
+    @property
+    def totals(self) -> Mapping[tuple[str, str], Used]:
+        """Since the start, by the names of the key and of the model."""
+        self._count_ended()
+        return self._totals
 
     def add(self, row: UsageRow, used: Used) -> None:
         """Count what was used."""
-        self.totals[row.key, row.model].add(used)
+        self._totals[row.key, row.model].add(used)
         self._put(row, used)
         self._count(row, used)
 
@@ -83,6 +97,7 @@ class Usage:
 
     def take(self) -> Mapping[UsageRow, Used]:
         """Take what was not taken before."""
+        self._count_ended()
         taken, self._unsaved = self._unsaved, defaultdict(Used)
         return taken
 
@@ -100,6 +115,7 @@ class Usage:
         """
         if key is None or not key.daily_tokens:
             return
+        self._count_ended()
         self._turn_day()
         if self._tokens[key.name] + n_running >= key.daily_tokens:
             raise InsufficientQuotaError(

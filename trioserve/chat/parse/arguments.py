@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Final
 
-from trioserve.chat.formats.syntax import Elements, Literals, Parameters
+from trioserve.chat.formats.syntax import Elements, Literals, Parameters, held_back
 from trioserve.chat.json_scanner import JSON_BEGINNINGS, MAX_DEPTH, WHITESPACE, JsonScanner, as_json
-from trioserve.chat.parse.cursor import Cursor, Refused, held_back, json_characters
+from trioserve.chat.parse.cursor import Cursor, Refused, json_characters
 
 _WORDS: Final = {
     "True": "true",

@@ -6,7 +6,6 @@ change, so that the result does not depend on the pieces.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Generator, Iterator
@@ -155,31 +154,6 @@ class Cursor:
             raise Refused
         value: str = json.loads((yield from self.json()))
         return value
-
-
-def held_back(text: str, markers: tuple[str, ...]) -> int:
-    """Count the characters at the end of a text that may be the beginning of a marker."""
-    beginning, longest = _patterns(markers)[1:]
-    found = beginning.search(text, max(0, len(text) - longest))
-    return 0 if found is None else len(text) - found.start()
-
-
-def first_of(text: str, markers: tuple[str, ...]) -> tuple[int, str]:
-    """Find the first of the markers in a text: its place, or -1, and which it is.
-
-    Of those at the same place the first one counts.
-    """
-    found = _patterns(markers)[0].search(text)
-    return (-1, "") if found is None else (found.start(), found[0])
-
-
-@functools.lru_cache(maxsize=256)
-def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
-    """What finds a marker, what finds the beginning of one at the end, and the longest of these."""
-    begun = {marker[:length] for marker in markers for length in range(1, len(marker))}
-    whole = re.compile("|".join(map(re.escape, markers)) or "(?!)")
-    beginning = re.compile(f"(?:{'|'.join(map(re.escape, begun)) or '(?!)'})\\Z")
-    return whole, beginning, max(map(len, begun), default=0)
 
 
 def is_text(value: str) -> bool:

@@ -31,10 +31,11 @@ from trioserve.chat.formats.syntax import (
     Reasoning,
     Step,
     ToolCalls,
+    first_of,
+    held_back,
 )
 from trioserve.chat.grammar.schemas import texts_of
 from trioserve.chat.json_scanner import WHITESPACE, State
-from trioserve.chat.parse.cursor import first_of, held_back
 from trioserve.chat.parse.reader import CallReader, Texts
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Thinking, TokenId

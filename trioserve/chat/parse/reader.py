@@ -22,6 +22,8 @@ from trioserve.chat.formats.syntax import (
     Parameters,
     QuotedName,
     Step,
+    first_of,
+    held_back,
 )
 from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
 from trioserve.chat.parse.arguments import ElementReader, LiteralReader, ParameterReader
@@ -30,8 +32,6 @@ from trioserve.chat.parse.cursor import (
     Cursor,
     Reading,
     Refused,
-    first_of,
-    held_back,
     is_text,
 )
 

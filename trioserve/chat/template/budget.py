@@ -138,6 +138,8 @@ class Meter:
         """Give the size of a value and how many levels it has, and check both."""
         if isinstance(value, str):
             return SCALAR + len(value), 0
+        if value is None or isinstance(value, bool):
+            return SCALAR, 0
         if self._reads_input:
             _check_is_json(value)
         if isinstance(value, range):
@@ -168,7 +170,8 @@ class Meter:
 
     def admit(self, value: Any) -> Any:
         """Check and count the result of an operation; gives it back, iterators as lists."""
-        self.tick()
+        if time.monotonic() >= self._look_again:
+            self.tick()
         kind = type(value)
         if kind is str:
             size = SCALAR + len(value)
@@ -208,7 +211,8 @@ class Meter:
 
     def step(self, value: Any) -> Any:
         """Look at the clock, and note which message a loop is at."""
-        self.tick()
+        if time.monotonic() >= self._look_again:
+            self.tick()
         self.place = self._places.get(id(value), self.place)
         return value
 

@@ -47,21 +47,23 @@ class ServerResources:
     Args:
         config: the server's configuration.
         keys: its API keys.
-        usage: counts what they use.
+        usage: counts what they use; None: only their budgets do.
     """
 
-    def __init__(self, config: Config, keys: Keys, usage: Usage) -> None:
+    def __init__(self, config: Config, keys: Keys, usage: Usage | None) -> None:
         self.config = config
         #: The API keys; None where clients need none.
         self.keys = keys if keys.needed else None
-        self.usage = usage
+        self.usage = usage or Usage()
         #: Admits requests and runs with tools, ends them, and has its phase when the server drains.
         self.gate = Gate()
         #: The memory budget of requests, including unread requests of other connections.
         self.memory = MemoryBudget.of(config)
         #: Request metrics; None unless the configuration enables them.
         self.metrics = Metrics() if config.metrics_endpoint else None
-        self.observers: list[Observer] = [RequestLog(), usage]
+        self.observers: list[Observer] = [RequestLog()]
+        if usage is not None or self.keys is not None:
+            self.observers.append(self.usage)
         if self.metrics is not None:
             self.observers.append(self.metrics)
         #: Passes events to callbacks of a program; see `Telemetry.subscribe`.

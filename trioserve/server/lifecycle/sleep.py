@@ -30,7 +30,7 @@ from trioserve.errors import (
 from trioserve.left_out import leave_out
 from trioserve.log import get_logger
 from trioserve.server.adapters import AdapterNames
-from trioserve.server.context import RequestContext
+from trioserve.server.context import ANYONE, RequestContext
 from trioserve.server.generation.requests import ServerResources
 from trioserve.server.lifecycle.engine import Driver, Health, Loader, running_engine
 from trioserve.server.lifecycle.services import EngineServices
@@ -309,10 +309,10 @@ class ModelLifecycle:
         if isinstance(self._model_state.value, Unopened):
             raise RuntimeError("this Server is not open: enter it with `async with`")
 
-    async def known_model(self, context: RequestContext | None = None) -> LoadedModel:
+    async def known_model(self, context: RequestContext = ANYONE) -> LoadedModel:
         """The model's properties. Loads the model if it was never loaded."""
         if self._model is None and self.sleeping:
-            async with self.use(context or RequestContext()):
+            async with self.use(context):
                 pass
         return self.model
 

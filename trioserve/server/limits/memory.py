@@ -61,7 +61,7 @@ def weight_of(body: bytes) -> int:
     values, has_escapes = 0, False
     for start in range(0, len(body), _STEP):
         stop = start + _STEP
-        values += sum(body.count(sign, start, stop) * each for sign, each in _WEIGHTS.items())
+        values += sum([body.count(sign, start, stop) * each for sign, each in _WEIGHTS.items()])
         has_escapes |= any(body.find(one, start, stop + 2) >= 0 for one in _ESCAPES)
     # Python stores a text with four bytes a character if one character needs them.
     width = 4 if has_escapes or not body.isascii() else 1
