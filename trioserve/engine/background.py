@@ -64,6 +64,11 @@ class Background:
         self._turns: dict[int, int] = {}  # by slot: the number of the last turn that it had
         self._was_prefill = False  # the last turn that was too short for all was for prompts
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it had something to do in this step."""
+        return self.is_beside or self.is_alone
+
     def share(self, slots: Sequence[Slot]) -> tuple[Sequence[Slot], int]:
         """Choose what is in the next step.
 
@@ -79,7 +84,7 @@ class Background:
             assert slot.request is not None
             (behind if slot.request.is_background else others).append(slot)
         self.pace = 0.0
-        self.is_beside, self.is_alone = bool(behind and others), not others
+        self.is_beside, self.is_alone = bool(behind and others), bool(behind and not others)
         if not self.is_beside:
             self._credit_s, self._was_beside, self._was_paced = 0.0, False, False
             return slots, self._prompt_tokens_alone(behind)

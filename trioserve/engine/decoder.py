@@ -283,15 +283,15 @@ class BatchDecoder:
             self._backend.set_adapters(())
             self._adapters = ()
 
-    def decode(self, plan: StepPlan, adapters: Adapters) -> list[int]:
+    def decode(self, plan: StepPlan) -> list[int]:
         """Decode one batch; returns the row to sample from of each slot in it.
 
         Raises:
             DecodeError: as `Backend.decode`, and when the adapters cannot be used.
         """
-        if adapters != self._adapters:
-            self._backend.set_adapters(adapters)
-            self._adapters = adapters
+        if plan.adapters != self._adapters:
+            self._backend.set_adapters(plan.adapters)
+            self._adapters = plan.adapters
         try:
             if plan.is_media:
                 rows = self._decode_media(plan)

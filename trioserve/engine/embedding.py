@@ -322,7 +322,7 @@ class EmbeddingEngine(EngineLoop):
         if self._next_long is request:
             self._next_long = None
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
         counters = self._counters
         counters.steps += 1
         self._admit()
@@ -333,7 +333,7 @@ class EmbeddingEngine(EngineLoop):
                 "what was let in does not fit"
             )
             self._is_blocked = True
-            return
+            return False
         self._running.rotate(-1)
         if self._compute(pieces):
             n_slots = len({id(piece.request) for piece in pieces})
@@ -346,6 +346,7 @@ class EmbeddingEngine(EngineLoop):
             self._collect(pieces)
         counters.step_s += monotonic() - self.heartbeat
         counters.prompt_s = counters.step_s
+        return self.has_work
 
     def _rest(self) -> None:
         if not self._is_blocked:

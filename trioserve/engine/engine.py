@@ -22,10 +22,9 @@ from trioserve.engine.drafts.drafts import Drafts
 from trioserve.engine.encoder import Encoded
 from trioserve.engine.loop import Call, Cancel, Command, EngineLoop, Pause, Submit
 from trioserve.engine.output import Outputs, Sampled, SampledToken, SamplerPool
-from trioserve.engine.planner import Planner, StepPlan
+from trioserve.engine.planner import Planner, StepPlan, is_plain
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import RequestState, Slot
-from trioserve.engine.steady import SteadyPlan, is_plain
 from trioserve.engine.strategy import BatchStrategy
 from trioserve.errors import (
     ContextLengthExceededError,
@@ -111,8 +110,9 @@ class Engine(EngineLoop):
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
         self._samplers = SamplerPool(backend)
         self._counters = EngineCounters()  # without the requests that have not ended
-        #: The plan of the last step, if no command has come since, and no request has ended.
-        self._repeated: StepPlan | None = None
+        #: The plan of the last step, if nothing is to decide before the next one.
+        self._steady: StepPlan | None = None
+        self._scheduling_s = 0.0  # that the last plan took
         self._slot_calls: list[Call] = []  # that wait until their slots are idle
         self._learned_at = 0.0  # the end of the last step that decoded
 
@@ -216,20 +216,19 @@ class Engine(EngineLoop):
         request.close_thinking()
         return True
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
         """Schedule, decode, sample, emit."""
-        steady = self._next_steady()
-        if steady is None and self.drafts.is_on:
-            self.drafts.propose()
-        scheduled_from = self.clock()
-        plan: StepPlan = steady if steady is not None else self._scheduler.schedule()
-        scheduling_s = self.clock() - scheduled_from
-        if self._scheduler.admitted or self._scheduler.preempted:
-            self._emit_admissions()
-        rows = self._decode(plan)
+        steady, self._steady = self._steady, None
+        plan = self._schedule() if steady is None else steady
+        try:
+            rows = self._decoder.decode(plan) if plan.n_cells else []
+        except DecodeError as error:
+            rows = []
+            self._give_back(plan, error)
         if rows:
+            plan.note(self._cache)
             if steady is not None:
-                self._sample_steadily(steady, rows)
+                self._sample_steadily(plan, rows)
             else:
                 self._sample(plan, rows)
         seconds = self.clock() - self.heartbeat
@@ -237,67 +236,59 @@ class Engine(EngineLoop):
         self._counters.step_s += seconds
         if rows:
             # Copies for requests that start say nothing about the next step.
-            self._learn(plan, seconds - scheduling_s)
+            self._learn(plan, seconds if steady is not None else seconds - self._scheduling_s)
         if self._slot_calls:
             self._make_slot_calls()
+        return self._steady is not None or self._scheduler.has_work
 
-    def _next_steady(self) -> SteadyPlan | None:
-        """The plan of a step in which nothing is to decide, if this is one."""
-        plan, self._repeated = self._repeated, None
-        if plan is None:
-            return None
-        steady = plan if isinstance(plan, SteadyPlan) else SteadyPlan(plan)
-        return steady if self._scheduler.repeat(steady) else None
+    def _schedule(self) -> StepPlan:
+        """Decide what this step decodes."""
+        if self.drafts.is_on:
+            self.drafts.propose()
+        began = self.clock()
+        plan = self._scheduler.schedule()
+        self._scheduling_s = self.clock() - began
+        if self._scheduler.admitted or self._scheduler.preempted:
+            self._emit_admissions()
+        return plan
+
+    def _give_back(self, plan: StepPlan, error: DecodeError) -> None:
+        """Nothing was decoded: try again without drafts or a request, or fail those in the plan."""
+        if isinstance(error, DecodeInterruptedError):
+            return  # the cancel that it was for comes before the next step
+        if isinstance(error, KVCacheFullError):
+            if self._scheduler.drop_drafts():
+                return
+            if plan.n_slots > 1:
+                self._scheduler.overflow(plan.slots)
+                return
+        for slot in plan.slots:
+            self._fail(slot, error)
 
     def _sample(self, plan: StepPlan, rows: list[int]) -> None:
-        """Sample, and add the tokens to the outputs."""
+        """Sample, and add the tokens to the outputs. The plan is used again if it can be."""
         slots, requests, ready_rows = self._ready(plan, rows)
         sampled = self._samplers.sample(requests, ready_rows)
-        is_text = self._emit_tokens(slots, requests, sampled)
-        if is_text and plan.may_repeat and all(map(is_plain, requests)) and self.drafts.rest():
-            self._repeated = plan
+        is_text = self._emit_tokens(plan, slots, requests, sampled)
+        may_repeat = is_text and plan.may_repeat and not self._scheduler.waiting
+        if may_repeat and all(map(is_plain, requests)):
+            plan.repeat(self._scheduler.n_ctx - self._cache.held.taken)
+            self._keep(plan)
 
-    def _sample_steadily(self, plan: SteadyPlan, rows: list[int]) -> None:
-        """The same for a plan that is repeated as long as all tokens are only text."""
-        sampled = self._samplers.sample(plan.requests, rows, plan.samples)
-        chunks = self._outputs.step_steadily(plan, sampled, self._planner.pace)
+    def _sample_steadily(self, plan: StepPlan, rows: list[int]) -> None:
+        """The same for a plan that is used again."""
+        sampled = self._samplers.sample(plan.requests, rows, are_plain=True)
+        chunks = self._outputs.step_steadily(plan, sampled)
         if chunks is None:
-            self._emit_tokens(plan.streams, plan.requests, sampled)
-        else:
-            self._fresh.append(chunks)
-            self._repeated = plan if self.drafts.rest() else None
-
-    def _decode(self, plan: StepPlan) -> list[int]:
-        """Decode one batch; returns the row to sample from of each slot, none if it failed."""
-        if not plan.n_cells:
-            return []
-        try:
-            rows = self._decoder.decode(plan, self._planner.adapters)
-        except DecodeInterruptedError:
-            return []  # the cancel that it was for comes before the next step
-        except KVCacheFullError as error:
-            self._make_room(plan.slots, error)
-            return []
-        except DecodeError as error:
-            for slot in plan.slots:
-                self._fail(slot, error)
-            return []
-        plan.note(self._cache)
-        if self.watchers:
-            self._in_batch = (len(plan), plan.n_cells - plan.n_prefill, plan.n_prefill)
-        return rows
-
-    def _make_room(self, slots: list[Slot], error: KVCacheFullError) -> None:
-        """The KV cache had no room: drop drafts, or send a request back, or fail the only one.
-
-        Nothing was decoded, so the requests are as they were and the next step tries again.
-        """
-        if self._scheduler.drop_drafts():
+            self._emit_tokens(plan, plan.streams, plan.requests, sampled)
             return
-        if len(slots) > 1:
-            self._scheduler.overflow(slots)
-        else:
-            self._fail(slots[0], error)
+        self._fresh.append(chunks)
+        self._keep(plan)
+
+    def _keep(self, plan: StepPlan) -> None:
+        """Use a plan again, unless it is time for a closer look at its requests."""
+        if plan.n_left > 0 and (not self.drafts.is_on or self.drafts.rest()):
+            self._steady = plan
 
     def _ready(
         self, plan: StepPlan, rows: list[int]
@@ -351,24 +342,30 @@ class Engine(EngineLoop):
         return request.sampler is not None
 
     def _emit_tokens(
-        self, slots: list[Slot], requests: list[RequestState], sampled: list[Sampled]
+        self,
+        plan: StepPlan,
+        slots: list[Slot],
+        requests: list[RequestState],
+        sampled: list[Sampled],
     ) -> bool:
         """Add the sampled tokens to the outputs; returns whether all of them are only text."""
-        chunks, others = self._outputs.step(requests, sampled, self._planner.pace)
+        chunks, others = self._outputs.step(requests, sampled, plan.pace)
         if chunks.task_ids:
             self._fresh.append(chunks)
         for i in others:
-            self._next_tokens(slots[i], requests[i], sampled[i])
+            self._next_tokens(slots[i], requests[i], sampled[i], plan.pace)
         return not others
 
-    def _next_tokens(self, slot: Slot, request: RequestState, sampled: Sampled) -> None:
+    def _next_tokens(
+        self, slot: Slot, request: RequestState, sampled: Sampled, pace: float
+    ) -> None:
         """Add the sampled tokens to a request; end the request if it is complete or failed."""
         if isinstance(sampled, TrioServeError):
             self._fail(slot, sampled)
             return
         tokens = [SampledToken(sampled)] if isinstance(sampled, int) else sampled
         n_before = len(request.keys)
-        chunk = self._outputs.accept(request, tokens, self._planner.pace)
+        chunk = self._outputs.accept(request, tokens, pace)
         new = request.keys[n_before:]
         n_right = self.drafts.settle(slot, new[: len(tokens) - 1]) if request.draft else 0
         request.n_ahead = max(0, len(new) - n_right - 1)
@@ -396,7 +393,7 @@ class Engine(EngineLoop):
         """Count the tokens that this step decoded, and report its cost to the strategy."""
         counters = self._counters
         counters.decodes += 1
-        counters.busy_slots += len(plan)
+        counters.busy_slots += plan.n_slots
         if plan.n_prefill:
             counters.prompt_tokens += plan.n_prefill
             counters.prompt_s += seconds
@@ -404,6 +401,8 @@ class Engine(EngineLoop):
         self._learned_at = now
         if self.drafts.is_on:
             self.drafts.observe(plan, seconds)
+        if self.watchers:
+            self._in_batch = (plan.n_slots, plan.n_cells - plan.n_prefill, plan.n_prefill)
 
     # -- the other events
 
@@ -462,7 +461,7 @@ class Engine(EngineLoop):
     # -- commands
 
     def _take(self, command: Command) -> None:
-        self._repeated = None
+        self._steady = None
         super()._take(command)
 
     def _obey(self, command: Command) -> None:

@@ -286,12 +286,12 @@ class EngineLoop(abc.ABC):
         if self._is_busy and not self._stopping:
             self.heartbeat = began
             try:
-                self._step()
+                self._is_busy = self._step()
             except Exception as error:
+                self._is_busy = False
                 self._break(error)
             if self.watchers:
                 self._record_step(began)
-            self._is_busy = self.has_work and self.failure is None
             if not self._is_busy:
                 self._tidy_after = SOON_S
                 self._rest()
@@ -411,8 +411,8 @@ class EngineLoop(abc.ABC):
         """Obey a command that not all engines obey in the same way."""
 
     @abc.abstractmethod
-    def _step(self) -> None:
-        """Run one step."""
+    def _step(self) -> bool:
+        """Run one step; returns whether there is anything to do in the next one."""
 
     @abc.abstractmethod
     def _rest(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import cast
@@ -11,8 +11,8 @@ import attrs
 
 from trioserve.engine.backend import Backend, Sampler, Vocab
 from trioserve.engine.helpers import start_all
+from trioserve.engine.planner import StepPlan, is_plain
 from trioserve.engine.slot import RequestState
-from trioserve.engine.steady import SteadyPlan, is_plain
 from trioserve.errors import TrioServeError
 from trioserve.types import Chunk, Chunks, FinishReason, GenerationParams, TokenId, TokenProbs
 
@@ -55,28 +55,27 @@ class SamplerPool:
         self,
         requests: Sequence[RequestState],
         rows: Sequence[int],
-        samples: Sequence[Callable[[int], TokenId]] | None = None,
+        *,
+        are_plain: bool = False,
     ) -> list[Sampled]:
         """Sample for each request, from its row of logits.
 
-        `samples` are the functions of their samplers, if all requests are plain.
+        With `are_plain`, all of the requests are known to be.
 
         The result is one token, and one more for each accepted token of a draft, whose rows follow.
         Each is followed by the tokens that a grammar leaves no choice about. An error affects only
         one request; the others have their tokens.
         """
         if self._threads is None or len(requests) < MIN_PARALLEL:
-            if samples is not None:
-                return _sample_plainly(samples, rows)
-            return self._sample_each(requests, rows)
+            return self._sample_each(requests, rows, are_plain)
         # The first access to a batch's logits reorders them, so no other may run beside it.
-        results = self._sample_each(requests[:1], rows[:1]) * len(requests)
+        results = self._sample_each(requests[:1], rows[:1], are_plain) * len(requests)
         parts = [slice(1 + i, None, self._n_threads + 1) for i in range(self._n_threads + 1)]
         others = [
-            self._threads.submit(self._sample_each, requests[part], rows[part])
+            self._threads.submit(self._sample_each, requests[part], rows[part], are_plain)
             for part in parts[1:]
         ]
-        sampled = [self._sample_each(requests[parts[0]], rows[parts[0]])]
+        sampled = [self._sample_each(requests[parts[0]], rows[parts[0]], are_plain)]
         sampled += [other.result() for other in others]
         for part, its in zip(parts, sampled, strict=True):
             results[part] = its
@@ -92,13 +91,15 @@ class SamplerPool:
         if self._threads is not None:
             self._threads.shutdown()
 
-    def _sample_each(self, requests: Sequence[RequestState], rows: Sequence[int]) -> list[Sampled]:
+    def _sample_each(
+        self, requests: Sequence[RequestState], rows: Sequence[int], are_plain: bool
+    ) -> list[Sampled]:
         sampled: list[Sampled] = []
         for request, row in zip(requests, rows, strict=True):
             sampler = request.sampler
             assert sampler is not None
             try:
-                if is_plain(request):
+                if are_plain or is_plain(request):
                     sampled.append(sampler.sample(row))
                 else:
                     sampled.append(self._sample_several(request, sampler, row))
@@ -146,19 +147,6 @@ class SamplerPool:
         return sampler.forced(n_max) if n_max > 0 and tokens[-1] not in self._ends else ()
 
 
-def _sample_plainly(
-    samples: Sequence[Callable[[int], TokenId]], rows: Sequence[int]
-) -> list[Sampled]:
-    sampled: list[Sampled] = []
-    add = sampled.append
-    for sample, row in zip(samples, rows, strict=True):
-        try:
-            add(sample(row))
-        except TrioServeError as error:
-            add(error)
-    return sampled
-
-
 def _force(
     sampler: Sampler, token: TokenId, row: int, params: GenerationParams
 ) -> TokenProbs | None:
@@ -169,16 +157,19 @@ def _force(
     return probs
 
 
-class _PlainTexts(dict[TokenId, str]):
+class _PlainTexts(dict[Sampled, str]):
     """The texts of the tokens that were met so far.
 
-    It is empty for tokens that are not whole characters of one line: they need a closer look.
+    It is empty for what needs a closer look: errors, and tokens that are not whole characters of
+    one line.
     """
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
 
-    def __missing__(self, token: TokenId) -> str:
+    def __missing__(self, token: Sampled) -> str:
+        if not isinstance(token, int):
+            return ""
         piece = self._vocab.pieces[token]
         is_plain = token not in self._vocab.end_of_generation and b"\n" not in piece
         try:
@@ -232,17 +223,14 @@ class Outputs:
                 others.append(place)
         return Chunks(task_ids, texts, tokens, pace), others
 
-    def step_steadily(
-        self, plan: SteadyPlan, sampled: Sequence[Sampled], pace: float
-    ) -> Chunks | None:
+    def step_steadily(self, plan: StepPlan, sampled: Sequence[Sampled]) -> Chunks | None:
         """Add a token to each output of a plan; None, and nothing, if one means more than text."""
-        plain_texts = self._plain_texts
-        texts = [plain_texts[token] if isinstance(token, int) else "" for token in sampled]
+        texts = list(map(self._plain_texts.__getitem__, sampled))
         if not all(texts):
             return None
-        tokens = cast(Sequence[TokenId], sampled)
+        tokens = cast(list[TokenId], sampled)
         plan.go_on(tokens)
-        return Chunks(plan.task_ids, texts, tokens, pace)
+        return Chunks(plan.task_ids, texts, tokens)
 
     def accept(
         self, request: RequestState, sampled: Sequence[SampledToken], pace: float

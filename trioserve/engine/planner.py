@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
 from time import monotonic
@@ -15,7 +16,7 @@ from trioserve.engine.cache.sequences import KVSequence
 from trioserve.engine.encoder import MediaEncoder
 from trioserve.engine.slot import RequestState, Slot, arrival
 from trioserve.engine.strategy import BatchStrategy, share_out
-from trioserve.types import Adapters, CellKey, MediaChunk
+from trioserve.types import Adapters, CellKey, MediaChunk, TokenId
 
 
 class AdapterTurns:
@@ -119,12 +120,8 @@ class MediaWork(Work):
 
 
 _REQUEST, _SEQ, _KEYS = attrgetter("request"), attrgetter("seq"), attrgetter("keys")
-_HELD, _FOLDS, _ID, _LAST = (
-    attrgetter("held"),
-    attrgetter("folds"),
-    attrgetter("id"),
-    itemgetter(-1),
-)
+_HELD, _FOLDS, _ID = attrgetter("held"), attrgetter("folds"), attrgetter("id")
+_LAST = itemgetter(-1)
 
 
 class StepPlan:
@@ -132,6 +129,10 @@ class StepPlan:
 
     Nearly all of these are outputs without a draft, up to hundreds, so their data is in columns.
     A step with media has nothing else.
+
+    With hundreds of streams, nearly all steps differ from the one before in nothing but their
+    tokens: no command has come, no request has begun or ended, and there is no prompt and no draft.
+    Then there is nothing to decide, and the plan is used again: see `repeat`.
 
     Args:
         streams: slots in decode that have no draft: each adds its newest token.
@@ -156,12 +157,18 @@ class StepPlan:
         self.streams, self.others, self.is_media = streams, others, is_media
         #: There is nothing but streams, so the next step is the same if nothing happens.
         self.may_repeat = False
+        #: How many steps may be the same as this one, once it was decoded; 0: `repeat` decides.
+        self.n_left = 0
         #: The part of it that is not the background's, if there is both at work.
         self.ahead: StepPlan | None = None
+        self.adapters: Adapters = ()  # that all of its requests have
+        #: Seconds between two tokens of a stream for its reader; 0: as they come.
+        self.pace = 0.0
         # `map` instead of a loop: there may be hundreds.
         self.requests: list[RequestState] = list(map(_REQUEST, streams))
         self.seqs: list[KVSequence] = list(map(_SEQ, streams))
         self.keys: list[CellKey] = list(map(_LAST, map(_KEYS, self.requests)))  # the newest of each
+        self.n_slots = len(streams) + len(others)
         self.n_decode = self.n_cells = len(streams)  # outputs in decode; cells that it fills
         self.n_prefill = 0  # cells of prompts
         for work in others:
@@ -170,10 +177,6 @@ class StepPlan:
                 self.n_decode += 1
             else:
                 self.n_prefill += work.n_cells
-
-    def __len__(self) -> int:
-        """Count the slots in it."""
-        return len(self.streams) + len(self.others)
 
     @property
     def slots(self) -> list[Slot]:
@@ -188,8 +191,31 @@ class StepPlan:
             is_media=self.is_media,
         )
 
+    def repeat(self, n_room: int) -> None:
+        """Have the next steps decode the tokens that were sampled, each one position further.
+
+        They do so until the engine takes a command, or a token means more than text. The requests
+        of the streams are `is_plain`, and there is room for `n_room` cells.
+        """
+        self.keys = list(map(_LAST, map(_KEYS, self.requests)))
+        self.rows = list(range(len(self.keys)))
+        self.texts = [request.keys for request in self.requests]
+        self.task_ids = [request.task.id for request in self.requests]
+        # Tokens that each output may have before one of them is looked at more closely.
+        n_simple = min(request.n_simple - len(request.keys) for request in self.requests)
+        self.n_left = min(n_simple, n_room // self.n_cells)
+
+    def go_on(self, tokens: list[TokenId]) -> None:
+        """Add the tokens that were sampled to the texts; the next step decodes them."""
+        deque(map(list.append, self.texts, tokens), maxlen=0)
+        self.keys = tokens
+        self.n_left -= 1
+
     def fill(self, batch: Batch) -> list[int]:
         """Put all of it into the batch; returns the row to sample from of each slot."""
+        if self.n_left:
+            batch.advance(self.keys)
+            return self.rows
         batch.clear()
         positions = list(map(len, map(_HELD, self.seqs)))
         if any(map(_FOLDS, self.seqs)):
@@ -210,6 +236,16 @@ class StepPlan:
             piece.note(cache)
 
 
+def is_plain(request: RequestState) -> bool:
+    """Whether sampling gives one token, and nothing else decides what it is."""
+    return not (
+        request.draft
+        or request.forced
+        or request.task.params.n_probs
+        or request.task.constraint is not None
+    )
+
+
 def _is_background(slot: Slot) -> bool:
     assert slot.request is not None
     return slot.request.is_background
@@ -223,6 +259,8 @@ def _sequence(slot: Slot) -> int:
 #: Seconds that one set of adapters keeps its turn while others wait. Changing adapters takes a few
 #: milliseconds, because llama.cpp plans its buffers again.
 TURN_S = 0.02
+#: Of the steps without prompts since a strategy was asked last, so many are reported to it.
+QUIET = 16
 
 
 class Planner:
@@ -269,21 +307,13 @@ class Planner:
         self._held_up: tuple[int, float] = 0, 0.0  # its cells, and its seconds
         self._n_other_streams = 0  # that decode in another turn
         self._has_asked = False  # the encoder was asked for media
+        #: Steps without prompts that the strategy was not told of: outputs in decode, and seconds.
+        self._quiet: deque[tuple[int, float]] = deque(maxlen=QUIET)
 
     def expect_adapters(self) -> None:
         """From now on, requests may have LoRA adapters."""
         if self.turns is None:
             self.turns = AdapterTurns(TURN_S)
-
-    @property
-    def adapters(self) -> Adapters:
-        """The LoRA adapters of the step."""
-        return self.turns.current if self.turns is not None else ()
-
-    @property
-    def pace(self) -> float:
-        """Seconds between two tokens of a stream for its reader; 0: as they come."""
-        return max(self._strategy.pace, self.background.pace)
 
     def plan(self, slots: Sequence[Slot]) -> StepPlan:
         """Give every decoding slot its token and draft, and prompts their shares.
@@ -292,15 +322,23 @@ class Planner:
         """
         if self._encoder is not None:
             self.ask_for_media(slots)
-        active = [
+        active: Sequence[Slot] = [
             slot
             for slot in slots
             if slot.request is not None and not slot.request.paused and not slot.awaits_media
         ]
-        plan = self._plan(*self.background.share(active))
+        n_background = 0
+        if self.background.is_at_work or any(map(_is_background, active)):
+            active, n_background = self.background.share(active)
+        plan = self._plan(active, n_background)
+        if self.turns is not None:
+            plan.adapters = self.turns.current
         if self.background.is_beside:
-            plan.may_repeat = False
             plan.ahead = plan.without_background()
+            plan.pace = self.background.pace
+        plan.pace = max(plan.pace, self._strategy.pace)
+        if self.turns or self._has_asked or self.background.is_beside or plan.pace:
+            plan.may_repeat = False
         return plan
 
     def _plan(self, slots: Sequence[Slot], n_background: int) -> StepPlan:
@@ -324,7 +362,7 @@ class Planner:
         self._owes_streams = False
         if not prompts:
             plan = StepPlan(streams, drafts, by_sequence=self._by_sequence)
-            plan.may_repeat = not (drafts or self.turns or self._encoder)
+            plan.may_repeat = not drafts
             return plan
         prompts, pending = self._pending(prompts)
         # Streams that decode in another turn are held up by this step, too.
@@ -335,6 +373,7 @@ class Planner:
         if behind:
             shares: Sequence[int] = share_out(pending, min(n_background, budget))
         else:
+            self._report_quiet()
             shares = self._strategy.share(pending, n_decode, budget)
         if not any(shares) and not has_streams:  # the decoding slots are of another turn
             shares = self._strategy.share(pending, 0, budget)
@@ -380,9 +419,17 @@ class Planner:
         n_cells, seconds = n_cells + ahead.n_prefill, before + seconds
         if plan.is_media and self._owes_streams:
             self._held_up = n_cells, seconds
-        else:
+        elif n_cells or self._strategy.pace:
             self._held_up = 0, 0.0
+            self._report_quiet()
             self._strategy.observe(n_cells, ahead.n_decode, seconds)
+        else:
+            self._quiet.append((ahead.n_decode, seconds))
+
+    def _report_quiet(self) -> None:
+        """Report the last steps without prompts to the strategy, which decides again now."""
+        while self._quiet:
+            self._strategy.observe(0, *self._quiet.popleft())
 
     # -- media
 

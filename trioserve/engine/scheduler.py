@@ -12,7 +12,6 @@ from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.scores import ScoreKeeper
 from trioserve.engine.slot import RequestState, Slot, lowest_priority
-from trioserve.engine.steady import SteadyPlan
 from trioserve.types import TokenId
 
 #: A request waits for cells for as many steps as it has tokens, times the first, before others are
@@ -248,14 +247,6 @@ class Scheduler:
         plan = self.planner.plan(self.slots)
         self._is_blocked = not plan.n_cells and bool(self.preempted)
         return plan
-
-    def repeat(self, plan: SteadyPlan) -> bool:
-        """Whether the next step is as `plan` says, so that `schedule` has nothing to decide."""
-        has_room = self.cache.held.taken + plan.n_cells <= self.n_ctx
-        if self.waiting or not plan.n_left or not has_room:
-            return False
-        self._step += 1
-        return True
 
     def note_prefill(self, slot: Slot) -> None:
         """Keep a checkpoint, if a slot in prefill has come to a position for one."""

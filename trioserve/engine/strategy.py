@@ -272,7 +272,10 @@ class BatchStrategy(Protocol):
         """
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
-        """Learn from a step: its tokens of each kind, and how long it took; by default, nothing."""
+        """Learn from a step: its tokens of each kind, and how long it took; by default, nothing.
+
+        Steps without prompts are reported before the next `share`, and only the last ones.
+        """
 
 
 class DecodeMaximal(PacedStrategy):

@@ -211,8 +211,6 @@ class Drafts:
 
     def rest(self) -> bool:
         """Whether the next step has no draft, unless a request comes or goes. Counts such steps."""
-        if not self.is_on:
-            return True
         is_over = self._n_rested >= self._rest
         self._n_rested += not is_over
         return not is_over
