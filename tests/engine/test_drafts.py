@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.engine_events import preempt
 from tests.support.engine_harness import Harness
 from trioserve.engine.slot import Slot
 from trioserve.errors import DecodeError, KVCacheFullError
@@ -194,7 +195,7 @@ def test_a_cache_that_is_full_after_all_drops_the_draft() -> None:
 def test_a_preempted_or_failed_run_leaves_its_draft() -> None:
     harness, slot = start()
     propose(harness, slot, "ELLO")
-    harness.engine._scheduler.preempt(slot)
+    preempt(harness.engine, slot)
     harness.run()
     assert harness.text(1) == "HELLO WORLD"
     harness, slot = start()

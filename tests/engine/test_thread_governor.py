@@ -6,7 +6,6 @@ import itertools
 import random
 from collections.abc import Iterable
 
-import attrs
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -239,13 +238,12 @@ def test_a_gain_that_is_none() -> None:
 
 def test_a_trial_that_is_far_worse_ends_at_once() -> None:
     machine = Machine()
-    step = Step(100, 0.1, 0.15, machine.now)  # half a core is lost, so fewer threads are tried
     used = []
     for _ in range(40):
         threads = machine.governor.plan(100)[0]
         used.append(threads)
-        machine.now += 0.1 if threads == 2 else 0.2
-        machine.governor.observe(attrs.evolve(step, seconds=0.4 / threads / 2, end=machine.now))
+        machine.now += 0.1 if threads == 2 else 0.2  # half a core is lost, so fewer are tried
+        machine.governor.observe(Step(100, 0.4 / threads / 2, 0.15, machine.now))
     assert 1 in used
     assert (1, 1) not in itertools.pairwise(used)
 

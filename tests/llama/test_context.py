@@ -69,7 +69,7 @@ def test_the_size_of_the_cache_is_known_before(
 ) -> None:
     fields = {"cache_type_k": name, "cache_type_v": "q8_0", "ctx_size": 1024, "parallel": 1}
     lines: list[str] = []
-    monkeypatch.setattr(library._lines, "write", lambda _level, line: lines.append(line))
+    monkeypatch.setattr(library.lines, "write", lambda _level, line: lines.append(line))
     make(model, **fields).close()
     [size] = re.findall(r"KV buffer size = +([\d.]+) MiB", "\n".join(lines))
     expected = kv_cache_size(model, Config(**fields), 1024)

@@ -16,6 +16,7 @@ import trio
 
 from tests.support import media_models
 from tests.support.drafted import Drafted, Settings, plain, without_head, write_head
+from tests.support.engine_events import preempt
 from tests.support.grammar_bench import schema
 from tests.support.llama_bench import Bench
 from tests.support.lora_files import make_lora
@@ -118,7 +119,7 @@ def test_preemption(start: Start, model: Settings, cache_ram: int) -> None:
     run_for(bench, 12, 1)
     scheduler = bench.engine._scheduler
     slot = next(slot for slot in scheduler.slots if slot.request and slot.request.task.id == 1)
-    scheduler.preempt(slot)
+    preempt(bench.engine, slot)
     bench.run()
     assert [bench.tokens[1], bench.tokens[2]] == plain(model, [STORY, OTHER], 60)
     assert bench.finished[1].timings.draft_n_accepted

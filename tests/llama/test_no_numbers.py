@@ -34,7 +34,7 @@ def poisoned(backend: LlamaBackend, params: SamplingParams, places: object, valu
     backend.memory.remove(0, 0)
     backend.decode()
     with backend.sampler(params, ()) as sampler:
-        sampler._logits(0)[places] = value  # type: ignore[index]
+        backend._context.logits(0, backend.vocab.n_tokens)[places] = value
         sampler.sample(0)
 
 
@@ -77,7 +77,7 @@ def test_with_probabilities(backend: LlamaBackend, post: bool) -> None:
     backend.memory.remove(0, 0)
     backend.decode()
     with backend.sampler(SamplingParams(), ()) as sampler:
-        sampler._logits(0)[7] = NAN
+        backend._context.logits(0, backend.vocab.n_tokens)[7] = NAN
         with pytest.raises(DecodeError):
             sampler.sample_with_probs(0, 3, post=post)
 
@@ -98,7 +98,7 @@ def test_among_what_a_grammar_allows(
     backend.memory.remove(0, 0)
     backend.decode()
     with backend.sampler(SamplingParams(**fields), (), constraint) as sampler:
-        sampler._logits(0)[token] = NAN
+        backend._context.logits(0, backend.vocab.n_tokens)[token] = NAN
         with pytest.raises(DecodeError):
             sampler.sample(0)
 

@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.drafted import Drafted, Settings, load, plain, without_head, write_head
+from tests.support.engine_events import preempt
 from tests.support.llama_bench import GREEDY, Bench
 from tests.support.step_costs import FlatCosts
 from trioserve.config import Config
@@ -118,7 +119,7 @@ def test_a_request_goes_on_as_it_was_after_a_pause_and_a_preemption(device: Benc
         device.step()
     scheduler = device.engine._scheduler
     slot = next(slot for slot in scheduler.slots if slot.request and slot.request.task.id == 1)
-    scheduler.preempt(slot)
+    preempt(device.engine, slot)
     assert n_on_device(device) == 1
     device.engine.resume(2)
     for _ in range(3):
@@ -173,6 +174,7 @@ def test_the_tokens_of_drafts_are_those_of_the_cpu(
 ) -> None:
     prompts = PROMPTS[:3]
     drafted.finished.clear()
+    drafted.engine.drafts.use(drafted.backend.drafters)  # nothing is known of their guesses
     for i, prompt in enumerate(prompts):
         drafted.submit(i, prompt, 40, sampling=sampling, cache_prompt=False)
     for _ in range(3):
@@ -210,7 +212,7 @@ def test_random_numbers_of_wrong_guesses_are_drawn_again_after_a_preemption(
             drafted.step()
         scheduler = drafted.engine._scheduler
         slot = next(slot for slot in scheduler.slots if slot.request)
-        scheduler.preempt(slot)
+        preempt(drafted.engine, slot)
         assert n_on_device(drafted) == 0
     drafted.run()
     assert [drafted.tokens[1]] == plain(model, PROMPTS[:1], 60, sampling=HOT)

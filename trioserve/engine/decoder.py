@@ -159,20 +159,13 @@ class Threads:
             compute()
             return
         threads, seconds = governor.plan(n_tokens)
-        if threads != self._set:
-            self._set_threads(threads)
-        timer = _Timer(n_tokens, threads)
-        if seconds is None or self._watchdog is None:
-            compute()
-        elif not self._ends_in_time(compute, timer, seconds, self._watchdog):
-            governor.give_up(timer.stop())
-            threads, _ = governor.plan(n_tokens)
-            self._set_threads(threads)
-            timer = _Timer(n_tokens, threads)
-            compute()
-        step = timer.stop()
+        step, is_done = self._compute(n_tokens, compute, threads, seconds)
+        if not is_done:
+            governor.give_up(step)
+            step, _ = self._compute(n_tokens, compute, governor.plan(n_tokens)[0], None)
         governor.observe(step)
-        if self._told != self._now or self._now != governor.threads:
+        is_news = self._told != self._now and step.end - self._since > LASTING_S
+        if is_news or self._now != governor.threads:
             self._tell(step.end)
 
     def rest(self) -> None:
@@ -197,20 +190,34 @@ class Threads:
             self._set_threads(threads)
         compute()
 
-    def _ends_in_time(
-        self, compute: Callable[[], None], timer: _Timer, seconds: float, watchdog: Watchdog
-    ) -> bool:
-        """Compute; returns whether it finished. After `seconds`, the watchdog may interrupt it."""
-        watch = watchdog.begin(seconds, timer.has_lost_cores)
+    def _compute(
+        self, n_tokens: int, compute: Callable[[], None], threads: int, limit: float | None
+    ) -> tuple[Step, bool]:
+        """Compute, and take the time; returns whether it finished, too.
+
+        After `limit` seconds, the watchdog interrupts it if the threads have lost cores.
+        """
+        if threads != self._set:
+            self._set_threads(threads)
+        is_done, watch, start, cpu_start = True, None, monotonic(), process_time()
+
+        def has_lost_cores() -> bool:
+            cpu_seconds, seconds = process_time() - cpu_start, monotonic() - start
+            return threads - cpu_seconds / seconds > LOST_CORES
+
+        if self._watchdog is not None and limit is not None:
+            watch = self._watchdog.begin(limit, has_lost_cores)
         try:
             compute()
         except DecodeInterruptedError:
-            if not watch.has_ended:
+            if watch is None or not watch.has_ended:
                 raise
-            return False
+            is_done = False
         finally:
-            watchdog.end()
-        return True
+            if self._watchdog is not None and watch is not None:
+                self._watchdog.end()
+        cpu_seconds, now = process_time() - cpu_start, monotonic()
+        return Step(n_tokens, now - start, cpu_seconds, now), is_done
 
     def _set_threads(self, threads: int) -> None:
         if threads != self._set:
@@ -222,33 +229,12 @@ class Threads:
         numbers = self._governor.threads
         if numbers != self._now:
             self._now, self._since = numbers, now
-        elif numbers != self._told and now - self._since > LASTING_S:
+        else:
             event = "more threads again"
             if sum(numbers) < sum(self._told):
                 event = "fewer threads, because other processes use the cores"
             self._told = numbers
             _log.info(event, threads=numbers[0], threads_batch=numbers[1])
-
-
-class _Timer:
-    """Takes the time of a step: that which passes, and that of the CPU."""
-
-    __slots__ = ("_cpu_start", "_n_tokens", "_start", "_threads")
-
-    def __init__(self, n_tokens: int, threads: int) -> None:
-        self._n_tokens = n_tokens
-        self._threads = threads
-        self._start, self._cpu_start = monotonic(), process_time()
-
-    def stop(self) -> Step:
-        """Describe the step, which has ended."""
-        cpu_seconds, now = process_time() - self._cpu_start, monotonic()
-        return Step(self._n_tokens, now - self._start, cpu_seconds, now)
-
-    def has_lost_cores(self) -> bool:
-        """Whether the threads got less of the cores than they could have used, up to now."""
-        step = self.stop()
-        return self._threads - step.cpu_seconds / step.seconds > LOST_CORES
 
 
 #: A decode of fewer tokens of a prompt ends soon by itself.
@@ -296,7 +282,11 @@ class BatchDecoder:
             if plan.is_media:
                 rows = self._decode_media(plan)
             else:
-                rows = plan.fill(self._backend.batch)
+                if plan.n_left:
+                    rows = plan.rows
+                    self._backend.batch.advance(plan.keys)
+                else:
+                    rows = plan.fill(self._backend.batch)
                 if plan.others and plan.n_cells > MIN_INTERRUPTED:
                     self._begin(plan)
                 self.threads.run(plan.n_cells, self._backend.decode)

@@ -84,16 +84,10 @@ class MediaEncoder:
         self._raised = ""  # the id of the last chunk that has begun again with more threads
         self._work_per_cell = FIRST_WORK  # seconds that it takes a thread, of the last chunk
         self._n_encoded, self._seconds = 0, 0.0
+        #: Whether something is being encoded, or about to be. Each step asks that.
+        self.is_busy = False
 
     # -- from the inference thread
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether something is being encoded, or about to be."""
-        if not self._wishes and self._job is None:
-            return False  # no lock on the way of every step
-        with self._changed:
-            return self._job is not None or self._next() is not None
 
     def want(self, wishes: Mapping[int, Sequence[MediaChunk]]) -> None:
         """Encode the chunks that requests have not decoded yet, in the order of each request.
@@ -110,6 +104,7 @@ class MediaEncoder:
                 request: turn for request, turn in self._served.items() if request in wishes
             }
             is_stale = self._job is not None and self._job.chunk.id not in self._wanted
+            self._look()
             self._changed.notify()
         if is_stale:
             self._projector.interrupt()
@@ -122,6 +117,7 @@ class MediaEncoder:
         """Note that all requests that a chunk failed for have ended. Others may try it again."""
         with self._changed:
             self._failed.discard(chunk.id)
+            self._look()
 
     def get(self, chunk: MediaChunk) -> Embeddings | None:
         """Return the embeddings of a chunk, if they are kept; this counts as a use."""
@@ -197,11 +193,11 @@ class MediaEncoder:
                 self._encoded[chunk.id] = embeddings
                 self._size += embeddings.nbytes
                 self._make_room()
-            elif isinstance(error, EncodeInterruptedError):
-                return True  # if it is wished for again by now, it has its turn
-            else:
+            elif not isinstance(error, EncodeInterruptedError):
                 self._failed.add(chunk.id)
-        self._done(Encoded(chunk, error))
+            self._look()
+        if not isinstance(error, EncodeInterruptedError):  # else it may have its turn again
+            self._done(Encoded(chunk, error))
         return True
 
     def _encode(self, chunk: MediaChunk) -> tuple[Embeddings | None, TrioServeError | None]:
@@ -216,6 +212,10 @@ class MediaEncoder:
             return None, failure
 
     # -- what comes next
+
+    def _look(self) -> None:
+        """Note a change of what there is to do."""
+        self.is_busy = self._job is not None or self._next() is not None
 
     def _next(self) -> tuple[int, MediaChunk] | None:
         """Choose a chunk to encode, and its request: the one whose last turn is longest ago.

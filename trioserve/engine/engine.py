@@ -22,7 +22,7 @@ from trioserve.engine.drafts.drafts import Drafts
 from trioserve.engine.encoder import Encoded
 from trioserve.engine.loop import Call, Cancel, Command, EngineLoop, Pause, Submit
 from trioserve.engine.output import Outputs, Sampled, SampledToken, SamplerPool
-from trioserve.engine.planner import Planner, StepPlan, is_plain
+from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import RequestState, Slot
 from trioserve.engine.strategy import BatchStrategy
@@ -110,9 +110,8 @@ class Engine(EngineLoop):
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
         self._samplers = SamplerPool(backend)
         self._counters = EngineCounters()  # without the requests that have not ended
-        #: The plan of the last step, if nothing is to decide before the next one.
-        self._steady: StepPlan | None = None
-        self._scheduling_s = 0.0  # that the last plan took
+        #: That of the last step, if there is nothing to decide about the next one.
+        self._plan: StepPlan | None = None
         self._slot_calls: list[Call] = []  # that wait until their slots are idle
         self._learned_at = 0.0  # the end of the last step that decoded
 
@@ -218,28 +217,30 @@ class Engine(EngineLoop):
 
     def _step(self) -> bool:
         """Schedule, decode, sample, emit."""
-        steady, self._steady = self._steady, None
-        plan = self._schedule() if steady is None else steady
+        plan, self._plan = self._plan, None
+        if plan is None:
+            plan = self._schedule()
         try:
             rows = self._decoder.decode(plan) if plan.n_cells else []
         except DecodeError as error:
             rows = []
             self._give_back(plan, error)
         if rows:
-            plan.note(self._cache)
-            if steady is not None:
-                self._sample_steadily(plan, rows)
-            else:
-                self._sample(plan, rows)
+            self._cache.held.append_each(plan.seqs, plan.keys)
+            for piece in plan.others:
+                piece.note(self._cache)
+            self._sample(plan, rows)
         seconds = self.clock() - self.heartbeat
         self._counters.steps += 1
         self._counters.step_s += seconds
         if rows:
-            # Copies for requests that start say nothing about the next step.
-            self._learn(plan, seconds if steady is not None else seconds - self._scheduling_s)
+            self._learn(plan, seconds)
         if self._slot_calls:
             self._make_slot_calls()
-        return self._steady is not None or self._scheduler.has_work
+        if not rows or not plan.n_left or (self.drafts.is_on and not self.drafts.rest()):
+            return self._scheduler.has_work
+        self._plan = plan
+        return True
 
     def _schedule(self) -> StepPlan:
         """Decide what this step decodes."""
@@ -247,7 +248,8 @@ class Engine(EngineLoop):
             self.drafts.propose()
         began = self.clock()
         plan = self._scheduler.schedule()
-        self._scheduling_s = self.clock() - began
+        # Copies for requests that start say nothing about the next step.
+        plan.scheduling_s = self.clock() - began
         if self._scheduler.admitted or self._scheduler.preempted:
             self._emit_admissions()
         return plan
@@ -266,36 +268,29 @@ class Engine(EngineLoop):
             self._fail(slot, error)
 
     def _sample(self, plan: StepPlan, rows: list[int]) -> None:
-        """Sample, and add the tokens to the outputs. The plan is used again if it can be."""
-        slots, requests, ready_rows = self._ready(plan, rows)
-        sampled = self._samplers.sample(requests, ready_rows)
-        is_text = self._emit_tokens(plan, slots, requests, sampled)
-        may_repeat = is_text and plan.may_repeat and not self._scheduler.waiting
-        if may_repeat and all(map(is_plain, requests)):
-            plan.repeat(self._scheduler.n_ctx - self._cache.held.taken)
-            self._keep(plan)
-
-    def _sample_steadily(self, plan: StepPlan, rows: list[int]) -> None:
-        """The same for a plan that is used again."""
-        sampled = self._samplers.sample(plan.requests, rows, are_plain=True)
-        chunks = self._outputs.step_steadily(plan, sampled)
-        if chunks is None:
-            self._emit_tokens(plan, plan.streams, plan.requests, sampled)
+        """Sample, and add the tokens to the outputs."""
+        is_steady = plan.n_left > 0
+        slots, requests = plan.streams, plan.requests
+        if plan.others:
+            slots, requests, rows = self._ready(plan, rows)
+        sampled = self._samplers.sample(requests, rows, are_plain=is_steady)
+        if is_steady and (chunks := self._outputs.step_steadily(plan, sampled)) is not None:
+            self._fresh.append(chunks)
             return
-        self._fresh.append(chunks)
-        self._keep(plan)
-
-    def _keep(self, plan: StepPlan) -> None:
-        """Use a plan again, unless it is time for a closer look at its requests."""
-        if plan.n_left > 0 and (not self.drafts.is_on or self.drafts.rest()):
-            self._steady = plan
+        chunks, others = self._outputs.step(requests, sampled, plan.pace)
+        if chunks.task_ids:
+            self._fresh.append(chunks)
+        for i in others:
+            self._next_tokens(slots[i], requests[i], sampled[i], plan.pace)
+        if is_steady:
+            plan.go_on(requests[i] for i in others)
+        elif plan.may_repeat and not self._scheduler.waiting:
+            plan.repeat(self._scheduler.n_ctx - self._cache.held.taken)
 
     def _ready(
         self, plan: StepPlan, rows: list[int]
     ) -> tuple[list[Slot], list[RequestState], list[int]]:
         """Pick the slots that have logits to sample from, each with its request and its row."""
-        if not plan.others:
-            return plan.streams, plan.requests, rows
         slots, requests, n_streams = [*plan.streams], [*plan.requests], len(plan.streams)
         ready_rows = rows[:n_streams]
         for piece, row in zip(plan.others, rows[n_streams:], strict=True):
@@ -341,21 +336,6 @@ class Engine(EngineLoop):
             request.attach(slot.seq.id)
         return request.sampler is not None
 
-    def _emit_tokens(
-        self,
-        plan: StepPlan,
-        slots: list[Slot],
-        requests: list[RequestState],
-        sampled: list[Sampled],
-    ) -> bool:
-        """Add the sampled tokens to the outputs; returns whether all of them are only text."""
-        chunks, others = self._outputs.step(requests, sampled, plan.pace)
-        if chunks.task_ids:
-            self._fresh.append(chunks)
-        for i in others:
-            self._next_tokens(slots[i], requests[i], sampled[i], plan.pace)
-        return not others
-
     def _next_tokens(
         self, slot: Slot, request: RequestState, sampled: Sampled, pace: float
     ) -> None:
@@ -390,14 +370,19 @@ class Engine(EngineLoop):
         slot.in_decode = False
 
     def _learn(self, plan: StepPlan, seconds: float) -> None:
-        """Count the tokens that this step decoded, and report its cost to the strategy."""
-        counters = self._counters
+        """Count what this step decoded, and report its cost to those who decide by it."""
+        counters, now = self._counters, self.clock()
+        seconds -= plan.scheduling_s
         counters.decodes += 1
         counters.busy_slots += plan.n_slots
-        if plan.n_prefill:
-            counters.prompt_tokens += plan.n_prefill
-            counters.prompt_s += seconds
-        self._planner.observe(plan, seconds, (now := self.clock()) - self._learned_at)
+        if plan.may_repeat:
+            plan.scheduling_s = 0.0
+            self._planner.quiet.append((plan.n_decode, seconds))
+        else:
+            if plan.n_prefill:
+                counters.prompt_tokens += plan.n_prefill
+                counters.prompt_s += seconds
+            self._planner.observe(plan, seconds, now - self._learned_at)
         self._learned_at = now
         if self.drafts.is_on:
             self.drafts.observe(plan, seconds)
@@ -461,7 +446,7 @@ class Engine(EngineLoop):
     # -- commands
 
     def _take(self, command: Command) -> None:
-        self._steady = None
+        self._plan = None
         super()._take(command)
 
     def _obey(self, command: Command) -> None:

@@ -75,7 +75,8 @@ class Inbox:
     """A queue from any thread to the engine. Waiting on it uses no CPU."""
 
     def __init__(self) -> None:
-        self._commands: list[Command] = []
+        #: Those that were not taken yet.
+        self.commands: list[Command] = []
         self._arrived = threading.Condition()
         #: Seconds that an idle engine lets pass after a task, at most, until `settle`: prompts that
         #: arrive together are computed together. 0: `settle` is never called.
@@ -87,7 +88,7 @@ class Inbox:
     def put(self, command: Command) -> None:
         """Append a command. Holds the lock for no longer than that."""
         with self._arrived:
-            self._commands.append(command)
+            self.commands.append(command)
             if self.gather_s and isinstance(command, Submit):
                 self.is_settled = False
             self._arrived.notify()
@@ -103,25 +104,23 @@ class Inbox:
 
     def take(self, *, wait: bool, seconds: float | None = None) -> list[Command]:
         """Take all commands; with `wait`, sleep until there is one, at most for some seconds."""
-        if not wait and not self._commands:
-            return []  # no lock on the way of every step
         with self._arrived:
             if wait:
-                self._arrived.wait_for(lambda: bool(self._commands), seconds)
-            commands, self._commands = self._commands, []
+                self._arrived.wait_for(lambda: bool(self.commands), seconds)
+            commands, self.commands = self.commands, []
         return commands
 
     def gather(self, seconds: float) -> list[Command]:
         """Sleep until `settle`, at most for some seconds, and take all commands."""
         with self._arrived:
             self._arrived.wait_for(lambda: self.is_settled, seconds)
-            commands, self._commands = self._commands, []
+            commands, self.commands = self.commands, []
         return commands
 
     def has_cancel(self, task_id: int) -> bool:
         """Whether a cancel of a task is here that was not taken yet."""
         with self._arrived:
-            return Cancel(task_id) in self._commands
+            return Cancel(task_id) in self.commands
 
 
 #: Seconds that the inference thread sleeps after a first token. Otherwise the event loop competes
@@ -268,7 +267,9 @@ class EngineLoop(abc.ABC):
         With `wait`, sleep first while there is neither. Returns whether there is work left.
         """
         is_idle = wait and not self._is_busy
-        commands = self.inbox.take(wait=is_idle, seconds=self._tidy_after)
+        commands: list[Command] = []
+        if is_idle or self.inbox.commands:  # no lock on the way of every step
+            commands = self.inbox.take(wait=is_idle, seconds=self._tidy_after)
         if is_idle and not commands:
             is_soon = self._tidy_after == SOON_S
             if not self._tidy(is_soon=is_soon):
@@ -295,7 +296,7 @@ class EngineLoop(abc.ABC):
             if not self._is_busy:
                 self._tidy_after = SOON_S
                 self._rest()
-        if self._is_due(began):
+        if self._urgent or not self._is_busy or self._is_due(began):
             self._flush()
         return self._is_busy
 
@@ -308,8 +309,6 @@ class EngineLoop(abc.ABC):
 
     def _is_due(self, began: float) -> bool:
         """Whether the events must not wait for those of the next step."""
-        if self._urgent or not self._is_busy:
-            return True
         now = self.clock()
         after_next_step = now + (now - began)  # if it takes as long as this one
         # An event loop that has not taken the last events yet is busy.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
@@ -11,7 +12,7 @@ import attrs
 
 from trioserve.engine.backend import Backend, Sampler, Vocab
 from trioserve.engine.helpers import start_all
-from trioserve.engine.planner import StepPlan, is_plain
+from trioserve.engine.planner import StepPlan
 from trioserve.engine.slot import RequestState
 from trioserve.errors import TrioServeError
 from trioserve.types import Chunk, Chunks, FinishReason, GenerationParams, TokenId, TokenProbs
@@ -99,7 +100,7 @@ class SamplerPool:
             sampler = request.sampler
             assert sampler is not None
             try:
-                if are_plain or is_plain(request):
+                if are_plain or request.is_plain:
                     sampled.append(sampler.sample(row))
                 else:
                     sampled.append(self._sample_several(request, sampler, row))
@@ -228,8 +229,9 @@ class Outputs:
         texts = list(map(self._plain_texts.__getitem__, sampled))
         if not all(texts):
             return None
-        tokens = cast(list[TokenId], sampled)
-        plan.go_on(tokens)
+        plan.keys = tokens = cast(list[TokenId], sampled)
+        deque(map(list.append, plan.texts, tokens), maxlen=0)
+        plan.n_left -= 1
         return Chunks(plan.task_ids, texts, tokens)
 
     def accept(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, itemgetter
 from time import monotonic
 
@@ -16,7 +16,7 @@ from trioserve.engine.cache.sequences import KVSequence
 from trioserve.engine.encoder import MediaEncoder
 from trioserve.engine.slot import RequestState, Slot, arrival
 from trioserve.engine.strategy import BatchStrategy, share_out
-from trioserve.types import Adapters, CellKey, MediaChunk, TokenId
+from trioserve.types import Adapters, CellKey, MediaChunk
 
 
 class AdapterTurns:
@@ -121,7 +121,7 @@ class MediaWork(Work):
 
 _REQUEST, _SEQ, _KEYS = attrgetter("request"), attrgetter("seq"), attrgetter("keys")
 _HELD, _FOLDS, _ID = attrgetter("held"), attrgetter("folds"), attrgetter("id")
-_LAST = itemgetter(-1)
+_LAST, _N_PLAIN = itemgetter(-1), attrgetter("n_plain")
 
 
 class StepPlan:
@@ -157,13 +157,14 @@ class StepPlan:
         self.streams, self.others, self.is_media = streams, others, is_media
         #: There is nothing but streams, so the next step is the same if nothing happens.
         self.may_repeat = False
-        #: How many steps may be the same as this one, once it was decoded; 0: `repeat` decides.
+        #: How many of the next steps may be the same; see `repeat`.
         self.n_left = 0
         #: The part of it that is not the background's, if there is both at work.
         self.ahead: StepPlan | None = None
         self.adapters: Adapters = ()  # that all of its requests have
         #: Seconds between two tokens of a stream for its reader; 0: as they come.
         self.pace = 0.0
+        self.scheduling_s = 0.0  # that it took to make it
         # `map` instead of a loop: there may be hundreds.
         self.requests: list[RequestState] = list(map(_REQUEST, streams))
         self.seqs: list[KVSequence] = list(map(_SEQ, streams))
@@ -194,28 +195,24 @@ class StepPlan:
     def repeat(self, n_room: int) -> None:
         """Have the next steps decode the tokens that were sampled, each one position further.
 
-        They do so until the engine takes a command, or a token means more than text. The requests
-        of the streams are `is_plain`, and there is room for `n_room` cells.
+        They do so until the engine takes a command, or a request needs more than that: as many
+        steps as each of them is plain, and as there is room for, with `n_room` cells.
         """
-        self.keys = list(map(_LAST, map(_KEYS, self.requests)))
-        self.rows = list(range(len(self.keys)))
-        self.texts = [request.keys for request in self.requests]
-        self.task_ids = [request.task.id for request in self.requests]
-        # Tokens that each output may have before one of them is looked at more closely.
-        n_simple = min(request.n_simple - len(request.keys) for request in self.requests)
-        self.n_left = min(n_simple, n_room // self.n_cells)
+        n_plain = min(map(_N_PLAIN, self.requests))
+        self.n_left = min(n_plain, n_room // self.n_cells)
+        if self.n_left:
+            self.rows = list(range(self.n_cells))
+            self.texts = list(map(_KEYS, self.requests))
+            self.task_ids = [request.task.id for request in self.requests]
+            self.keys = list(map(_LAST, self.texts))
 
-    def go_on(self, tokens: list[TokenId]) -> None:
-        """Add the tokens that were sampled to the texts; the next step decodes them."""
-        deque(map(list.append, self.texts, tokens), maxlen=0)
-        self.keys = tokens
-        self.n_left -= 1
+    def go_on(self, looked_at: Iterable[RequestState]) -> None:
+        """Decode the new tokens next, if the requests that were looked at are still plain."""
+        self.keys = list(map(_LAST, self.texts))
+        self.n_left = min(self.n_left - 1, *map(_N_PLAIN, looked_at))
 
     def fill(self, batch: Batch) -> list[int]:
         """Put all of it into the batch; returns the row to sample from of each slot."""
-        if self.n_left:
-            batch.advance(self.keys)
-            return self.rows
         batch.clear()
         positions = list(map(len, map(_HELD, self.seqs)))
         if any(map(_FOLDS, self.seqs)):
@@ -228,22 +225,6 @@ class StepPlan:
     def media(self) -> list[MediaPiece]:
         """Describe the media to decode, in the order of the slots."""
         return [work.piece() for work in self.others if isinstance(work, MediaWork)]
-
-    def note(self, cache: PrefixCache) -> None:
-        """Record the decoded pieces in the prefix cache."""
-        cache.held.append_each(self.seqs, self.keys)
-        for piece in self.others:
-            piece.note(cache)
-
-
-def is_plain(request: RequestState) -> bool:
-    """Whether sampling gives one token, and nothing else decides what it is."""
-    return not (
-        request.draft
-        or request.forced
-        or request.task.params.n_probs
-        or request.task.constraint is not None
-    )
 
 
 def _is_background(slot: Slot) -> bool:
@@ -308,7 +289,7 @@ class Planner:
         self._n_other_streams = 0  # that decode in another turn
         self._has_asked = False  # the encoder was asked for media
         #: Steps without prompts that the strategy was not told of: outputs in decode, and seconds.
-        self._quiet: deque[tuple[int, float]] = deque(maxlen=QUIET)
+        self.quiet: deque[tuple[int, float]] = deque(maxlen=QUIET)
 
     def expect_adapters(self) -> None:
         """From now on, requests may have LoRA adapters."""
@@ -337,7 +318,8 @@ class Planner:
             plan.ahead = plan.without_background()
             plan.pace = self.background.pace
         plan.pace = max(plan.pace, self._strategy.pace)
-        if self.turns or self._has_asked or self.background.is_beside or plan.pace:
+        is_owed = self._held_up[0] or plan.pace
+        if is_owed or self.turns or self._has_asked or self.background.is_beside:
             plan.may_repeat = False
         return plan
 
@@ -424,12 +406,12 @@ class Planner:
             self._report_quiet()
             self._strategy.observe(n_cells, ahead.n_decode, seconds)
         else:
-            self._quiet.append((ahead.n_decode, seconds))
+            self.quiet.append((ahead.n_decode, seconds))
 
     def _report_quiet(self) -> None:
         """Report the last steps without prompts to the strategy, which decides again now."""
-        while self._quiet:
-            self._strategy.observe(0, *self._quiet.popleft())
+        while self.quiet:
+            self._strategy.observe(0, *self.quiet.popleft())
 
     # -- media
 

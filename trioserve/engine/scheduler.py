@@ -91,8 +91,12 @@ class Scheduler:
 
     def n_readers(self) -> int:
         """Count the requests in slots whose readers wait: none of the background beside others."""
-        running = self.running()
-        return sum(not request.is_background for request in running) or len(running)
+        n_running = n_others = 0
+        for slot in self.slots:
+            if slot.request is not None:
+                n_running += 1
+                n_others += not slot.request.is_background
+        return n_others or n_running
 
     def queue(self) -> Iterator[RequestState]:
         """Go through the requests without a slot, in the order of their turns."""

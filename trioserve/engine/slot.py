@@ -146,6 +146,22 @@ class RequestState(QueuedRequest):
         return n_scored or -1 if n_scored < self.n_prompt - 1 else len(self.keys) - 1
 
     @property
+    def is_plain(self) -> bool:
+        """Whether sampling gives one token, and nothing else decides what it is."""
+        params = self.task.params
+        return not (self.draft or self.forced or params.n_probs or self.task.constraint is not None)
+
+    @property
+    def n_plain(self) -> int:
+        """How many plain tokens it may have next that are looked at no more closely than `step`.
+
+        That is of `Outputs`.
+        """
+        if self.unsent_tokens or self.text.tail or not self.is_plain:
+            return 0
+        return max(0, self.n_simple - len(self.keys))
+
+    @property
     def n_left(self) -> int:
         """How many tokens the output may still have."""
         n_max = self.task.params.max_tokens
@@ -201,7 +217,8 @@ class RequestState(QueuedRequest):
             self.sampler.attach(seq)
 
     def close(self) -> None:
-        """Free the sampler. Closing twice is fine."""
+        """End it, and free the sampler. Closing twice is fine."""
+        self.n_simple = 0
         if self.sampler is not None:
             self.sampler.close()
             self.sampler = None

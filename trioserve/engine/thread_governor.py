@@ -89,22 +89,25 @@ class _Window:
         return sum(self.costs) / len(self.costs)
 
 
-@attrs.define
 class Step:
-    """A step that was computed."""
+    """A step that was computed.
 
-    n_tokens: int
-    seconds: float
-    cpu_seconds: float  # used by all threads of the process meanwhile
-    end: float  # when it ended (monotonic)
-    #: The same for steps with about as many tokens.
-    size: int = attrs.field(init=False)
-    #: The value to compare. A few tokens take about as long as one; many do not.
-    cost: float = attrs.field(init=False)
+    Args:
+        n_tokens: of its batch.
+        seconds: how long it took.
+        cpu_seconds: used by all threads of the process meanwhile.
+        end: when it ended (monotonic).
+    """
 
-    def __attrs_post_init__(self) -> None:
-        self.size = self.n_tokens.bit_length()
-        self.cost = self.seconds / self.n_tokens if self.n_tokens >= HEAVY else self.seconds
+    __slots__ = ("cost", "cpu_seconds", "end", "is_heavy", "seconds", "size")
+
+    def __init__(self, n_tokens: int, seconds: float, cpu_seconds: float, end: float) -> None:
+        self.seconds, self.cpu_seconds, self.end = seconds, cpu_seconds, end
+        self.is_heavy = n_tokens >= HEAVY
+        #: The same for steps with about as many tokens.
+        self.size = n_tokens.bit_length()
+        #: The value to compare. A few tokens take about as long as one; many do not.
+        self.cost = seconds / n_tokens if self.is_heavy else seconds
 
 
 @attrs.define
@@ -223,7 +226,12 @@ class _Governed:
         self._last[step.size] = step.cost
         trial = self._trial
         if trial is None:
-            self._watch(step)
+            window = self._windows.get(step.size)
+            if window is None:
+                window = self._windows[step.size] = _Window()
+            if window.add(step):
+                del self._windows[step.size]
+                self._judge(window, step)
         elif step.end - step.seconds - trial.end > MAX_PAUSE_S:
             self._trial = None  # earlier measurements are out of date
         elif trial.size == step.size and (succeeded := trial.add(step)) is not None:
@@ -235,14 +243,9 @@ class _Governed:
             self._change(max(self._choices[0], min(threads, self._choices[-1])))
             self._more.reset(now + MIN_WAIT_S)
 
-    def _watch(self, step: Step) -> None:
-        """Add a step to its window. When the window is full, decide whether to start a trial."""
+    def _judge(self, window: _Window, step: Step) -> None:
+        """Decide whether to start a trial, by a window that is full with this step."""
         now, size = step.end, step.size
-        window = self._windows.get(size) or _Window()
-        self._windows[size] = window
-        if not window.add(step):
-            return
-        del self._windows[size]
         cost, lost = window.cost, self.threads - window.cpu_seconds / window.seconds
         usual = self._usual.get(size, cost)
         self._usual[size] = min(cost, usual * DRIFT)
@@ -313,11 +316,8 @@ class ThreadGovernor:
         #: Whether there is anything to choose.
         self.adapts = len(light) > 1 or len(heavy) > 1
         self._light, self._heavy = _Governed(light), _Governed(heavy)
-
-    @property
-    def threads(self) -> tuple[int, int]:
-        """How many threads steps of few and of many tokens have, trials aside."""
-        return self._light.threads, self._heavy.threads
+        #: How many threads steps of few and of many tokens have, trials aside.
+        self.threads = self._light.threads, self._heavy.threads
 
     @property
     def changes(self) -> int:
@@ -338,14 +338,13 @@ class ThreadGovernor:
 
     def give_up(self, step: Step) -> None:
         """Learn from a step that had the threads of `plan`, was overdue, and was ended."""
-        (self._heavy if step.n_tokens >= HEAVY else self._light).give_up(step)
+        (self._heavy if step.is_heavy else self._light).give_up(step)
+        self.threads = self._light.threads, self._heavy.threads
 
     def observe(self, step: Step) -> None:
         """Learn from a step that had the threads of `plan`."""
-        if step.n_tokens >= HEAVY:
-            self._heavy.observe(step)
-            return
-        before = self._light.threads
-        self._light.observe(step)
-        if self._light.threads != before:
-            self._heavy.follow(self._light.threads, step.end)
+        light, heavy = self._light, self._heavy
+        (heavy if step.is_heavy else light).observe(step)
+        if light.threads != self.threads[0]:
+            heavy.follow(light.threads, step.end)
+        self.threads = light.threads, heavy.threads

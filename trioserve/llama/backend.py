@@ -207,7 +207,8 @@ class LlamaBackend:
             DecodeInterruptedError: `interrupt` was called; nothing has changed.
             DecodeError: any other failure; the contents of the sequences are unknown.
         """
-        self._compiler.pool.start()
+        if self._compiler.pool.due:
+            self._compiler.pool.start()
         self._context.decode(self.batch)
         if self._head is not None:
             self._head.observe(self.batch)

@@ -109,10 +109,12 @@ class LlamaBatch:
         """Replace the tokens of all rows; each row is one position further than before."""
         size = self._size
         if size <= FEW and len(tokens) == size:
-            places, seqs = self._positions[:size].tolist(), self._seqs[:size].tolist()
-            self._size = 0
-            for token, pos, seq in zip(tokens, places, seqs, strict=True):
-                self.add(token, pos + 1, seq, logits=True)
+            for row, token in enumerate(tokens):
+                pos = self._positions[row]
+                if not (0 <= token < self._n_vocab and pos < 2**31 - 1):
+                    self._size = 0  # some of its tokens may have been replaced
+                    self._refuse(1, token, pos + 1, 0)
+                self._tokens[row], self._positions[row] = token, pos + 1
             return
         positions = self._pos[:size]
         if not (
@@ -120,7 +122,7 @@ class LlamaBatch:
             and _fill(self._token[:size], tokens, self._n_vocab)
             and (not size or int(positions.max()) < 2**31 - 1)
         ):
-            self._size = 0  # some of its tokens may have been replaced
+            self._size = 0
             self._refuse(len(tokens), _worst(tokens), int(positions.max(initial=-1)) + 1, 0)
         positions += 1
 
@@ -169,14 +171,13 @@ class LlamaBatch:
         size = self._size
         return self._token[:size], self._pos[:size], self._seq[:size]
 
-    def seal(self) -> Any:
-        """Return the structure that `llama_decode` takes, with the tokens added so far."""
-        self._struct.n_tokens = self._size
-        return self._struct
+    def seal(self) -> tuple[Any, bytes]:
+        """Return what `llama_decode` takes, with the tokens added so far, and a byte for each row.
 
-    def rows(self) -> bytes:
-        """Return a byte for each row: 1 where logits were asked for."""
-        return self._logits[: self._size].tobytes()
+        That is 1 where logits were asked for.
+        """
+        self._struct.n_tokens = self._size
+        return self._struct, self._flags[: self._size].tobytes()
 
     def starts(self) -> dict[int, int]:
         """Return the first position of each sequence in it."""
@@ -239,8 +240,8 @@ class _NumberBatch:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def seal(self) -> Any:
-        """Return the structure that `llama_decode` takes."""
+    def seal(self) -> tuple[Any, bytes]:
+        """Return what `llama_decode` takes, and a byte for each row: 1 if it has logits."""
         struct = lib.llama_batch()
         struct.n_tokens = len(self)
         struct.token = None
@@ -249,11 +250,7 @@ class _NumberBatch:
         struct.n_seq_id = _pointer(self._ones, ctypes.c_int32)
         struct.seq_id = _pointer(self._seq_pointers, ctypes.POINTER(ctypes.c_int32))
         struct.logits = _pointer(self._logits, ctypes.c_int8)
-        return struct
-
-    def rows(self) -> bytes:
-        """Return a byte for each row: 1 where logits were asked for."""
-        return self._logits.tobytes()
+        return struct, self._logits.tobytes()
 
     def starts(self) -> dict[int, int]:
         """Return the first position of each sequence in it."""

@@ -38,7 +38,8 @@ class Interrupt:
     """Keep it as long as its context."""
 
     def __init__(self) -> None:
-        self._buffer = ctypes.create_string_buffer(2)
+        #: Of two bytes; the first is not 0 while a decode is to end.
+        self.flag = ctypes.create_string_buffer(2)
         address = ctypes.cast(_c_library().strlen, ctypes.c_void_p).value
         self.callback = lib.ggml_abort_callback(address)
         self._lock = threading.Lock()
@@ -47,20 +48,20 @@ class Interrupt:
     def install(self, params: Any) -> None:
         """Have contexts made with these parameters check the flag."""
         params.abort_callback = self.callback
-        params.abort_callback_data = ctypes.addressof(self._buffer)
+        params.abort_callback_data = ctypes.addressof(self.flag)
 
     def set(self) -> None:
         """End the decode that runs, or else the next one."""
         with self._lock:
             if not self._is_held:
-                self._buffer[0] = b"!"
+                self.flag[0] = b"!"
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Ignore interrupts in this block: decodes run to their end."""
         with self._lock:
             self._is_held = True
-            self.clear()
+            self.flag[0] = b"\0"
         try:
             yield
         finally:
@@ -68,11 +69,7 @@ class Interrupt:
 
     def is_set(self) -> bool:
         """Whether a decode is to be interrupted, or was."""
-        return self._buffer[0] != b"\0"
-
-    def clear(self) -> None:
-        """Let decodes run to their end."""
-        self._buffer[0] = b"\0"
+        return self.flag[0] != b"\0"
 
 
 def _c_library() -> Any:
@@ -103,7 +100,9 @@ class Memory:
         self._n_seqs = n_seqs
         self._unified = unified
         self._pages = pages
-        self._sources: set[int] = set()  # of copies that the next decode makes
+        #: Whether the next decode makes copies, those from some sequences and to others.
+        self.is_copying = False
+        self._sources: set[int] = set()
         self._targets: set[int] = set()
 
     def close(self) -> None:
@@ -112,6 +111,7 @@ class Memory:
 
     def settle(self) -> None:
         """Note that a decode has run, which completes pending copies."""
+        self.is_copying = False
         self._sources.clear()
         self._targets.clear()
 
@@ -144,6 +144,7 @@ class Memory:
             # Both bounds must be open: a copy between two parts must be of the whole sequence.
             lib.llama_memory_seq_cp(self._handle, source, target, -1, -1)
             if not self._unified:
+                self.is_copying = True
                 self._sources.add(source)
                 self._targets.add(target)
 
@@ -270,16 +271,17 @@ _LAZY_ATTEMPTS = 3
 
 #: `llama_decode` returns this when its callback ends it.
 _INTERRUPTED = 2
+_NOTHING = nullcontext[None]()
 
 
 class AnyBatch(Protocol):
     """What a context decodes: tokens, or embeddings in their place."""
 
-    def seal(self) -> Any:
-        """Return the structure that `llama_decode` takes."""
+    def seal(self) -> tuple[Any, bytes]:
+        """Return the structure that `llama_decode` takes, and a byte for each row.
 
-    def rows(self) -> bytes:
-        """Return a byte for each row: 1 where logits were asked for."""
+        That is 1 where logits were asked for.
+        """
 
     def starts(self) -> dict[int, int]:
         """Return the first position of each sequence in it."""
@@ -344,7 +346,7 @@ class Context(HandleOwner):
         """
         if self.handle is None:
             raise EngineError("The context is closed.")
-        self.rows, rows = b"", batch.rows()
+        self.rows, (sealed, rows) = b"", batch.seal()
         if not rows:
             return
         if rows.count(1) > self.n_outputs:  # llama.cpp would end the process
@@ -352,31 +354,31 @@ class Context(HandleOwner):
         run = lib.llama_decode if self.has_cache and not encodes else lib.llama_encode
         # llama.cpp may divide a batch of several sequences, where it finds no other place for it.
         may_lose = not self._can_cut and self.has_cache and len(batch.starts()) > 1
-        library.expect_errors(self._interrupt.is_set)
-        with self.uninterrupted() if may_lose else nullcontext():
-            code = run(self.handle, batch.seal())
-        self._interrupt.clear()
+        library.lines.are_expected = self._interrupt.is_set
+        with self.uninterrupted() if may_lose else _NOTHING:
+            code = run(self.handle, sealed)
+        self._interrupt.flag[0] = b"\0"
+        if code in (0, 1, _INTERRUPTED) and self.memory.is_copying:
+            self.memory.settle()
         if code == 0:
             # A GPU may still be computing. Reading the outputs would wait while holding the GIL.
             lib.llama_synchronize(self.handle)
             self.rows = rows
-            if not self.unified:
-                self.memory.settle()
             return
         why = library.reason(library.take_errors())
         if code == 1:
-            self.memory.settle()
             raise KVCacheFullError(f"The KV cache has no room for a batch of {len(rows)} tokens.")
-        if code == _INTERRUPTED:
-            self.memory.settle()
-            # What was computed of a batch stays, but for the physical batch that was interrupted.
-            # It is cut, so that the batch can be run again. A sliding window cannot be cut, but it
-            # has lost only what the next position does not see.
-            if not self.has_cache or all(
+        # What was computed of a batch stays, but for the physical batch that was interrupted. It is
+        # cut, so that the batch can be run again. A sliding window cannot be cut, but it has lost
+        # only what the next position does not see.
+        if code == _INTERRUPTED and (
+            not self.has_cache
+            or all(
                 self.memory.last(seq) < start or self.memory.remove(seq, start)
                 for seq, start in batch.starts().items()
-            ):
-                raise DecodeInterruptedError("The decode was interrupted.")
+            )
+        ):
+            raise DecodeInterruptedError("The decode was interrupted.")
         raise DecodeError(f"{run.__name__} failed with code {code}: {why}.")
 
     def logits(self, row: int, n_tokens: int) -> NDArray[np.float32]:

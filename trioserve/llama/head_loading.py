@@ -117,11 +117,11 @@ class _Loader:
         params.n_outputs_max = max(main.n_seqs, n_slots * n_rows)
         params.n_batch = params.n_ubatch = max(params.n_ubatch, params.n_outputs_max)
         params.ctx_type, params.ctx_other = type_, main.handle
-        library.expect_errors(lambda: True)  # it warns that a sequence could be too long
+        library.lines.are_expected = lambda: True  # it warns that a sequence could be too long
         try:
             return Context(model, params, layout)
         finally:
-            library.expect_errors(bool)
+            library.lines.are_expected = bool
 
     # -- in the model's file
 

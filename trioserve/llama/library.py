@@ -206,11 +206,12 @@ class _Lines(threading.local):
             getattr(_log, level)(line)
 
 
-_lines = _Lines()
+#: Errors in a thread are expected while its `are_expected` returns true.
+lines = _Lines()
 
 
 def _on_log(level: int, text: bytes | None, _data: object) -> None:
-    _lines.add(level, (text or b"").decode(errors="replace"))
+    lines.add(level, (text or b"").decode(errors="replace"))
 
 
 # ctypes does not keep a callback alive, so the module does.
@@ -270,31 +271,26 @@ def log_callback() -> Any:
     return _callback
 
 
-def expect_errors(are_expected: Callable[[], bool]) -> None:
-    """Treat llama.cpp's errors in this thread as expected while a function returns true."""
-    _lines.are_expected = are_expected
-
-
 @contextmanager
 def listening(listener: Callable[[str], object]) -> Iterator[None]:
     """Call a function with each line that llama.cpp logs in this thread, of every level.
 
     That is at the moment when llama.cpp logs it. The function must not raise.
     """
-    _lines.flush()
-    _lines.listeners.append(listener)
+    lines.flush()
+    lines.listeners.append(listener)
     try:
         yield
     finally:
-        _lines.flush()
-        _lines.listeners.remove(listener)
+        lines.flush()
+        lines.listeners.remove(listener)
 
 
 def take_errors() -> list[str]:
     """Return the error lines that llama.cpp has logged in this thread, and clear them."""
-    _lines.flush()
-    errors = list(_lines.errors)
-    _lines.errors.clear()
+    lines.flush()
+    errors = list(lines.errors)
+    lines.errors.clear()
     return errors
 
 

@@ -50,7 +50,11 @@ class Shortlist:
         self.is_useful = possible and (self._is_greedy or n_vocab >= _MIN_VOCAB)
 
     def best(self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None) -> int | None:
-        """Return the index of the only logit to consider; None: there are more, or it is NaN."""
+        """Return the index of the only logit to consider; None: there are more, or it is NaN.
+
+        The chain has nothing to choose then, and no memory that matters: of its samplers, only
+        those that use none come before the temperature of 0.
+        """
         if not self._is_greedy:
             return None
         best = int(logits.argmax())  # or the first NaN
@@ -174,7 +178,7 @@ class LlamaSampler(HandleOwner):
         self._offload = offload if matcher is None else None
         self._seq: int | None = None  # whose decode samples
         self._next_seq: int | None = None  # whose decode is to sample from now on
-        self._vocab = vocab
+        self._vocab, self._n_vocab = vocab, vocab.n_tokens
         self._on_close = on_close
         self._matcher = matcher
         # The typical sampler makes NaNs of candidates without probability.
@@ -223,7 +227,7 @@ class LlamaSampler(HandleOwner):
     def _sampled(self, row: int) -> TokenId:
         """Take the token that the decode has sampled."""
         token: int = short.llama_sampler_sample(self.handle, self._context.handle, row)
-        if not 0 <= token < self._vocab.n_tokens:
+        if not 0 <= token < self._n_vocab:
             raise DecodeError(NOT_FINITE)
         return token
 
@@ -247,7 +251,7 @@ class LlamaSampler(HandleOwner):
         rows = self._context.rows
         if self.handle is None or not 0 <= row < len(rows) or not rows[row]:
             self._refuse(row)
-        logits = self._logits(row)
+        logits = self._context.logits(row, self._n_vocab)
         if post:
             token, ids, probs = self._apply_all(logits)
             best = np.array(largest(probs, n), dtype=np.intp)
@@ -287,7 +291,7 @@ class LlamaSampler(HandleOwner):
         if post:
             certain = np.ones(1)
             return self._named(token, certain, np.array([token])[:n], certain[:n])
-        raw = _softmax(self._logits(row))
+        raw = _softmax(self._context.logits(row, self._n_vocab))
         best = np.array(largest(raw, n), dtype=np.intp)
         return self._named(token, raw[[token]], best, raw[best])
 
@@ -311,13 +315,13 @@ class LlamaSampler(HandleOwner):
             raise EngineError("The sampler is closed.")
         raise EngineError(f"Row {row} of the last batch has no logits.")
 
-    def _logits(self, row: int) -> NDArray[np.float32]:
-        """Return a view of the logits of a row, valid until the next decode."""
-        return self._context.logits(row, self._vocab.n_tokens)
-
     def _draw(self, row: int) -> TokenId:
-        logits = self._logits(row)
+        logits = self._context.logits(row, self._n_vocab)
         if self._shortlist.is_useful:
+            best = self._shortlist.best(logits)
+            if best is not None:
+                short.llama_sampler_accept(self.handle, best)
+                return best
             ids = self._shortlist.places(logits)
             if ids is not None:
                 return self._choose(ids, logits[ids])
@@ -330,11 +334,11 @@ class LlamaSampler(HandleOwner):
         if mask.only is not None:
             short.llama_sampler_accept(self.handle, mask.only)
             return mask.only
-        logits = self._logits(row)
+        logits = self._context.logits(row, self._n_vocab)
         best = self._shortlist.best(logits)
         if best is not None and best in mask:
-            ids = np.array([best])
-            return self._choose(ids, logits[ids])
+            short.llama_sampler_accept(self.handle, best)
+            return best
         if not mask.allows_most or self._compact:
             ids = mask.ids
             allowed = logits[ids]

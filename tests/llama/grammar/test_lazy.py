@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 import pytest
 
+from tests.support.engine_events import preempt
 from tests.support.grammar_bench import GREEDY, Bench
 from trioserve.chat.formats.families import HARMONY
 from trioserve.chat.grammar.answer import after_thinking
@@ -348,7 +349,7 @@ def test_preempted_tasks_go_on(backend: LlamaBackend) -> None:
             slots = bench.engine._scheduler.slots
             busy = next((slot for slot in slots if slot.request is not None), None)
             if busy is not None and busy.in_decode:
-                bench.engine._scheduler.preempt(busy)
+                preempt(bench.engine, busy)
     bench.run()
     assert bench.text[1] == whole
 

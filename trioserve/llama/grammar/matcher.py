@@ -38,7 +38,7 @@ class MaskPool:
 
     def __init__(self, n_threads: int) -> None:
         #: Masks to make with the next `start`, by where they go.
-        self._due: dict[Future[Mask], Job] = {}
+        self.due: dict[Future[Mask], Job] = {}
         self._lock = threading.Lock()
         self._n_threads = max(1, n_threads)
         self._executor = ThreadPoolExecutor(self._n_threads, thread_name_prefix="trioserve-grammar")
@@ -53,12 +53,12 @@ class MaskPool:
     def put(self, make: Callable[[TokenId], Mask], token: TokenId, pending: Future[Mask]) -> None:
         """Queue a mask again that was taken back."""
         with self._lock:
-            self._due[pending] = make, token, pending
+            self.due[pending] = make, token, pending
 
     def take_back(self, pending: Future[Mask]) -> bool:
         """Remove a mask from the queue; returns whether it was not begun."""
         with self._lock:
-            return self._due.pop(pending, None) is not None
+            return self.due.pop(pending, None) is not None
 
     def start(self) -> None:
         """Start making the queued masks.
@@ -66,17 +66,16 @@ class MaskPool:
         To be called just before a decode, which leaves the GIL to the pool. Sampling would have to
         share it.
         """
-        if self._due:
-            with self._lock:
-                due = list(self._due.values())
-                self._due.clear()
-            for i in range(min(self._n_threads, len(due))):
-                self._executor.submit(_make, due[i :: self._n_threads])
+        with self._lock:
+            due = list(self.due.values())
+            self.due.clear()
+        for i in range(min(self._n_threads, len(due))):
+            self._executor.submit(_make, due[i :: self._n_threads])
 
     def result(self, pending: Future[Mask]) -> Mask:
         """Wait for a mask. Raises what its job raised, or `TimeoutError`."""
         with self._lock:
-            job = self._due.pop(pending, None)
+            job = self.due.pop(pending, None)
         if job is not None:  # nothing was decoded since it was queued
             self._executor.submit(_make, [job])
         return pending.result(_WAIT_SECONDS)
@@ -84,7 +83,7 @@ class MaskPool:
     def close(self) -> None:
         """Drop the jobs that have not started, and wait for the others."""
         with self._lock:
-            self._due.clear()
+            self.due.clear()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 

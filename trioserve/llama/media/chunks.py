@@ -82,10 +82,10 @@ def cut(
         pointers = (ctypes.POINTER(mtmd.mtmd_input_part) * len(parts))(*map(ctypes.pointer, parts))
         found = _ChunkList(mtmd)
         library.take_errors()
-        library.expect_errors(lambda: True)  # they are the client's
+        library.lines.are_expected = lambda: True  # they are the client's
         code = mtmd.mtmd_tokenize_from_parts(context, found.handle, pointers, len(parts), False)
     finally:
-        library.expect_errors(bool)
+        library.lines.are_expected = bool
         for bitmap in bitmaps:
             mtmd.mtmd_bitmap_free(bitmap)
     if code != 0:
