@@ -149,7 +149,7 @@ def test_an_encoding_comes_to_its_end_however_often_the_threads_change() -> None
     bench.encoder._work_per_cell = 100.0
 
     def change(_chunk: MediaChunk) -> None:
-        bench.encoder.set_threads(3 - bench.encoder._threads)
+        bench.encoder.set_threads(3 - bench.encoder.threads)
 
     bench.projector.on_encode = change
     assert bench.encode() == "a"

@@ -64,11 +64,6 @@ class Background:
         self._turns: dict[int, int] = {}  # by slot: the number of the last turn that it had
         self._was_prefill = False  # the last turn that was too short for all was for prompts
 
-    @property
-    def is_at_work(self) -> bool:
-        """Whether it had something to do in this step."""
-        return self.is_beside or self.is_alone
-
     def share(self, slots: Sequence[Slot]) -> tuple[Sequence[Slot], int]:
         """Choose what is in the next step.
 

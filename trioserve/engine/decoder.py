@@ -125,6 +125,7 @@ class Threads:
         self._encoder = encoder
         self._governor = ThreadGovernor(*backend.thread_choices)
         self._watchdog = Watchdog(interrupt) if interrupt is not None else None
+        self._most = max(choices[-1] for choices in backend.thread_choices)
         self._set = 0  # the number set last; 0: none, so the backend has its first number
         self._now, self._since = self._governor.threads, monotonic()
         self._told = self._now
@@ -170,8 +171,8 @@ class Threads:
 
     def rest(self) -> None:
         """Leave all cores to the encoder: there is no step to compute."""
-        if self._encoder is not None:
-            self._encoder.set_threads(max(choices[-1] for choices in self._backend.thread_choices))
+        if self._encoder is not None and self._encoder.threads != self._most:
+            self._encoder.set_threads(self._most)
 
     def _run_beside(
         self, encoder: MediaEncoder, n_tokens: int, compute: Callable[[], None]

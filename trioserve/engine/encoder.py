@@ -78,7 +78,8 @@ class MediaEncoder:
         self._failed: set[str] = set()  # they are not tried again before `settle`
         self._served: dict[int, int] = {}  # by request: the turn in which it was served last
         self._turn = 0
-        self._threads = 0  # that were set; 0: none yet
+        #: Those that were set; 0: none yet.
+        self.threads = 0
         self._encoded: OrderedDict[str, Embeddings] = OrderedDict()  # the one used last last
         self._size = 0
         self._raised = ""  # the id of the last chunk that has begun again with more threads
@@ -133,9 +134,9 @@ class MediaEncoder:
         A running encoding with more threads than that begins again. One with fewer begins again at
         most once, if it then ends sooner.
         """
-        if count == self._threads:
+        if count == self.threads:
             return
-        self._threads = count
+        self.threads = count
         self._projector.set_threads(count)
         job = self._job
         if job is None or job.threads == count:
@@ -181,7 +182,7 @@ class MediaEncoder:
             self._turn += 1
             self._served[request] = self._turn
             work = self._work_per_cell * chunk.n_cells
-            job = self._job = _Job(chunk, self._threads, monotonic(), work)
+            job = self._job = _Job(chunk, self.threads, monotonic(), work)
         embeddings, error = self._encode(chunk)
         with self._changed:
             self._job = None

@@ -453,7 +453,8 @@ class Engine(EngineLoop):
         match command:
             case Submit(Task() as task):
                 arrived = RequestState(task)
-                self._scheduler.scores.begin(arrived)
+                if task.params.prompt_logprobs is not None:
+                    self._scheduler.scores.begin(arrived, task.params.prompt_logprobs)
                 self._fetch(arrived)
                 self._scheduler.add(arrived)
             case Cancel(task_id):

@@ -296,7 +296,11 @@ class EngineLoop(abc.ABC):
             if not self._is_busy:
                 self._tidy_after = SOON_S
                 self._rest()
-        if self._urgent or not self._is_busy or self._is_due(began):
+        now = self.clock()
+        after_next_step = now + (now - began)  # if it takes as long as this one
+        # An event loop that has not taken the last events yet is busy.
+        due = self._next_flush if self._outbox else self._soon
+        if self._urgent or not self._is_busy or after_next_step > due:
             self._flush()
         return self._is_busy
 
@@ -306,13 +310,6 @@ class EngineLoop(abc.ABC):
         while not self.inbox.is_settled and self._tidy(is_soon=True):
             pass
         return self.inbox.gather(max(0.0, until - self.clock()))
-
-    def _is_due(self, began: float) -> bool:
-        """Whether the events must not wait for those of the next step."""
-        now = self.clock()
-        after_next_step = now + (now - began)  # if it takes as long as this one
-        # An event loop that has not taken the last events yet is busy.
-        return after_next_step > (self._next_flush if self._outbox else self._soon)
 
     def _take(self, command: Command) -> None:
         match command:

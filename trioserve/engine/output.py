@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import monotonic
 from typing import cast
 
@@ -58,25 +59,45 @@ class SamplerPool:
         rows: Sequence[int],
         *,
         are_plain: bool = False,
+        is_part: bool = False,
     ) -> list[Sampled]:
         """Sample for each request, from its row of logits.
 
-        With `are_plain`, all of the requests are known to be.
+        With `are_plain`, all of the requests are known to be. With `is_part`, they are some of
+        those of a step, and this thread samples for all of them.
 
         The result is one token, and one more for each accepted token of a draft, whose rows follow.
         Each is followed by the tokens that a grammar leaves no choice about. An error affects only
         one request; the others have their tokens.
         """
-        if self._threads is None or len(requests) < MIN_PARALLEL:
-            return self._sample_each(requests, rows, are_plain)
+        if self._threads is not None and len(requests) >= MIN_PARALLEL and not is_part:
+            return self._sample_in_parallel(self._threads, requests, rows, are_plain)
+        sampled: list[Sampled] = []
+        for request, row in zip(requests, rows, strict=True):
+            sampler = request.sampler
+            assert sampler is not None
+            try:
+                if are_plain or request.is_plain:
+                    sampled.append(sampler.sample(row))
+                else:
+                    sampled.append(self._sample_several(request, sampler, row))
+            except TrioServeError as error:
+                sampled.append(error)
+        return sampled
+
+    def _sample_in_parallel(
+        self,
+        threads: ThreadPoolExecutor,
+        requests: Sequence[RequestState],
+        rows: Sequence[int],
+        are_plain: bool,
+    ) -> list[Sampled]:
+        sample = partial(self.sample, are_plain=are_plain, is_part=True)
         # The first access to a batch's logits reorders them, so no other may run beside it.
-        results = self._sample_each(requests[:1], rows[:1], are_plain) * len(requests)
+        results = sample(requests[:1], rows[:1]) * len(requests)
         parts = [slice(1 + i, None, self._n_threads + 1) for i in range(self._n_threads + 1)]
-        others = [
-            self._threads.submit(self._sample_each, requests[part], rows[part], are_plain)
-            for part in parts[1:]
-        ]
-        sampled = [self._sample_each(requests[parts[0]], rows[parts[0]], are_plain)]
+        others = [threads.submit(sample, requests[part], rows[part]) for part in parts[1:]]
+        sampled = [sample(requests[parts[0]], rows[parts[0]])]
         sampled += [other.result() for other in others]
         for part, its in zip(parts, sampled, strict=True):
             results[part] = its
@@ -91,22 +112,6 @@ class SamplerPool:
         """End the threads. They have nothing to do between two steps."""
         if self._threads is not None:
             self._threads.shutdown()
-
-    def _sample_each(
-        self, requests: Sequence[RequestState], rows: Sequence[int], are_plain: bool
-    ) -> list[Sampled]:
-        sampled: list[Sampled] = []
-        for request, row in zip(requests, rows, strict=True):
-            sampler = request.sampler
-            assert sampler is not None
-            try:
-                if are_plain or request.is_plain:
-                    sampled.append(sampler.sample(row))
-                else:
-                    sampled.append(self._sample_several(request, sampler, row))
-            except TrioServeError as error:
-                sampled.append(error)
-        return sampled
 
     def _sample_several(
         self, request: RequestState, sampler: Sampler, row: int

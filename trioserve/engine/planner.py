@@ -241,7 +241,7 @@ def _sequence(slot: Slot) -> int:
 #: milliseconds, because llama.cpp plans its buffers again.
 TURN_S = 0.02
 #: Of the steps without prompts since a strategy was asked last, so many are reported to it.
-QUIET = 16
+QUIET = 8
 
 
 class Planner:
@@ -308,18 +308,18 @@ class Planner:
             for slot in slots
             if slot.request is not None and not slot.request.paused and not slot.awaits_media
         ]
-        n_background = 0
-        if self.background.is_at_work or any(map(_is_background, active)):
-            active, n_background = self.background.share(active)
+        background, n_background = self.background, 0
+        if background.is_beside or background.is_alone or any(map(_is_background, active)):
+            active, n_background = background.share(active)
         plan = self._plan(active, n_background)
         if self.turns is not None:
             plan.adapters = self.turns.current
-        if self.background.is_beside:
+        if background.is_beside:
             plan.ahead = plan.without_background()
-            plan.pace = self.background.pace
+            plan.pace = background.pace
         plan.pace = max(plan.pace, self._strategy.pace)
         is_owed = self._held_up[0] or plan.pace
-        if is_owed or self.turns or self._has_asked or self.background.is_beside:
+        if is_owed or self.turns or self._has_asked or background.is_beside:
             plan.may_repeat = False
         return plan
 

@@ -56,6 +56,8 @@ class Scheduler:
         #: All slots wait for the encoder, and the requests admitted since have no room. The next
         #: step comes when a slot has its media, or when a request arrives, leaves or is paused.
         self._is_blocked = False
+        #: What `has_work` has found to start, if nothing has changed since.
+        self._found: tuple[RequestState, Slot] | None = None
         #: The backend has found no cells where the ledger counts some. Until a request leaves
         #: its slot, none is admitted beside those that run: it would be preempted again.
         self._is_full = False
@@ -64,14 +66,18 @@ class Scheduler:
 
     def add(self, request: RequestState) -> None:
         """Put a new request in the queue."""
-        self._is_blocked = False
+        self._look_again()
         self.waiting.push(request)
 
     def fetched(self, request: RequestState, states: Sequence[CachedState]) -> None:
         """Let a request start, with what was read of its beginning."""
-        self._is_blocked = False
+        self._look_again()
         request.is_fetching = False
         self.cache.take_in(states)
+
+    def _look_again(self) -> None:
+        """Note that a request has come or gone, or runs again."""
+        self._is_blocked, self._found = False, None
 
     def find(self, task_id: int) -> RequestState | None:
         """Find a request, waiting or in a slot."""
@@ -105,7 +111,7 @@ class Scheduler:
 
     def remove(self, task_id: int) -> RequestState | None:
         """Remove a request, waiting or in a slot. Its slot becomes idle."""
-        self._is_blocked = False
+        self._look_again()
         for slot in self.slots:
             if slot.request is not None and slot.request.task.id == task_id:
                 return self.release(slot)
@@ -120,7 +126,7 @@ class Scheduler:
         request = self.find(task_id)
         if request is None:
             return
-        self._is_blocked = False
+        self._look_again()
         request.paused = paused
         for slot in self.slots:
             if slot.request is request:
@@ -226,15 +232,16 @@ class Scheduler:
                 return True
         if self._is_blocked or not self.waiting:
             return False
-        return next(self._admissible(), None) is not None
+        self._found = next(self._admissible(), None)
+        return self._found is not None
 
     # -- one step
 
     def schedule(self) -> StepPlan:
         """Decide what the next step decodes."""
         self._step += 1
-        while self.waiting and (found := next(self._admissible(), None)) is not None:
-            request, slot = found
+        while self.waiting and (found := self._found or next(self._admissible(), None)):
+            (request, slot), self._found = found, None
             if slot.request is not None:
                 self.give_way(slot)
             self._clear(request)

@@ -35,11 +35,10 @@ class ScoreKeeper:
         self._tree = PrefixTree()  # of their prompts
         self._n_bytes = self._n_added = 0
 
-    def begin(self, request: RequestState) -> None:
-        """Prepare a new request, if it wants scores."""
-        n_top, vocab = request.task.params.prompt_logprobs, self._backend.vocab
-        if n_top is not None:
-            request.scores = PromptScores(min(n_top, vocab.n_tokens), vocab.names.__getitem__)
+    def begin(self, request: RequestState, n_top: int) -> None:
+        """Prepare a new request that wants scores, with the `n_top` best of each token."""
+        vocab = self._backend.vocab
+        request.scores = PromptScores(min(n_top, vocab.n_tokens), vocab.names.__getitem__)
 
     def find(self, request: RequestState) -> None:
         """Give a request that is to start the scores of the beginning of its prompt."""
