@@ -215,7 +215,7 @@ class MediaEncoder:
     # -- what comes next
 
     def _look(self) -> None:
-        """Note a change of what there is to do."""
+        """Note that the wishes or their results have changed."""
         self.is_busy = self._job is not None or self._next() is not None
 
     def _next(self) -> tuple[int, MediaChunk] | None:

@@ -240,7 +240,7 @@ def _sequence(slot: Slot) -> int:
 #: Seconds that one set of adapters keeps its turn while others wait. Changing adapters takes a few
 #: milliseconds, because llama.cpp plans its buffers again.
 TURN_S = 0.02
-#: Of the steps without prompts since a strategy was asked last, so many are reported to it.
+#: The most steps without prompts that are reported to a strategy when it is asked again: the last.
 QUIET = 8
 
 
