@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import monotonic, process_time
 from typing import Any
 
@@ -102,6 +103,12 @@ class Watchdog:
         return max(0.0, watch.end - monotonic())
 
 
+def _has_lost_cores(threads: int, start: float, cpu_start: float) -> bool:
+    """Whether the threads got less of the cores since then than they could have used."""
+    cpu_seconds, seconds = process_time() - cpu_start, monotonic() - start
+    return threads - cpu_seconds / seconds > LOST_CORES
+
+
 _log = get_logger("trioserve.engine")
 
 
@@ -152,22 +159,41 @@ class Threads:
 
     def run(self, n_tokens: int, compute: Callable[[], None]) -> None:
         """Compute a batch of `n_tokens` tokens; raises what `compute` raises."""
-        governor = self._governor
         if self._encoder is not None and self._encoder.is_busy:
             self._run_beside(self._encoder, n_tokens, compute)
             return
-        if not governor.adapts:
+        if not self._governor.adapts:
             compute()
             return
-        threads, seconds = governor.plan(n_tokens)
-        step, is_done = self._compute(n_tokens, compute, threads, seconds)
-        if not is_done:
-            governor.give_up(step)
-            step, _ = self._compute(n_tokens, compute, governor.plan(n_tokens)[0], None)
-        governor.observe(step)
-        is_news = self._told != self._now and step.end - self._since > LASTING_S
-        if is_news or self._now != governor.threads:
-            self._tell(step.end)
+        light, heavy = self._governor.light, self._governor.heavy
+        governed = heavy if n_tokens >= HEAVY else light
+        for watchdog in (self._watchdog, None):
+            (threads, limit), watch = governed.plan(n_tokens), None
+            if threads != self._set:
+                self._set_threads(threads)
+            start, cpu_start = monotonic(), process_time()
+            if watchdog is not None and limit is not None:
+                has_lost_cores = partial(_has_lost_cores, threads, start, cpu_start)
+                watch = watchdog.begin(limit, has_lost_cores)
+            try:
+                compute()
+                has_ended = False
+            except DecodeInterruptedError:
+                has_ended = watch is not None and watch.has_ended
+                if not has_ended:
+                    raise
+            finally:
+                if watchdog is not None and watch is not None:
+                    watchdog.end()
+            cpu_seconds, now = process_time() - cpu_start, monotonic()
+            step = Step(n_tokens, now - start, cpu_seconds, now)
+            if not has_ended:
+                break
+            governed.give_up(step)  # it is computed again
+        governed.observe(step)
+        is_news = self._told != self._now and now - self._since > LASTING_S
+        if is_news or self._now != (light.threads, heavy.threads):
+            self._tell(now)
 
     def rest(self) -> None:
         """Leave all cores to the encoder: there is no step to compute."""
@@ -190,35 +216,6 @@ class Threads:
         if self._governor.adapts:
             self._set_threads(threads)
         compute()
-
-    def _compute(
-        self, n_tokens: int, compute: Callable[[], None], threads: int, limit: float | None
-    ) -> tuple[Step, bool]:
-        """Compute, and take the time; returns whether it finished, too.
-
-        After `limit` seconds, the watchdog interrupts it if the threads have lost cores.
-        """
-        if threads != self._set:
-            self._set_threads(threads)
-        is_done, watch, start, cpu_start = True, None, monotonic(), process_time()
-
-        def has_lost_cores() -> bool:
-            cpu_seconds, seconds = process_time() - cpu_start, monotonic() - start
-            return threads - cpu_seconds / seconds > LOST_CORES
-
-        if self._watchdog is not None and limit is not None:
-            watch = self._watchdog.begin(limit, has_lost_cores)
-        try:
-            compute()
-        except DecodeInterruptedError:
-            if watch is None or not watch.has_ended:
-                raise
-            is_done = False
-        finally:
-            if self._watchdog is not None and watch is not None:
-                self._watchdog.end()
-        cpu_seconds, now = process_time() - cpu_start, monotonic()
-        return Step(n_tokens, now - start, cpu_seconds, now), is_done
 
     def _set_threads(self, threads: int) -> None:
         if threads != self._set:

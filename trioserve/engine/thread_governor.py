@@ -99,15 +99,14 @@ class Step:
         end: when it ended (monotonic).
     """
 
-    __slots__ = ("cost", "cpu_seconds", "end", "is_heavy", "seconds", "size")
+    __slots__ = ("cost", "cpu_seconds", "end", "seconds", "size")
 
     def __init__(self, n_tokens: int, seconds: float, cpu_seconds: float, end: float) -> None:
         self.seconds, self.cpu_seconds, self.end = seconds, cpu_seconds, end
-        self.is_heavy = n_tokens >= HEAVY
         #: The same for steps with about as many tokens.
         self.size = n_tokens.bit_length()
         #: The value to compare. A few tokens take about as long as one; many do not.
-        self.cost = seconds / n_tokens if self.is_heavy else seconds
+        self.cost = seconds / n_tokens if n_tokens >= HEAVY else seconds
 
 
 @attrs.define
@@ -177,13 +176,18 @@ class _Waits:
         self.next, self.wait, self.failures = next_, MIN_WAIT_S, 0
 
 
-class _Governed:
-    """The threads of light steps, or of heavy ones."""
+class Governed:
+    """The threads of light steps, or of heavy ones.
 
-    def __init__(self, choices: range) -> None:
+    Args:
+        choices: how many there may be, from the fewest to the most.
+        follower: the other kind, which has as many until it has been measured.
+    """
+
+    def __init__(self, choices: range, follower: Governed | None = None) -> None:
         self.threads = choices[-1]
         self.changes = 0
-        self._choices = choices
+        self._choices, self._follower = choices, follower
         self._trial: _Trial | None = None
         self._judged = -math.inf  # when the last trial ended
         self._raised = -math.inf  # when one of more threads succeeded
@@ -193,20 +197,23 @@ class _Governed:
         self._fewer, self._more = _Waits(), _Waits()
         self._in_steps = 0.0  # seconds
 
-    def plan(self, size: int) -> tuple[int, float | None]:
-        """Choose the threads for a step of this size, and the cost at which it is overdue."""
-        trial = self._trial
+    def plan(self, n_tokens: int) -> tuple[int, float | None]:
+        """Choose the threads of a step, and the seconds after which it is overdue.
+
+        None: it may take its time.
+        """
+        trial, threads, usual, size = self._trial, self.threads, None, n_tokens.bit_length()
         if trial is not None:
-            if trial.size != size:
-                return self.threads, None
-            return trial.threads or self.threads, OVERDUE * trial.usual
-        if self.threads == self._choices[0] or self._in_steps < self._fewer.next:
-            return self.threads, None
-        usual = self._usual.get(size) or self._last.get(size)
-        return self.threads, None if usual is None else OVERDUE * usual
+            if trial.size == size:
+                threads, usual = trial.threads or threads, trial.usual
+        elif threads > self._choices[0] and self._in_steps >= self._fewer.next:
+            usual = self._usual.get(size) or self._last.get(size)
+        if usual is None:
+            return threads, None
+        return threads, max(MIN_LIMIT_S, OVERDUE * usual * (n_tokens if n_tokens >= HEAVY else 1))
 
     def give_up(self, step: Step) -> None:
-        """Learn from a step that was overdue and was ended. It is computed again.
+        """Learn from a step that had the threads of `plan`, was overdue and was ended.
 
         If it was one of a trial, that is over. If not, a trial of fewer threads begins.
         """
@@ -221,7 +228,7 @@ class _Governed:
         self._trial = _Trial(threads, step.size, step.cost, _Window(step.end), _Window(step.end))
 
     def observe(self, step: Step) -> None:
-        """Record the cost of a step, and end a trial that has enough steps."""
+        """Learn from a step that had the threads of `plan`, and end a trial that has enough."""
         self._in_steps += step.seconds
         self._last[step.size] = step.cost
         trial = self._trial
@@ -284,6 +291,8 @@ class _Governed:
             self._usual[trial.size] = trial.usual  # so this is the real cost
             return
         self._change(trial.candidate)
+        if self._follower is not None:
+            self._follower.follow(self.threads, now)
         self.changes += 1
         self._fewer.reset(self._in_steps)
         if not fewer:
@@ -315,36 +324,15 @@ class ThreadGovernor:
     def __init__(self, light: range, heavy: range) -> None:
         #: Whether there is anything to choose.
         self.adapts = len(light) > 1 or len(heavy) > 1
-        self._light, self._heavy = _Governed(light), _Governed(heavy)
-        #: How many threads steps of few and of many tokens have, trials aside.
-        self.threads = self._light.threads, self._heavy.threads
+        self.heavy = Governed(heavy)
+        self.light = Governed(light, self.heavy)
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """How many threads steps of few and of many tokens have, trials aside."""
+        return self.light.threads, self.heavy.threads
 
     @property
     def changes(self) -> int:
         """How often a trial has changed them."""
-        return self._light.changes + self._heavy.changes
-
-    def plan(self, n_tokens: int) -> tuple[int, float | None]:
-        """Choose the threads of a step, and the seconds after which it is overdue.
-
-        None: it may take its time.
-        """
-        if n_tokens < HEAVY:
-            threads, cost = self._light.plan(n_tokens.bit_length())
-        else:
-            threads, cost = self._heavy.plan(n_tokens.bit_length())
-            cost = None if cost is None else cost * n_tokens
-        return threads, None if cost is None else max(MIN_LIMIT_S, cost)
-
-    def give_up(self, step: Step) -> None:
-        """Learn from a step that had the threads of `plan`, was overdue, and was ended."""
-        (self._heavy if step.is_heavy else self._light).give_up(step)
-        self.threads = self._light.threads, self._heavy.threads
-
-    def observe(self, step: Step) -> None:
-        """Learn from a step that had the threads of `plan`."""
-        light, heavy = self._light, self._heavy
-        (heavy if step.is_heavy else light).observe(step)
-        if light.threads != self.threads[0]:
-            heavy.follow(light.threads, step.end)
-        self.threads = light.threads, heavy.threads
+        return self.light.changes + self.heavy.changes
