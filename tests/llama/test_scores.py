@@ -16,7 +16,7 @@ from tests.support import tiny_models
 from tests.support.llama_bench import Bench
 from tests.support.plain_loop import EXACT, plain_loop
 from trioserve.errors import DecodeError
-from trioserve.llama.scores import add_score
+from trioserve.llama.sampler import add_score
 from trioserve.types import PromptScores
 
 #: What the order of sums may change in a log probability.

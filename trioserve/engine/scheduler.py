@@ -441,14 +441,11 @@ class Scheduler:
 
     def _n_pending(self) -> int:
         """How many cells of all requests are still to be decoded."""
-        others = [
-            slot
-            for slot in self.slots
-            if not slot.in_decode or ((one := slot.request) and (one.draft or one.n_ahead))
-        ]
-        n_pending = len(self.slots) - len(others)  # streams have one each
-        for slot in others:
-            n_pending += slot.n_pending
+        n_pending = 0
+        for slot in self.slots:
+            if (request := slot.request) is not None:
+                is_stream = slot.in_decode and not request.draft and not request.n_ahead
+                n_pending += 1 if is_stream else slot.n_pending
         return n_pending
 
     # -- the truth about itself

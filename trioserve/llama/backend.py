@@ -31,9 +31,8 @@ from trioserve.llama.heads import HeadDrafter
 from trioserve.llama.machine import free_memory
 from trioserve.llama.media.projector import LlamaProjector
 from trioserve.llama.model import LlamaModel, Progress
-from trioserve.llama.sampler import LlamaSampler
+from trioserve.llama.sampler import LlamaSampler, add_score
 from trioserve.llama.sampler_chain import Offload
-from trioserve.llama.scores import add_score
 from trioserve.log import get_logger
 from trioserve.models import resolve_projector
 from trioserve.types import (
@@ -169,11 +168,7 @@ class LlamaBackend:
         self.memory = head.memory
 
     def set_adapters(self, adapters: Adapters) -> None:
-        """Use these LoRA adapters, and no others, from the next `decode` on.
-
-        Raises:
-            DecodeError: llama.cpp refuses them.
-        """
+        """Use these LoRA adapters, as `Backend` has it."""
         self._lora.use(self._context, adapters)
 
     @property
@@ -182,15 +177,11 @@ class LlamaBackend:
         return self._lora.infos
 
     def add_adapter(self, path: Path) -> int:
-        """Load a LoRA adapter, between two decodes; returns its id.
-
-        Raises:
-            ModelLoadError: it cannot be used.
-        """
+        """Load a LoRA adapter, between two decodes, as `Backend` has it."""
         return self._lora.add(str(path), 0.0)
 
     def remove_adapter(self, id_: int) -> None:
-        """Free a LoRA adapter that is not set."""
+        """Free a LoRA adapter, as `Backend` has it."""
         self._lora.remove(id_)
 
     def set_threads(self, count: int) -> None:
@@ -200,13 +191,7 @@ class LlamaBackend:
             drafter.set_threads(count)
 
     def decode(self) -> None:
-        """Run the batch.
-
-        Raises:
-            KVCacheFullError: not enough free cells; nothing has changed.
-            DecodeInterruptedError: `interrupt` was called; nothing has changed.
-            DecodeError: any other failure; the contents of the sequences are unknown.
-        """
+        """Run the batch, as `Backend` has it."""
         if self._compiler.pool.due:
             self._compiler.pool.start()
         self._context.decode(self.batch)
@@ -214,12 +199,9 @@ class LlamaBackend:
             self._head.observe(self.batch)
 
     def decode_media(self, pieces: Sequence[MediaPiece]) -> list[int]:
-        """Decode parts of chunks of media; returns the row of the last cell of each.
+        """Decode parts of chunks of media, as `Backend` has it.
 
-        Raises:
-            NotSupportedError: there is no projector.
-            EngineError: the pieces are no batch; nothing has changed.
-            KVCacheFullError, DecodeInterruptedError, DecodeError: as `decode`.
+        Raises also NotSupportedError: there is no projector; and EngineError: they are no batch.
         """
         if self.projector is None:
             raise NotSupportedError("The model takes text only.")
@@ -249,10 +231,9 @@ class LlamaBackend:
         prompt: Sequence[TokenId],
         constraint: Constraint | None = None,
     ) -> LlamaSampler:
-        """Make the sampler of a task. Penalties count the tokens of the prompt.
+        """Make the sampler of a task, as `Backend` has it.
 
-        With a constraint from `compile`, it chooses only what the grammar allows. Where the grammar
-        allows only the end, the output ends, whatever the biases are.
+        Where the grammar allows only the end, the output ends, whatever the biases are.
 
         Raises:
             InvalidRequestError: a parameter cannot be used with this model, or forbids all that
@@ -277,19 +258,11 @@ class LlamaBackend:
         return sampler
 
     def check_sampling(self, params: SamplingParams) -> None:
-        """Check parameters as `sampler` does, without making one; from any thread.
-
-        Raises:
-            InvalidRequestError: a parameter cannot be used with this model.
-        """
+        """Check parameters as `sampler` does, as `Backend` has it."""
         sampler_chain.check(params, self.vocab)
 
     def score(self, scores: PromptScores, row: int, tokens: Sequence[TokenId]) -> None:
-        """Add how probable each token was as the next one, from the row of the last batch on.
-
-        Raises:
-            DecodeError: a logit is NaN, or the largest is infinite.
-        """
+        """Add how probable each token was, as `Backend` has it."""
         self.vocab.is_read_later = True
         for i, token in enumerate(tokens, start=row):
             add_score(scores, self._context.logits(i, self.vocab.n_tokens), token)
@@ -309,26 +282,16 @@ class LlamaBackend:
         )
 
     def write_state(self, path: Path, saved: SlotState) -> int:
-        """Write a file that llama-server can read too, whole or not at all; returns its size.
+        """Write a file that llama-server can read too, as `Backend` has it.
 
         It has no state of a head, which catches up with the text once that is restored.
-
-        Raises:
-            OSError: it cannot be written.
         """
         projector = "" if self.projector is None else self.projector.fingerprint
         saved = attrs.evolve(saved, state=head_texts.split(saved.state)[0])
         return state_file.write(path, saved, self.adapters, projector=projector)
 
     def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
-        """Read a file of `write_state` or of llama-server; returns the state and the file's size.
-
-        `adapters` are those of a file that names none.
-
-        Raises:
-            InvalidRequestError: it is no such file, or it is from another model or projector.
-            OSError: it cannot be read.
-        """
+        """Read a file of `write_state` or of llama-server, as `Backend` has it."""
         free = free_memory()
         if free is not None and path.stat().st_size > free:
             raise InvalidRequestError(

@@ -48,14 +48,13 @@ class LlamaBatch:
         self._seq = np.zeros(capacity, dtype=np.int32)
         self._logits = np.zeros(capacity, dtype=np.int8)
         self._rows = np.zeros((capacity, width), dtype=np.float32)
-        # For each token, C takes a count of sequences and a pointer to them: always one, its own.
-        self._one = np.ones(capacity, dtype=np.int32)
-        self._seq_pointers = self._seq.ctypes.data + 4 * np.arange(capacity, dtype=np.uintp)
         # Assigning one item through a memoryview takes half as long as through numpy.
         self._tokens, self._positions = self._token.data, self._pos.data
         self._seqs, self._flags = self._seq.data, self._logits.data
         self._range = np.arange(capacity, dtype=np.int32)
-        self._struct = self._make_struct()
+        self._struct = _struct(self._pos, self._seq, self._logits)
+        self._struct.token = _pointer(self._token, ctypes.c_int32)
+        self._struct.embd = _pointer(self._rows, ctypes.c_float) if width else None
 
     def __len__(self) -> int:
         return self._size
@@ -195,19 +194,6 @@ class LlamaBatch:
             f"{self._n_seqs - 1}; got token {token} at position {pos} of sequence {seq}."
         )
 
-    def _make_struct(self) -> Any:
-        def pointer(array: Any, kind: Any) -> Any:
-            return array.ctypes.data_as(ctypes.POINTER(kind))
-
-        struct = lib.llama_batch()
-        struct.token = pointer(self._token, ctypes.c_int32)
-        struct.embd = pointer(self._rows, ctypes.c_float) if self._rows.size else None
-        struct.pos = pointer(self._pos, ctypes.c_int32)
-        struct.n_seq_id = pointer(self._one, ctypes.c_int32)
-        struct.seq_id = pointer(self._seq_pointers, ctypes.POINTER(ctypes.c_int32))
-        struct.logits = pointer(self._logits, ctypes.c_int8)
-        return struct
-
 
 def _fill(row: NDArray[np.int32], values: Sequence[int], bound: int) -> bool:
     """Copy values; returns whether all of them are from 0 to below the bound."""
@@ -229,27 +215,19 @@ class _NumberBatch:
     def __init__(
         self, rows: NDArray[np.float32], positions: NDArray[np.int32], seqs: NDArray[np.int32]
     ) -> None:
-        size = len(rows)
         self._rows = np.ascontiguousarray(rows, dtype=np.float32)
         self._positions = np.ascontiguousarray(positions)
         self._seqs = seqs
-        self._ones = np.ones(size, dtype=np.int32)
-        self._seq_pointers = seqs.ctypes.data + 4 * np.arange(size, dtype=np.uintp)
-        self._logits = np.zeros(size, dtype=np.int8)
+        self._logits = np.zeros(len(rows), dtype=np.int8)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def seal(self) -> tuple[Any, bytes]:
         """Return what `llama_decode` takes, and a byte for each row: 1 if it has logits."""
-        struct = lib.llama_batch()
+        struct = _struct(self._positions, self._seqs, self._logits)
         struct.n_tokens = len(self)
-        struct.token = None
         struct.embd = _pointer(self._rows, ctypes.c_float)
-        struct.pos = _pointer(self._positions, ctypes.c_int32)
-        struct.n_seq_id = _pointer(self._ones, ctypes.c_int32)
-        struct.seq_id = _pointer(self._seq_pointers, ctypes.POINTER(ctypes.c_int32))
-        struct.logits = _pointer(self._logits, ctypes.c_int8)
         return struct, self._logits.tobytes()
 
     def starts(self) -> dict[int, int]:
@@ -362,6 +340,20 @@ def _check(piece: MediaPiece, width: int, n_seqs: int, *, is_alone: bool) -> Non
                           f"not {chunk.n_cells, width}.")  # fmt: skip
     if not (0 <= piece.seq < n_seqs and 0 <= piece.pos < 2**31 - chunk.n_cells):
         raise EngineError(f"There is no position {piece.pos} of a sequence {piece.seq}.")
+
+
+def _struct(positions: Any, seqs: Any, logits: Any) -> Any:
+    """Make the structure for rows of these; each belongs to one sequence."""
+    # For each row, C takes a count of sequences and a pointer to them.
+    ones, size = np.ones(len(seqs), dtype=np.int32), np.uintp(seqs.itemsize)
+    pointers = np.uintp(seqs.ctypes.data) + size * np.arange(len(seqs), dtype=np.uintp)
+    struct = lib.llama_batch()
+    struct.pos = _pointer(positions, ctypes.c_int32)
+    struct.n_seq_id = _pointer(ones, ctypes.c_int32)
+    struct.seq_id = _pointer(pointers, ctypes.POINTER(ctypes.c_int32))
+    struct.logits = _pointer(logits, ctypes.c_int8)
+    struct.kept = ones, pointers  # as long as C may read them
+    return struct
 
 
 def _pointer(array: Any, kind: Any) -> Any:

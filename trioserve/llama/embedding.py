@@ -107,14 +107,10 @@ class LlamaEmbedder(EmbeddingBackend):
         return None
 
     def pair(self, query: str, document: str, most: int | None = None) -> tuple[TokenId, ...]:
-        """Join a query and the first `most` tokens of a document into the text to score.
+        """Join a query and a document, as `EmbeddingBackend` has it.
 
         That is done by the template in the model file, if there is one, or else by putting BOS, EOS
         and SEP around the two, as far as the vocabulary uses them.
-
-        Raises:
-            InvalidRequestError: one of them cannot be encoded.
-            ServerClosingError: the model is closed.
         """
         tokenize, known = self.vocab.tokenize, self._pairs
         template = self.info.metadata.get(_RERANK_TEMPLATE)
@@ -135,23 +131,14 @@ class LlamaEmbedder(EmbeddingBackend):
         self._context.set_threads(count)
 
     def compute(self) -> None:
-        """Run the batch.
-
-        Raises:
-            KVCacheFullError: not enough free cells; nothing has changed.
-            DecodeInterruptedError: `interrupt` was called; nothing has changed.
-            DecodeError: any other failure; the contents of the sequences are unknown.
-        """
+        """Run the batch, as `EmbeddingBackend` has it."""
         self._batch.want_all()
         self._context.decode(self._batch)
 
     def compute_media(self, piece: MediaPiece) -> None:
-        """Run a batch of cells of a chunk.
+        """Run a batch of cells of a chunk, as `EmbeddingBackend` has it.
 
-        Raises:
-            NotSupportedError: there is no projector.
-            EngineError: it is no batch; nothing has changed.
-            KVCacheFullError, DecodeInterruptedError, DecodeError: as `compute`.
+        Raises also NotSupportedError: there is no projector; and EngineError: it is no batch.
         """
         if self.projector is None:
             raise NotSupportedError("The model takes text only.")

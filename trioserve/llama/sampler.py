@@ -1,4 +1,4 @@
-"""Sampler: chooses the tokens of one task, with their probabilities."""
+"""Sampler: chooses the tokens of one task, with their probabilities; scores those of prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from trioserve.llama.grammar.tokens import Mask
 from trioserve.llama.library import HandleOwner, lib, short
 from trioserve.llama.sampler_chain import Offload, names_of
 from trioserve.llama.vocab import LlamaVocab
-from trioserve.types import Candidates, SamplingParams, TokenId, TokenProb, TokenProbs
+from trioserve.types import (
+    Candidates,
+    PromptScores,
+    SamplingParams,
+    TokenId,
+    TokenProb,
+    TokenProbs,
+)
 
 #: Logits in one block; only the largest of each block is looked at first.
 _BLOCK = 128
@@ -240,13 +247,10 @@ class LlamaSampler(HandleOwner):
                 return token
 
     def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
-        """Choose the token that `sample` would, and return the `n` most probable candidates too.
+        """Choose the token that `sample` would, with candidates, as `Sampler` has it.
 
-        Their probabilities are those of the raw logits, without the grammar, or with `post` those
-        after the grammar and the samplers. These may be fewer: without those of probability 0.
-
-        Raises:
-            EngineError: as `sample`.
+        The raw logits are those without the grammar. Of the candidates after all samplers, those of
+        probability 0 are left out.
         """
         rows = self._context.rows
         if self.handle is None or not 0 <= row < len(rows) or not rows[row]:
@@ -261,11 +265,7 @@ class LlamaSampler(HandleOwner):
         return token, self.probs(row, token, n, post=False)
 
     def accept(self, token: TokenId) -> None:
-        """Note a token that comes next although it was not sampled.
-
-        Raises:
-            EngineError: the grammar does not allow it, or the sampler is closed.
-        """
+        """Note a token that comes next, as `Sampler` has it."""
         if self.handle is None:
             raise EngineError("The sampler is closed.")
         if self._matcher is not None and not self._matcher.accept(token):
@@ -273,21 +273,14 @@ class LlamaSampler(HandleOwner):
         short.llama_sampler_accept(self.handle, token)
 
     def forced(self, n_max: int) -> list[TokenId]:
-        """Take the tokens that the grammar allows no other ones for, `n_max` at most.
-
-        Raises:
-            EngineError: the grammar cannot be followed.
-        """
+        """Take the tokens that the grammar allows no other ones for, as `Sampler` has it."""
         tokens = [] if self._matcher is None else self._matcher.forced(n_max)
         for token in tokens:
             short.llama_sampler_accept(self.handle, token)
         return tokens
 
     def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
-        """Return the probabilities for a token that comes next although it was not sampled.
-
-        With `post` the token has a probability of 1.
-        """
+        """Return the probabilities of a token that comes next, as `Sampler` has it."""
         if post:
             certain = np.ones(1)
             return self._named(token, certain, np.array([token])[:n], certain[:n])
@@ -427,6 +420,26 @@ def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     probs: NDArray[np.float64] = np.exp(logits - logits.max(), dtype=np.float64)
     probs /= probs.sum()
     return probs
+
+
+def add_score(scores: PromptScores, logits: NDArray[np.float32], token: TokenId) -> None:
+    """Add how probable a token is by these logits, and the candidates for its place.
+
+    It takes no copy of the logits: they are overwritten.
+
+    Raises:
+        DecodeError: a logit is NaN, or the largest is infinite.
+    """
+    highest = float(logits[logits.argmax()])  # or NaN
+    if not math.isfinite(highest):
+        raise DecodeError(NOT_FINITE)
+    chosen = float(logits[token])
+    rank = int(np.count_nonzero(logits >= chosen))
+    best = [(id_, float(logits[id_])) for id_ in largest(logits, scores.n_top)]
+    logits -= np.float32(highest)
+    np.exp(logits, out=logits)
+    base = highest + math.log(float(logits.sum(dtype=np.float64)))
+    scores.add(token, chosen - base, rank, [(id_, logit - base) for id_, logit in best])
 
 
 def largest(values: NDArray[Any], n: int) -> list[int]:
