@@ -338,9 +338,7 @@ _LAST_EVENT_ID = "Last-Event-ID"
 class LookupRequest(RequestBody):
     """``POST /v1/streams/lookup``."""
 
-    conversation_ids: tuple[str, ...] = field(
-        read=readers.strings_of(limits.MAX_LOOKUPS, length=limits.MAX_NAME)
-    )
+    conversation_ids: tuple[str, ...] = field(read=readers.strings_of(limits.MAX_LOOKUPS))
 
 
 # -- by the name that the client has chosen

@@ -158,10 +158,10 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
         (
             "/v1/chat/completions",
             {**CHAT, "trioserve_run_tools": {"tools": ["*" * 129]}},
-            "trioserve_run_tools.tools",
+            "trioserve_run_tools.tools[0]",
         ),
         ("/v1/chat/completions", {**CHAT, "model": "x" * 2000}, "model"),
-        ("/v1/streams/lookup", {"conversation_ids": ["a" * 1025]}, "conversation_ids"),
+        ("/v1/streams/lookup", {"conversation_ids": ["a" * 1025]}, "conversation_ids[0]"),
         ("/completion", {"prompt": "a", "grammar": "x" * (limits.MAX_SCHEMA + 1)}, "grammar"),
     ],
     ids=range(8),

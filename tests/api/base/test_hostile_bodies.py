@@ -107,7 +107,7 @@ def test_every_list_and_number_has_a_maximum(cls: Any, name: str, most: Any, mor
     parse(cls, {name: most})
     with pytest.raises(InvalidRequestError) as caught:
         parse(cls, {name: more})
-    assert caught.value.param == name
+    assert caught.value.param in (name, f"{name}[1]")
     assert len(caught.value.message) < 200
 
 
@@ -130,7 +130,7 @@ def test_every_list_and_number_has_a_maximum(cls: Any, name: str, most: Any, mor
 )
 def test_a_message_has_so_many_parts(cls: Any, name: str, wrap: Any) -> None:
     parse(cls, {name: wrap(MAX_PARTS)})
-    with pytest.raises(InvalidRequestError, match=f"{MAX_PARTS} are allowed") as caught:
+    with pytest.raises(InvalidRequestError, match=f"{MAX_PARTS} (are allowed|items)") as caught:
         parse(cls, {name: wrap(MAX_PARTS + 1)})
     assert (caught.value.param or "").startswith(f"{name}[")
 

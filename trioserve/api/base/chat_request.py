@@ -60,7 +60,7 @@ class RunToolsOptions:
 
     #: Names of tools, or patterns such as ``weather_*``; None: all that the server has.
     tools: tuple[str, ...] | None = field(
-        read=readers.strings_of(limits.MAX_RUN_TOOLS, length=limits.MAX_TOOL_PATTERN), default=None
+        read=readers.strings_of(limits.MAX_RUN_TOOLS, limits.MAX_TOOL_PATTERN), default=None
     )
     #: The maximum number of answers of the model.
     max_steps: int | None = field(read=readers.steps, default=None)

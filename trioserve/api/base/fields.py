@@ -332,9 +332,9 @@ class Field:
 
     def structure(self, value: Any, path: str) -> Any:
         """Read a value that stands at `path`. Raises InvalidRequestError, which names it."""
-        read = named(self.read, value, path)
         for check in self.checks.values():
             check(value, path)
+        read = named(self.read, value, path)
         return read if self.inner is None else structure(self.inner, read, f"{path}.")
 
     def check_properties(self, body: Mapping[str, Any], path: str) -> None:

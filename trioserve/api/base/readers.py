@@ -198,32 +198,20 @@ def ping_interval(value: Any) -> float:
     return interval
 
 
-def strings_of(
-    limit: int, what: str = "strings", *, length: int | None = None
-) -> Callable[[Any], tuple[str, ...]]:
+def strings_of(limit: int, length: int = limits.MAX_NAME) -> Callable[[Any], tuple[str, ...]]:
     """Make a reader of a list of at most `limit` strings, of at most `length` characters each."""
-    item = NAME if length is None else {**NAME, "maxLength": length}
-
-    @json_type(list_schema(item, limit))
-    def read(value: Any) -> tuple[str, ...]:
-        if isinstance(value, list):
-            check_count(len(value), limit, what)
-        given = strings(value)
-        if length is not None and any(len(each) > length for each in given):
-            raise MismatchError(f"made of strings of at most {length} characters")
-        return given
-
-    return read
+    return json_type(list_schema({**NAME, "maxLength": length}, limit))(
+        lambda value: strings(value)
+    )
 
 
-_stops = strings_of(limits.MAX_STOPS, length=limits.MAX_STOP_CHARS)
 _STOP = {"type": "string", "maxLength": limits.MAX_STOP_CHARS}
 
 
-@json_type(_stops.json_schema)  # type: ignore[attr-defined]
+@json_type(list_schema(_STOP, limits.MAX_STOPS))
 def stop_sequences(value: Any) -> tuple[str, ...]:
     """Read a list of strings that end the output; empty ones have no effect."""
-    return tuple(word for word in _stops(value) if word)
+    return tuple(word for word in strings(value) if word)
 
 
 @json_type({**_STOP, "type": ["string", "array"], "items": _STOP, "maxItems": limits.MAX_STOPS})
@@ -244,8 +232,6 @@ def words(value: Any) -> tuple[str, ...]:
 )
 def samplers(value: Any) -> tuple[str, ...]:
     """Read `samplers`: a list of names, or a string of letters."""
-    if isinstance(value, str | list):
-        check_count(len(value), limits.MAX_SAMPLERS, "samplers")
     if not isinstance(value, str):
         return strings(value)
     if unknown := sorted(set(value) - set(SAMPLER_LETTERS)):
@@ -253,15 +239,15 @@ def samplers(value: Any) -> tuple[str, ...]:
     return tuple(SAMPLER_LETTERS[letter] for letter in value)
 
 
-_breakers = strings_of(limits.MAX_BREAKERS, length=limits.MAX_BREAKER_CHARS)
+_BREAKER = {**NAME, "maxLength": limits.MAX_BREAKER_CHARS}
 
 
-@json_type({**_breakers.json_schema, "minItems": 1})  # type: ignore[attr-defined]
+@json_type(list_schema(_BREAKER, limits.MAX_BREAKERS, minItems=1))
 def breakers(value: Any) -> tuple[str, ...]:
     """Read `dry_sequence_breakers`: a list of strings, and not empty."""
-    if not strings(value):
+    if not (given := strings(value)):
         raise MismatchError("a list of strings, and not empty")
-    return _breakers(value)
+    return given
 
 
 @json_type(
@@ -280,8 +266,6 @@ def biases(value: Any) -> tuple[Bias, ...]:
     """Read `logit_bias`: ``{"15": -1.5, "word": false}`` or ``[[15, -1.5], ["word", false]]``."""
     expected = "an object from token to bias, or a list of [token, bias]"
     pairs: Any = value
-    if isinstance(value, dict | list):
-        check_count(len(value), limits.MAX_BIASES, "biases")
     if isinstance(value, dict):
         pairs = [
             [key if (n := whole_number(key)) is None else n, bias] for key, bias in value.items()

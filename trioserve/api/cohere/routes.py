@@ -24,7 +24,6 @@ from trioserve.api.base.fields import (
     MismatchError,
     Only,
     RequestBody,
-    check_count,
     field,
     json_type,
     list_schema,
@@ -69,7 +68,6 @@ def _texts(value: Any) -> tuple[str, ...]:
     texts = strings(value)
     if not texts:
         raise MismatchError("a list of strings, and not empty")
-    check_count(len(texts), limits.MAX_INPUTS, "texts")
     return texts
 
 
@@ -163,7 +161,6 @@ def _images(value: Any) -> tuple[GivenPrompt, ...]:
 def _mixed(value: Any) -> tuple[GivenPrompt, ...]:
     """Read inputs with parts of text and images."""
     given = objects(value)
-    check_count(len(given), limits.MAX_INPUTS, "inputs")
     if not given or not all(isinstance(one.get("content"), list) for one in given):
         raise MismatchError("a list of objects with a list as 'content', and not empty")
     parts = [objects(one["content"]) for one in given]

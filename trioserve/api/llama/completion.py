@@ -22,7 +22,6 @@ from trioserve.api.base.fields import (
     STRING,
     MismatchError,
     RequestBody,
-    check_count,
     field,
     json_type,
     list_schema,
@@ -55,7 +54,7 @@ from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt,
 # -- what requests may hold
 
 
-_response_fields = readers.strings_of(limits.MAX_RESPONSE_FIELDS, "names")
+_response_fields = readers.strings_of(limits.MAX_RESPONSE_FIELDS)
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -92,8 +91,6 @@ _NO_NAME = "tmp"
 def _extra_files(value: Any) -> tuple[File, ...]:
     """Read `input_extra`: files, each with a text and perhaps a name."""
     files = []
-    if isinstance(value, list):
-        check_count(len(value), limits.MAX_EXTRA_FILES, "files")
     for each in objects(value):
         text, name = each.get("text"), each.get("filename", _NO_NAME)
         if not isinstance(text, str) or not isinstance(name, str):
@@ -117,8 +114,6 @@ class InfillRequest(LlamaRequest):
 
 @json_type(list_schema({"type": "integer"}, limits.MAX_TOKENS))
 def _token_ids(value: Any) -> tuple[int, ...]:
-    if isinstance(value, list):
-        check_count(len(value), limits.MAX_TOKENS, "token ids")
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         raise MismatchError("a list of token ids")
     return tuple(value)
@@ -134,8 +129,6 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 )
 def _text(value: Any) -> RawPrompt:
     """Read text, or a list of ids and strings."""
-    if isinstance(value, list):
-        check_count(len(value), limits.MAX_TOKENS, "token ids")
     content = readers.content(value)
     parts = (content,) if isinstance(content, str) else content
     if sum(len(part) for part in parts if isinstance(part, str)) > limits.MAX_TEXT:

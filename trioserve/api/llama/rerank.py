@@ -19,7 +19,6 @@ from trioserve.api.base.fields import (
     STRING,
     MismatchError,
     RequestBody,
-    check_count,
     field,
     json_type,
     list_schema,
@@ -50,7 +49,6 @@ def _documents(value: Any) -> tuple[str, ...]:
     """Read strings, or objects with a `text`."""
     if not isinstance(value, list) or not value:
         raise MismatchError("a list of strings, and not empty")
-    check_count(len(value), limits.MAX_INPUTS, "documents")
     texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in value]
     if not all(isinstance(text, str) for text in texts):
         raise MismatchError("a list of strings, or of objects with a 'text'")

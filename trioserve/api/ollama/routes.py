@@ -20,7 +20,6 @@ from trioserve.api.base.fields import (
     STRING,
     MismatchError,
     RequestBody,
-    check_count,
     field,
     json_type,
     strings,
@@ -184,7 +183,6 @@ _EUCLIDEAN, _NONE = 2, -1
 def _texts(value: Any) -> tuple[str, ...]:
     """Read `input`; an empty text alone is none."""
     if isinstance(value, list):
-        check_count(len(value), limits.MAX_INPUTS, "texts")
         return strings(value)
     if not isinstance(value, str):
         raise MismatchError("a string or a list of strings")

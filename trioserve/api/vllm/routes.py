@@ -18,7 +18,6 @@ from trioserve.api.base.fields import (
     MismatchError,
     Only,
     RequestBody,
-    check_count,
     field,
     json_type,
     list_schema,
@@ -51,7 +50,6 @@ def _texts(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
         raise MismatchError("a string, or a list of strings, and not empty")
-    check_count(len(texts), limits.MAX_INPUTS, "texts")
     return tuple(texts)
 
 
