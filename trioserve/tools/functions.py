@@ -100,14 +100,10 @@ def _field(parameter: inspect.Parameter, hint: Any) -> tuple[Any, ...]:
 @attrs.frozen(eq=False)
 class _FunctionTool(Tool):
     _function: Callable[..., Any]
-    _info: ToolInfo
+    info: ToolInfo
     _arguments: type[msgspec.Struct]
     _context_name: str | None
     _abandon_on_cancel: bool
-
-    @property
-    def info(self) -> ToolInfo:
-        return self._info
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         try:

@@ -181,10 +181,8 @@ class ToolResult:
 class Tool(ABC):
     """Something that a model may call. May be called by several tasks at the same time."""
 
-    @property
-    @abstractmethod
-    def info(self) -> ToolInfo:
-        """What it is. It does not change."""
+    #: What it is. It does not change.
+    info: ToolInfo
 
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:

@@ -58,7 +58,7 @@ class ExecShellCommand(Tool):
     def __init__(self, runtime_of: Callable[[ToolCallContext], Runtime]) -> None:
         """Run commands in the runtime that this finds."""
         self._runtime_of = runtime_of
-        self._info = ToolInfo(
+        self.info = ToolInfo(
             name=self.NAME,
             display_name="Execute shell command",
             description="Run a shell command. Returns what it writes, also to standard error.",
@@ -67,11 +67,6 @@ class ExecShellCommand(Tool):
             uses_cwd=True,
             streams=True,
         )
-
-    @property
-    def info(self) -> ToolInfo:
-        """The tool's name, description and schema."""
-        return self._info
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         """Run a command. When cancelled, it first kills the command and its children."""
@@ -119,18 +114,13 @@ class GetInfo(Tool):
     def __init__(self, runtime_of: Callable[[ToolCallContext], Runtime]) -> None:
         """Tell it of the runtime that this finds."""
         self._runtime_of = runtime_of
-        self._info = ToolInfo(
+        self.info = ToolInfo(
             name=self.NAME,
             display_name="Get runtime info",
             description="Tell the name and version of the operating system, and the current "
             "directory.",
             uses_cwd=True,
         )
-
-    @property
-    def info(self) -> ToolInfo:
-        """The tool's name, description and schema."""
-        return self._info
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         """Return the system and the current folder."""

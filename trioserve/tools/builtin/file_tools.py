@@ -97,7 +97,7 @@ class FileTool(Tool):
         self._call = call
         self._stores = stores
         self._threads = threads
-        self._info = ToolInfo(
+        self.info = ToolInfo(
             name=call.NAME,
             description=call.DESCRIPTION,
             parameters=schema_of(call),
@@ -105,11 +105,6 @@ class FileTool(Tool):
             writes=call.WRITES,
             uses_cwd=True,
         )
-
-    @property
-    def info(self) -> ToolInfo:
-        """The tool's name, description and schema."""
-        return self._info
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         """Run it in a thread; a file that it cannot use is a result with an error."""

@@ -57,7 +57,7 @@ class McpTool(Tool):
         name = function_name(server.entry.name, listed.name)
         # Without hints, the protocol's defaults apply: the tool may be destructive.
         self._reads_only = listed.reads_only
-        self._info = ToolInfo(
+        self.info = ToolInfo(
             name=name,
             description=listed.description,
             parameters={"properties": {}, **listed.parameters},
@@ -67,11 +67,6 @@ class McpTool(Tool):
             writes=not self._reads_only,
             streams=True,
         )
-
-    @property
-    def info(self) -> ToolInfo:
-        """The tool's name, description and schema."""
-        return self._info
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         """Call it. The server is started if it does not run. Its output is its progress.
