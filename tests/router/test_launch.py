@@ -115,7 +115,7 @@ async def test_a_process_ends_by_a_signal(way: str) -> None:
 @pytest.mark.parametrize("way", tiny.WAYS)
 async def test_a_process_ends_with_its_lifeline(way: str) -> None:
     async with tiny.launcher(way) as launcher, started(launcher) as (process, _):
-        process.pipes.close()
+        process.close()
         assert await process.wait() == 0
 
 

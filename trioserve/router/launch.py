@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -99,43 +98,24 @@ def _readable(ours: ExitStack, theirs: ExitStack) -> tuple[trio.lowlevel.FdStrea
     return stream, end
 
 
-class LaunchedProcess(ABC):
+class LaunchedProcess:
     """A process that was started. Its owner waits for its end, and then closes it.
 
-    `status` is what it tells of its state, and `log` what it writes to standard output and error.
+    Attributes:
+        pid: its number.
+        status: what it tells of its state.
+        log: what it writes to standard output and error.
+        wait: waits until it has ended; gives its exit code, or less the number of its signal.
+        send_signal: sends it a signal. Does nothing once it has ended.
+        close: closes our ends of the pipes, the lifeline among them.
     """
 
-    def __init__(self, pipes: Pipes, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, pipes: Pipes, process: trio.Process | _Fork) -> None:
+        self.pid = process.pid
         self.status: trio.abc.ReceiveStream = pipes.status
         self.log: trio.abc.ReceiveStream = pipes.log
-        self.pipes = pipes
-
-    @abstractmethod
-    async def wait(self) -> int:
-        """Wait until it has ended. Returns its exit code, or less the number of its signal."""
-
-    @abstractmethod
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal. Does nothing once it has ended."""
-
-    def close(self) -> None:
-        """Close our ends of the pipes, the lifeline among them."""
-        self.pipes.close()
-
-
-class _Spawned(LaunchedProcess):
-    """A process that was started as any other."""
-
-    def __init__(self, pipes: Pipes, process: trio.Process) -> None:
-        super().__init__(pipes, process.pid)
-        self._process = process
-
-    async def wait(self) -> int:
-        return await self._process.wait()
-
-    def send_signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        self.wait, self.send_signal = process.wait, process.send_signal
+        self.close = pipes.close
 
 
 class Spawner:
@@ -158,7 +138,7 @@ class Spawner:
                 env=with_package(self._environ) | told,
                 start_new_session=True,
             )
-        return _Spawned(pipes, process)
+        return LaunchedProcess(pipes, process)
 
 
 def with_package(environ: Mapping[str, str]) -> dict[str, str]:
@@ -357,7 +337,7 @@ class Forks:
         with open_pipes() as pipes:
             pid = await self._order(orders, argv, pipes)
             if pid is not None:
-                return _Forked(pipes, _Fork(pid, os.pidfd_open(pid)))
+                return LaunchedProcess(pipes, _Fork(pid, os.pidfd_open(pid)))
             pipes.close()
         return None
 
@@ -426,20 +406,6 @@ class _Fork:
     def kill(self) -> None:
         """Kill the process."""
         self.send_signal(signal.SIGKILL)
-
-
-class _Forked(LaunchedProcess):
-    """A process that was forked from the zygote, and that we adopted."""
-
-    def __init__(self, pipes: Pipes, fork: _Fork) -> None:
-        super().__init__(pipes, fork.pid)
-        self._fork = fork
-
-    async def wait(self) -> int:
-        return await self._fork.wait()
-
-    def send_signal(self, number: signal.Signals) -> None:
-        self._fork.send_signal(number)
 
 
 _PREFIX = "trioserve-router-"
