@@ -4,41 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
 
 import attrs
-import msgspec
 import trio
 
 from trioserve.bench.prompts import words
 from trioserve.errors import UnavailableError
+from trioserve.router.answers import AnswerEvent
 from trioserve.router.client import ServerClient
 
 #: Words of the two prompts that show how many tokens a word has.
 _FEW, _MANY = 32, 96
-
-
-#: A number of tokens that a server reports.
-_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: _Count | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: _Count
-    completion_tokens: _Count = 0
-    prompt_tokens_details: _Details | None = None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -105,7 +81,7 @@ class Server:
             "stream_options": {"include_usage": True},
         }
         sent, times, usage = trio.current_time(), [], None
-        async with self.client.events("/v1/completions", body, form=_Event) as events:
+        async with self.client.events("/v1/completions", body, form=AnswerEvent) as events:
             async for event in events:
                 if any(choice.text for choice in event.choices):
                     times.append(trio.current_time())

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import TypeVar
 
 import attrs
 import msgspec
@@ -23,6 +23,7 @@ from trioserve.errors import ConfigError, ModelLoadError, UnavailableError, Unkn
 from trioserve.models import BUNDLED, BUNDLED_NAME
 from trioserve.models.catalog import Catalog, ModelEntry, Source
 from trioserve.models.catalog.catalog import find_named
+from trioserve.router.answers import Count, Model, Models
 from trioserve.router.child import Child, HealthCheck, Report
 from trioserve.router.client import ServerClient, connected_to
 from trioserve.router.launch import Spawner
@@ -42,30 +43,6 @@ _PATIENCE = 30.0
 
 #: Models that a message names.
 _MAX_NAMES = 50
-
-#: A text of a server that fits into a line of a terminal: it has no control characters.
-Text: TypeAlias = Annotated[
-    str, msgspec.Meta(max_length=1000, pattern=r"^[^\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z")
-]
-
-#: A number of a server: bytes, tokens or requests.
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-
-
-class _Status(msgspec.Struct):
-    value: Text = "loaded"
-
-
-class Model(msgspec.Struct):
-    """A model in the list of a server. A server of one model gives it no status."""
-
-    id: Text
-    aliases: list[Text] = []
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-class _Models(msgspec.Struct):
-    data: list[Model]
 
 
 class _Modalities(msgspec.Struct):
@@ -111,7 +88,7 @@ async def asked(address: Address, path: str, api_key: str | None, form: type[T])
 
 async def models_at(address: Address, api_key: str | None) -> Sequence[Model]:
     """List the models of a server. Raises as `asked`."""
-    return (await asked(address, "/v1/models", api_key, _Models)).data
+    return (await asked(address, "/v1/models", api_key, Models)).data
 
 
 def only(models: Sequence[Model]) -> str:
@@ -123,7 +100,7 @@ def only(models: Sequence[Model]) -> str:
     """
     if not models:
         raise UnavailableError("the server has no models")
-    loaded = [one for one in models if one.status.value in ("loaded", "sleeping")]
+    loaded = [one for one in models if one.state in ("loaded", "sleeping")]
     others = [one for one in models if one.id not in _BUNDLED]
     for some in (models, loaded, others):
         if len(some) == 1:

@@ -13,6 +13,7 @@ import msgspec
 from trioserve.errors import UnavailableError
 from trioserve.fair_limiter import current_client
 from trioserve.models.catalog import Catalog
+from trioserve.router.answers import AnswerEvent, Models, Usage
 from trioserve.router.client import ServerAnswer, ServerClient, connected_to
 from trioserve.router.fleet import Fleet, send_to_model
 from trioserve.router.forward import Outgoing
@@ -23,21 +24,6 @@ T = TypeVar("T")
 
 #: Takes a sentence that describes what a call is waiting for.
 Tell: TypeAlias = Callable[[str], None]
-
-
-class _Status(msgspec.Struct):
-    value: str = "loaded"
-
-
-class _Model(msgspec.Struct):
-    id: str
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-class _Models(msgspec.Struct):
-    """What ``/v1/models`` answers. A server of one model gives it no status."""
-
-    data: list[_Model]
 
 
 @attrs.frozen
@@ -134,8 +120,8 @@ class ServerModels(ModelSource):
 
     async def listed(self) -> list[Listed]:
         """See `ModelSource.listed`."""
-        models = await self._client.ask("/v1/models", form=_Models)
-        return [Listed(one.id, one.status.value) for one in models.data]
+        models = await self._client.ask("/v1/models", form=Models)
+        return [Listed(one.id, one.state) for one in models.data]
 
 
 @asynccontextmanager
@@ -167,29 +153,6 @@ class ChatResult(msgspec.Struct, kw_only=True):
     reasoning: str = ""
 
 
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-    finish_reason: str | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class _Event(msgspec.Struct):
-    """A chunk of an answer."""
-
-    model: str = ""
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-
-
 async def chat(
     models: ModelSource, request: Mapping[str, Any], tell: Tell, comes: Callable[[str], None]
 ) -> ChatResult:
@@ -207,9 +170,9 @@ async def chat(
     body = {**request, "stream_options": {"include_usage": True}}
     client = models.client(body.get("model"), tell)
     text, reasoning = list[str](), list[str]()
-    model, usage = "", _Usage()
+    model, usage = "", Usage(0)
     finish_reason: str | None = None
-    async with client.events("/v1/chat/completions", body, form=_Event) as events:
+    async with client.events("/v1/chat/completions", body, form=AnswerEvent) as events:
         async for event in events:
             model, usage = event.model or model, event.usage or usage
             for choice in event.choices:

@@ -91,7 +91,7 @@ def test_what_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
             ["d", "sleeping"],
         ]
         assert len(listed(capsys, f"--url={url}/", "--all")) == 5
-    assert requests == [("/models", None), ("/api/ps", None)] * 2
+    assert requests == [("/v1/models", None), ("/api/ps", None)] * 2
 
 
 def test_when_it_sleeps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +132,7 @@ def test_the_server_that_the_flags_describe(
         monkeypatch.setenv("LLAMA_API_KEY", "secret,other")
         monkeypatch.setenv("LLAMA_ARG_PORT", port)
         listed(capsys)
-    assert requests[::2] == [("/llm/models", None), ("/models", "Bearer secret")]
+    assert requests[::2] == [("/llm/v1/models", None), ("/v1/models", "Bearer secret")]
 
 
 def test_a_unix_socket(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

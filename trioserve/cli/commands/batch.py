@@ -25,11 +25,12 @@ import trio
 
 from trioserve.cli.address import Address, take_value
 from trioserve.cli.commands import duration_text, hush
-from trioserve.cli.local_server import MAX_BYTES, Count, Props, Text, client_of, started
+from trioserve.cli.local_server import MAX_BYTES, Props, client_of, started
 from trioserve.cli.progress import ProgressReport
 from trioserve.cli.signals import run_until_signal
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError
+from trioserve.router.answers import Count, Text
 from trioserve.router.client import ServerClient, error_in, read_json, receive_all
 from trioserve.whole_numbers import whole_number
 

@@ -9,33 +9,14 @@ import msgspec
 
 from trioserve.cli.address import Address, take_value
 from trioserve.cli.commands import bytes_text, duration_text, table, take
-from trioserve.cli.local_server import Count, Text, asked
+from trioserve.cli.local_server import asked, models_at
 from trioserve.cli.signals import run_until_signal
 from trioserve.config.parse import parse
 from trioserve.errors import TrioServeError
+from trioserve.router.answers import Model, Text
 
 _FOR_GOOD = 10 * 365 * 24 * 3600.0
 _HEADINGS = ("NAME", "STATE", "SIZE", "SLEEPS")
-
-
-class _Status(msgspec.Struct):
-    value: Text = ""
-    failed: bool = False
-
-
-class _Meta(msgspec.Struct):
-    size: Count | None = None
-
-
-class _Model(msgspec.Struct):
-    id: Text
-    status: _Status | None = None
-    size: Count | None = None
-    meta: _Meta | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 class _InMemory(msgspec.Struct):
@@ -61,12 +42,12 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     found: list[tuple[str, str, str, str]] = []
 
     async def look() -> None:
-        listed = await asked(address, "/models", key, _Models)
+        listed = await models_at(address, key)
         try:
             running = await asked(address, "/api/ps", key, _Running)
         except TrioServeError:  # a server of another kind
             running = _Running()
-        found.extend(_rows(listed.data, running.models))
+        found.extend(_rows(listed, running.models))
 
     code = run_until_signal(look)
     rows = [row for row in found if "--all" in switches or row[1] != "unloaded"]
@@ -75,18 +56,18 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _rows(
-    listed: Sequence[_Model], running: Sequence[_InMemory] | None
+    listed: Sequence[Model], running: Sequence[_InMemory] | None
 ) -> Iterator[tuple[str, str, str, str]]:
     """Make the rows of the table. `running` are models that sleep later: None if not known."""
     # A server with one model gives it no status, and does not list a sleeping one as running.
     sleeps = {one.name: one.expires_at for one in running or ()}
     for one in listed:
         alone = "sleeping" if running is not None and one.id not in sleeps else "loaded"
-        state = one.status or _Status(alone)
+        state = alone if one.status is None else "failed" if one.status.failed else one.state
         size = one.size or (one.meta and one.meta.size)
         yield (
             one.id,
-            "failed" if state.failed else state.value,
+            state,
             bytes_text(size) if size else "",
             _sleeps(sleeps.get(one.id, "")),
         )

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import attrs
-import msgspec
 import trio
 
 from trioserve.chat.messages import Image
@@ -24,6 +23,7 @@ from trioserve.cli.signals import run_foreground
 from trioserve.concurrency import alongside
 from trioserve.errors import ConfigError, TrioServeError, first_error
 from trioserve.models import EXAMPLE_PROMPTS, TOY
+from trioserve.router.answers import AnswerEvent, Delta
 from trioserve.router.client import ServerClient, connected_to
 
 #: The parameters that ``/set`` takes, by their names in Ollama where it has others.
@@ -54,19 +54,6 @@ _IMAGE = re.compile(
     r"""((?:\\.|[^\s\\'"])+\.(?:png|jpe?g|webp|gif))(?=\s|$)""",
     re.IGNORECASE,
 )
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -227,10 +214,10 @@ class TerminalChat:
         return True
 
     async def _stream(self, body: Mapping[str, Any], answer: list[str]) -> None:
-        async with self.client.events("/v1/chat/completions", body, form=_Chunk) as events:
+        async with self.client.events("/v1/chat/completions", body, form=AnswerEvent) as events:
             is_thinking = False
             async for chunk in events:
-                delta = chunk.choices[0].delta if chunk.choices else _Delta()
+                delta = chunk.choices[0].delta if chunk.choices else Delta()
                 if (thought := delta.reasoning_content) and self.output.isatty():
                     self._write(thought if is_thinking else f"\x1b[2m{thought}")
                     is_thinking = True

@@ -12,11 +12,12 @@ import msgspec
 
 from trioserve.cli.address import Address, take_value
 from trioserve.cli.commands import table, take
-from trioserve.cli.local_server import Count, Text, asked
+from trioserve.cli.local_server import asked
 from trioserve.cli.signals import run_until_signal
 from trioserve.config import readers
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, UnavailableError
+from trioserve.router.answers import Count, Text
 
 _DAYS = 30
 

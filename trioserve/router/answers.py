@@ -1,0 +1,78 @@
+"""What a server tells of itself and of an answer, as far as it is read here."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+#: A text of a server that fits into a line of a terminal: it has no control characters.
+Text: TypeAlias = Annotated[
+    str, msgspec.Meta(max_length=1000, pattern=r"^[^\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z")
+]
+
+#: A number of a server: bytes, tokens or requests.
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _Status(msgspec.Struct):
+    value: Text = "loaded"
+    failed: bool = False
+
+
+class _Meta(msgspec.Struct):
+    size: Count | None = None
+
+
+class Model(msgspec.Struct):
+    """A model in the list of a server. A server of one model gives it no status."""
+
+    id: Text
+    aliases: list[Text] = []
+    status: _Status | None = None
+    size: Count | None = None
+    meta: _Meta | None = None
+
+    @property
+    def state(self) -> str:
+        """The status in a word."""
+        return "loaded" if self.status is None else self.status.value
+
+
+class Models(msgspec.Struct):
+    """What ``/v1/models`` answers."""
+
+    data: list[Model]
+
+
+class Delta(msgspec.Struct):
+    """A part of the message of a chat."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: Delta = msgspec.field(default_factory=Delta)
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: Count | None = None
+
+
+class Usage(msgspec.Struct):
+    """The tokens of a request."""
+
+    prompt_tokens: Count
+    completion_tokens: Count = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class AnswerEvent(msgspec.Struct):
+    """An event of the answer to a chat or to a completion."""
+
+    model: str = ""
+    choices: list[_Choice] = []
+    usage: Usage | None = None
