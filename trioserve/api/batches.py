@@ -22,7 +22,7 @@ import attrs
 import msgspec
 import trio
 
-from trioserve.api import answers
+from trioserve.api.base import answers
 from trioserve.api.within import Answer
 from trioserve.concurrency import Feed, Gate, Jobs, Phase
 from trioserve.config import Config

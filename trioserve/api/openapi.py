@@ -21,9 +21,9 @@ from quart import Blueprint, Quart, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
-from trioserve.api.answers import COMPONENTS, Answer, schema_of
 from trioserve.api.base import vendors
 from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
+from trioserve.api.base.answers import COMPONENTS, Answer, schema_of
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.http import json_response
 from trioserve.api.base.request_schemas import classes_in, of_class, of_fields

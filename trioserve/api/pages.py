@@ -22,7 +22,7 @@ from quart import Blueprint, request, send_file
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.exceptions import NotFound
 
-from trioserve.api.answers import Bytes
+from trioserve.api.base.answers import Bytes
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.openapi import gives
 from trioserve.errors import NotFoundError

@@ -20,7 +20,7 @@ import trio
 from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.errors import body as error_body

@@ -25,8 +25,8 @@ from quart import Blueprint, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
-from trioserve.api.answers import Answer
 from trioserve.api.base import access, errors, limits, readers, request_schemas, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import (
     boundary_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import read_body
 from trioserve.api.base.http import current_context, json_response
 from trioserve.api.base.service import awake_server

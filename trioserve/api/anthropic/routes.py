@@ -5,7 +5,6 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import InputTokens
 from trioserve.api.anthropic.events import (
     Blocks,
     Message,
@@ -14,6 +13,7 @@ from trioserve.api.anthropic.events import (
     whole_message,
 )
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
+from trioserve.api.base.answers import InputTokens
 from trioserve.api.base.generation import (
     admit,
     open_streams,

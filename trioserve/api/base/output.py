@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from trioserve._version import __version__
-from trioserve.api.answers import Answer
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.scores import TokenProbs
 from trioserve.api.base.settings import generation_settings

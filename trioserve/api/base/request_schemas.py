@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from trioserve.api.answers import COMPONENTS
+from trioserve.api.base.answers import COMPONENTS
 from trioserve.api.base.fields import Field, Schema, fields_of, or_null
 
 

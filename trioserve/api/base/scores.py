@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec import UNSET, UnsetType
 
 from trioserve import types
-from trioserve.api.answers import Answer
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.sse import LazyList
 
 #: Stands for a probability of 0, whose logarithm JSON has no number for.

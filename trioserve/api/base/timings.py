@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from trioserve import types
-from trioserve.api.answers import Answer
+from trioserve.api.base.answers import Answer
 
 
 class Timings(Answer):

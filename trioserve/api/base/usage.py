@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trioserve import types
-from trioserve.api.answers import Answer
+from trioserve.api.base.answers import Answer
 
 
 class _CachedTokens(Answer):

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import attrs
 from quart import Blueprint
 
-from trioserve.api.answers import Answer
 from trioserve.api.base import sse
+from trioserve.api.base.answers import Answer
 from trioserve.errors import InvalidRequestError, TrioServeError
 from trioserve.server.limits.rates import Remaining
 

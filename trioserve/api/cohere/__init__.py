@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trioserve.api.answers import Answer
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.errors import message_of
 from trioserve.api.base.vendors import ErrorShape, Vendor
 from trioserve.api.cohere import routes

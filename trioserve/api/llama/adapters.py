@@ -9,8 +9,8 @@ import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer, Success
 from trioserve.api.base import limits, readers
+from trioserve.api.base.answers import Answer, Success
 from trioserve.api.base.body import read_body_as, read_json
 from trioserve.api.base.fields import Only, RequestBody, field, named
 from trioserve.api.base.http import current_context, json_response

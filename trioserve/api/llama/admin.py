@@ -11,7 +11,7 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base
-from trioserve.api.answers import Answer, Guidance, Health, Metrics, Properties, Success
+from trioserve.api.base.answers import Answer, Guidance, Health, Metrics, Properties, Success
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.http import json_response
 from trioserve.api.base.output import FINGERPRINT

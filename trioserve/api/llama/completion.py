@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer, Success
 from trioserve.api.base import limits, readers, sse
+from trioserve.api.base.answers import Answer, Success
 from trioserve.api.base.app_state import NOT_RUNNING
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import TemplateRequest

@@ -13,8 +13,8 @@ from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer
 from trioserve.api.base import limits, readers
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.fields import (
     STRING,
     MismatchError,

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import attrs
 from msgspec import UNSET, UnsetType
 
-from trioserve.api.answers import Answer
 from trioserve.api.base import sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.errors import message_of
 from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of

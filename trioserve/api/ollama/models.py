@@ -17,8 +17,8 @@ from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
-from trioserve.api.answers import Answer
 from trioserve.api.base import readers
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.fields import Only, RequestBody, field
 from trioserve.api.base.http import json_response

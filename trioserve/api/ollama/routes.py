@@ -12,8 +12,8 @@ import trio
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer
 from trioserve.api.base import limits, readers, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (

@@ -15,8 +15,8 @@ from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer
 from trioserve.api.base import errors, limits, readers, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import Form, read_form
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (

@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer, InputTokens
 from trioserve.api.base import readers
+from trioserve.api.base.answers import Answer, InputTokens
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.custom_tools import input_of

@@ -12,8 +12,8 @@ from msgspec import UNSET, UnsetType
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer
 from trioserve.api.base import limits, readers, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.fields import (
     PART,
     STRING,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 
-from trioserve.api.answers import Answer
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.scores import (
     TokenProbs as WrittenProbs,

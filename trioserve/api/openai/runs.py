@@ -8,8 +8,8 @@ import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Success
 from trioserve.api.base import errors, readers, sse
+from trioserve.api.base.answers import Success
 from trioserve.api.base.app_state import NOT_RUNNING, Running
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest

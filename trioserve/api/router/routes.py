@@ -12,8 +12,8 @@ from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base_metrics
-from trioserve.api.answers import Answer, Health, Metrics, Properties, Success
 from trioserve.api.base import sse
+from trioserve.api.base.answers import Answer, Health, Metrics, Properties, Success
 from trioserve.api.base.body import read_body
 from trioserve.api.base.connection import PING, KeepAlive, current_request
 from trioserve.api.base.http import json_response

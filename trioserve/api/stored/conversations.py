@@ -9,7 +9,7 @@ import attrs
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import current_request

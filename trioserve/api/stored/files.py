@@ -9,7 +9,7 @@ import attrs
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Bytes
+from trioserve.api.base.answers import Bytes
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import read_form
 from trioserve.api.base.connection import current_request

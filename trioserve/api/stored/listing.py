@@ -11,7 +11,7 @@ import attrs
 from quart import request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import json_response

@@ -10,7 +10,7 @@ from typing import Any, cast
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.rights import own_name
 from trioserve.api.openapi import gives, takes

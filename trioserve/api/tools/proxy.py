@@ -21,8 +21,8 @@ import trio
 from quart import Blueprint, Quart, current_app, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Bytes
 from trioserve.api.base import access
+from trioserve.api.base.answers import Bytes
 from trioserve.api.base.app_state import current_app_state
 from trioserve.api.base.body import read_whole
 from trioserve.api.base.connection import Request, current_request

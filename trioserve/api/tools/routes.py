@@ -15,8 +15,8 @@ from msgspec import UNSET, UnsetType
 from quart import Blueprint, request
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import Answer
 from trioserve.api.base import errors, readers, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.app_state import AppState, current_app_state
 from trioserve.api.base.body import read_body_as
 from trioserve.api.base.connection import KeepAlive, current_request

@@ -17,8 +17,8 @@ from typing import Any, Literal, Self
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from trioserve.api.answers import Answer
 from trioserve.api.base import errors, sse
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.http import LONG, current_request_id

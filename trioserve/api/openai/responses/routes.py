@@ -5,7 +5,7 @@ from __future__ import annotations
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.answers import InputTokens
+from trioserve.api.base.answers import InputTokens
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.connection import current_request
 from trioserve.api.base.generation import (
