@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic, process_time
 from typing import Any
 
 import attrs
 
-from trioserve.engine.backend import AnyBackend, Backend
+from trioserve.engine.backend import AnyBackend, Backend, MediaPiece
 from trioserve.engine.encoder import MediaEncoder
 from trioserve.engine.helpers import start
 from trioserve.engine.planner import StepPlan
@@ -235,6 +236,59 @@ class Threads:
             _log.info(event, threads=numbers[0], threads_batch=numbers[1])
 
 
+class Interrupts:
+    """Ends a batch early when the task is cancelled that has at least half of it.
+
+    What others lose has to be computed again, so they lose no two batches in a row.
+
+    Args:
+        interrupt: ends the batch that runs, from any thread.
+        is_cancelled: whether a cancel of a task has arrived that the step has not taken.
+    """
+
+    def __init__(self, interrupt: Callable[[], None], is_cancelled: Callable[[int], bool]) -> None:
+        self._interrupt, self._is_cancelled = interrupt, is_cancelled
+        self._task_id: int | None = None
+        #: Whether the last batch was.
+        self.was_interrupted = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Compute a batch in this block."""
+        try:
+            yield
+            self.was_interrupted = False
+        except DecodeInterruptedError:
+            self.was_interrupted = True
+            raise
+        finally:
+            self._task_id = None
+
+    def begin(self, task_id: int, n_cells: int, n_others: int) -> None:
+        """Note which task has most of the batch: it has `n_cells`, and the others `n_others`.
+
+        A cancel that arrived after the step had taken its commands, and before this note,
+        interrupted nothing. So look for one after the note: each cancel is in the inbox by then,
+        or finds the note.
+
+        Raises:
+            DecodeInterruptedError: there is one, so the batch need not be computed.
+        """
+        if n_cells < n_others or (n_others and self.was_interrupted):
+            return
+        self._task_id = task_id
+        if self._is_cancelled(task_id):
+            raise DecodeInterruptedError("The task was cancelled before its batch.")
+
+    def cancel(self, task_id: int) -> None:
+        """End the batch if most of it is of this task. From any thread.
+
+        If that crosses with its end, the next one is ended, and begins again.
+        """
+        if task_id == self._task_id:
+            self._interrupt()
+
+
 #: A decode of fewer tokens of a prompt ends soon by itself.
 MIN_INTERRUPTED = 64
 
@@ -244,7 +298,7 @@ class BatchDecoder:
 
     Args:
         backend: decodes.
-        is_cancelled: whether a cancel of a task has arrived that the step has not taken.
+        is_cancelled: see `Interrupts`.
         encoder: see `Threads`.
     """
 
@@ -256,10 +310,10 @@ class BatchDecoder:
     ) -> None:
         self.threads = Threads(backend, backend.interrupt, encoder)
         self._backend = backend
-        self._is_cancelled = is_cancelled
+        self._interrupts = Interrupts(backend.interrupt, is_cancelled)
+        #: As `Interrupts` has it.
+        self.cancel = self._interrupts.cancel
         self._adapters: Adapters = ()  # that the backend has set
-        self._task_id: int | None = None  # whose prompt most of the batch is
-        self._was_interrupted = False
 
     def unset_adapters(self) -> None:
         """Have the backend use no LoRA adapters until the next batch."""
@@ -276,68 +330,32 @@ class BatchDecoder:
         if plan.adapters != self._adapters:
             self._backend.set_adapters(plan.adapters)
             self._adapters = plan.adapters
-        try:
+        if plan.n_left:
+            self._backend.batch.advance(plan.keys)
+            self.threads.run(plan.n_cells, self._backend.decode)
+            self._interrupts.was_interrupted = False
+            return plan.rows
+        with self._interrupts.watching():
             if plan.is_media:
-                rows = self._decode_media(plan)
-            else:
-                if plan.n_left:
-                    rows = plan.rows
-                    self._backend.batch.advance(plan.keys)
-                else:
-                    rows = plan.fill(self._backend.batch)
-                if plan.others and plan.n_cells > MIN_INTERRUPTED:
-                    self._begin(plan)
-                self.threads.run(plan.n_cells, self._backend.decode)
-            self._was_interrupted = False
-        except DecodeInterruptedError:
-            self._was_interrupted = True
-            raise
-        finally:
-            self._task_id = None
-        return rows
-
-    def _decode_media(self, plan: StepPlan) -> list[int]:
-        pieces, rows = plan.media(), list[int]()
-        self._begin(plan)
-
-        def compute() -> None:
-            rows[:] = self._backend.decode_media(pieces)
-
-        self.threads.run(plan.n_cells, compute)
-        return rows
+                pieces, rows = plan.media(), list[int]()
+                self._begin(plan)
+                decode = partial(_decode_media, self._backend, pieces, rows)
+                self.threads.run(plan.n_cells, decode)
+                return rows
+            rows = plan.fill(self._backend.batch)
+            if plan.others and plan.n_cells > MIN_INTERRUPTED:
+                self._begin(plan)
+            self.threads.run(plan.n_cells, self._backend.decode)
+            return rows
 
     def _begin(self, plan: StepPlan) -> None:
-        """Note whose prompt a cancel interrupts.
-
-        A cancel that arrived after the step had taken its commands, and before this note,
-        interrupted nothing. So look for one after the note: each cancel is in the inbox by then,
-        or finds the note.
-
-        Raises:
-            DecodeInterruptedError: there is one, so the batch need not be decoded.
-        """
-        self._task_id = self._interruptible(plan)
-        if self._task_id is not None and self._is_cancelled(self._task_id):
-            raise DecodeInterruptedError("The prompt was cancelled before its decode.")
-
-    def cancel(self, task_id: int) -> None:
-        """End the decode if it is mostly for the prompt of this task. From any thread.
-
-        If that crosses with its end, the next one is ended, and begins again.
-        """
-        if task_id == self._task_id:
-            self._backend.interrupt()
-
-    def _interruptible(self, plan: StepPlan) -> int | None:
-        """Find the task that has at least half of the batch.
-
-        What others lose has to be decoded again, so they lose no two batches in a row.
-        """
+        """Note whose prompt a cancel interrupts: the one with most of the batch."""
         largest = max(plan.others, key=lambda piece: piece.n_cells)
-        n_others = plan.n_cells - largest.n_cells
-        if largest.n_cells < max(MIN_INTERRUPTED, n_others):
-            return None
-        if n_others and self._was_interrupted:
-            return None
         assert largest.slot.request is not None
-        return largest.slot.request.task.id
+        task_id, n_cells = largest.slot.request.task.id, largest.n_cells
+        if n_cells >= MIN_INTERRUPTED:
+            self._interrupts.begin(task_id, n_cells, plan.n_cells - n_cells)
+
+
+def _decode_media(backend: Backend, pieces: list[MediaPiece], rows: list[int]) -> None:
+    rows[:] = backend.decode_media(pieces)

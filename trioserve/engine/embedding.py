@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from trioserve.engine.backend import EmbeddingBackend, Embeddings, Matrix, MediaPiece
-from trioserve.engine.decoder import Threads
+from trioserve.engine.decoder import Interrupts, Threads
 from trioserve.engine.encoder import Encoded
 from trioserve.engine.loop import Cancel, Command, EngineLoop, Pause, Submit
 from trioserve.engine.queue import QueuedRequest, WaitingQueue
@@ -243,8 +243,7 @@ class EmbeddingEngine(EngineLoop):
         self._next_long: EmbeddingState | None = None
         self._max_pieces = backend.n_seqs
         self._was_media = False  # the last batch
-        self._was_interrupted = False  # the last batch
-        self._interruptible: int | None = None  # the task that has most of the batch
+        self._interrupts = Interrupts(backend.interrupt, self.inbox.has_cancel)
         self._is_blocked = False  # until a command comes: all that runs waits for media
         self._counters = EngineCounters()
 
@@ -280,8 +279,7 @@ class EmbeddingEngine(EngineLoop):
     def cancel(self, task_id: int) -> None:
         """Drop a task. A batch that is mostly of its texts ends within milliseconds."""
         super().cancel(task_id)
-        if task_id == self._interruptible:
-            self._backend.interrupt()
+        self._interrupts.cancel(task_id)
 
     # -- on the inference thread
 
@@ -326,6 +324,7 @@ class EmbeddingEngine(EngineLoop):
         counters = self._counters
         counters.steps += 1
         self._admit()
+        self._n_readers = len(self._running)
         self._ask_for_media()
         pieces = self._pack()
         if not pieces:
@@ -478,11 +477,15 @@ class EmbeddingEngine(EngineLoop):
         if pieces[0].embeddings is not None:
             compute = partial(self._backend.compute_media, pieces[0].media())
         n_cells = sum(piece.n_cells for piece in pieces)
+        sizes = Counter[int]()
+        for piece in pieces:
+            sizes[piece.request.task.id] += piece.n_cells
+        task_id, largest = sizes.most_common(1)[0]
         try:
-            self._begin(pieces, n_cells)
-            self._threads.run(n_cells, compute)
+            with self._interrupts.watching():
+                self._interrupts.begin(task_id, largest, n_cells - largest)
+                self._threads.run(n_cells, compute)
         except DecodeInterruptedError:
-            self._was_interrupted = True
             _go_back(pieces)
             return False
         except KVCacheFullError as error:
@@ -498,30 +501,8 @@ class EmbeddingEngine(EngineLoop):
             for request in {id(piece.request): piece.request for piece in pieces}.values():
                 self._fail(request, error)
             return False
-        finally:
-            self._interruptible = None
-        self._was_interrupted = False
         self._max_pieces = self._backend.n_seqs
         return True
-
-    def _begin(self, pieces: list[Piece], n_cells: int) -> None:
-        """Note whose cancel interrupts the batch: the task that has at least half of it.
-
-        What others lose is computed again, so they lose no two batches in a row. A cancel that
-        came before this note interrupted nothing, so look for one after it.
-
-        Raises:
-            DecodeInterruptedError: there is one, so the batch need not be computed.
-        """
-        sizes = Counter[int]()
-        for piece in pieces:
-            sizes[piece.request.task.id] += piece.n_cells
-        task_id, largest = sizes.most_common(1)[0]
-        if 2 * largest < n_cells or (self._was_interrupted and largest < n_cells):
-            return
-        self._interruptible = task_id
-        if self.inbox.has_cancel(task_id):
-            raise DecodeInterruptedError("The task was cancelled before its batch.")
 
     def _fail(self, request: EmbeddingState, error: TrioServeError) -> None:
         self._remove(request)

@@ -250,6 +250,7 @@ class Engine(EngineLoop):
         plan = self._scheduler.schedule()
         # Copies for requests that start say nothing about the next step.
         plan.scheduling_s = self.clock() - began
+        self._n_readers = self._scheduler.n_readers()
         if self._scheduler.admitted or self._scheduler.preempted:
             self._emit_admissions()
         return plan
@@ -549,9 +550,6 @@ class Engine(EngineLoop):
     def _load(self) -> tuple[int, int]:
         scheduler = self._scheduler
         return len(scheduler.running()), len(scheduler.waiting) + len(scheduler.stalled)
-
-    def _n_readers(self) -> int:
-        return self._scheduler.n_readers()
 
     def status(self) -> EngineStatus:
         """Describe the slots and the queue. Use it through `call`."""

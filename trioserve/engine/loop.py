@@ -183,6 +183,7 @@ class EngineLoop(abc.ABC):
         self.flush_interval = 0.0
         self._soon = self._next_flush = 0.0  # when to flush, at a loop that keeps up, and at others
         self._fresh: list[EngineEvent | Chunks] = []  # of this step, not in the outbox yet
+        self._n_readers = 0  # who wait for the events of a step
         self._stopping = False
         self._is_busy = False  # there is something to do in the next step
         #: Seconds without a command after which there is something to do; None: there is nothing.
@@ -398,10 +399,6 @@ class EngineLoop(abc.ABC):
     def _load(self) -> tuple[int, int]:
         """How many tasks have a slot, and how many wait for one."""
 
-    def _n_readers(self) -> int:
-        """How many readers wait for the events of a step."""
-        return self._load()[0]
-
     @abc.abstractmethod
     def _obey(self, command: Command) -> None:
         """Obey a command that not all engines obey in the same way."""
@@ -449,7 +446,7 @@ class EngineLoop(abc.ABC):
         is_first, self._urgent, self._is_first = self._is_first, False, False
         now, interval = self.clock(), self.flush_interval
         self._next_flush = now + interval
-        self._soon = now + min(interval, PER_STREAM * self._n_readers())
+        self._soon = now + min(interval, PER_STREAM * self._n_readers)
         if not self._fresh:
             return
         fresh, self._fresh = self._fresh, []
