@@ -274,7 +274,8 @@ class BatchStrategy(Protocol):
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
         """Learn from a step: its tokens of each kind, and how long it took; by default, nothing.
 
-        Steps without prompts are reported before the next `share`, and only the last ones.
+        While `pace` is 0, steps without prompts are reported before the next `share`, and only the
+        last ones.
         """
 
 
