@@ -40,20 +40,28 @@ async def test_the_list_of_models() -> None:
     assert two["status"]["value"] == "unloaded"
 
 
+#: What the process of a model has told of it.
+META = {
+    **dict.fromkeys(("vocab_type", "n_ctx", "n_ctx_train", "n_embd", "n_params", "size"), 1),
+    "n_vocab": 512,
+    "ftype": "Q8_0",
+}
+
+
 async def test_what_is_known_of_a_model_that_runs() -> None:
     async with routed(TWO) as router:
         router.fleet.states["one"] = ModelState(
             value=Status.LOADED,
             args=("--model", "/one", "--host", "x.sock"),
             pid=123,
-            info={"meta": {"n_vocab": 512}, "id": "something else"},
+            info={"meta": META, "id": "something else"},
             last_used=5.0,
         )
         router.fleet.states["two"] = ModelState(
             failed=True, exit_code=1, message="It died.", log_tail=("a", "b")
         )
         one, two = (await router.client.get("/models")).json()["data"]
-    assert one["meta"] == {"n_vocab": 512}
+    assert one["meta"] == META
     assert one["id"] == "one"
     assert one["status"] == {
         "value": "loaded",
@@ -95,7 +103,8 @@ async def test_what_a_model_takes_is_known_before_it_is_loaded(
         router.fleet.catalog.entries = {
             name: entry(name, args=("--model", f"/{name}", *more)) for name, more in flags.items()
         }
-        said = {"architecture": {"input_modalities": ["what it said"]}}
+        takes = {"input_modalities": ["what it said"], "output_modalities": ["text"]}
+        said = {"architecture": takes}
         router.fleet.states["loaded"] = ModelState(value=Status.LOADED, info=said)
         for _ in range(2):
             listed = (await router.client.get("/v1/models")).json()["data"]

@@ -32,49 +32,39 @@ def generation_settings(
     if reasoning_format == "auto":
         reasoning_format = "deepseek"  # which is the same
     sampling = attrs.asdict(params.sampling, recurse=False)
-    sampling["seed"] = RANDOM_SEED if params.sampling.seed == -1 else params.sampling.seed
-    del sampling["logit_bias"]
+    del sampling["logit_bias"], sampling["dry_sequence_breakers"]
     settings = sampling | {
-        "stop": list(params.stop),
-        "samplers": list(params.sampling.samplers),
-        "dry_sequence_breakers": list(params.sampling.dry_sequence_breakers),
-        "logit_bias": _biases(params.sampling, end_of_generation),
+        "seed": RANDOM_SEED if params.sampling.seed == -1 else params.sampling.seed,
         "max_tokens": params.max_tokens,
         "n_predict": params.max_tokens,
         "n_keep": params.n_keep,
         "n_discard": params.n_discard,
-        "stream": request.stream if request else False,
+        "stream": False,
         "n_probs": params.n_probs,
-        "grammar": params.grammar.source if params.grammar else "",
-        "grammar_lazy": False,
-        "grammar_triggers": [],
-        "preserved_tokens": [],
         "chat_format": "Content-only",
         "reasoning_format": reasoning_format,
-        "reasoning_in_content": bool(request and request.stream)
-        and reasoning_format == "deepseek-legacy",
+        "reasoning_in_content": False,
         "generation_prompt": "",
         "speculative.types": ",".join(draft_types) or "none",
-        "timings_per_token": request.timings_per_token if request else False,
+        "timings_per_token": False,
         "post_sampling_probs": params.post_sampling_probs,
         "backend_sampling": False,
         "lora": [{"id": id_, "scale": scale} for id_, scale in params.lora],
     }
     if request is None:
-        for name in _ONLY_LONG:
-            del settings[name]
-    return settings
-
-
-_ONLY_LONG = (
-    "stop",
-    "dry_sequence_breakers",
-    "logit_bias",
-    "grammar",
-    "grammar_lazy",
-    "grammar_triggers",
-    "preserved_tokens",
-)
+        return settings
+    return settings | {
+        "stop": params.stop,
+        "dry_sequence_breakers": params.sampling.dry_sequence_breakers,
+        "logit_bias": _biases(params.sampling, end_of_generation),
+        "grammar": params.grammar.source if params.grammar else "",
+        "grammar_lazy": False,
+        "grammar_triggers": [],
+        "preserved_tokens": [],
+        "stream": request.stream,
+        "reasoning_in_content": request.stream and reasoning_format == "deepseek-legacy",
+        "timings_per_token": request.timings_per_token,
+    }
 
 
 def _biases(

@@ -18,6 +18,7 @@ from trioserve.api.base.body import read_body
 from trioserve.api.base.connection import PING, KeepAlive, current_request
 from trioserve.api.base.http import json_response
 from trioserve.api.base.rights import check_manages, manages, may_use
+from trioserve.api.llama.admin import Model
 from trioserve.api.openapi import gives, takes
 from trioserve.api.router import forwarding, metrics as router_metrics, proxy
 from trioserve.api.router.service import RouterService, current_fleet, current_router, find_model
@@ -55,28 +56,18 @@ class _Status(Answer):
     progress: float | dict[str, Any] | UnsetType = UNSET
 
 
-class ModelOfRouter(Answer, kw_only=True):
+class ModelOfRouter(Model, kw_only=True):
     """A model, with what its process has told, and its files."""
 
     is_open = True
-    id: str
-    object: Literal["model"]
-    owned_by: str
-    created: int
     type: Literal["model"]
     display_name: str
     created_at: str
     status: _Status
-    architecture: dict[str, Any] | UnsetType = UNSET
-    is_toy: bool | UnsetType = UNSET
-    example_prompts: list[str] | UnsetType = UNSET
-    aliases: list[str] | UnsetType = UNSET
-    tags: list[str] | UnsetType = UNSET
     source: str | UnsetType = UNSET
     can_remove: bool | UnsetType = UNSET
     path: str | UnsetType = UNSET
     size: int | UnsetType = UNSET
-    meta: dict[str, Any] | UnsetType = UNSET
 
 
 class ModelsOfRouter(Answer):

@@ -32,6 +32,7 @@ def new_id(prefix: str) -> str:
 class Item(ABC):
     """An item of the output. `index` is its place there, and `step` names the step it is from."""
 
+    type: str
     event: ClassVar[str]  # what its events are called
     place: ClassVar[Mapping[str, int]] = {}  # where the pieces belong
 
@@ -47,8 +48,8 @@ class Item(ABC):
         return "".join(self._texts)
 
     @abstractmethod
-    def written(self, status: str) -> dict[str, Any]:
-        """Write the item as it is: "in_progress", "completed" or "incomplete"."""
+    def fields(self, status: str) -> dict[str, Any]:
+        """The fields of its type: "in_progress", "completed" or "incomplete"."""
 
     def opened(self) -> list[Event]:
         """Return the event that opens the item."""
@@ -66,7 +67,8 @@ class Item(ABC):
     def as_json(self, status: str) -> dict[str, Any]:
         """Write the item with the name of its step, where there are several."""
         step = {} if self.step is None else {STEP: self.step}
-        return {**self.written(status), **step}
+        fields = self.fields(status)
+        return {"id": self.id, "type": self.type, **fields, "status": status, **step}
 
     def _item_event(self, kind: str, status: str) -> Event:
         return {
@@ -110,20 +112,13 @@ class _TextItem(Item):
 class ReasoningItem(_TextItem):
     """The reasoning of a response."""
 
-    event = "reasoning_text"
+    type, event = "reasoning", "reasoning_text"
 
     def __init__(self, index: int) -> None:
         super().__init__(index, new_id("rs"))
 
-    def written(self, status: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "reasoning",
-            "summary": [],
-            "content": self._content(status),
-            "encrypted_content": "",
-            "status": status,
-        }
+    def fields(self, status: str) -> dict[str, Any]:
+        return {"summary": [], "content": self._content(status), "encrypted_content": ""}
 
     def _part(self) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": self.text}
@@ -132,7 +127,7 @@ class ReasoningItem(_TextItem):
 class MessageItem(_TextItem):
     """The answer of a response."""
 
-    event = "output_text"
+    type, event = "message", "output_text"
 
     def __init__(self, index: int) -> None:
         super().__init__(index, new_id("msg"))
@@ -142,28 +137,19 @@ class MessageItem(_TextItem):
         self._logprobs += logprobs
         return [{**event, "logprobs": logprobs} for event in super().grown(text, logprobs)]
 
-    def written(self, status: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "content": self._content(status),
-            "status": status,
-        }
+    def fields(self, status: str) -> dict[str, Any]:
+        return {"role": "assistant", "content": self._content(status)}
 
     def _part(self) -> dict[str, Any]:
-        return {
-            "type": "output_text",
-            "annotations": [],
-            "logprobs": self._logprobs,
-            "text": self.text,
-        }
+        known = {"type": "output_text", "annotations": [], "logprobs": self._logprobs}
+        return {**known, "text": self.text}
 
 
 class CallItem(Item):
     """A function that the model wants called; `tool` is it, as the request offers it."""
 
-    event = "function_call_arguments"
+    type, event = "function_call", "function_call_arguments"
+    argument: ClassVar[str] = "arguments"  # the field with what it is called with
 
     def __init__(
         self, index: int, start: ToolCallStart, tool: OfferedTool | None, prefix: str = "fc"
@@ -178,22 +164,15 @@ class CallItem(Item):
         done = self._event("function_call_arguments.done", name=self._name, arguments=self.text)
         return [done, self._item_event("done", status)]
 
-    def written(self, status: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "function_call",
-            "call_id": self._start.id,
-            "name": self._name,
-            **self._namespace,
-            "arguments": self.text,
-            "status": status,
-        }
+    def fields(self, status: str) -> dict[str, Any]:
+        called = {"call_id": self._start.id, "name": self._name}
+        return {**called, **self._namespace, self.argument: self.text}
 
 
 class CustomCallItem(CallItem):
     """A custom tool that the model wants called, with a text."""
 
-    event = "custom_tool_call_input"
+    type, event, argument = "custom_tool_call", "custom_tool_call_input", "input"
 
     def __init__(self, index: int, start: ToolCallStart, tool: OfferedTool) -> None:
         super().__init__(index, start, tool, "ctc")
@@ -209,23 +188,13 @@ class CustomCallItem(CallItem):
         done = self._event("custom_tool_call_input.done", input=self.text)
         return [*events, done, self._item_event("done", status)]
 
-    def written(self, status: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "custom_tool_call",
-            "call_id": self._start.id,
-            "name": self._name,
-            **self._namespace,
-            "input": self.text,
-            "status": status,
-        }
-
 
 class ClientCallItem(CallItem):
     """A call of one of `CLIENT_TOOLS`. Its events are sent when it is complete."""
 
     def __init__(self, index: int, start: ToolCallStart, tool: OfferedTool) -> None:
         self._known = CLIENT_TOOLS[tool.kind]
+        self.type = self._known.item
         super().__init__(index, start, tool, self._known.prefix)
 
     def opened(self) -> list[Event]:
@@ -238,15 +207,10 @@ class ClientCallItem(CallItem):
     def closed(self, status: str) -> list[Event]:
         return [self._item_event("added", "in_progress"), self._item_event("done", status)]
 
-    def written(self, status: str) -> dict[str, Any]:
+    def fields(self, status: str) -> dict[str, Any]:
         arguments = read_arguments(self.text)
-        return {
-            "id": self.id,
-            "type": self._known.item,
-            "call_id": self._start.id,
-            **self._known.write(arguments if isinstance(arguments, dict) else {}),
-            "status": status,
-        }
+        known = self._known.write(arguments if isinstance(arguments, dict) else {})
+        return {"call_id": self._start.id, **known}
 
 
 def call_item(index: int, start: ToolCallStart, tool: OfferedTool | None) -> CallItem:
@@ -262,7 +226,7 @@ class MadeCallItem(Item):
     It is open until it has a result: the model may write other calls before.
     """
 
-    event = "mcp_call_arguments"
+    type, event = "mcp_call", "mcp_call_arguments"
 
     def __init__(self, index: int, start: ToolCallStart, server_label: str) -> None:
         super().__init__(index, f"{MCP_CALL}{start.id}")
@@ -291,15 +255,7 @@ class MadeCallItem(Item):
         made = [] if status == "incomplete" else [self._event(f"mcp_call.{status}")]
         return [*made, self._item_event("done", status)]
 
-    def written(self, status: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "mcp_call",
-            "server_label": self._label,
-            "name": self._start.name,
-            "arguments": self.text,
-            "approval_request_id": None,
-            "output": self._output,
-            "error": self._error,
-            "status": status,
-        }
+    def fields(self, status: str) -> dict[str, Any]:
+        called = {"server_label": self._label, "name": self._start.name, "arguments": self.text}
+        result = {"output": self._output, "error": self._error}
+        return {**called, "approval_request_id": None, **result}
