@@ -91,10 +91,12 @@ class deadline_scope:  # noqa: N801 - used as the functions of Trio that make sc
     def __init__(
         self, deadline: float, message: str = "The request's deadline has passed."
     ) -> None:
-        self._scope = trio.CancelScope(deadline=deadline)
+        self._scope = None if deadline == math.inf else trio.CancelScope(deadline=deadline)
         self._message = message
 
     def __enter__(self) -> None:
+        if self._scope is None:
+            return
         if self._scope.deadline <= trio.current_time():
             raise DeadlineExceededError(self._message)
         self._scope.__enter__()
@@ -105,6 +107,8 @@ class deadline_scope:  # noqa: N801 - used as the functions of Trio that make sc
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._scope is None:
+            return
         self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
             raise DeadlineExceededError(self._message)

@@ -79,7 +79,7 @@ class Server(EnteredOnce):
         usage: counts what they use; by default for this server, and in memory only.
 
     Raises:
-        ConfigError: the model needs a process of its own; or on entry, when the file of API keys
+        ConfigError: the model needs a separate process; or on entry, when the file of API keys
             cannot be used.
         ModelLoadError: on entry, when the model cannot be loaded.
         HubError: on entry, when the model cannot be downloaded.

@@ -250,7 +250,6 @@ async def test_loading_can_be_cancelled(too_late: bool) -> None:
 
     async def cancel_when_loading(scope: trio.CancelScope) -> None:
         await trio.to_thread.run_sync(loading.wait)
-        assert server.lifecycle.load_progress == 0.5
         scope.cancel()
         cancelled.set()
 

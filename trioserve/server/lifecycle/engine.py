@@ -86,11 +86,7 @@ Driver = Callable[[EngineLoop], AbstractAsyncContextManager[None]]
 
 @asynccontextmanager
 async def running_engine(
-    config: Config,
-    load: Loader,
-    drive: Driver,
-    on_progress: Callable[[float], None],
-    failure: AsyncValue[EngineError | None],
+    config: Config, load: Loader, drive: Driver, failure: AsyncValue[EngineError | None]
 ) -> AsyncIterator[tuple[EngineLoop, Dispatcher]]:
     """Load a model, after a download if needed, and run its engine during a block.
 
@@ -107,7 +103,7 @@ async def running_engine(
     async with AsyncExitStack() as stack:
         bridge = open_bridge()
         stack.callback(bridge.close)
-        backend = await load_backend(load, config, on_progress)
+        backend = await load_backend(load, config)
         async with AsyncExitStack() as owner:
             owner.push_async_callback(_close, backend)
             loop = _make_loop(config, backend, strategy, bridge.notify)
@@ -193,17 +189,14 @@ async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
             _log.error("the inference thread does not end, and is left", seconds=_JOIN_SECONDS)
 
 
-async def load_backend(
-    load: Loader, config: Config, on_progress: Callable[[float], None]
-) -> AnyBackend:
+async def load_backend(load: Loader, config: Config) -> AnyBackend:
     """Load a model in a worker thread. When cancelled, the next `progress` call ends the loading.
 
     Raises:
         ModelLoadError: the loader failed.
     """
 
-    def progress(share: float) -> bool:
-        on_progress(share)
+    def progress(_share: float) -> bool:
         trio.from_thread.check_cancelled()
         return True
 

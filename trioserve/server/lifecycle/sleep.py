@@ -67,12 +67,11 @@ class Asleep:
     state: ClassVar = ServerState.SLEEPING
 
 
-@attrs.define(eq=False)
+@attrs.frozen
 class Loading:
-    """The model is being loaded. The loader's thread sets `progress`, from 0.0 to 1.0."""
+    """The model is being loaded."""
 
     state: ClassVar = ServerState.LOADING
-    progress: float = 0.0
 
 
 @attrs.frozen(eq=False)
@@ -239,7 +238,7 @@ class ModelLifecycle:
         began = trio.current_time()
         config, telemetry = self._resources.config, self._resources.telemetry
         self.failure.value = None
-        running = running_engine(config, self._load, self._drive, self._note_progress, self.failure)
+        running = running_engine(config, self._load, self._drive, self.failure)
         async with self._room(), running as (loop, dispatcher):
             introduce = partial(LoadedModel.introduce, loop, config)
             model = await trio.to_thread.run_sync(introduce)
@@ -260,22 +259,12 @@ class ModelLifecycle:
                     await services.close()
                     telemetry.attach(None)
 
-    def _note_progress(self, share: float) -> None:
-        if isinstance(loading := self._model_state.value, Loading):
-            loading.progress = share
-
     async def wait_failure(self) -> EngineError:
         """Wait until an engine fails, and return the error."""
         failure: EngineError = await self.failure.wait_value(lambda error: error is not None)
         return failure
 
     # -- state
-
-    @property
-    def load_progress(self) -> float:
-        """The share of the model that is loaded, from 0.0 to 1.0."""
-        state = self._model_state.value
-        return state.progress if isinstance(state, Loading) else float(self.ready)
 
     @property
     def sleeping(self) -> bool:

@@ -280,7 +280,9 @@ class ChatPrompts:
         """Check messages. Raises InvalidRequestError: one is malformed."""
         if isinstance(messages, ParsedMessages):
             return messages
-        return await self._workers.offload(partial(parse_messages, messages), n_chars(messages))
+        if n_chars(messages) <= SMALL:
+            return parse_messages(messages)
+        return await self._workers.offload(partial(parse_messages, messages))
 
     async def mark(
         self, messages: ParsedMessages, hold: MemoryReservation, *, marker: str | None = None
@@ -318,9 +320,7 @@ class ChatPrompts:
         cost = n_chars([messages, chat.tools, chat.template_kwargs])
         if cost <= SMALL and not self._is_slow:
             try:
-                return await self._workers.offload(
-                    partial(self._render, self._quick, messages, chat), cost
-                )
+                return self._render(self._quick, messages, chat)
             except OutOfTimeError:
                 pass  # render again in a thread, with a longer limit
         return await self._workers.offload(partial(self._render_slowly, messages, chat))
