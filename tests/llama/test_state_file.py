@@ -73,12 +73,8 @@ def test_a_list_of_tokens_as_old_servers_wrote_it_is_read(tmp_path: Path) -> Non
 def test_a_file_without_a_checksum_is_read(tmp_path: Path) -> None:
     path = written(tmp_path)
     end = path.read_bytes().index(b'{"lora"')
-    theirs = path.read_bytes()[:end]
-    path.write_bytes(theirs)  # as llama-server writes it
+    path.write_bytes(path.read_bytes()[:end])  # as llama-server writes it
     assert read(path) == SlotState(keys=SAVED.keys, state=SAVED.state)
-    note = b'{"lora": [["a.gguf", 0.5]]}'
-    path.write_bytes(theirs + note + struct.pack("<I8s", len(note), b"trioserv"))  # before 1.5
-    assert read(path) == SAVED
 
 
 def test_a_damaged_file_is_refused_by_the_backend(tmp_path: Path) -> None:

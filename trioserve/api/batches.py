@@ -137,7 +137,6 @@ class Batches:
             now = await self._surely(lambda records: records.find(batch.id, KIND, batch.owner))
             if now is None or not now.is_open:
                 return
-            await self._surely(partial(_add_files, batch=now))
             end = "cancelled"
             if now.body["status"] != "cancelling":
                 with self._running[batch.id]:
@@ -382,13 +381,6 @@ def _add_file(records: Records, batch: str, owner: bytes, name: str) -> str:
     file = file_body(f"{batch}_{name}.jsonl", 0, "batch_output", _file_id(batch, name))
     records.add(file["id"], _GROWING, owner, file, is_open=True)
     return str(file["id"])
-
-
-def _add_files(records: Records, *, batch: Record) -> None:
-    """Add the files that a batch of an older server lacks: it had its answers itself."""
-    for name, side in ((OUTPUT, "output"), (ERRORS, "errors")):
-        if records.fields(_file_id(batch.id, name), _GROWING, batch.owner) is None:
-            records.move(batch.id, side, _add_file(records, batch.id, batch.owner, name), DATA)
 
 
 def _keep(records: Records, *, batch: Record, written: _Written) -> None:

@@ -7,7 +7,7 @@
 llama-server and trioserve read each other's files. llama-server ignores the part after the state:
 our JSON, which names the LoRA adapters that the state was computed with and has digests of the
 text's owner (`CacheRoot`), and a checksum of all bytes before it. Files without a checksum are from
-llama-server or an older trioserve.
+llama-server.
 
 A text with media has a different list, which only trioserve reads, because llama-server names media
 differently. Its version is a mark of trioserve's, a media cell is -1, and the chunks follow::
@@ -41,8 +41,6 @@ _CHUNK = struct.Struct("<III16s")  # a `ChunkOutline`, after its first cell
 _TAIL = struct.Struct("<II8s")  # bytes of JSON before it, the checksum, and a mark
 _MARK = b"trio+crc"
 _UNCHECKED = 12  # bytes at the end: the checksum, and the mark
-_OLD_TAIL = struct.Struct("<I8s")
-_OLD_MARK = b"trioserv"
 
 #: Bytes of JSON that are looked at before a file is replaced.
 _LONGEST_NOTE = 2**20
@@ -189,7 +187,7 @@ def _words(keys: Sequence[CellKey]) -> tuple[bytes, bool]:
 
 
 def _keys(words: bytes) -> tuple[tuple[CellKey, ...], bool]:
-    """Read the list of a text, which older versions wrote without a header; see `_words`."""
+    """Read the list of a text, which old servers wrote without a header; see `_words`."""
     values = array("i", words).tolist()
     if not values or values[0] != -1:
         return _checked(values), False
@@ -239,24 +237,20 @@ def _take_note(state: bytearray, checksums: Sequence[int]) -> object:
     `checksums` are those that what comes before the state may have.
     """
     mark = bytes(state[-len(_MARK) :])
-    if mark == _OLD_MARK and len(state) >= PREFIX + _OLD_TAIL.size:
-        tail, length = _OLD_TAIL.size, _OLD_TAIL.unpack_from(state, len(state) - _OLD_TAIL.size)[0]
-    elif _is_ours(mark) and len(state) >= PREFIX + _TAIL.size:
-        tail = _TAIL.size
-        length, expected, _ = _TAIL.unpack_from(state, len(state) - tail)
-        with memoryview(state) as view:
-            rest = view[PREFIX:-_UNCHECKED]
-            is_whole = any(zlib.crc32(rest, before) == expected for before in checksums)
-            rest.release()
-        if mark != _MARK or not is_whole:
-            raise _refusal("is damaged: its checksum is wrong")
-    else:
+    if not _is_ours(mark) or len(state) < PREFIX + _TAIL.size:
         return None
-    start = len(state) - tail - length
+    length, expected, _ = _TAIL.unpack_from(state, len(state) - _TAIL.size)
+    with memoryview(state) as view:
+        rest = view[PREFIX:-_UNCHECKED]
+        is_whole = any(zlib.crc32(rest, before) == expected for before in checksums)
+        rest.release()
+    if mark != _MARK or not is_whole:
+        raise _refusal("is damaged: its checksum is wrong")
+    start = len(state) - _TAIL.size - length
     try:
         if start < PREFIX:
             raise ValueError
-        note: object = json.loads(state[start:-tail])
+        note: object = json.loads(state[start : -_TAIL.size])
     except ValueError:
         raise _refusal("is damaged at its end") from None
     del state[start:]
@@ -272,7 +266,7 @@ def _root(note: object, loaded: Sequence[AdapterInfo]) -> CacheRoot:
     match note:
         case {"owner": str(owner), "salt": str(salt)}:
             return CacheRoot(_adapters(note, loaded), owner, salt)
-    return CacheRoot(_adapters(note, loaded))  # an older file
+    raise _refusal("is damaged at its end")
 
 
 def _adapters(note: object, loaded: Sequence[AdapterInfo]) -> Adapters:

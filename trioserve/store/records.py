@@ -390,14 +390,6 @@ class Records:
         ).fetchone()
         return int(n)
 
-    def move(self, id: str, side: str, to: str, to_side: str) -> None:
-        """Move the parts on a side of a record to another one."""
-        self._sql(
-            "INSERT INTO parts SELECT ?, ?, n, name, body FROM parts WHERE record = ? AND side = ?",
-            (to, to_side, id, side),
-        )
-        self._sql("DELETE FROM parts WHERE record = ? AND side = ?", (id, side))
-
     # -- room
 
     def make_room(self, n_bytes: int, for_record: str = "") -> None:

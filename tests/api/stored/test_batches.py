@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from tests.support.scripts import answering, noting
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
 from trioserve.api.base.app_state import AppState
-from trioserve.api.batches import KIND, PENDING, batch_body
+from trioserve.api.batches import KIND
 from trioserve.api.within import Answer
 from trioserve.concurrency import Phase
 from trioserve.errors import StoreError
-from trioserve.store import Part, Records, open_store
+from trioserve.store import Records
 
 CHATS = "/v1/chat/completions"
 
@@ -226,25 +225,6 @@ async def test_a_restart_goes_on_with_the_lines_that_are_left(tmp_path: Path) ->
         answers = await lines_of(client, over["output_file_id"])
         assert [each["custom_id"] for each in answers] == [f"line-{n}" for n in range(12)]
         assert 0 < len(prompts) <= 9
-
-
-async def test_a_batch_that_an_older_server_has_begun_keeps_its_answers(tmp_path: Path) -> None:
-    path, id_ = str(tmp_path / "a.db"), "batch_old"
-    async with open_store(path) as store:
-        counts = {"total": 2, "completed": 1, "failed": 0}
-        body = batch_body(id_, "in_progress", int(time.time()), request_counts=counts)
-
-        def add(records: Records) -> None:
-            records.add(id_, KIND, store.owner_of(""), body, is_open=True)
-            records.append(id_, PENDING, [Part.of(1, "", line(1))])
-            records.append(id_, "output", [Part(0, "", b'{"custom_id": "line-0"}\n')])
-
-        await store.do(add)
-    async with client_of(answering("Hello"), store=path) as client:
-        over = await until_over(client, id_)
-        assert over["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
-        answers = await lines_of(client, over["output_file_id"])
-        assert [each["custom_id"] for each in answers] == ["line-0", "line-1"]
 
 
 async def test_after_a_restart_a_batch_waits_for_its_key_of_a_file(tmp_path: Path) -> None:
