@@ -23,7 +23,7 @@ from tests.support.waiting import patiently
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.fair_limiter import working_for
-from trioserve.mcp_server.models import OwnModels, models_of_server
+from trioserve.mcp_server.models import models_of_fleet, models_of_server
 from trioserve.mcp_server.serving import mcp_server
 from trioserve.models.catalog import Catalog
 from trioserve.router.fleet import Fleet
@@ -185,7 +185,7 @@ async def test_models_of_its_own(tmp_path: Path) -> None:
         fleet.sockets["two"] = path
         fleet.change()
 
-    models = OwnModels(cast(Fleet, fleet), cast(Catalog, fleet.catalog), Keys(Config()))
+    models = models_of_fleet(cast(Fleet, fleet), cast(Catalog, fleet.catalog), Keys(Config()))
     async with child_app(path, answering("Hello!")), Client(mcp_server(models)) as client:
         fleet.sockets["one"] = path
         assert (await answer(client, "chat", prompt="Hi", model="ONE"))["text"] == "Hello!"
@@ -211,7 +211,7 @@ async def test_processes_get_the_key_of_the_client(tmp_path: Path) -> None:
     fleet.sockets["one"] = path = tmp_path / "one.sock"
     keys = ("first", "second")
     of_keys = Keys(Config(api_keys=keys))
-    models = OwnModels(cast(Fleet, fleet), cast(Catalog, fleet.catalog), of_keys)
+    models = models_of_fleet(cast(Fleet, fleet), cast(Catalog, fleet.catalog), of_keys)
     backend, seen = answering("Hello!"), list[str]()
 
     async def cached(client: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias, TypeVar
@@ -34,27 +33,22 @@ class Listed:
     state: str
 
 
-class ModelSource(ABC):
+@attrs.frozen
+class ModelSource:
     """What answers requests for models."""
 
-    @abstractmethod
-    def client(self, name: str | None, tell: Tell) -> ServerClient:
-        """Give the client of the server of a model; `name` is None where there is only one.
-
-        Raises:
-            TrioServeError: there is no such model.
-        """
-
-    @abstractmethod
-    async def listed(self) -> list[Listed]:
-        """List the models. Raises TrioServeError."""
+    #: Gives the client of the server of a model; its name is None where there is only one. Raises
+    #: TrioServeError: there is no such model.
+    client: Callable[[str | None, Tell], ServerClient]
+    #: Lists the models. Raises TrioServeError.
+    listed: Callable[[], Awaitable[list[Listed]]]
 
     async def ask(self, path: str, body: Mapping[str, Any], form: type[T], tell: Tell) -> T:
         """Send a request to the model that the body names. Raises as `ServerClient.ask`."""
         return await self.client(body.get("model"), tell).ask(path, body, form=form)
 
 
-class OwnModels(ModelSource):
+class _OwnModels:
     """Models in processes that are started when they are first needed.
 
     Args:
@@ -108,29 +102,21 @@ class OwnModels(ModelSource):
         return [Listed(name, self._fleet.state(name).value.value) for name in names]
 
 
-class ServerModels(ModelSource):
-    """The models of a server that runs, which finds them by their names."""
-
-    def __init__(self, client: ServerClient) -> None:
-        self._client = client
-
-    def client(self, name: str | None, tell: Tell) -> ServerClient:
-        """See `ModelSource.client`."""
-        return self._client
-
-    async def listed(self) -> list[Listed]:
-        """See `ModelSource.listed`."""
-        models = await self._client.ask("/v1/models", form=Models)
-        return [Listed(one.id, one.state) for one in models.data]
-
-
 @asynccontextmanager
 async def models_of_server(
     url: str, *, socket_path: str | None = None, api_key: str | None = None
 ) -> AsyncIterator[ModelSource]:
-    """The models of a server that runs. Arguments are those of `connected_to`."""
+    """The models of a server that runs, which finds them by their names.
+
+    Arguments are those of `connected_to`.
+    """
     async with connected_to(url, socket_path=socket_path, api_key=api_key) as client:
-        yield ServerModels(client)
+
+        async def listed() -> list[Listed]:
+            models = await client.ask("/v1/models", form=Models)
+            return [Listed(one.id, one.state) for one in models.data]
+
+        yield ModelSource(lambda name, tell: client, listed)
 
 
 @asynccontextmanager
@@ -139,7 +125,13 @@ async def models_of_catalog(
 ) -> AsyncIterator[ModelSource]:
     """The models of a catalog, as `Fleet` runs them. Leaving the block ends their processes."""
     async with Fleet(catalog, max_models=max_models, max_memory=max_memory) as fleet:
-        yield OwnModels(fleet, catalog, keys)
+        yield models_of_fleet(fleet, catalog, keys)
+
+
+def models_of_fleet(fleet: Fleet, catalog: Catalog, keys: Keys) -> ModelSource:
+    """The models of a catalog, in the processes of a fleet, which have these keys."""
+    own = _OwnModels(fleet, catalog, keys)
+    return ModelSource(own.client, own.listed)
 
 
 class ChatResult(msgspec.Struct, kw_only=True):
