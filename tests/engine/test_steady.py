@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.engine_harness import Harness
 from trioserve.errors import DecodeError, EngineError
-from trioserve.testing import ScriptedBackend
+from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.types import Chunk, Failed, Finished
 
 
@@ -60,6 +60,31 @@ def test_nothing_is_scheduled_while_only_tokens_are_new() -> None:
     harness.count(3)
     assert harness.count(50) == 0
     assert harness.text(4).startswith("abcdef")
+
+
+def test_a_line_that_ends_is_looked_at_in_the_same_step() -> None:
+    lines = "one\ntwo\n" * 50
+    harness = Counting(ScriptedBackend(lambda prompt: lines, n_slots=4))
+    submit(harness)
+    harness.count(5)
+    assert harness.count(60) == 0
+    for task_id in (1, 2, 3):
+        assert harness.text(task_id) == lines[: len(harness.text(task_id))]
+        assert len(harness.text(task_id)) > 60
+
+
+def test_a_model_that_sees_does_so_too() -> None:
+    harness = Counting(ScriptedBackend(endless, n_slots=4, projector=ScriptedProjector()))
+    submit(harness)
+    harness.count(5)
+    assert harness.count(50) == 0
+
+
+def test_a_request_that_waits_is_looked_at_in_each_step() -> None:
+    harness = Counting(ScriptedBackend(endless, n_slots=2))
+    submit(harness)
+    harness.count(5)
+    assert harness.count(20) == 20
 
 
 @pytest.mark.parametrize("command", ["cancel", "pause"])
