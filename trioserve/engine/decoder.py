@@ -131,11 +131,14 @@ class Threads:
     ) -> None:
         self._backend = backend
         self._encoder = encoder
-        self._governor = ThreadGovernor(*backend.thread_choices)
+        light, heavy = backend.thread_choices
+        self._adapts = len(light) > 1 or len(heavy) > 1
+        self._heavy = ThreadGovernor(heavy)
+        self._light = ThreadGovernor(light, self._heavy)
         self._watchdog = Watchdog(interrupt) if interrupt is not None else None
         self._most = max(choices[-1] for choices in backend.thread_choices)
         self._set = 0  # the number set last; 0: none, so the backend has its first number
-        self._now, self._since = self._governor.threads, monotonic()
+        self._now, self._since = (self._light.threads, self._heavy.threads), monotonic()
         self._told = self._now
         self.rest()
 
@@ -151,9 +154,12 @@ class Threads:
 
     def counters(self) -> dict[str, Any]:
         """Return the fields of `EngineCounters` for threads and the encoder."""
-        threads, threads_batch = self._governor.threads
-        changes = self._governor.changes
-        counters = {"threads": threads, "threads_batch": threads_batch, "thread_changes": changes}
+        light, heavy = self._light, self._heavy
+        counters = {
+            "threads": light.threads,
+            "threads_batch": heavy.threads,
+            "thread_changes": light.changes + heavy.changes,
+        }
         if self._encoder is not None:
             counters |= self._encoder.counters()
         return counters
@@ -163,13 +169,12 @@ class Threads:
         if self._encoder is not None and self._encoder.is_busy:
             self._run_beside(self._encoder, n_tokens, compute)
             return
-        if not self._governor.adapts:
+        if not self._adapts:
             compute()
             return
-        light, heavy = self._governor.light, self._governor.heavy
-        governed = heavy if n_tokens >= HEAVY else light
+        governor = self._heavy if n_tokens >= HEAVY else self._light
         for watchdog in (self._watchdog, None):
-            (threads, limit), watch = governed.plan(n_tokens), None
+            (threads, limit), watch = governor.plan(n_tokens), None
             if threads != self._set:
                 self._set_threads(threads)
             start, cpu_start = monotonic(), process_time()
@@ -190,10 +195,10 @@ class Threads:
             step = Step(n_tokens, now - start, cpu_seconds, now)
             if not has_ended:
                 break
-            governed.give_up(step)  # it is computed again
-        governed.observe(step)
+            governor.give_up(step)  # it is computed again
+        governor.observe(step)
         is_news = self._told != self._now and now - self._since > LASTING_S
-        if is_news or self._now != (light.threads, heavy.threads):
+        if is_news or self._now != (self._light.threads, self._heavy.threads):
             self._tell(now)
 
     def rest(self) -> None:
@@ -214,7 +219,7 @@ class Threads:
         n_encoding = max(1, min(light[-1], heavy[-1]) // 2)
         encoder.set_threads(n_encoding)
         threads = max(choices[0], choices[-1] - n_encoding)
-        if self._governor.adapts:
+        if self._adapts:
             self._set_threads(threads)
         compute()
 
@@ -225,7 +230,7 @@ class Threads:
 
     def _tell(self, now: float) -> None:
         """Log a change once it has lasted."""
-        numbers = self._governor.threads
+        numbers = self._light.threads, self._heavy.threads
         if numbers != self._now:
             self._now, self._since = numbers, now
         else:

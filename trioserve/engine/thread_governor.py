@@ -176,17 +176,20 @@ class _Waits:
         self.next, self.wait, self.failures = next_, MIN_WAIT_S, 0
 
 
-class Governed:
-    """The threads of light steps, or of heavy ones.
+class ThreadGovernor:
+    """Chooses how many threads compute a step. Use it from the inference thread only.
+
+    Light steps (few tokens) and heavy steps (many) have separate ones. Heavy steps are rarer, so
+    until they have been measured, their number follows the other one.
 
     Args:
-        choices: how many there may be, from the fewest to the most.
-        follower: the other kind, which has as many until it has been measured.
+        choices: how many threads a step may have, from the fewest to the most.
+        follower: that of heavy steps.
     """
 
-    def __init__(self, choices: range, follower: Governed | None = None) -> None:
-        self.threads = choices[-1]
-        self.changes = 0
+    def __init__(self, choices: range, follower: ThreadGovernor | None = None) -> None:
+        self.threads = choices[-1]  # trials aside
+        self.changes = 0  # by trials
         self._choices, self._follower = choices, follower
         self._trial: _Trial | None = None
         self._judged = -math.inf  # when the last trial ended
@@ -308,31 +311,3 @@ class Governed:
         self._windows.clear()
         self._usual.clear()
         self._last.clear()
-
-
-class ThreadGovernor:
-    """Chooses how many threads compute a step. Use it from the inference thread only.
-
-    Light steps (few tokens) and heavy steps (many) have separate numbers. Heavy steps are rarer, so
-    until they have been measured, their number follows the other one.
-
-    Args:
-        light: how many threads a step of few tokens may have, from the fewest to the most.
-        heavy: how many a step of many tokens may have.
-    """
-
-    def __init__(self, light: range, heavy: range) -> None:
-        #: Whether there is anything to choose.
-        self.adapts = len(light) > 1 or len(heavy) > 1
-        self.heavy = Governed(heavy)
-        self.light = Governed(light, self.heavy)
-
-    @property
-    def threads(self) -> tuple[int, int]:
-        """How many threads steps of few and of many tokens have, trials aside."""
-        return self.light.threads, self.heavy.threads
-
-    @property
-    def changes(self) -> int:
-        """How often a trial has changed them."""
-        return self.light.changes + self.heavy.changes
