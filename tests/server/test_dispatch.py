@@ -26,6 +26,7 @@ from trioserve.types import (
     Chunk,
     Chunks,
     EngineEvent,
+    Event,
     Failed,
     Finished,
     FinishReason,
@@ -105,9 +106,17 @@ def dispatcher(engine: Engine) -> Dispatcher:
 async def running(dispatcher: Dispatcher) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dispatcher.run)
+        nursery.start_soon(dispatcher.watch)
         await wait_all_tasks_blocked()
         yield
         nursery.cancel_scope.cancel()
+
+
+async def take(dispatcher: Dispatcher, mailbox: Mailbox) -> list[Event]:
+    await mailbox.wait()
+    events = mailbox.take_all()
+    dispatcher.resume(mailbox)
+    return events
 
 
 def end_of(task_id: int) -> Finished:
@@ -160,7 +169,7 @@ async def test_a_reader_that_is_ended_gets_the_error(
     async with running(dispatcher):
         await engine.say(Chunk(1, "y", (2,)))
     with pytest.raises(RequestEndedError):
-        await dispatcher.take(mailbox)
+        await take(dispatcher, mailbox)
     dispatcher.close(mailbox)
     assert engine.told == [("cancel", 1)]
 
@@ -177,11 +186,11 @@ async def test_a_full_mailbox_pauses_its_task_until_it_is_read(
     async with running(dispatcher):
         await engine.say(Chunk(2, "", (1, 2, 3)), *chunks, Chunks([1, 3], "xx", [5, 5]))
         assert engine.told == [("pause", 1)] and mailbox.n_unread == 5
-        assert len(await dispatcher.take(mailbox)) == (1 if len(chunks) == 1 else 3)
+        assert len(await take(dispatcher, mailbox)) == (1 if len(chunks) == 1 else 3)
         assert engine.told == [("pause", 1), ("resume", 1)]
         assert (mailbox.n_unread, mailbox.n_bytes, mailbox.is_empty) == (0, 0, True)
         await engine.say(Chunk(1, "", (1,)))
-        await dispatcher.take(mailbox)
+        await take(dispatcher, mailbox)
     assert engine.told == [("pause", 1), ("resume", 1)]
 
 
@@ -218,7 +227,7 @@ async def test_tokens_and_events_stay_in_their_order(dispatcher: Dispatcher) -> 
     mailbox.put_token("c", 3)
     mailbox.put(end_of(1))
     events = [Chunk(1, "ab", (1, 2)), middle, Chunk(1, "c", (3,)), end_of(1)]
-    assert await dispatcher.take(mailbox) == events
+    assert await take(dispatcher, mailbox) == events
 
 
 async def test_a_pace_makes_single_chunks(engine: Engine, dispatcher: Dispatcher) -> None:
@@ -226,7 +235,7 @@ async def test_a_pace_makes_single_chunks(engine: Engine, dispatcher: Dispatcher
     async with running(dispatcher):
         await engine.say(Chunks([1, 1], "ab", [1, 2], 0.5))
     expected = [Chunk(1, "a", (1,), pace=0.5), Chunk(1, "b", (2,), pace=0.5)]
-    assert await dispatcher.take(mailbox) == expected
+    assert await take(dispatcher, mailbox) == expected
 
 
 async def test_a_reader_that_stays_behind_is_given_up(
@@ -236,13 +245,13 @@ async def test_a_reader_that_stays_behind_is_given_up(
     async with running(dispatcher):
         await engine.say(Chunk(1, "", (1,) * 4), Chunk(2, "", (1,) * 5))
         await trio.sleep(9)
-        await dispatcher.take(slow)
+        await take(dispatcher, slow)
         await engine.say(Chunk(2, "", (1,) * 4), Chunk(3, "", (1,) * 4))
         await trio.sleep(2)
         assert (stuck.is_over, slow.is_over, late.is_over) == (True, False, False)
         assert stuck.cancel_reason is CancelReason.STALLED
         with pytest.raises(StalledReaderError, match="4 tokens were left unread for 10 seconds"):
-            await dispatcher.take(stuck)
+            await take(dispatcher, stuck)
         dispatcher.close(late)
         await trio.sleep(9)
     assert slow.is_over and late.cancel_reason is None
@@ -263,7 +272,7 @@ async def test_a_pause_of_the_process_costs_readers_one_second(
             mock_clock.jump(3600)
         await wait_all_tasks_blocked()
         assert [mailbox.is_over for mailbox in mailboxes] == [False, False]
-        assert len(await dispatcher.take(mailboxes[0])) == 1
+        assert len(await take(dispatcher, mailboxes[0])) == 1
         mock_clock.jump(1)
         await wait_all_tasks_blocked()
         assert [mailbox.is_over for mailbox in mailboxes] == [False, True]
@@ -296,7 +305,7 @@ async def test_deadlines(engine: Engine, dispatcher: Dispatcher, autojump_clock:
         assert soon.is_over and not late.is_over
         assert soon.cancel_reason is CancelReason.DEADLINE
         with pytest.raises(DeadlineExceededError):
-            await dispatcher.take(soon)
+            await take(dispatcher, soon)
         await trio.sleep(15)
         assert late.is_over and not never.is_over
     assert engine.told == [("cancel", 3), ("cancel", 2), ("cancel", 1)]
@@ -356,7 +365,7 @@ async def test_each_reader_has_an_error_of_its_own(engine: Engine, dispatcher: D
         await engine.say()
     for mailbox in mailboxes:
         with pytest.raises(EngineError, match="broken") as caught:
-            await dispatcher.take(mailbox)
+            await take(dispatcher, mailbox)
         assert caught.value.__cause__ is engine.failure.__cause__
         raised.append(caught.value)
     assert len({id(one) for one in (*raised, engine.failure)}) == 3
@@ -401,8 +410,8 @@ async def test_a_failure_reaches_all_who_wait(engine: Engine, dispatcher: Dispat
         await engine.say()
         assert dispatcher._failure.value is engine.failure
     with pytest.raises(EngineError):
-        await dispatcher.take(waiting)
-    assert await dispatcher.take(done) == [end_of(2)]
+        await take(dispatcher, waiting)
+    assert await take(dispatcher, done) == [end_of(2)]
     with pytest.raises(EngineError):
         await dispatcher.call(lambda: None)
     assert engine.told == [("call", 0)]

@@ -217,11 +217,7 @@ class Mailbox(Feed[Event]):
         self._texts, self._tokens = [], []
 
     def take_all(self) -> list[Event]:
-        """Take all unread events.
-
-        Raises:
-            TrioServeError: the error of `end`.
-        """
+        """Take all unread events. Raises TrioServeError: the error of `end`."""
         if self._error is not None:
             self.check()
         if self._tokens:
@@ -352,21 +348,11 @@ class Dispatcher:
             mailbox.end(error, now=True)
             self._engine.cancel(mailbox.task_id)
 
-    async def take(self, mailbox: Mailbox) -> list[Event]:
-        """Take the events of a mailbox, and resume its task if it was paused.
-
-        Nothing is lost when cancelled.
-
-        Raises:
-            TrioServeError: the error of `end`.
-            BusyResourceError: another task waits here.
-        """
-        await mailbox.wait()
-        events = mailbox.take_all()
+    def resume(self, mailbox: Mailbox) -> None:
+        """Resume the task of a mailbox whose events were taken, if it was paused."""
         if mailbox.paused_until < math.inf:
             mailbox.paused_until = math.inf
             self._engine.resume(mailbox.task_id)
-        return events
 
     async def call(self, function: Callable[[], _T], *, slot_id: int | None = None) -> _T:
         """Call a function on the inference thread, and return its result; see `EngineLoop.call`.
@@ -393,19 +379,16 @@ class Dispatcher:
     async def run(self) -> None:
         """Dispatch until cancelled. No call waits any longer then."""
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch)
-                while True:
-                    await self._bridge.wait()
-                    self._dispatch(self._engine.take())
-                    self._check_engine()
+            while True:
+                await self._bridge.wait()
+                self._dispatch(self._engine.take())
+                if self._engine.failure is not None:
+                    self._report(self._engine.failure)
         finally:
             self._calls.end()
 
-    def _check_engine(self) -> None:
+    def _report(self, failure: EngineError) -> None:
         """Report a failure of the engine to all requests and calls that wait for it."""
-        if (failure := self._engine.failure) is None:
-            return
         for mailbox in self._mailboxes.values():
             mailbox.end(failure.again(), now=True)
         self._calls.end(failure)
@@ -479,7 +462,7 @@ class Dispatcher:
         if self._times[0][0] == time:
             self._new_time.ring()
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
         """Cancel tasks at their deadlines, and those whose readers stay behind for too long.
 
         This works while the readers are blocked.

@@ -118,7 +118,8 @@ class Stream:
         if self.finished is not None:
             return self.finished
         if not self._unread:
-            await self._take()
+            await self.mailbox.wait()
+            self._take()
         event = self._unread[-1]
         if self.is_paced and isinstance(event, Chunk) and event.pace:
             await self._wait_until_due()
@@ -134,8 +135,11 @@ class Stream:
                 self.texts.append(event.text)
         return event
 
-    async def _take(self) -> None:
-        events = [*reversed(self._unread), *await self._dispatcher.take(self.mailbox)]
+    def _take(self) -> None:
+        events = self.mailbox.take_all()
+        if self._unread:
+            events = [*reversed(self._unread), *events]
+        self._dispatcher.resume(self.mailbox)
         self._unread = _merge(events, is_paced=self.is_paced)
         self._unread.reverse()
 
@@ -145,7 +149,7 @@ class Stream:
         if due == self._due:
             await trio.sleep_until(due)
             if not self.mailbox.is_empty:
-                await self._take()
+                self._take()
         # Not from now: waking up late would add up.
         self._due = due + _pace(self._unread[-1])
 

@@ -251,7 +251,7 @@ class ModelLifecycle:
                 metrics.model_name = model.info.name
                 metrics.adapters = services.adapters.names
             telemetry.attach(loop)
-            async with alongside(dispatcher.run, services.health.run):
+            async with alongside(dispatcher.run, dispatcher.watch, services.health.run):
                 try:
                     await self.adapters.restore(services, self._scales)
                     yield services
