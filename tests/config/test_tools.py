@@ -56,7 +56,7 @@ def test_a_description_that_is_none_is_refused(text: str, message: str) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"mcp_servers_config, the file /no/such, cannot be read"):
+    with pytest.raises(ConfigError, match="mcp_servers_config: /no/such cannot be read"):
         Config(mcp_servers_config="/no/such").mcp_servers()
 
 

@@ -7,17 +7,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 import attrs
+import numpy as np
 
 
 def percentile(values: Iterable[float], share: float) -> float:
     """Return the value below which that share lies, interpolated; NaN when there is none."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    place = (len(ordered) - 1) * share
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    given = list(values)
+    return float(np.quantile(given, share)) if given else math.nan
 
 
 @attrs.frozen

@@ -327,12 +327,10 @@ def read_mcp_servers(path: str | None, text: str | None) -> dict[str, Any]:
     """
     texts = []
     if path is not None:
-        source = f"mcp_servers_config, the file {path},"
         try:
-            texts.append((source, Path(path).read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise ConfigError(f"{source} cannot be read: {reason}") from None
+            texts.append((f"mcp_servers_config, the file {path},", file(path)))
+        except ValueError as error:
+            raise ConfigError(f"mcp_servers_config: {error}") from None
     if text is not None:
         texts.append(("mcp_servers_json", text))
     described: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from trioserve.api.base.fields import (
     strings,
     text,
 )
-from trioserve.chat.grammar.schemas import as_pattern
+from trioserve.chat.grammar.regular import as_pattern
 from trioserve.chat.grammar.structural import structural_grammar
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Grammar

@@ -196,7 +196,7 @@ class _Reader:
             self.at += 1
             if self._maybe("dots"):
                 return _Text(f"[{_escaped(text)}-{_escaped(self._next()[1])}]")
-            pattern = _literal(_unquoted(text))
+            pattern = as_pattern(_unquoted(text))
             return _Text(f"(?i:{pattern})" if text.endswith("i") else pattern)
         if kind == "regex":
             self.at += 1
@@ -278,12 +278,12 @@ def _escaped(text: str) -> str:
     character = _unquoted(text)
     if len(character) != 1:
         raise GrammarError(f"has a range of {text!r:.40}, which is not one character")
-    return f"\\{character}" if character in r"\-]^[" else _literal(character)
+    return as_pattern(character)
 
 
-def _literal(text: str) -> str:
-    """Write text as an expression in the syntax that Python and Rust share."""
-    text = re.sub(r"[\\.^$|?*+()\[\]{}]", r"\\\g<0>", text)
+def as_pattern(text: str) -> str:
+    """Write a text as an expression in the syntax that Python, Rust and Lark share."""
+    text = re.sub(r"[\\.^$|?*+()\[\]{}/&~#\-]", r"\\\g<0>", text)
     return text.replace("\n", r"\n").replace("\r", r"\r").replace("\t", r"\t")
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from trioserve.chat.grammar.schemas import (
     FORMATS,
     MAX_LENGTH,
+    NO_STRINGS,
     TYPES,
     Part,
     check_is_object,
@@ -29,7 +30,6 @@ from trioserve.errors import InvalidRequestError
 _MAX_NODES = 5000
 _MAX_DEPTH = 40
 
-_NO_TEXT: Final = {"type": ["object", "array", "number", "boolean", "null"]}
 #: Keywords whose removal leaves types, choices, and the names of members.
 _LIMITS = frozenset(
     {
@@ -92,7 +92,7 @@ def _apart(
     sent = resolve(given, given).get("properties")
     for name, schema in whole["properties"].items():
         kind = is_text(sent[name], given) if isinstance(sent, Mapping) and name in sent else None
-        any_value = {} if kind is None else {"type": "string"} if kind else _NO_TEXT
+        any_value = {} if kind is None else {"type": "string"} if kind else NO_STRINGS
         for choice in (schema, without_limits(schema), any_value):
             alone = {**whole, "properties": {name: choice}, "required": [name]}
             if fits({**alone, "additionalProperties": False}):

@@ -109,16 +109,6 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-#: Characters that mean something in a regular expression.
-_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}/&~#\-]")
-
-
-def as_pattern(text: str) -> str:
-    """Write a text as a regular expression."""
-    escaped = _SPECIAL.sub(lambda found: f"\\{found[0]}", text)
-    return escaped.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
-
-
 def choice(parts: Iterable[str]) -> str:
     """Write alternatives, each once."""
     each = list(dict.fromkeys(parts))
@@ -130,7 +120,7 @@ def sequence(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-_NO_STRINGS = {"type": ["object", "array", "number", "boolean", "null"]}
+NO_STRINGS = {"type": ["object", "array", "number", "boolean", "null"]}
 #: What JSON readers would take for something else than a string.
 _LIKE_WORD = r"/\s*(-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?|[tT]rue|[fF]alse|null|None)\s*/"
 _LIKE_CONTAINER = r"/\s*[\[{](?s:.*)/"
@@ -281,12 +271,12 @@ class Part:
         if self.is_text is False:
             return self.whole
         if self.schema is True or self.schema == {}:
-            return _NO_STRINGS
+            return NO_STRINGS
         if (rest := _without_strings(self.resolved)) is not None:
             return attrs.evolve(self, schema=rest).whole
         whole = dict(self.whole)
         definitions = {"$defs": whole.pop("$defs")} if "$defs" in whole else {}
-        return {"allOf": [whole, _NO_STRINGS], **definitions}
+        return {"allOf": [whole, NO_STRINGS], **definitions}
 
     def at(self, schema: Any, *steps: str) -> Part:
         """Give a part of this part."""

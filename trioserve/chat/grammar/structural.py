@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trioserve.chat.grammar.regular import as_pattern
 from trioserve.chat.grammar.schemas import (
     ANYTHING,
     Rules,
-    as_pattern,
     choice,
     quoted,
     sequence,
