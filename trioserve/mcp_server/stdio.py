@@ -16,7 +16,7 @@ from mcp.shared.message import SessionMessage
 from trioserve.errors import TrioServeError
 from trioserve.log import get_logger
 from trioserve.tools.mcp.messages import read_message
-from trioserve.tools.mcp.stdio import LineReader, LineTooLongError
+from trioserve.tools.process import LineReader, LineTooLongError
 
 _log = get_logger("trioserve.mcp")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import logging
 import marshal
+import math
 import os
 import signal
 import socket
@@ -51,6 +52,8 @@ _PATIENCE = 8.0
 
 #: Bytes of one line of a supervisor.
 _MAX_LINE = 4096
+
+_CHUNK = 2**16
 
 #: Bytes that a program may write beyond those that are kept. Then it is ended.
 MAX_LOST = 64 * 2**20
@@ -147,6 +150,44 @@ _SUPERVISOR = (
 )  # fmt: skip
 
 
+class LineTooLongError(Exception):
+    """A line is longer than it may be."""
+
+
+class LineReader:
+    """Splits a stream into lines.
+
+    Args:
+        stream: where it comes from.
+        max_bytes: of a line.
+    """
+
+    def __init__(self, stream: trio.abc.ReceiveStream, max_bytes: float = math.inf) -> None:
+        self._stream = stream
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self._searched = 0  # bytes of the buffer that are known to have no newline
+
+    async def next(self) -> bytes | None:
+        """The next line without its newline; None: there is none. An incomplete line is ignored.
+
+        Raises:
+            LineTooLongError: it is longer than `max_bytes`.
+        """
+        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            if self._searched > self._max_bytes:
+                raise LineTooLongError
+            chunk = await self._stream.receive_some(_CHUNK)
+            if not chunk:
+                return None
+            self._buffer += chunk
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._searched = 0
+        return line
+
+
 class Process:
     """A program that runs. `stdin`, `stdout` and `stderr` are its pipes, if it has them."""
 
@@ -163,7 +204,7 @@ class Process:
         self.on_folder_left: Callable[[], object] = lambda: None
         self._supervisor = supervisor
         self._control = control
-        self._heard = b""
+        self._lines = LineReader(control, _MAX_LINE)
         self._exit_code: int | None = None
         self._reading = trio.Lock()
 
@@ -210,16 +251,11 @@ class Process:
 
     async def _hear(self) -> list[str]:
         """The words of the next line of the supervisor; none if it has ended."""
-        while b"\n" not in self._heard and len(self._heard) < _MAX_LINE:
-            try:
-                piece = await self._control.receive_some(_MAX_LINE)
-            except trio.BrokenResourceError:
-                piece = b""
-            if not piece:
-                return []
-            self._heard += piece
-        line, _, self._heard = self._heard.partition(b"\n")
-        return line.decode(errors="replace").split(" ")
+        try:
+            line = await self._lines.next()
+        except (LineTooLongError, trio.BrokenResourceError):
+            line = None
+        return [] if line is None else line.decode(errors="replace").split(" ")
 
     def _kill(self) -> None:
         """Kill its group. All else can only be found by its supervisor, which was killed."""

@@ -8,7 +8,7 @@ import trio.testing
 from hypothesis import given, strategies as st
 
 from trioserve.tools.mcp.messages import Pace
-from trioserve.tools.mcp.stdio import LineReader, LineTooLongError
+from trioserve.tools.process import LineReader, LineTooLongError
 
 
 class Pieces(trio.abc.ReceiveStream):

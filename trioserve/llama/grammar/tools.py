@@ -20,8 +20,8 @@ import attrs
 from llguidance import LLMatcher
 
 from trioserve.chat.grammar.arguments import load_step, write_any_arguments, write_arguments
-from trioserve.chat.grammar.relaxed import as_sent, ladder
 from trioserve.chat.grammar.regular import as_pattern
+from trioserve.chat.grammar.relaxed import as_sent, ladder
 from trioserve.chat.grammar.schemas import (
     ARGUMENTS,
     NAME,

@@ -29,6 +29,7 @@ from trioserve.server.transcription.transcript import (
     TranscriptionParams,
     Word,
 )
+from trioserve.tools.process import LineReader
 from trioserve.types import DecodedAudio
 
 _PROGRAM = Path(trioserve.media.__file__).with_name("whisper.py")
@@ -54,8 +55,9 @@ class WhisperChild:
     """
 
     def __init__(self, process: trio.Process) -> None:
+        assert process.stdout is not None
         self._process = process
-        self._unread = bytearray()
+        self._lines = LineReader(process.stdout)
         self.languages: frozenset[str] = frozenset()
 
     @classmethod
@@ -103,21 +105,13 @@ class WhisperChild:
 
     async def receive(self) -> dict[str, Any]:
         """Wait for the next event."""
-        event: dict[str, Any] = json.loads(await self._line())
+        line = await self._lines.next()
+        if line is None:
+            raise await self._end()
+        event: dict[str, Any] = json.loads(line)
         if "error" in event:
             raise TranscriberError(f"Whisper failed: {event['error']}")
         return event
-
-    async def _line(self) -> bytes:
-        assert self._process.stdout is not None
-        while (end := self._unread.find(b"\n")) < 0:
-            data = await self._process.stdout.receive_some()
-            if not data:
-                raise await self._end()
-            self._unread += data
-        line = bytes(self._unread[:end])
-        del self._unread[: end + 1]
-        return line
 
     async def _end(self) -> TranscriberError:
         """Make the error for a process that has ended."""

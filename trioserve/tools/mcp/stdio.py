@@ -20,15 +20,19 @@ from trioserve.log import get_logger
 from trioserve.tools.mcp.entries import StdioEntry
 from trioserve.tools.mcp.messages import MAX_MESSAGE, Intake, Pace
 from trioserve.tools.mcp.outbox import Outbox
-from trioserve.tools.process import Process, clean_environment, open_process
+from trioserve.tools.process import (
+    LineReader,
+    LineTooLongError,
+    Process,
+    clean_environment,
+    open_process,
+)
 
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, WriteStream
 
     Streams = tuple[ReadStream[SessionMessage | Exception], WriteStream[SessionMessage]]
 
-
-_CHUNK = 2**16
 
 _log = get_logger("trioserve.tools")
 
@@ -49,44 +53,6 @@ _NETWORK_VARIABLES = (
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS",
 )  # fmt: skip
-
-
-class LineTooLongError(Exception):
-    """A line is longer than it may be."""
-
-
-class LineReader:
-    """Splits a stream into lines.
-
-    Args:
-        stream: where it comes from.
-        max_bytes: of a line.
-    """
-
-    def __init__(self, stream: trio.abc.ReceiveStream, max_bytes: int) -> None:
-        self._stream = stream
-        self._max_bytes = max_bytes
-        self._buffer = bytearray()
-        self._searched = 0  # bytes of the buffer that are known to have no newline
-
-    async def next(self) -> bytes | None:
-        """The next line without its newline; None: there is none. An incomplete line is ignored.
-
-        Raises:
-            LineTooLongError: it is longer than `max_bytes`.
-        """
-        while (end := self._buffer.find(b"\n", self._searched)) < 0:
-            self._searched = len(self._buffer)
-            if self._searched > self._max_bytes:
-                raise LineTooLongError
-            chunk = await self._stream.receive_some(_CHUNK)
-            if not chunk:
-                return None
-            self._buffer += chunk
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        self._searched = 0
-        return line
 
 
 @asynccontextmanager
