@@ -7,16 +7,18 @@ the process. No more than the header is read.
 from __future__ import annotations
 
 import math
+import os.path
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import attrs
 
 from trioserve.errors import ModelLoadError
+from trioserve.whole_numbers import whole_number
 
 _MAGIC = b"GGUF"
 _FIXED = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of entries
@@ -30,9 +32,6 @@ _NUMBERS: Mapping[int, str] = {
 _WIDTHS = {kind: struct.calcsize(f"<{code}") for kind, code in _NUMBERS.items()}
 _MAX_DIMENSIONS = 4
 _ALIGNMENT = 32  # of data, if the file sets none
-
-#: The name of a part of a model, without its ending.
-PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})", re.IGNORECASE)
 
 #: Bytes that are read at once, and that a header may have: those of large vocabularies have 20 MB.
 _BLOCK = 2**20
@@ -272,14 +271,66 @@ def read(path: Path) -> Iterator[Header]:
         yield Header(_Bytes(file, path))
 
 
+#: GGUF files that are not models by themselves.
+_BESIDE_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.DOTALL | re.IGNORECASE)
+_QUANT = re.compile(r"[-.]([A-Z0-9_]+)$", re.ASCII | re.IGNORECASE)
+
+
+@attrs.frozen
+class GgufName:
+    """The properties in the name of a GGUF file. A file that is not split is part 1 of 1."""
+
+    stem: str  # with its folders, without the number of the part
+    part: int
+    n_parts: int
+    suffix: str = ".gguf"  # in any case
+
+    @classmethod
+    def read(cls, path: str) -> Self | None:
+        """Take a path apart; None if it is not a GGUF file."""
+        stem, suffix = os.path.splitext(path)
+        if suffix.lower() != ".gguf":
+            return None
+        match = _PART.fullmatch(stem)
+        if match is None:
+            return cls(stem, 1, 1, suffix)
+        return cls(match[1], int(match[2]), int(match[3]), suffix)
+
+    @classmethod
+    def parts_of(cls, path: str) -> tuple[str, ...]:
+        """The paths of all parts of a model, in their order, for that of one of them."""
+        name = cls.read(path)
+        if name is None or name.n_parts == 1:
+            return (path,)
+        count = name.n_parts
+        return tuple(
+            f"{name.stem}-{part:05}-of-{count:05}{name.suffix}" for part in range(1, count + 1)
+        )
+
+    @property
+    def quant(self) -> str | None:
+        """The last word of the name, which is the quantization in the names of most files."""
+        match = _QUANT.search(self.stem)
+        return match and match[1].upper()
+
+    @property
+    def bits(self) -> int:
+        """The bits of a weight, from the name; 0 if it does not contain them."""
+        digits = re.search(r"\d+", self.quant or "")
+        return (digits and whole_number(digits[0])) or 0
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the file is a model, or its first part."""
+        name = os.path.basename(self.stem)
+        return self.part == 1 and not any(word in name for word in _BESIDE_MODELS)
+
+
 def parts_of(path: Path) -> tuple[Path, ...]:
-    """Return all files of a model by its first one, whether they exist or not."""
-    part = PART.fullmatch(path.stem)
-    if part is None:
-        return (path,)
-    stem, count = part["stem"], int(part["count"])
-    names = (f"{stem}-{i:05}-of-{count:05}{path.suffix}" for i in range(1, count + 1))
-    return tuple(path.with_name(name) for name in names)
+    """Return all files of a model by one of them, whether they exist or not."""
+    return tuple(map(Path, GgufName.parts_of(str(path))))
 
 
 def total_size(files: Iterable[Path]) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from trioserve.errors import HubNotFoundError, InvalidRequestError, UnknownQuantError
+from trioserve.models.gguf import GgufName
 from trioserve.models.hub import HubReference
-from trioserve.models.hub.reference import GgufName, choose, is_repo, models_in, projector_beside
+from trioserve.models.hub.reference import choose, is_repo, models_in, projector_beside
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import attrs
 from trioserve.config.readers import unicode_name
 from trioserve.errors import ConfigError
 from trioserve.models import gguf
-from trioserve.models.gguf import PART, Header, parts_of, total_size
+from trioserve.models.gguf import GgufName, Header, parts_of, total_size
 from trioserve.types import Modalities
 
 _log = logging.getLogger("trioserve.models.catalog")
@@ -75,25 +75,21 @@ def _models_of_folder(folder: Path) -> Iterator[ModelFiles]:
 
 def _models(files: Iterable[Path]) -> Iterator[ModelFiles]:
     for path in files:
-        if not _is_gguf(path) or _is_projector(path) or path.name.startswith(_DRAFTS):
+        name = GgufName.read(path.name)
+        if name is None or name.part != 1 or path.name.startswith((".", *_DRAFTS)):
             continue
-        part = PART.fullmatch(path.stem)
-        if part is None:
-            yield ModelFiles(unicode_name(path.stem), (path,))
-        elif int(part["number"]) == 1:
-            parts = parts_of(path)
-            if missing := [each.name for each in parts if not each.is_file()]:
-                _log.warning("%s is left out, for %s is missing", path, ", ".join(missing))
-            else:
-                yield ModelFiles(unicode_name(part["stem"]), parts)
-
-
-def _is_gguf(path: Path) -> bool:
-    return path.suffix.lower() == ".gguf" and not path.name.startswith(".")
+        if _is_projector(path):
+            continue
+        parts = parts_of(path)
+        if missing := [each.name for each in parts if not each.is_file()]:
+            _log.warning("%s is left out, for %s is missing", path, ", ".join(missing))
+        else:
+            yield ModelFiles(unicode_name(name.stem), parts)
 
 
 def _is_projector(path: Path) -> bool:
-    return _is_gguf(path) and "mmproj" in path.name.lower()
+    name = path.name.lower()
+    return name.endswith(".gguf") and "mmproj" in name and not name.startswith(".")
 
 
 #: llama.cpp's numbers for what most tensors of a file are, as the names of files write them.

@@ -24,6 +24,7 @@ from filelock import FileLock
 
 from trioserve.config.folders import expanded, user_cache
 from trioserve.errors import ConfigError, HubError, HubNotFoundError, UnknownQuantError
+from trioserve.models.gguf import GgufName
 from trioserve.models.hub.download import disk_errors, try_lock, write_text
 from trioserve.models.hub.reference import (
     HubReference,
@@ -32,7 +33,6 @@ from trioserve.models.hub.reference import (
     is_repo,
     models_in,
     name_of,
-    parts_of,
     projector_beside,
 )
 
@@ -272,7 +272,7 @@ def remove(reference: HubReference, cache_dir: Path | None = None) -> HubModel:
                 f"There are several models of {reference.repo}: {', '.join(names)}. Name one.",
                 param="model",
             )
-        gone = parts_of(first)
+        gone = GgufName.parts_of(first)
         is_last = len(models) == 1
         repo.unlink(lambda path: path in gone or (is_last and path.endswith(".gguf")))
         _clear(repo)

@@ -22,6 +22,7 @@ import trio
 from trioserve.config.folders import expanded, user_cache
 from trioserve.errors import HubError, HubUnavailableError
 from trioserve.log import get_logger
+from trioserve.models.gguf import GgufName
 from trioserve.models.hub.cache import (
     HubModel,
     RepoFolder,
@@ -38,7 +39,7 @@ from trioserve.models.hub.client import (
     open_client,
 )
 from trioserve.models.hub.download import DownloadTarget, OnProgress, download, write_text
-from trioserve.models.hub.reference import HubReference, choose, name_of, parts_of, projector_beside
+from trioserve.models.hub.reference import HubReference, choose, name_of, projector_beside
 
 _log = get_logger("trioserve.hub")
 
@@ -179,7 +180,7 @@ def place_of(url: str, path: Path | None = None) -> Path:
         HubError: the address does not end in a file name.
     """
     name = os.path.basename(unquote(urlsplit(url).path))
-    if path is not None and len(parts_of(name)) == 1:
+    if path is not None and len(GgufName.parts_of(name)) == 1:
         return path
     if not name.endswith(".gguf"):
         raise HubError(f"{url.partition('?')[0]} is not the address of a GGUF file.")
@@ -198,7 +199,7 @@ async def pull_url(
         HubError: a subclass; its message is a sentence that names the problem.
     """
     parts = urlsplit(url)
-    urls = [urlunsplit(parts._replace(path=one)) for one in parts_of(parts.path)]
+    urls = [urlunsplit(parts._replace(path=one)) for one in GgufName.parts_of(parts.path)]
     places = [place_of(one, path) for one in urls]
     async with _client(token or None, None) as client:
         try:

@@ -10,7 +10,7 @@ from typing import Self
 import attrs
 
 from trioserve.errors import HubNotFoundError, InvalidRequestError, UnknownQuantError
-from trioserve.whole_numbers import whole_number
+from trioserve.models.gguf import GgufName
 
 _NAME = r"\w+(?:[.-]\w+)*"
 _REPO = re.compile(rf"{_NAME}/{_NAME}", re.ASCII)
@@ -62,65 +62,14 @@ def is_repo(text: str) -> bool:
 #: Quantizations to use when a reference names none, the preferred one first.
 PREFERRED = ("Q4_K_M", "Q8_0")
 
-#: GGUF files that are not models by themselves.
-_BESIDE_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-
 #: A file in llama-server's form, with models of other repositories and flags for them.
 _PRESETS = "preset.ini"
-
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.DOTALL)
-_QUANT = re.compile(r"[-.]([A-Z0-9_]+)$", re.ASCII | re.IGNORECASE)
-
-
-@attrs.frozen
-class GgufName:
-    """The properties in the name of a GGUF file. A file that is not split is part 1 of 1."""
-
-    stem: str  # with its folders, without the number of the part
-    part: int
-    n_parts: int
-
-    @classmethod
-    def read(cls, path: str) -> Self | None:
-        """Take a path apart; None if it is not a GGUF file."""
-        stem, suffix = os.path.splitext(path)
-        if suffix != ".gguf":
-            return None
-        match = _PART.fullmatch(stem)
-        return cls(stem, 1, 1) if match is None else cls(match[1], int(match[2]), int(match[3]))
-
-    @property
-    def quant(self) -> str | None:
-        """The last word of the name, which is the quantization in the names of most files."""
-        match = _QUANT.search(self.stem)
-        return match and match[1].upper()
-
-    @property
-    def bits(self) -> int:
-        """The bits of a weight, from the name; 0 if it does not contain them."""
-        digits = re.search(r"\d+", self.quant or "")
-        return (digits and whole_number(digits[0])) or 0
-
-    @property
-    def is_model(self) -> bool:
-        """Whether the file is a model, or its first part."""
-        name = os.path.basename(self.stem)
-        return self.part == 1 and not any(word in name for word in _BESIDE_MODELS)
 
 
 def name_of(repo: str, path: str) -> str:
     """What a model is called that is at this path of a repository: ``user/repo:QUANT``."""
     name = GgufName.read(path)
     return repo if name is None or name.quant is None else f"{repo}:{name.quant}"
-
-
-def parts_of(path: str) -> tuple[str, ...]:
-    """The paths of all parts of a model, in their order, for that of one of them."""
-    name = GgufName.read(path)
-    if name is None or name.n_parts == 1:
-        return (path,)
-    count = name.n_parts
-    return tuple(f"{name.stem}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1))
 
 
 def choose(paths: Sequence[str], reference: HubReference) -> tuple[str, ...]:
@@ -131,7 +80,7 @@ def choose(paths: Sequence[str], reference: HubReference) -> tuple[str, ...]:
         HubNotFoundError: there is no such file, no model, or a part of it is missing.
     """
     first = choose_first(paths, reference)
-    parts = parts_of(first)
+    parts = GgufName.parts_of(first)
     missing = set(parts).difference(paths)
     if missing:
         raise HubNotFoundError(f"{reference.repo} lacks a part of the model: {min(missing)}.")
