@@ -121,9 +121,9 @@ class OutputWriter:
 
     def verbose(
         self, index: int, prompt: Prompt, finished: Finished, tokens: Sequence[TokenId] = ()
-    ) -> Output | UnsetType:
-        """Write the field, if it is to be there; of a whole answer with its tokens."""
+    ) -> dict[str, Any]:
+        """Write the field, or nothing; of a whole answer with its tokens."""
         if not self._is_verbose:
-            return UNSET
+            return {}
         text = self._server.text(tokens) if tokens else ""
-        return self.whole(index, prompt, finished, text=text, tokens=tokens)
+        return {VERBOSE: self.whole(index, prompt, finished, text=text, tokens=tokens)}

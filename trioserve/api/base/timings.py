@@ -29,19 +29,26 @@ class Timings(Answer):
 
 def timings_of(value: types.Timings) -> Timings:
     """Write the timings of prompt and output."""
-    n_decoded = value.predicted_n - 1
+    drafts = (value.draft_n, value.draft_n_accepted)
+    prompt = (value.cache_n, value.prompt_n, value.prompt_ms)
+    return _timings(*prompt, value.predicted_n, value.predicted_ms, drafts)
+
+
+def _timings(
+    cache_n: int, prompt_n: int, prompt_ms: float, n: int, ms: float, drafts: tuple[int, int]
+) -> Timings:
+    """Write the timings of a prompt, and of `n` tokens of output in `ms` milliseconds."""
     return Timings(
-        value.cache_n,
-        value.prompt_n,
-        value.prompt_ms,
-        _ratio(value.prompt_ms, value.prompt_n),
-        _ratio(value.prompt_n * 1e3, value.prompt_ms),
-        value.predicted_n,
-        value.predicted_ms,
-        _ratio(value.predicted_ms, n_decoded),
-        _ratio(n_decoded * 1e3, value.predicted_ms),
-        value.draft_n or UNSET,
-        value.draft_n_accepted if value.draft_n else UNSET,
+        cache_n,
+        prompt_n,
+        prompt_ms,
+        _ratio(prompt_ms, prompt_n),
+        _ratio(prompt_n * 1e3, prompt_ms),
+        n,
+        ms,
+        _ratio(ms, n - 1),
+        _ratio((n - 1) * 1e3, ms),
+        *(drafts if drafts[0] else ()),
     )
 
 
@@ -80,25 +87,14 @@ class LiveTimings:
             }
         }
         if timed:
-            so_far = types.Timings(
-                cache_n=value.cached,
-                prompt_n=value.processed - value.cached,
-                prompt_ms=value.time_ms,
-            )
-            written["timings"] = timings_of(so_far)
+            n_new = value.processed - value.cached
+            written["timings"] = _timings(value.cached, n_new, value.time_ms, 0, 0.0, (0, 0))
         return written
 
-    def now(self) -> types.Timings:
-        """The timings so far, once there is output."""
-        now = self._clock()
+    def now(self) -> Timings:
+        """Write the timings so far, once there is output."""
+        now, prompt = self._clock(), self._prompt
         if self._first is None:
             self._first = now
-        return types.Timings(
-            cache_n=self._prompt.cached,
-            prompt_n=self._prompt.total - self._prompt.cached,
-            prompt_ms=self._prompt.time_ms,
-            predicted_n=self.n_predicted,
-            predicted_ms=(now - self._first) * 1e3,
-            draft_n=self._drafts[0],
-            draft_n_accepted=self._drafts[1],
-        )
+        n_new, ms = prompt.total - prompt.cached, (now - self._first) * 1e3
+        return _timings(prompt.cached, n_new, prompt.time_ms, self.n_predicted, ms, self._drafts)

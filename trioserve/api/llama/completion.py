@@ -40,7 +40,7 @@ from trioserve.api.base.service import (
     current_responses,
     read_for_model,
 )
-from trioserve.api.base.timings import LiveTimings, timings_of
+from trioserve.api.base.timings import LiveTimings
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
@@ -371,7 +371,7 @@ class LlamaOutput:
         if event.probs:
             part["completion_probabilities"] = self._probs(event.probs)
         if self._request.timings_per_token:
-            part["timings"] = timings_of(self._timings.now())
+            part["timings"] = self._timings.now()
         return part
 
     def _partial(self, text: str, tokens: Sequence[TokenId]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import attrs
 from msgspec import UNSET, UnsetType
@@ -72,11 +72,6 @@ CONTENT_TYPE = "application/x-ndjson"
 TEXT = (ContentDelta, ReasoningDelta)
 
 
-def rfc3339(moment: datetime) -> str:
-    """Write a moment as Ollama does, in UTC."""
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
 class _OllamaFunction(Answer):
     name: str
     arguments: dict[str, Any]
@@ -98,7 +93,7 @@ class Part(Answer, kw_only=True):
     """An answer, or a part of its stream; only the last one has a reason and times."""
 
     model: str
-    created_at: str
+    created_at: datetime
     done: bool = False
     done_reason: str = UNSET  # type: ignore[assignment]  # in all but parts
     logprobs: Sequence[WrittenProbs] | UnsetType = UNSET
@@ -109,9 +104,9 @@ class Part(Answer, kw_only=True):
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
 
-    @staticmethod
-    def said(message: Message) -> dict[str, Any]:
-        """The fields with what was said."""
+    @classmethod
+    def of(cls, message: Message, **fields: Any) -> Self:
+        """Write what was said, and other fields."""
         raise NotImplementedError
 
 
@@ -120,9 +115,9 @@ class OllamaChat(Part, kw_only=True):
 
     message: _OllamaMessage
 
-    @staticmethod
-    def said(message: Message) -> dict[str, Any]:
-        """The field with the message."""
+    @classmethod
+    def of(cls, message: Message, **fields: Any) -> Self:
+        """Write a message."""
         calls = [
             _OllamaCall(each.id, _OllamaFunction(each.name, read_arguments(each.arguments)))
             for each in message.tool_calls
@@ -132,7 +127,7 @@ class OllamaChat(Part, kw_only=True):
             thinking=message.reasoning_content or UNSET,
             tool_calls=calls or UNSET,
         )
-        return {"message": written}
+        return cls(message=written, **fields)
 
 
 class OllamaGenerated(Part, kw_only=True):
@@ -141,10 +136,11 @@ class OllamaGenerated(Part, kw_only=True):
     response: str
     thinking: str | UnsetType = UNSET
 
-    @staticmethod
-    def said(message: Message) -> dict[str, Any]:
-        """The fields with the text."""
-        return {"response": message.content, "thinking": message.reasoning_content or UNSET}
+    @classmethod
+    def of(cls, message: Message, **fields: Any) -> Self:
+        """Write a text."""
+        thinking = message.reasoning_content or UNSET
+        return cls(response=message.content, thinking=thinking, **fields)
 
 
 #: The answers that may be streams, by the route.
@@ -163,12 +159,8 @@ class Writer:
 
     def part(self, message: Message, probs: Sequence[TokenProbs] = (), **end: Any) -> Part:
         """Write a part, or all of an answer with its `end`."""
-        written = self.kind(
-            model=self.model,
-            created_at=rfc3339(datetime.now(UTC)),
-            **self.kind.said(message),
-            **end,
-        )
+        now = datetime.now(UTC)
+        written = self.kind.of(message, model=self.model, created_at=now, **end)
         if probs:
             written.logprobs = candidates_of(probs, post_sampling=False, n_top=self.n_top)
         return written

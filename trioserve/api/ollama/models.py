@@ -24,7 +24,7 @@ from trioserve.api.base.fields import Only, RequestBody, field
 from trioserve.api.base.http import json_response
 from trioserve.api.base.rights import manages
 from trioserve.api.base.service import current_server, may_use_model_of, server_for
-from trioserve.api.ollama.events import CONTENT_TYPE, rfc3339
+from trioserve.api.ollama.events import CONTENT_TYPE
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import NotSupportedError, UnknownModelError
@@ -67,7 +67,7 @@ class _Entry(Answer):
 
 
 class _OllamaTag(_Entry):
-    modified_at: str
+    modified_at: datetime
 
 
 class OllamaModels(Answer):
@@ -77,7 +77,7 @@ class OllamaModels(Answer):
 
 
 class _OllamaProcess(_Entry):
-    expires_at: str
+    expires_at: datetime
     context_length: int
     size_vram: int | UnsetType = UNSET
 
@@ -98,7 +98,7 @@ class OllamaModel(Answer, kw_only=True):
     details: _OllamaDetails
     model_info: Mapping[str, Any]
     capabilities: Sequence[str]
-    modified_at: str
+    modified_at: datetime
 
 
 class OllamaVersion(Answer):
@@ -260,15 +260,15 @@ def quantization_name(ftype: str) -> str:
     return name if name == "Q2_K" and size == "_M" else name + size
 
 
-def _expiry(seconds: float | None) -> str:
-    """Write when a model expires. A client may have asked for more years than dates have."""
+def _expiry(seconds: float | None) -> datetime:
+    """Say when a model expires. A client may have asked for more years than dates have."""
     if seconds is None or seconds >= _NEVER.timestamp():
-        return rfc3339(_NEVER)
+        return _NEVER
     return _moment(seconds)
 
 
-def _moment(seconds: float) -> str:
-    return rfc3339(datetime.fromtimestamp(seconds, UTC))
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 # -- the routes

@@ -316,6 +316,7 @@ def _whole(
     first, n = outputs[0], request.n_copies
     timings = [each.finished.timings for each in outputs]
     writer = OutputWriter(server, request, params)
+    more = writer.verbose(0, first.prompt, first.finished, first.tokens)
     return kind(
         choices=choices,
         created=int(time.time()),
@@ -323,7 +324,7 @@ def _whole(
         usage=usage_of(sum(len(each.prompt) for each in outputs[::n]), timings, copies=n),
         id=new_id(kind.prefix),
         timings=timings_of(timings[0]),
-        verbose=writer.verbose(0, first.prompt, first.finished, first.tokens),
+        verbose=more.get(VERBOSE, UNSET),
     )
 
 

@@ -11,13 +11,12 @@ from time import monotonic
 from typing import Any, Literal, TypeAlias
 
 import attrs
-from msgspec import UNSET, UnsetType
 
 from trioserve.api.base import sse
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.custom_tools import TextArgument
 from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.output import FINGERPRINT, VERBOSE, Output, OutputWriter, new_id
+from trioserve.api.base.output import FINGERPRINT, OutputWriter, new_id
 from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.api.base.timings import LiveTimings, timings_of
 from trioserve.api.base.usage import Usage, usage_of
@@ -88,7 +87,6 @@ class Frame:
 
     def chunk(self, choice: str, **extra: Any) -> str:
         """Write a chunk with one choice, or with none."""
-        extra = {name: value for name, value in extra.items() if value is not UNSET}
         if not extra:
             return f'data: {{"choices":[{choice}{self._tail}'
         return f'data: {{"choices":[{choice}],{self._shared},{sse.encode(extra)[1:-1]}}}\n\n'
@@ -157,8 +155,8 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
     def _ended(self, choice: ChoiceEvents, answer: RunAnswer) -> str:
         self._totals = {"usage": usage(answer), "timings": timings_of(answer.timings)}
         last = attrs.evolve(answer.finished, timings=answer.timings)
-        verbose = self._writer.verbose(0, answer.prompt, last)
-        return choice.last(last, verbose, reason=run_reason(answer))
+        more = self._writer.verbose(0, answer.prompt, last)
+        return choice.last(last, more, reason=run_reason(answer))
 
     def _open(self) -> str:
         """Begin several choices in their order, before the first event: OpenAI's client wants it.
@@ -232,16 +230,16 @@ class ChoiceEvents:
         written = "".join(map(self._frame.chunk, first))
         if not self._request.timings_per_token:
             return written + self._frame.chunk(last)
-        return written + self._frame.chunk(last, timings=timings_of(self._live.now()))
+        return written + self._frame.chunk(last, timings=self._live.now())
 
-    def last(self, event: Finished, verbose: Output | UnsetType, *, reason: str = "") -> str:
-        """Write why it ended, unless that is given, and the verbose form."""
+    def last(self, event: Finished, more: Mapping[str, Any], *, reason: str = "") -> str:
+        """Write why it ended, unless that is given, and `more` beside."""
         self.timings = event.timings
         reason = reason or finish_reason(event.reason, tool_calls=self._called)
         choice = {"finish_reason": reason, "index": self._index, "delta": {}, "logprobs": None}
-        is_told = not self._request.stream_options.include_usage
-        extra = {"timings": timings_of(event.timings) if is_told else UNSET, VERBOSE: verbose}
-        return self.begin() + self._rest() + self._frame.chunk(sse.encode(choice), **extra)
+        if not self._request.stream_options.include_usage:
+            more = {"timings": timings_of(event.timings), **more}
+        return self.begin() + self._rest() + self._frame.chunk(sse.encode(choice), **more)
 
     def begin(self) -> str:
         """Write what comes before all that is new, once."""
@@ -366,7 +364,7 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         choice = self._choice(index, event.text, logprobs=self._logprobs(index, event.text))
         if not self._request.timings_per_token:
             return self._frame.chunk(choice)
-        live = timings_of(self._live[index].now())
+        live = self._live[index].now()
         return self._frame.chunk(choice, timings=live)
 
     def _echoed(self, index: int, event: Chunk) -> TextLogprobs:
@@ -386,10 +384,8 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
     def _last(self, index: int, event: Finished) -> str:
         self._timings[index] = event.timings
         choice = self._choice(index, "", finish=finish_reason(event.reason))
-        extra: dict[str, Any] = {
-            "timings": timings_of(event.timings),
-            VERBOSE: self._writer.verbose(index, self._prompts[index], event),
-        }
+        extra = self._writer.verbose(index, self._prompts[index], event)
+        extra["timings"] = timings_of(event.timings)
         if not self._request.stream_options.include_usage:
             extra["usage"] = usage_of(self._n_prompts[index], [event.timings])
         return self._frame.chunk(choice, **extra)

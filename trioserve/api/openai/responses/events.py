@@ -465,7 +465,7 @@ class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
         if isinstance(event, ChatChunk):
             self._live.on_output(len(event.tokens), event.drafts)
             if self._chat.timings_per_token:
-                extra["timings"] = timings_of(self._live.now())
+                extra["timings"] = self._live.now()
         elif isinstance(event, Progress):
             self._live.on_progress(event)
             if self._chat.return_progress:

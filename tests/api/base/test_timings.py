@@ -1,19 +1,14 @@
-"""How outputs are written: the timings of a stream that still runs, and arguments cut short."""
+"""The timings of a stream that still runs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import jiter
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from tests.support.clients import client_of, events_in, named_events_in
-from tests.support.json_values import JSON
-from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.timings import LiveTimings
 from trioserve.engine import DraftRequest
 from trioserve.engine.step_costs import StepCosts
@@ -76,22 +71,3 @@ def test_a_chunk_without_a_draft_takes_nothing_back() -> None:
     live.on_output(1, (0, 0))
     timings = live.now()
     assert (timings.predicted_n, timings.draft_n, timings.draft_n_accepted) == (5, 3, 2)
-
-
-# -- arguments of a call, whole and cut short
-
-
-@settings(max_examples=50)
-@given(st.dictionaries(st.text(max_size=3), JSON), st.data())
-def test_arguments_cut_short_are_read_as_the_sdk_reads_them(
-    value: dict[str, Any], data: st.DataObject
-) -> None:
-    text = json.dumps(value, ensure_ascii=data.draw(st.booleans()))
-    assert read_arguments(text) == value
-    cut = text[: data.draw(st.integers(1, len(text)))]
-    assert read_arguments(cut) == jiter.from_json(cut.encode(), partial_mode=True)
-
-
-def test_arguments_with_a_number_too_long_for_python() -> None:
-    assert read_arguments('{"n": ' + "1" * 5000 + "}") == {"n": "1" * 5000}
-    assert read_arguments("") == {}
