@@ -316,24 +316,20 @@ class Gate:
                 block was cancelled in.
         """
         self.check()
-        if on_end is None:
-            with (
-                trio.CancelScope() as scope,
-                self.open(lambda error: scope.cancel(reason=error.message)),
-                self.inside(),
-            ):
-                yield
-            if scope.cancelled_caught:
-                raise self._error.again()
-            return
-        key = object()
-        self._ends[key] = on_end
+        key, scope = object(), trio.CancelScope()
+        self._ends[key] = on_end or (lambda error: scope.cancel(reason=error.message))
         self.n_open.value += 1
         try:
-            yield
+            if on_end is not None:
+                yield
+            else:
+                with scope, self.inside():
+                    yield
         finally:
             del self._ends[key]
             self.n_open.value -= 1
+        if scope.cancelled_caught:
+            raise self._error.again()
 
     @property
     def has_begun(self) -> bool:

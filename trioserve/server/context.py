@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import attrs
 
 from trioserve.concurrency import deadline_scope
 from trioserve.errors import InvalidRequestError
-from trioserve.fair_limiter import working_for
+from trioserve.fair_limiter import current_client, working_for
 from trioserve.types import CancelReason, GenerationParams, SamplingParams
 from trioserve.types.params import changed
 
@@ -41,13 +41,18 @@ class RequestContext:
     #: The reason to log when the caller's scope is cancelled.
     on_cancel: CancelReason = attrs.field(default=CancelReason.CALLER, kw_only=True)
 
-    @contextmanager
-    def preparing(self) -> Iterator[None]:
+    def preparing(self) -> AbstractContextManager[None]:
         """Prepare the request in a block, for its client and until its deadline.
 
         Raises:
             DeadlineExceededError: the deadline has passed, in the block or before it.
         """
+        if self.deadline == math.inf and self.client in ("", current_client()):
+            return nullcontext()
+        return self._preparing()
+
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
         with working_for(self.client), deadline_scope(self.deadline):
             yield
 

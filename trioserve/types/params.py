@@ -95,9 +95,9 @@ def changed(base: _T, changes: Mapping[str, Any]) -> _T:
     Raises:
         InvalidRequestError: a value has the wrong type or is out of range.
     """
-    made, attributes = copy(base), attrs.fields_dict(type(base))
+    made, attributes = copy(base), attrs.fields(type(base))
     for name, value in changes.items():
-        attribute = attributes[name]
+        attribute = getattr(attributes, name)
         if (convert := cast(Any, attribute.converter)) is not None:
             value = convert(value)
         if attribute.validator is not None:
@@ -158,7 +158,7 @@ def _sampler(default: Any, flags: str, validator: Validator, help: str) -> Any:
     return attrs.field(default=default, validator=validator, metadata=metadata)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)  # it is copied for each request, and that is faster so
 class SamplingParams:
     """How the next token is chosen. Names and defaults are those of llama-server.
 
@@ -318,7 +318,7 @@ def _is_grammar(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> 
         raise _wrong(attribute, "a Grammar")
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class GenerationParams:
     """How a prompt is continued: sampling, limits, and what to report.
 
