@@ -28,7 +28,7 @@ from trioserve.api.base.fields import (
     required,
     text,
 )
-from trioserve.chat.messages import MAX_TOOLS, NOT_HOSTED, Tools, check_count
+from trioserve.chat.messages import MAX_TOOLS, NOT_HOSTED, Tools
 from trioserve.left_out import leave_out
 
 #: Fields of a tool that have no effect.
@@ -102,9 +102,7 @@ def read_tools(value: Any) -> Tools:
         MismatchError: it is no list of objects.
         InvalidRequestError: something is missing or has the wrong type; `param` names it.
     """
-    given = objects(value)
-    check_count(len(given), MAX_TOOLS, "tools", "tools")
-    read = (_tool(tool, f"tools[{i}]") for i, tool in enumerate(given))
+    read = (_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(value)))
     return Tools(tool for tool in read if tool is not None)
 
 

@@ -178,9 +178,7 @@ def read_messages(value: Any) -> Messages:
         InvalidMediaError: an image is not valid base64.
         InvalidRequestError: something is missing or has the wrong type. Both name it.
     """
-    given = objects(value)
-    check_count(len(given), MAX_MESSAGES, "messages", "messages")
-    if not given:
+    if not (given := objects(value)):
         return Messages()
     renamed = [_renamed(message, f"messages[{i}]") for i, message in enumerate(given)]
     return _with_ids(parse_messages(renamed))

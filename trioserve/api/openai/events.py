@@ -134,7 +134,8 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
         if isinstance(event, Progress) and not self._request.return_progress:
             choice.note(event)
             return b""
-        return (self._open() + self._told(index, choice, event)).encode()
+        begin = "" if self._opened else self._open()
+        return (begin + self._told(index, choice, event)).encode()
 
     def _told(self, index: int, choice: ChoiceEvents, event: sse.Event | RunEvent) -> str:
         if isinstance(event, ChatChunk):
@@ -163,8 +164,6 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
 
         One that is alone begins with its own first event.
         """
-        if self._opened:
-            return ""
         self._opened = True
         return "".join(choice.begin() for choice in self._choices)
 
@@ -222,15 +221,17 @@ class ChoiceEvents:
 
     def chunk(self, event: ChatChunk) -> str:
         """Encode the part of a chunk that is new for the client; "" if nothing is."""
-        self._live.on_output(len(event.tokens), event.drafts)
-        deltas = [*self._begin(), *self._choices_of(event)]
+        deltas = self._choices_of(event)
+        if self._echo or not self._began:
+            deltas = [*self._begin(), *deltas]
+        timed = self._request.timings_per_token
+        if timed:
+            self._live.on_output(len(event.tokens), event.drafts)
         if not deltas:
             return ""
         *first, last = deltas
-        written = "".join(map(self._frame.chunk, first))
-        if not self._request.timings_per_token:
-            return written + self._frame.chunk(last)
-        return written + self._frame.chunk(last, timings=self._live.now())
+        extra = {"timings": self._live.now()} if timed else {}
+        return "".join(map(self._frame.chunk, first)) + self._frame.chunk(last, **extra)
 
     def last(self, event: Finished, more: Mapping[str, Any], *, reason: str = "") -> str:
         """Write why it ended, unless that is given, and `more` beside."""

@@ -38,7 +38,7 @@ from trioserve.api.stored.listing import (
     page_body,
 )
 from trioserve.api.stored.reading import PER_NUMBER, bodies, decoded, look_up, respond
-from trioserve.chat.messages import MAX_MESSAGES, check_count
+from trioserve.chat.messages import MAX_MESSAGES
 from trioserve.errors import InvalidRequestError
 from trioserve.fair_limiter import offload
 from trioserve.store import Part, Record, Records, Ref, new_id
@@ -48,9 +48,7 @@ blueprint = Blueprint("stored_conversations", __name__)
 
 @json_type(list_schema(PART, MAX_MESSAGES))
 def _items(value: Any) -> tuple[Item, ...]:
-    items = objects(value)
-    check_count(len(items), MAX_MESSAGES, "items", "items")
-    return items
+    return objects(value)
 
 
 @attrs.frozen(kw_only=True)
