@@ -209,11 +209,11 @@ def content_of(events: Iterable[Event]) -> list[ContentBlock]:
             blocks.append(dict(event["content_block"]))
             grown.append([])
         elif event["type"] == "content_block_delta":
-            delta = event["delta"]
-            if delta["type"] == "signature_delta":
-                blocks[-1]["signature"] = delta["signature"]
+            kind, piece = event["delta"].values()
+            if kind == "signature_delta":
+                blocks[-1]["signature"] = piece
             else:
-                grown[-1].append(delta[_GROWS_BY[delta["type"]]])
+                grown[-1].append(piece)
     for block, parts in zip(blocks, grown, strict=True):
         text = "".join(parts)
         if block["type"] == "tool_use":
@@ -221,13 +221,6 @@ def content_of(events: Iterable[Event]) -> list[ContentBlock]:
         else:
             block[block["type"]] = text
     return [ContentBlock(**block) for block in blocks]
-
-
-_GROWS_BY = {
-    "text_delta": "text",
-    "thinking_delta": "thinking",
-    "input_json_delta": "partial_json",
-}
 
 
 # -- messages

@@ -22,7 +22,9 @@ from trioserve.errors import InvalidRequestError
 blueprint = Blueprint("adapters", __name__)
 
 
-class _Adapter(Answer):
+class Adapter(Answer):
+    """A LoRA adapter that is loaded, and its default scale."""
+
     id: int
     path: str
     scale: float
@@ -32,14 +34,14 @@ class _Adapter(Answer):
 
 
 @blueprint.get("/lora-adapters")
-@gives(list[_Adapter])
+@gives(list[Adapter])
 async def list_adapters() -> Response:
     """List the adapters that are loaded, each with its default scale."""
     adapters = (await awake_server()).adapters.scales
     found = ((name, id_, adapters.infos[id_]) for name, id_ in adapters.ids.items())
     return json_response(
         [
-            _Adapter(id_, one.path, adapters.scales[id_], one.task_name, one.prompt_prefix, name)
+            Adapter(id_, one.path, adapters.scales[id_], one.task_name, one.prompt_prefix, name)
             for name, id_, one in found
         ]
     )

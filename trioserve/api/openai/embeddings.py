@@ -134,7 +134,7 @@ class EmbeddingList(Answer, kw_only=True):
     data: Sequence[_Embedding]
 
 
-class _Matrix(Answer):
+class Matrix(Answer):
     """The embedding of a text in llama-server's form: a row, or a row for each token."""
 
     index: int
@@ -143,7 +143,7 @@ class _Matrix(Answer):
 
 @blueprint.post("/v1/embeddings")
 @takes(EmbeddingsRequest)
-@gives(EmbeddingList | list[_Matrix])
+@gives(EmbeddingList | list[Matrix])
 async def openai() -> Response:
     """Make a vector of each text."""
     request, server = await read_for_model(EmbeddingsRequest.parse, check_pools)
@@ -163,7 +163,7 @@ async def openai() -> Response:
 @blueprint.post("/embedding")
 @blueprint.post("/embeddings")
 @takes(EmbeddingsRequest)
-@gives(list[_Matrix])
+@gives(list[Matrix])
 async def own() -> Response:
     """Make a vector of each text, or of each token, in llama-server's own form."""
     request, server = await read_for_model(
@@ -197,8 +197,8 @@ def _as_base64(index: int, vector: Array) -> _Embedding:
     return _Embedding(data, index, encoding_format="base64")
 
 
-def _as_matrix(index: int, vectors: Array) -> _Matrix:
-    return _Matrix(index, sse.LazyList(np.ndarray.tolist, list(np.atleast_2d(vectors))))
+def _as_matrix(index: int, vectors: Array) -> Matrix:
+    return Matrix(index, sse.LazyList(np.ndarray.tolist, list(np.atleast_2d(vectors))))
 
 
 async def _own(server: Server, request: EmbeddingsRequest) -> Response:
