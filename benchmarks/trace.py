@@ -78,7 +78,7 @@ class Recorder:
 
     def install(self) -> None:
         """Put the clocks into trioserve."""
-        from trioserve.api.base.tcp import HTTP1, TCPConnection
+        from trioserve.api.edge.tcp import HTTP1, TCPConnection
         from trioserve.engine.cache.prefix_cache import PrefixCache
         from trioserve.engine.decoder import BatchDecoder
         from trioserve.engine.engine import Engine

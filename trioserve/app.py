@@ -11,11 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hypercorn.utils import LifespanFailureError
-from quart_trio import QuartTrio
 
 from trioserve import api
-from trioserve.api.base.app_state import AppState
-from trioserve.api.base.service import Service
+from trioserve.api.edge.app import App
+from trioserve.api.service import AppState, Service
 from trioserve.config import Config, logs
 from trioserve.config.parse import from_environment
 from trioserve.errors import ConfigError, TrioServeError
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 _log = get_logger("trioserve")
 
 
-def create_app(config: Config | None = None, *, load: Loader | None = None) -> QuartTrio:
+def create_app(config: Config | None = None, *, load: Loader | None = None) -> App:
     """Make an app that serves one model.
 
     The app's `Service` is ``app.extensions["trioserve"]``.
@@ -40,8 +39,7 @@ def create_app(config: Config | None = None, *, load: Loader | None = None) -> Q
         load: loads the model; the default loads a GGUF file with llama.cpp.
     """
     service = Service(config, load=load)
-    app = _app_of(service)
-    api.install(app, service)
+    app = api.make_app(service)
 
     async def begin() -> None:
         if config is None:
@@ -53,7 +51,7 @@ def create_app(config: Config | None = None, *, load: Loader | None = None) -> Q
     return app
 
 
-def create_router(config: Config, open_fleet: OpenFleet) -> QuartTrio:
+def create_router(config: Config, open_fleet: OpenFleet) -> App:
     """Make an app that serves many models, each in a separate process.
 
     The app's `RouterService` is ``app.extensions["trioserve"]``.
@@ -65,20 +63,12 @@ def create_router(config: Config, open_fleet: OpenFleet) -> QuartTrio:
     from trioserve.api.router.service import RouterService
 
     service = RouterService(config, open_fleet)
-    app = _app_of(service)
-    api.install_router(app, service)
+    app = api.make_app(service)
     app.before_serving(partial(_begin, app, service))
     return app
 
 
-def _app_of(service: AppState) -> QuartTrio:
-    app = QuartTrio("trioserve", static_folder=None)
-    app.url_map.merge_slashes = False  # a path with two slashes is unknown, and not redirected
-    app.after_serving(service.stop)
-    return app
-
-
-async def _begin(app: QuartTrio, service: AppState) -> None:
+async def _begin(app: App, service: AppState) -> None:
     try:
         service.keys = Keys(service.config)
         await service.keys.open()

@@ -164,6 +164,12 @@ class InputTooLongError(ContextLengthExceededError):
         self.n_ctx = limit
 
 
+class BodyTimeoutError(InvalidRequestError):
+    """The client has not sent its body in time."""
+
+    status = 408
+
+
 class UnknownModelError(InvalidRequestError):
     """There is no model of the name in the request."""
 

@@ -28,3 +28,8 @@ def _wrapped(logger: Any, **parts: Any) -> Any:
     if structlog.is_configured():
         return structlog.get_config()["wrapper_class"](logger, **parts)
     return _QUIET(structlog.PrintLogger(sys.stderr), **parts)
+
+
+def request_id() -> str:
+    """The id of the request that the current task works for, which its log lines carry."""
+    return str(structlog.contextvars.get_contextvars().get("request_id", "-"))

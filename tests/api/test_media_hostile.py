@@ -18,7 +18,7 @@ from tests.support.projectors import WordProjector
 from tests.support.scripted_server import assert_at_rest
 from tests.support.scripts import ENDLESS, TEMPLATE, answering
 from tests.support.waiting import patiently, until
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.testing import ScriptedBackend
 
 pytestmark = pytest.mark.system

@@ -25,7 +25,7 @@ from tests.support.http_server import (
 )
 from tests.support.scripts import answering, endless
 from tests.support.waiting import patiently
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.cli.address import place_of
 from trioserve.cli.mcp_http import mcp_app
 from trioserve.config import Config

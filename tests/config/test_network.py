@@ -14,7 +14,7 @@ from tests.support.clients import client_of
 from tests.support.command import run, serving
 from tests.support.http_server import connected, serving_script
 from tests.support.waiting import patiently
-from trioserve.api.base import access
+from trioserve.api.edge import access
 from trioserve.config import Config
 from trioserve.models import BUNDLED
 

@@ -22,7 +22,7 @@ from tests.programs.catalogue import PROGRAMS
 from tests.programs.install import REASON, STAMP
 from tests.support.http_server import serving
 from tests.support.scripts import TEMPLATE
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.testing import ScriptedBackend

@@ -27,7 +27,7 @@ from tests.support.message_writers import WRITERS
 from tests.support.scripts import ENDLESS
 from tests.support.vocabularies import chat_templates
 from tests.support.waiting import until
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.testing.scripts import Call, ToolScript
 
 pytestmark = pytest.mark.system

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 
 import pytest
+from trioserve.api.base.app_state import NOT_RUNNING
 
 from tests.server.test_keys import table
 from tests.support.ray_replicas import (
@@ -19,7 +20,6 @@ from tests.support.ray_replicas import (
     never,
     text_answer,
 )
-from trioserve.api.base.app_state import NOT_RUNNING
 from trioserve.config import Config
 from trioserve.ray.calls import HEAD, TAKEN, Part
 

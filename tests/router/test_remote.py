@@ -25,7 +25,7 @@ from tests.support.media_files import image_file, wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.waiting import patiently, until
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.app import create_app
 from trioserve.chat.deltas import ContentDelta, Message, ToolCall
 from trioserve.chat.messages import Audio, Image

@@ -17,7 +17,7 @@ from quart_trio import QuartTrio
 
 from tests.support.http_server import serving, serving_script
 from tests.support.scripts import ENDLESS
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.server import Server

@@ -11,7 +11,7 @@ from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import openapi
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 
 #: Blueprints of a router whose answers are its own; all others are a child's.
 _OF_ROUTER = ("router", "router_ollama")

@@ -15,7 +15,7 @@ import trio
 
 from tests.support.scripts import answering
 from trioserve.api import streams
-from trioserve.api.base.connection import Connection, current_request
+from trioserve.api.edge.connection import Connection, current_request
 from trioserve.testing import ScriptedBackend
 
 

@@ -15,8 +15,8 @@ import trio
 
 from tests.support.clients import TIMEOUT
 from tests.support.http_server import child_app, serving
-from trioserve.api.base.service import Service
 from trioserve.api.router.service import RouterService
+from trioserve.api.service import Service
 from trioserve.app import create_router
 from trioserve.concurrency import Feed
 from trioserve.config import Config

@@ -16,7 +16,7 @@ import trio
 
 from tests.support.described import watch
 from tests.support.waiting import patiently
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.testing import ScriptedBackend, scripted

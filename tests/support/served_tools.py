@@ -11,7 +11,7 @@ import attrs
 import httpx
 
 from tests.support.clients import client_and_service
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.testing import ScriptedBackend
 from trioserve.tools.registry import ToolRegistry
 from trioserve.tools.tool import Tool, ToolSource

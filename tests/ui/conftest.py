@@ -15,7 +15,7 @@ from tests.support.http_server import serving_script, slots_in_use
 from tests.support.paced_script import PacedScript
 from tests.support.trio_thread import TrioThread
 from tests.support.waiting import until
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 
 
 @pytest.fixture(scope="package")

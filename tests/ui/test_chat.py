@@ -13,7 +13,7 @@ from tests.support.chat_page import ChatPage
 from tests.support.http_server import serving_script, slots_in_use
 from tests.support.paced_script import PacedScript
 from tests.support.trio_thread import TrioThread
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 
 pytestmark = pytest.mark.system
 

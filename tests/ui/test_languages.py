@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from tests.support.browsing import Visitor
 from tests.support.paced_script import PacedScript
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 
 pytestmark = pytest.mark.system
 

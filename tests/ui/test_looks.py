@@ -18,7 +18,7 @@ from tests.support.http_server import serving_script
 from tests.support.paced_script import PacedScript
 from tests.support.trio_thread import TrioThread
 from tests.ui import showcase
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 
 pytestmark = pytest.mark.system
 

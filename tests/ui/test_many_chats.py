@@ -17,7 +17,7 @@ from tests.support.trio_thread import TrioThread
 from tests.support.waiting import until
 from tests.ui.hostile import HOSTILE
 from tests.ui.test_hostile import assert_harmless
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 
 pytestmark = pytest.mark.system
 

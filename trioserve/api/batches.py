@@ -9,23 +9,23 @@ dies answers no line twice, and the next one continues with the rest.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 import msgspec
 import trio
 
-from trioserve.api.base import answers
-from trioserve.api.within import Answer
-from trioserve.concurrency import Feed, Gate, Jobs, Phase
-from trioserve.config import Config
+from trioserve.api.base import answers, sse
+from trioserve.api.base.body import Incoming
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import LONG, Reply, value_of
+from trioserve.concurrency import Feed, Jobs, Phase
 from trioserve.errors import (
     RecordDamagedError,
     StoreFullError,
@@ -34,9 +34,12 @@ from trioserve.errors import (
 )
 from trioserve.fair_limiter import FairLimiter, offload, set_client
 from trioserve.log import get_logger
-from trioserve.server.keys import Keys
+from trioserve.server.limits.memory import weight_of
 from trioserve.store import Part, Record, Records, Store, damaged, new_id
 from trioserve.whole_numbers import whole_number
+
+if TYPE_CHECKING:
+    from trioserve.api.service import AppState
 
 _T = TypeVar("_T")
 _log = get_logger("trioserve.api.batches")
@@ -49,8 +52,16 @@ _GROWING = "batch_output"
 OUTPUT, ERRORS = "output", "error"
 
 #: The states of a batch that have a time.
-#: Sends the body of a line to a path of the app, for the client with an API key.
-Ask = Callable[[str, str, bytes], Awaitable[Answer]]
+TIMES = (
+    "in_progress",
+    "expires",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+)
 
 #: The lowest `priority` of a request.
 _PRIORITY = -100
@@ -84,23 +95,19 @@ class Batches:
     """The batches of an app. They run as long as `run` does.
 
     Args:
-        gate: of the app. No line begins once it drains.
+        app: answers the lines. None begins once it drains.
     """
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        #: Set by what makes the app.
-        self.ask: Ask
+    def __init__(self, app: AppState) -> None:
+        self._app = app
         self._store: Store
-        self._config: Config
-        self._keys: Keys
         self._places: FairLimiter
         self._jobs = Jobs()
         self._running: dict[str, trio.CancelScope] = {}
 
-    async def run(self, store: Store, config: Config, keys: Keys) -> None:
+    async def run(self, store: Store) -> None:
         """Run the batches that are not over, and those that begin, until cancelled."""
-        self._store, self._config, self._keys = store, config, keys
+        self._store, config = store, self._app.config
         # As many lines wait as run: those that begin together are computed together.
         n_waiting = max(1, min(config.parallel, config.max_queue // 4))
         # One task of each batch waits for a place, so their number needs no limit.
@@ -167,10 +174,10 @@ class Batches:
         """Answer the pending lines, those with the same beginning one after another."""
         numbers = await self._surely(lambda records: records.numbers_by_name(batch.id, PENDING))
         lines = _Lines(numbers, 2 * self._places.n_places)
-        key = ""
+        key, keys = "", self._app.keys
         async with trio.open_nursery() as nursery:
             async for n in lines.waiting:
-                if self._keys.needed and self._keys.find(key) is None:
+                if keys.needed and keys.find(key) is None:
                     key = await self._key_of(batch)
                 set_client(key or "batches")
                 await lines.room.acquire()
@@ -190,11 +197,12 @@ class Batches:
         def find(shown: frozenset[str]) -> str | None:
             return next((key for key in shown if self._store.owner_of(key) == batch.owner), None)
 
-        if (key := find(self._keys.shown.value)) is not None:
+        keys = self._app.keys
+        if (key := find(keys.shown.value)) is not None:
             return key
         _log.warning("a batch waits: its API key is not valid, or was not used since the start",
                      id=batch.id)  # fmt: skip
-        shown = await self._keys.shown.wait_value(lambda value: find(value) is not None)
+        shown = await keys.shown.wait_value(lambda value: find(value) is not None)
         key = find(shown)
         assert key is not None
         return key
@@ -224,23 +232,36 @@ class Batches:
         finally:
             lines.room.release()
 
-    async def _try(self, batch: Record, key: str, line: Part) -> _Written | Answer:
-        """Ask for the answer to a line. Returns what is to be written, if the answer is final."""
-        lowest = -_PRIORITY if self._config.priority_order == "lower-first" else _PRIORITY
+    async def _try(self, batch: Record, key: str, line: Part) -> _Written | Reply:
+        """Answer a line. Gives what is to be written, if the reply is final."""
+        lowest = _PRIORITY
+        if self._app.config.priority_order == "lower-first":
+            lowest = -_PRIORITY
         try:
-            asked = await offload(partial(_Asked.of, line, lowest), len(line.body))
-            answer = await self.ask(key, asked.url, asked.body)
-            if not _is_final(answer.status):
-                return answer
-            written = partial(_Written.of, batch.id, line.n, asked.custom_id, answer)
-            return await offload(written, len(answer.body))
+            with self._app.request() as held:
+                held.grow(await offload(partial(weight_of, line.body), len(line.body)))
+                asked = await offload(partial(_Asked.of, line, lowest), len(line.body))
+                caller = Caller.of_own(held, asked.path, key)
+                async with caller.resources:
+                    reply = await self._reply(asked, caller)
+                    if not _is_final(reply.status):
+                        return reply
+                    write = partial(_Written.of, batch.id, line.n, asked, caller.request_id)
+                    return await write(reply)
         except RecordDamagedError:
             return _Written(ERRORS, _line(batch.id, line.n, None, error=_DAMAGED))
-        except TrioServeError as error:  # the answer broke off, or too much waits for a thread
-            return Answer(error.status, {}, b"")
+        except TrioServeError as error:  # there is no memory, or too much waits for a thread
+            return Reply(status=error.status)
+
+    async def _reply(self, asked: _Asked, caller: Caller) -> Reply:
+        if self._app.keys.needed:
+            caller.key = await self._app.keys.check(caller.api_key)
+            caller.held.belongs_to(caller.api_key)
+        incoming = Incoming.of_fields(asked.path, asked.fields, caller.held)
+        return await self._app.reply_to(incoming, caller)
 
     def _may_begin(self) -> bool:
-        return self._gate.phase.value is Phase.OPEN
+        return self._app.gate.phase.value is Phase.OPEN
 
     async def _surely(self, work: Callable[[Records], _T]) -> _T:
         """Run work on the store. If it cannot, such as when the disk is full, try again later.
@@ -281,14 +302,14 @@ class _Lines:
         if not self._n_left:
             self.waiting.end()
 
-    def pause_after(self, answer: Answer) -> float:
-        """The seconds before a line with this answer is tried again.
+    def pause_after(self, reply: Reply) -> float:
+        """The seconds before a line with this reply is tried again.
 
         Lines that fail during a pause have the same one; the next pause is longer, unless a line
         was answered meanwhile.
         """
         now = trio.current_time()
-        wanted = min(whole_number(answer.headers.get(b"retry-after", b"")) or 0, _MAX_WAIT)
+        wanted = min(whole_number(reply.headers.get("Retry-After", "")) or 0, _MAX_WAIT)
         if now >= self._until:
             self._pause = min(2 * self._pause, _MAX_PAUSE) or _PAUSE
             self._until = now + self._pause
@@ -304,16 +325,15 @@ class _Asked:
     """The request of a line."""
 
     custom_id: str
-    url: str
-    body: bytes
+    path: str
+    fields: dict[str, Any]
 
     @classmethod
     def of(cls, line: Part, priority: int) -> _Asked:
         """Read a line. Raises RecordDamagedError."""
         value = line.value
         try:
-            body = json.dumps({**value["body"], "priority": priority}).encode()
-            return cls(value["custom_id"], value["url"], body)
+            return cls(value["custom_id"], value["url"], {**value["body"], "priority": priority})
         except (TypeError, KeyError):
             raise damaged() from None
 
@@ -326,16 +346,15 @@ class _Written:
     part: Part
 
     @classmethod
-    def of(cls, id_: str, n: int, custom_id: str, answer: Answer) -> _Written:
-        """Write the answer to a line of a batch."""
-        try:
-            body = json.loads(answer.body)
-        except ValueError:
-            body = answer.body.decode(errors="replace")
-        request_id = answer.headers.get(b"x-request-id", b"").decode()
-        response = {"status_code": answer.status, "request_id": request_id, "body": body}
-        to = OUTPUT if answer.status == 200 else ERRORS
-        return cls(to, _line(id_, n, custom_id, response=response))
+    async def of(cls, id_: str, n: int, asked: _Asked, request_id: str, reply: Reply) -> _Written:
+        """Write the reply to a line of a batch."""
+        make, size = await value_of(reply)
+
+        def write() -> Part:
+            response = {"status_code": reply.status, "request_id": request_id, "body": make()}
+            return _line(id_, n, asked.custom_id, response=response)
+
+        return cls(OUTPUT if reply.status == 200 else ERRORS, await offload(write, size, LONG))
 
 
 def _line(id_: str, n: int, custom_id: str | None, **fields: Any) -> Part:
@@ -346,7 +365,7 @@ def _line(id_: str, n: int, custom_id: str | None, **fields: Any) -> Part:
         "error": None,
         **fields,
     }
-    return Part(n, "", Part.of(n, "", written).body + b"\n")
+    return Part(n, "", "".join(sse.encode_in_steps(written)).encode(errors="replace") + b"\n")
 
 
 async def add_batch(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import trio
 from prometheus_client import Metric
 
-from trioserve.api.base.app_state import AppState
-from trioserve.api.base.rights import own_name
+from trioserve.api.base.caller import Caller
 from trioserve.api.sessions import Sessions
 from trioserve.config import Config
 from trioserve.errors import NotSupportedError
 from trioserve.server.observers.metrics import gauge, prometheus_text, render_process, total
 from trioserve.server.usage import Usage
+
+if TYPE_CHECKING:
+    from trioserve.api.service import AppState
 
 #: The type of what `render` writes.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -27,10 +30,10 @@ def check(config: Config) -> None:
         )
 
 
-async def render(state: AppState) -> bytes:
-    """Write those that the API key of the current request may see, in Prometheus' text format."""
+async def render(state: AppState, caller: Caller) -> bytes:
+    """Write those that the API key of a caller may see, in Prometheus' text format."""
     own = await trio.to_thread.run_sync(render_process)
-    families = (*_answers(state), *_streams(state.streams), *_usage(state.usage, own_name()))
+    families = (*_answers(state), *_streams(state.streams), *_usage(state.usage, caller.own_name))
     return prometheus_text(families) + own
 
 

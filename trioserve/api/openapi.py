@@ -12,26 +12,26 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import UNSET, UnsetType
-from quart import Blueprint, Quart, current_app, request
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
 from trioserve.api.base import vendors
-from trioserve.api.base.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
 from trioserve.api.base.answers import COMPONENTS, Answer, schema_of
-from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.http import json_response
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import Reply, json
 from trioserve.api.base.request_schemas import classes_in, of_class, of_fields
+from trioserve.api.base.routes import Query, Route, Routes
+from trioserve.api.edge.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
 from trioserve.errors import NotFoundError, TrioServeError
 
-blueprint = Blueprint("openapi", __name__)
+if TYPE_CHECKING:
+    from trioserve.api.service import AppState
 
-_NAME = "trioserve.openapi"  # in `app.extensions`: the description, once it was asked for
+routes = Routes()
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
@@ -134,28 +134,26 @@ def gives(
     return tell
 
 
-@blueprint.get("/openapi.json")
+@routes.get("/openapi.json")
 @gives(dict[str, Any])
-async def serve() -> Response:
+async def serve(query: Query, caller: Caller, app: AppState) -> Reply:
     """Describe the routes of this server."""
-    return _described(None)
+    return _described(app, None)
 
 
-@blueprint.get("/openapi/<api>.json")
+@routes.get("/openapi/<api>.json")
 @gives(dict[str, Any])
-async def serve_one(api: str) -> Response:
+async def serve_one(query: Query, caller: Caller, app: AppState, api: str) -> Reply:
     """Describe the routes of one API: openai, anthropic, ollama, or llama, which has the others."""
     if api not in APIS:
         raise NotFoundError(f"There is no API {api!r:.80}; there are {', '.join(APIS)}.")
-    return _described(api)
+    return _described(app, api)
 
 
-def _described(api: str | None) -> Response:
-    known = current_app.extensions.setdefault(_NAME, {})
-    if api not in known:
-        with_keys = current_app_state().keys.needed
-        known[api] = describe(current_app, with_keys=with_keys, api=api)
-    return json_response(known[api] | {"servers": [{"url": request.root_path or "/"}]})
+def _described(app: AppState, api: str | None) -> Reply:
+    if api not in app.descriptions:
+        app.descriptions[api] = describe(app.routes, with_keys=app.keys.needed, api=api)
+    return json(app.descriptions[api] | {"servers": [{"url": app.config.api_prefix or "/"}]})
 
 
 #: The APIs that have separate documents.
@@ -178,11 +176,14 @@ def _is_of(api: str | None, path: str, handler: Callable[..., Any]) -> bool:
     return api == next((one for one in APIS if f".{one}." in handler.__module__), "llama")
 
 
-def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> dict[str, Any]:
-    """Make the description of an app or of one API, as an OpenAPI 3.1 document without servers."""
+def describe(
+    of: Iterable[Route], *, with_keys: bool = False, api: str | None = None
+) -> dict[str, Any]:
+    """Describe routes, or those of one API, as an OpenAPI 3.1 document without servers."""
     paths: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     classes, answers = set(), dict[str, Any]()
-    for path, method, handler in routes(app):
+    for route in of:
+        path, method, handler = path_of(route.path), route.method, route.handler
         if not _is_of(api, path, handler):
             continue
         paths[path][method.lower()] = _operation(path, method, handler, answers)
@@ -209,7 +210,7 @@ def describe(app: Quart, *, with_keys: bool = False, api: str | None = None) -> 
 def _error_schemas(api: str | None) -> dict[str, Any]:
     """The forms of errors on the routes of an API, by the names of their schemas."""
     own = {
-        each.routes[0].import_name.split(".")[2]: each.errors.form
+        each.name: each.errors.form
         for each in vendors.registered
         if each.errors and each.errors.form
     }
@@ -224,14 +225,6 @@ def _error_schemas(api: str | None) -> dict[str, Any]:
 def path_of(rule: str) -> str:
     """Write the path of a route as OpenAPI does."""
     return re.sub(r"<(?:[^:<>]*:)?(\w+)>", r"{\1}", rule)
-
-
-def routes(app: Quart) -> Iterator[tuple[str, str, Callable[..., Any]]]:
-    """Each route as OpenAPI writes its path, each of its methods, and its handler."""
-    for rule in app.url_map.iter_rules():
-        path = path_of(rule.rule)
-        for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
-            yield path, method, app.view_functions[rule.endpoint]
 
 
 def _operation(

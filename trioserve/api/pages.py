@@ -10,24 +10,29 @@ import base64
 import gzip
 import hashlib
 import re
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from mimetypes import guess_type
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
-from quart import Blueprint, request, send_file
-from quart_trio.wrappers import TrioResponse as Response
-from werkzeug.exceptions import NotFound
+from werkzeug.http import http_date, parse_accept_header, parse_etags
 
 from trioserve.api.base.answers import Bytes
-from trioserve.api.base.app_state import current_app_state
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import Data, Pieces, Reply
+from trioserve.api.base.routes import Query, Routes
 from trioserve.api.openapi import gives
 from trioserve.errors import NotFoundError
 
-blueprint = Blueprint("pages", __name__)
+if TYPE_CHECKING:
+    from trioserve.api.service import AppState
+
+routes = Routes()
 
 _KINDS = {
     ".css": "text/css; charset=utf-8",
@@ -78,6 +83,9 @@ _SANDBOX_POLICY = "; ".join(
     )
 )
 
+#: Bytes of a file that are read at once.
+_PIECE = 2**16
+
 #: What stands in the page itself: its first script, and its first style.
 _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
@@ -101,36 +109,36 @@ class _File:
     policy: str
 
 
-@blueprint.get("/")
+@routes.get("/")
 @gives(str, "text/html")
-async def index() -> Response:
+async def index(query: Query, caller: Caller, app: AppState) -> Reply:
     """Serve the page, unless ``--no-ui`` or ``--path`` says otherwise."""
-    return await _serve("index.html", "no-cache")
+    return await _serve(app, caller, "index.html", "no-cache")
 
 
-@blueprint.get("/licenses.txt")
+@routes.get("/licenses.txt")
 @gives(str, "text/plain")
-async def licenses() -> Response:
+async def licenses(query: Query, caller: Caller, app: AppState) -> Reply:
     """Serve the licenses of what the page is made with."""
-    return await _serve("licenses.txt", "no-cache")
+    return await _serve(app, caller, "licenses.txt", "no-cache")
 
 
-@blueprint.get("/sw.js")
+@routes.get("/sw.js")
 @gives(str, "text/javascript")
-async def worker() -> Response:
+async def worker(query: Query, caller: Caller, app: AppState) -> Reply:
     """Serve a service worker that removes itself, and so what another server's page has left."""
-    return await _serve("sw.js", "no-cache")
+    return await _serve(app, caller, "sw.js", "no-cache")
 
 
-@blueprint.get("/assets/<name>")
+@routes.get("/assets/<name>")
 @gives(Bytes, "*/*")
-async def asset(name: str) -> Response:
+async def asset(query: Query, caller: Caller, app: AppState, name: str) -> Reply:
     """Serve a file of the page whose name says what is in it."""
-    return await _serve(f"assets/{name}", "public, max-age=31536000, immutable")
+    return await _serve(app, caller, f"assets/{name}", "public, max-age=31536000, immutable")
 
 
-async def _serve(name: str, caching: str) -> Response:
-    config = current_app_state().config
+async def _serve(app: AppState, caller: Caller, name: str, caching: str) -> Reply:
+    config = app.config
     if config.static_path is not None:
         return await _file(config.static_path, name)
     if not config.ui:
@@ -141,12 +149,12 @@ async def _serve(name: str, caching: str) -> Response:
     # Weak, because the tag stands for the file packed and unpacked.
     headers = {**_HEADERS, "Cache-Control": caching, "ETag": f'W/"{found.digest}"'}
     headers["Content-Security-Policy"] = found.policy
-    if request.if_none_match.contains_weak(found.digest):
-        return Response(status=304, headers=headers)
-    body = found.body
-    if found.packed is not None and request.accept_encodings.quality("gzip") > 0:
+    if parse_etags(caller.headers.get("If-None-Match")).contains_weak(found.digest):
+        return Data(status=304, headers=headers, content_type=found.kind)
+    body, takes = found.body, parse_accept_header(caller.headers.get("Accept-Encoding"))
+    if found.packed is not None and takes.quality("gzip") > 0:
         body, headers["Content-Encoding"] = found.packed, "gzip"
-    return Response(body, headers=headers, content_type=found.kind)
+    return Data(body=body, headers=headers, content_type=found.kind)
 
 
 @cache
@@ -177,12 +185,25 @@ def _policy_of(page: bytes) -> str:
     return _POLICY.format(**allowed)
 
 
-async def _file(directory: str, name: str) -> Response:
+async def _file(directory: str, name: str) -> Reply:
     """Send a file of the directory; a link or a name that leads out of it is not found."""
     path = await trio.to_thread.run_sync(_inside, Path(directory), name)
     if path is None:
         raise NotFoundError("File Not Found")
-    return cast(Response, await send_file(path))
+    about = await trio.Path(path).stat()
+    headers = {
+        "Cache-Control": "no-cache",
+        "Content-Length": str(about.st_size),
+        "Last-Modified": http_date(about.st_mtime),
+    }
+    kind = guess_type(path.name)[0] or "application/octet-stream"
+    return Pieces(pieces=_content(path), headers=headers, content_type=kind)
+
+
+async def _content(path: Path) -> AsyncIterator[bytes]:
+    async with await trio.open_file(path, "rb") as file:
+        while piece := await file.read(_PIECE):
+            yield piece
 
 
 def _inside(directory: Path, name: str) -> Path | None:
@@ -193,11 +214,13 @@ def _inside(directory: Path, name: str) -> Path | None:
     return path if path.is_file() and path.is_relative_to(directory.resolve()) else None
 
 
-async def serve_static() -> Response | None:
-    """Serve a file of ``--path`` where there is no route. To be done after the check of keys."""
-    directory = current_app_state().config.static_path
-    is_free = isinstance(request.routing_exception, NotFound)
-    if directory is None or not is_free or request.method not in ("GET", "HEAD"):
-        return None
-    name = request.path.removeprefix("/")
-    return await _file(directory, name if not name.endswith("/") else f"{name}index.html")
+def static(directory: str) -> Callable[[str, str], Awaitable[Reply]]:
+    """Make the function that serves a file of ``--path`` where there is no route."""
+
+    async def serve(method: str, path: str) -> Reply:
+        if method not in ("GET", "HEAD"):
+            raise NotFoundError("File Not Found")
+        name = path.removeprefix("/")
+        return await _file(directory, name if not name.endswith("/") else f"{name}index.html")
+
+    return serve

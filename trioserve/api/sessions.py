@@ -1,24 +1,25 @@
 """Streams that outlive the connections of their readers.
 
-A `StreamSession` runs one request, which writes the stream through an ASGI ``send``. Any number of
-other requests read it. `Sessions` finds sessions by name and enforces the limits: it evicts the
+A `StreamSession` runs one request, whose reply it keeps as bytes. Any number of other requests read
+it. `Sessions` finds sessions by name and enforces the limits: it evicts the
 session that ended first, and refuses new sessions while too many are running.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Set
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
 import trio
 
+from trioserve.api.base import errors
+from trioserve.api.base.reply import Reply
 from trioserve.concurrency import Bell, Jobs, alongside, repeat
 from trioserve.config import Config
 from trioserve.errors import (
@@ -52,6 +53,7 @@ class Ring:
 
     def __init__(self, max_bytes: int, mark: bytes) -> None:
         self.start = 0
+        self.n_dropped = 0  # events with data
         self.closed = False
         self.mark = mark
         self._max_bytes = max_bytes
@@ -77,6 +79,8 @@ class Ring:
         if n_bytes > 0:
             found = self._bytes.find(self.mark, max(n_bytes - len(self.mark), 0))
             n_bytes = len(self) if found < 0 else found + len(self.mark)
+            dropped = self.mark + self._bytes[:n_bytes]
+            self.n_dropped += dropped.count(self.mark) - 1 - dropped.count(self.mark + b":")
             del self._bytes[:n_bytes]
             self.start += n_bytes
 
@@ -104,6 +108,23 @@ class Ring:
         before = offset - self.start
         begin = max(before - len(self.mark), 0)
         return before == 0 or self._bytes[begin:before] == self.mark
+
+    def after(self, number: int, param: str) -> int:
+        """Find the offset after an event, by its number: events with data count from 0.
+
+        Raises:
+            OffsetError: it is no longer kept, or not there yet; `param` holds the number.
+        """
+        if number < self.n_dropped:
+            raise OffsetError.at(param, "is an event that is not kept.")
+        at, n = 0, self.n_dropped
+        while at < len(self):
+            is_comment = self._bytes.startswith(b":", at)
+            at = self._bytes.index(self.mark, at) + len(self.mark)
+            if not is_comment and n == number:
+                return self.start + at
+            n += not is_comment
+        raise OffsetError.at(param, f"is above {n - 1}, the last event so far.")
 
     def read(self, offset: int, about: int) -> bytes:
         """Return the bytes from an offset to the end of an event: up to `about`, or one event.
@@ -171,10 +192,8 @@ class Framing:
 #: Bytes that a forgotten session keeps for its readers.
 _REST = 2**16
 
-Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
-
-#: An ASGI ``send``.
-Send: TypeAlias = Callable[[Any], Awaitable[None]]
+#: Answers the request of a session.
+Ask: TypeAlias = Callable[[], AbstractAsyncContextManager[Reply]]
 
 
 @attrs.frozen
@@ -184,19 +203,6 @@ class StreamFormat:
     content_type: str
     body: Callable[[Exception], Mapping[str, Any]]  # of an error
     event: Callable[[Mapping[str, Any], int], bytes]  # of the body, after n events
-
-
-@attrs.frozen
-class AnswerHead:
-    """The status and the headers of an answer."""
-
-    status: int
-    headers: Headers
-
-    def is_stream(self, content_type: str) -> bool:
-        """Whether the body is a stream of this type."""
-        given = dict(self.headers).get(b"content-type", b"").decode("latin-1")
-        return self.status == 200 and given.partition(";")[0] == content_type
 
 
 @attrs.frozen
@@ -233,10 +239,9 @@ class StreamSession:
         self.started_at = int(time.time())
         self.completed_at = 0
         self.n_readers = 0
-        self.head: AnswerHead | None = None
-        self.is_stream = False  # the answer is a stream of the requested type, and has begun
-        self.body = b""  # of an answer that is not a stream
-        self.failure: Exception | None = None  # why the answer is incomplete or missing
+        self.is_stream = False  # the reply is a stream of the requested type, and has begun
+        self.reply: Reply | None = None  # once it has begun
+        self.failure: Exception | None = None  # why the stream is incomplete or missing
         self._framing = Framing(form.content_type)
         self.ring = Ring(max_bytes, self._framing.mark)
         self._whole = False  # the answer is complete
@@ -247,30 +252,31 @@ class StreamSession:
 
     # -- as its request sees it
 
-    async def run(self, ask: Callable[[Send], Awaitable[None]]) -> None:
-        """Run the request that writes the stream, until it ends or `stop` is called."""
+    async def run(self, ask: Ask) -> None:
+        """Answer the request, and keep the stream, until it ends or `stop` is called."""
         try:
             with self._scope:
-                await ask(self.take)
+                async with ask() as reply:
+                    await self._keep(reply)
         except* Exception as group:
-            self.failure = raised_alone(group)
-            raise
+            self.failure = errors.known(raised_alone(group))
         finally:
             self._finish()
 
-    async def take(self, message: Mapping[str, Any]) -> None:
-        """Handle a message of the answer: an ASGI ``send`` that never waits for a reader."""
-        if message["type"] == "http.response.start":
-            self.head = AnswerHead(message["status"], tuple(message["headers"]))
-            self.is_stream = self.head.is_stream(self.form.content_type)
-            if self.is_stream:
-                self._answered.set()
-            return
+    async def _keep(self, reply: Reply) -> None:
+        """Keep a stream. It never waits for a reader."""
+        self.reply = reply
+        kind = reply.content_type.partition(";")[0]
+        self.is_stream = reply.status == 200 and kind == self.form.content_type
         if not self.is_stream:
-            self.body += message.get("body", b"")
-        elif events := self._framing.feed(message.get("body", b""), self.ring.end):
-            self._append(events)
-        self._whole = not message.get("more_body", False)
+            return
+        self._answered.set()
+        pieces = await reply.write()
+        assert isinstance(pieces, AsyncIterable)
+        async for piece in pieces:
+            if events := self._framing.feed(piece, self.ring.end):
+                self._append(events)
+        self._whole = True
 
     def _append(self, events: bytes) -> None:
         before = len(self.ring)
@@ -280,24 +286,18 @@ class StreamSession:
 
     def _finish(self) -> None:
         if self._whole:
-            self.failure = None  # stopped after the last message
+            self.failure = None  # stopped after the last event
         elif self.failure is None:
-            self.failure = ServerClosingError("The server ended before the stream did.")
-        if not (self._whole and self.is_stream):
-            event = self.form.event(self.what_went_wrong(), self._framing.n_events)
+            missing = "The server ended before the stream did."
+            other = NotSupportedError("The answer is not a stream.")
+            self.failure = ServerClosingError(missing) if self.reply is None else other
+        if self.failure is not None:
+            event = self.event_of(self.failure)
             self._append(self._framing.write(event, self.ring.end))
         self.ring.close()
         self.completed_at = int(time.time())
         self._answered.set()
         self._readers.unpark_all()
-
-    def what_went_wrong(self) -> Mapping[str, Any]:
-        """The error body that says why the stream is missing or incomplete."""
-        if self.failure is None and self.head is not None and self.head.status >= 400:
-            with suppress(ValueError):
-                body: Mapping[str, Any] = json.loads(self.body)
-                return body
-        return self.form.body(self.failure or NotSupportedError("The answer is not a stream."))
 
     # -- as its readers see it
 
@@ -435,7 +435,7 @@ class Sessions:
         key: str,
         conversation: str | None,
         form: StreamFormat,
-        ask: Callable[[Send], Awaitable[None]],
+        ask: Ask,
         *,
         secret: bool,
     ) -> StreamSession:
@@ -445,7 +445,7 @@ class Sessions:
             key: the client's API key.
             conversation: the client's name for the stream.
             form: the format of its API.
-            ask: runs the request that writes the stream.
+            ask: answers the request.
             secret: whether the stream also gets a name that cannot be guessed.
 
         Raises:
@@ -466,7 +466,7 @@ class Sessions:
         self._jobs.begin(partial(self._live, session, ask))
         return session
 
-    async def _live(self, session: StreamSession, ask: Callable[[Send], Awaitable[None]]) -> None:
+    async def _live(self, session: StreamSession, ask: Ask) -> None:
         set_client(session.client)
         try:
             await session.run(ask)

@@ -20,9 +20,10 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.responses import JSONResponse, Response
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base import access, errors, tcp
-from trioserve.api.base.app_state import NAME, Connections
-from trioserve.api.base.connection import LINGER, network_of
+from trioserve.api.base import errors
+from trioserve.api.connections import NAME, Connections
+from trioserve.api.edge import access, tcp
+from trioserve.api.edge.connection import LINGER, network_of
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import NotFoundError, PayloadTooLargeError, TrioServeError

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     import hypercorn
     from quart_trio import QuartTrio
 
-    from trioserve.api.base.app_state import AppState
-    from trioserve.api.base.service import Service
     from trioserve.api.router.service import RouterService
+    from trioserve.api.service import AppState, Service
     from trioserve.models.catalog import Catalog
     from trioserve.router.fleet import Fleet
     from trioserve.router.zygote import FirstZygote
@@ -92,7 +91,7 @@ def serve(
             loading = _begin_load(config, status, closing) if catalog is None else None
             from hypercorn.utils import LifespanFailureError
 
-            from trioserve.api.base.tcp import raise_limit
+            from trioserve.api.edge.tcp import raise_limit
 
             raise_limit()
             app = _make_app(config, status, catalog, first, loading)
@@ -188,7 +187,7 @@ async def _serve(
     """
     import hypercorn.trio
 
-    from trioserve.api.base.service import Service
+    from trioserve.api.service import Service
 
     service: Service | RouterService = app.extensions["trioserve"]
     model = config.model_named or "bundled" if isinstance(service, Service) else "many"
@@ -229,7 +228,7 @@ def hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hype
     """Make the configuration of Hypercorn, which serves on these sockets."""
     from hypercorn import Config as HypercornConfig
 
-    from trioserve.api.base.tcp import HEAD_SECONDS
+    from trioserve.api.edge.tcp import HEAD_SECONDS
 
     logger = logging.getLogger("hypercorn.error")
     logger.setLevel(max(logger.getEffectiveLevel(), logging.WARNING))  # trioserve logs the address
@@ -253,8 +252,8 @@ async def _follow_model(
     service: Service | RouterService, status: StatusPipe, nursery: trio.Nursery
 ) -> None:
     """Report each load and unload of the model. Starts garbage collection at the first load."""
-    from trioserve.api.base.service import Service
     from trioserve.api.llama.admin import openai_model
+    from trioserve.api.service import Service
     from trioserve.server import ServerState
 
     await service.wait_loaded()

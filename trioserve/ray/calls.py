@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 
 import attrs
 
-from trioserve.api.base import sse, vendors
+from trioserve.api.base import sse
 from trioserve.config import Config
 from trioserve.errors import ModelFailedError, ModelProcessError, TrioServeError, UnknownModelError
 from trioserve.models.catalog import ModelEntry, Source
@@ -248,7 +248,9 @@ def _no_replica(model: str) -> NoReplicaError:
 _AT_ONCE = 64
 
 #: The same for all models, so that any of them may answer, unless the query names one.
-_OF_ANY = frozenset({"/", "/openapi.json", "/licenses.txt", "/sw.js", "/tools", "/cors-proxy"})
+_OF_ANY = frozenset(
+    {"/", "/api/version", "/cors-proxy", "/licenses.txt", "/openapi.json", "/sw.js", "/tools"}
+)
 
 
 class NoSuchModelError(UnknownModelError):
@@ -310,8 +312,7 @@ class Targets:
             AmbiguousModelError: the name may mean several.
         """
         path = request.path
-        common = _OF_ANY.union(*(each.common_paths for each in vendors.registered))
-        of_any = path in common and not request.args.get("model")
+        of_any = path in _OF_ANY and not request.args.get("model")
         if len(self) == 1 or of_any or path.startswith("/assets/"):
             return self.first
         name = request.model
@@ -333,7 +334,7 @@ class Targets:
         Raises:
             TrioServeError: no replica can answer it.
         """
-        hint = hint_of(request.fields, vendors.prompt_fields(request.path), options.get("key"))
+        hint = hint_of(request.fields, request.route.prompt_fields, options.get("key"))
         sent = options.get("sent") or request.sent()
         patience = options.get("patience", self._patience)
         return await call(target, sent, hint, patience=patience)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, urlencode
@@ -11,10 +12,12 @@ import attrs
 from werkzeug.datastructures import Headers
 
 from trioserve.api.base import vendors
+from trioserve.api.base.reply import Reply
+from trioserve.api.base.routes import Route
 from trioserve.api.base.vendors import Fields
 from trioserve.api.router import proxy
 from trioserve.config import Config
-from trioserve.errors import PayloadTooLargeError, TrioServeError
+from trioserve.errors import BodyTimeoutError, PayloadTooLargeError, TrioServeError
 from trioserve.server.limits.memory import MemoryReservation
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -29,11 +32,29 @@ Sent: TypeAlias = tuple[str, str, Sequence[tuple[bytes, bytes]], bytes]
 _SHORT_BODY = 32 * 1024
 
 
-class BodyTimeoutError(TrioServeError):
-    """The client has not sent its body in time."""
+async def _nothing() -> Reply:
+    raise NotImplementedError("the ingress answers itself, or a replica does")
 
-    status = 408
-    type = "timeout_error"
+
+_UNKNOWN = Route("GET", "", _nothing)
+
+
+class RouteTable:
+    """The routes of replicas, by method and path."""
+
+    def __init__(self) -> None:
+        self._routes: dict[tuple[str, str], Route] = {}
+        self._varying: list[tuple[re.Pattern[str], Route]] = []
+        for each in vendors.known_routes():
+            self._routes[each.method, each.path] = each
+            if "<" in each.path:
+                self._varying.append((re.compile(re.sub("<[^>]*>", "[^/]+", each.path)), each))
+
+    def at(self, method: str, path: str) -> Route:
+        """The route of a request; of an unknown one, a route that takes nothing."""
+        varying = (one for rule, one in self._varying if rule.fullmatch(path))
+        found = self._routes.get((method, path))
+        return found or next((one for one in varying if one.method == method), _UNKNOWN)
 
 
 class GoneError(TrioServeError):
@@ -46,6 +67,7 @@ class Incoming:
 
     method: str
     path: str
+    route: Route
     query: str
     headers: Headers
     raw_headers: Sequence[tuple[bytes, bytes]]
@@ -57,12 +79,14 @@ class Incoming:
     fields: Fields = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, scope: Scope, request_id: str) -> Incoming:
+    def of(cls, scope: Scope, request_id: str, table: RouteTable) -> Incoming:
         """Make it from an ASGI scope."""
         raw = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
+        path = _without_prefix(scope["path"], scope.get("root_path", ""))
         return cls(
             method=scope["method"],
-            path=_without_prefix(scope["path"], scope.get("root_path", "")),
+            path=path,
+            route=table.at(scope["method"], path),
             query=scope.get("query_string", b"").decode("ascii", "replace"),
             headers=Headers(
                 (name.decode("latin-1"), value.decode("latin-1")) for name, value in raw
@@ -125,7 +149,7 @@ class Incoming:
     @property
     def model(self) -> str | None:
         """The name of the model that it gives. Raises InvalidRequestError: it is no name."""
-        return vendors.model_in(self.path, self.fields, self.args)
+        return self.route.model_in(self.fields, self.args)
 
     def sent(self, *, path: str | None = None, body: bytes | None = None, **query: Any) -> Sent:
         """Write it for a child, possibly on another path or with another body.

@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from trioserve.api.base import access, errors, sse
-from trioserve.api.base.http import ID_HEADER, choose_id
+from trioserve.api.base import errors, sse
+from trioserve.api.edge import access
+from trioserve.api.edge.connection import ID_HEADER, choose_id
 from trioserve.api.router.proxy import PassedStream, answer_headers
 from trioserve.config import Config
 from trioserve.errors import ModelProcessError, TrioServeError
 from trioserve.ray.calls import IngressReply
-from trioserve.ray.incoming import GoneError, Incoming, Receive, Scope, Send
+from trioserve.ray.incoming import GoneError, Incoming, Receive, RouteTable, Scope, Send
 from trioserve.ray.lifelines import Anchor
 from trioserve.ray.routes import Routes
 from trioserve.server.keys import Keys
@@ -45,6 +46,7 @@ class Ingress:
         self._config = config
         self._routes = routes
         self._anchor = anchor
+        self._table = RouteTable()
         self._keys = Keys(config)
         self._memory = MemoryBudget.of(config)
 
@@ -54,7 +56,7 @@ class Ingress:
             await self._live(receive, send)
         elif scope["type"] == "http":
             offered = dict(scope["headers"]).get(ID_HEADER.lower().encode(), b"").decode("latin-1")
-            request = Incoming.of(scope, choose_id(offered or None))
+            request = Incoming.of(scope, choose_id(offered or None), self._table)
             with structlog.contextvars.bound_contextvars(request_id=request.id):
                 await self._serve(request, receive, _Responder(request, self._config, send))
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 if TYPE_CHECKING:
-    from trioserve.api.base.vendors import PromptFields
+    from trioserve.api.base.fields import PromptFields
 
 #: Beginnings of this length, twice this length and so on are hashed, and those that end with a
 #: message or with the tools.

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from trioserve.api import metrics
 from trioserve.api.base import sse, vendors
-from trioserve.api.base.app_state import is_unknown
+from trioserve.api.base.running import is_unknown
 from trioserve.api.router import proxy
 from trioserve.api.router.metrics import label, merged
 from trioserve.api.streams import ID
@@ -58,7 +58,7 @@ class Routes:
         self._config = config
         self._targets = targets
         self._lists = {
-            path: list_of for each in vendors.registered for path, list_of in each.lists.items()
+            each.path: each.lists for each in vendors.known_routes() if each.lists is not None
         }
         self._finds_replicas = finds_replicas or all(one.is_single for one in targets)
         reads: Mapping[str, Handler] = {
@@ -97,7 +97,7 @@ class Routes:
         for prefix, below in self._below.items():
             if request.path.startswith(prefix):
                 handler = below
-        if request.method == "POST" and vendors.is_about_answer(request.path):
+        if request.method == "POST" and request.route.about_answer:
             handler = self._owner
         return await (handler or self._pass_on)(request)
 

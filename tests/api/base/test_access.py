@@ -7,7 +7,7 @@ import pytest
 from werkzeug.datastructures import Headers
 
 from tests.support.clients import client_of
-from trioserve.api.base import access
+from trioserve.api.edge import access
 from trioserve.config import Config
 from trioserve.errors import PermissionDeniedError
 

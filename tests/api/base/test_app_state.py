@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.errors import ModelLoadError
 
 

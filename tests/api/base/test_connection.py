@@ -21,8 +21,8 @@ from tests.support.http_server import connected, post, serving_script, slots_in_
 from tests.support.scripts import endless
 from tests.support.waiting import patiently, until
 from trioserve.api.base import body as body_module, connection
-from trioserve.api.base.connection import Body
-from trioserve.api.base.service import Service
+from trioserve.api.edge.connection import Body
+from trioserve.api.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.testing import ScriptedBackend, scripted

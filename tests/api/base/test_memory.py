@@ -13,7 +13,7 @@ from tests.support.clients import client_and_service
 from tests.support.http_server import connected, serving_script
 from tests.support.scripts import CHAT, endless
 from tests.support.waiting import until
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 
 PREFER = {"Prefer": "respond-async, wait=1"}
 MB = 2**20

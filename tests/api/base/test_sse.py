@@ -15,8 +15,8 @@ from hypothesis import given, settings, strategies as st
 from trio.testing import MockClock
 
 from trioserve.api.base import sse
-from trioserve.api.base.connection import Request
 from trioserve.api.base.sse import PING
+from trioserve.api.edge.connection import Request
 from trioserve.errors import DecodeError
 from trioserve.types import Chunk, Finished, FinishReason, Timings
 

@@ -32,9 +32,9 @@ from tests.support.http_server import (
 from tests.support.scripts import endless
 from tests.support.waiting import patiently, until
 from trioserve.api.base import connection as requests, tcp
-from trioserve.api.base.app_state import NAME, Connections
-from trioserve.api.base.service import Service
-from trioserve.api.base.tcp import Reset, TCPConnection
+from trioserve.api.connections import NAME, Connections
+from trioserve.api.edge.tcp import Reset, TCPConnection
+from trioserve.api.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import UnavailableError
@@ -248,7 +248,7 @@ async def test_an_error_in_a_connection_is_one_line_in_the_log(
 
     async with unharmed() as (url, _):
         with monkeypatch.context() as patching, capture_logs() as lines:
-            patching.setattr("trioserve.api.base.tcp.HTTP1.handle", fail)
+            patching.setattr("trioserve.api.edge.tcp.HTTP1.handle", fail)
             await answer_to(url, b"GET / HTTP/1.1\r\n\r\n")
         (line,) = (line for line in lines if line["event"] == "connection failed")
         assert "a defect" in line["error"]

@@ -11,11 +11,11 @@ import httpx
 import trio
 from quart import Quart
 from structlog.testing import capture_logs
+from trioserve.api.base.http import json_response
 
 from tests.support.clients import client_and_service, client_of, error_body
 from tests.support.waiting import patiently
 from trioserve.api.base import access, errors, http
-from trioserve.api.base.http import json_response
 from trioserve.errors import QueueFullError
 from trioserve.testing import ScriptedBackend
 

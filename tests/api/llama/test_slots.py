@@ -16,7 +16,7 @@ from tests.support.lora_files import make_lora
 from tests.support.media_files import image_file
 from tests.support.waiting import patiently
 from trioserve import Image, MixedPrompt
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, Engine

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from quart import Blueprint
 from quart_trio.wrappers import TrioResponse as Response
+from trioserve.api.base.http import current_context, json_response
 
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import read_body
-from trioserve.api.base.http import current_context, json_response
-from trioserve.api.base.service import awake_server
 from trioserve.api.base.vendors import (
     ErrorShape,
     PromptFields,
@@ -17,6 +16,7 @@ from trioserve.api.base.vendors import (
     Vendor,
 )
 from trioserve.api.openapi import gives
+from trioserve.api.service import awake_server
 from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError
 

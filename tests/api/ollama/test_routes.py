@@ -18,7 +18,7 @@ from tests.support.http_server import slots_in_use
 from tests.support.ollama_api import ASK, WEATHER, lines_in, use_ollama
 from tests.support.scripts import HI, answering, endless, noting
 from tests.support.waiting import patiently
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.testing import ScriptedBackend
 from trioserve.testing.vocab import ByteVocab
 from trioserve.types import FimTokens

@@ -18,7 +18,7 @@ from tests.support.media_files import wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripts import answering
 from tests.support.waiting import patiently, until
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.config import Config
 from trioserve.errors import ConfigError
 from trioserve.testing import ScriptedBackend

@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 from structlog.testing import capture_logs
+from trioserve.api.within import Answer
 
 from tests.api.stored.test_batches import (
     CHATS,
@@ -31,10 +32,8 @@ from tests.support.http_server import serving
 from tests.support.scripts import CHAT, answering, endless
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
-from trioserve.api.base.app_state import AppState
-from trioserve.api.base.service import Service
 from trioserve.api.batches import KIND, PENDING
-from trioserve.api.within import Answer
+from trioserve.api.service import AppState, Service
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import StoreError

@@ -13,6 +13,7 @@ import openai
 import pytest
 import trio
 import trio.testing
+from trioserve.api.within import Answer
 
 from tests.server.test_keys import table
 from tests.support.clients import client_and_service, client_of, use_openai
@@ -21,9 +22,8 @@ from tests.support.fake_fleet import routed
 from tests.support.scripts import answering, noting
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
-from trioserve.api.base.app_state import AppState
 from trioserve.api.batches import KIND
-from trioserve.api.within import Answer
+from trioserve.api.service import AppState
 from trioserve.concurrency import Phase
 from trioserve.errors import StoreError
 from trioserve.store import Records

@@ -15,12 +15,12 @@ import attrs
 import httpx
 import pytest
 import trio
+from trioserve.api.within import Answer
 
 from tests.support.clients import client_and_service, client_of
 from tests.support.scripts import CHAT, answering
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
-from trioserve.api.within import Answer
 from trioserve.errors import StoreError
 from trioserve.store import Database, database as database_module
 from trioserve.store.database import problems

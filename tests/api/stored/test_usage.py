@@ -20,7 +20,7 @@ from tests.support.fake_fleet import routed
 from tests.support.scripted_server import assert_at_rest
 from tests.support.scripts import answering
 from tests.support.waiting import PATIENCE, until
-from trioserve.api.base.app_state import AppState
+from trioserve.api.service import AppState
 from trioserve.server.usage import Usage
 from trioserve.store.usage import UsageRow, Used, day_of, usage_out
 from trioserve.testing import ScriptedBackend

@@ -17,7 +17,7 @@ import trio
 from tests.support.event_source import connections_of_readers, gated
 from tests.support.http_server import serving_script, slots_in_use
 from tests.support.waiting import patiently
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.testing import ScriptedBackend
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

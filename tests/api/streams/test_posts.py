@@ -25,7 +25,7 @@ from tests.support.http_server import chunks_of, connected, post, slots_in_use
 from tests.support.scripts import CHAT, HI, answering, endless
 from tests.support.waiting import PATIENCE, patiently, until
 from trioserve.api import streams
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.api.sessions import StreamSession
 
 CHATS = "/v1/chat/completions"

@@ -23,7 +23,7 @@ from tests.support.http_server import chunks_of, connected, post, serving_script
 from tests.support.scripts import answering
 from tests.support.waiting import patiently
 from trioserve.api.base import app_state
-from trioserve.api.base.service import Service
+from trioserve.api.service import Service
 from trioserve.errors import ToolError, ToolRuntimeError
 from trioserve.fair_limiter import tool_calls
 from trioserve.tools.registry import ToolRegistry

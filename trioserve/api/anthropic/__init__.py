@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from trioserve.api.anthropic import events, routes
-from trioserve.api.base.vendors import PromptFields, RateLimitHeaders, Vendor
+from trioserve.api.base.vendors import RateLimitHeaders, Vendor
 
 
 def _moment(seconds: float) -> str:
@@ -14,9 +14,10 @@ def _moment(seconds: float) -> str:
 
 
 VENDOR = Vendor(
+    name="anthropic",
     paths=("/v1/messages",),
-    routes=(routes.blueprint,),
+    routes=(routes.routes,),
     errors=events.SHAPE,
+    id_header="request-id",
     rate_limits=RateLimitHeaders("Anthropic-RateLimit-{kind}-{part}", _moment),
-    prompts={"/v1/messages": PromptFields(head=("system", "tools"), turns=("messages",))},
 )

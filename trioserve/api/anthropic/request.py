@@ -21,6 +21,7 @@ from trioserve.api.base.fields import (
     PART,
     SCHEMA,
     Only,
+    PromptFields,
     RequestBody,
     field,
     mapping,
@@ -184,6 +185,7 @@ class MessagesRequest(CountTokensRequest, GenerationRequest):
     """``POST /v1/messages``."""
 
     unsupported = _UNSUPPORTED
+    prompt_fields = PromptFields(head=("system", "tools"), turns=("messages",))
     metadata: Metadata = attrs.field(factory=Metadata)
     max_tokens: int | None = field(read=readers.max_tokens, default=MAX_TOKENS)
     stop: tuple[str, ...] | None = field(

@@ -10,25 +10,21 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn, TypeVar, cast
 
 import attrs
-import trio
-from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
+from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
 from trioserve.api.base import limits
-from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.connection import Request, current_request
-from trioserve.api.base.vendors import vendor_of
-from trioserve.concurrency import Patience, check_cancelled
+from trioserve.concurrency import check_cancelled
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
 from trioserve.fair_limiter import offload
-from trioserve.server.limits.memory import weight_of
+from trioserve.server.limits.memory import MemoryReservation, weight_of
 
 # -- JSON that is long
 
@@ -257,7 +253,7 @@ def is_form(content_type: str) -> bool:
     return parse_options_header(content_type)[0] == "multipart/form-data"
 
 
-def with_field(data: bytes, boundary: bytes, name: str, value: str) -> bytes:
+def _with_field(data: bytes, boundary: bytes, name: str, value: str) -> bytes:
     """Put a field before the others of a form."""
     head = f'Content-Disposition: form-data; name="{name}"'.encode()
     return b"--%b\r\n%b\r\n\r\n%b\r\n%b" % (boundary, head, value.encode(), data)
@@ -356,116 +352,107 @@ _T = TypeVar("_T")
 _SHORT_BODY = 32 * 1024
 
 
-async def read_body() -> dict[str, Any]:
-    """Read the JSON object that is the body of the current request.
+@attrs.define(kw_only=True, eq=False)
+class Incoming:
+    """A request as it came: what a route reads its own request from.
 
-    Raises:
-        InvalidRequestError: it is not a JSON object.
-        RequestEntityTooLarge: it is larger than the app allows.
-        MemoryFullError: requests hold too much memory as it is.
+    Attributes:
+        method: of HTTP.
+        path: without a prefix.
+        receive: waits for the body, and gives it up: it is received once.
+        held: counts the memory of the body and its values.
+        query: the parameters in the URL.
+        content_type: of the body.
+        query_string: the parameters as they came.
+        data: the body as it came, if `keeps_data`, until it is taken.
     """
-    return await read_body_as(lambda body: body)
 
+    method: str
+    path: str
+    receive: Callable[[], Awaitable[bytes]]
+    held: MemoryReservation
+    query: Mapping[str, str] = attrs.field(factory=dict)
+    content_type: str = "application/json"
+    query_string: str = ""
+    keeps_data: bool = False
+    data: bytes | None = None
+    size: int = 0  # of the body, in bytes, once it was received
+    _fields: dict[str, Any] | None = attrs.field(alias="fields", default=None)
+    _form: Form | None = attrs.field(init=False, default=None)
 
-async def read_body_as(parse: Callable[[dict[str, Any]], _T]) -> _T:
-    """Read the JSON object that is the body of the current request, and parse it further.
+    @classmethod
+    def of_fields(cls, path: str, fields: dict[str, Any], held: MemoryReservation) -> Incoming:
+        """Make a POST whose JSON is read already."""
 
-    Raises:
-        InvalidRequestError: it is not a JSON object; or from `parse`, which may run in a thread.
-        RequestEntityTooLarge: it is larger than the app allows.
-        MemoryFullError: requests hold too much memory as it is.
-    """
-    read = _with_vllm_priority if _is_lower_first() else parse_object
-    return await _read(lambda data: parse(read(data)))
+        async def receive() -> bytes:
+            raise NotImplementedError("the body is there")
 
+        return cls(
+            method="POST", path=path, receive=receive, held=held, size=held.n_bytes, fields=fields
+        )
 
-async def read_json() -> Any:
-    """Read the JSON that is the body of the current request.
+    @property
+    def is_form(self) -> bool:
+        """Whether the body is a form with files."""
+        return is_form(self.content_type)
 
-    Raises:
-        InvalidRequestError: it is not JSON.
-        RequestEntityTooLarge: it is larger than the app allows.
-        MemoryFullError: requests hold too much memory as it is.
-    """
-    return await _read(parse_json)
+    @property
+    def is_read(self) -> bool:
+        """Whether the values of the body were read."""
+        return self._fields is not None or self._form is not None
 
+    def forget(self) -> None:
+        """Let go of the body and its values."""
+        self.data = self._fields = self._form = None
 
-async def read_whole(look: Callable[[bytes], _T]) -> tuple[bytes, _T]:
-    """Read the body of the current request as it came, and what a function finds in it.
+    def ask_for_stream(self) -> None:
+        """Have the body, which was read, ask for a stream."""
+        if self._form is not None:
+            self._form.fields["stream"] = ["true"]
+            if self.data is not None:
+                boundary = boundary_of(self.content_type)
+                self.data = _with_field(self.data, boundary, "stream", "true")
+        elif self._fields is not None:
+            self._fields["stream"], self.data = True, None
 
-    Here and in `look_into`, it may be a form with files.
+    async def fields(self) -> dict[str, Any]:
+        """Read the JSON object that is the body. It is parsed once.
 
-    Raises:
-        TrioServeError: from `look`, which may run in a thread; or as `read_json`.
-    """
-    found = await _read(lambda data: (data, look(data)))
-    current_request().held.shrink_to(len(found[0]))  # what else was made of it is gone
-    return found
+        Raises:
+            InvalidRequestError: it is not a JSON object.
+            PayloadTooLargeError: it is larger than the app allows.
+            MemoryFullError: requests hold too much memory as it is.
+        """
+        if self._fields is None:
+            self._fields = await self.read(parse_object)
+        return self._fields
 
+    async def form(self) -> Form:
+        """Read the form that is the body. The request's memory has room for the files.
 
-async def read_form() -> Form:
-    """Read the form that is the body of the current request.
+        Raises:
+            InvalidRequestError: it is no form.
+            PayloadTooLargeError: it has too many parts, or its fields are too long; as `fields`.
+        """
+        if self._form is None:
+            boundary = boundary_of(self.content_type)
+            self._form = await self.read(lambda data: parse_form(data, boundary))
+            self.held.shrink_to(self.size)  # what else was made of it is gone
+        return self._form
 
-    The request's memory has room for the files as long as the request lasts.
+    async def read(self, parse: Callable[[bytes], _T]) -> _T:
+        """Receive the body, and parse it, in a thread if it is long. Raises as `fields`."""
+        data = await self.receive()
+        self.size = len(data)
+        self.data = data if self.keeps_data else None
+        weigh = weight_of_form if self.is_form else weight_of
+        weight = await offload(partial(weigh, data), self.size, _SHORT_BODY)
+        self.held.grow(weight - self.size)
+        return await self.aside(partial(parse, data))
 
-    Raises:
-        InvalidRequestError: it is no form.
-        PayloadTooLargeError: it has too many parts, or its fields are too long; or as `read_json`.
-    """
-    boundary = boundary_of(current_request().headers.get("Content-Type", ""))
-    _, form = await read_whole(lambda data: parse_form(data, boundary))
-    return form
-
-
-async def look_into(look: Callable[[bytes], _T]) -> _T:
-    """Look into the body of the current request, which its handler will read after that.
-
-    Raises:
-        TrioServeError: from `look`, which may run in a thread; or as `read_json`.
-    """
-    return await _read(look, keep=True)
-
-
-async def _read(parse: Callable[[bytes], _T], *, keep: bool = False) -> _T:
-    current = current_request()
-    data = await _received(current)
-    if not keep:
-        current.body.clear()
-    if current.overload is not None:
-        raise current.overload
-    weigh = weight_of_form if is_form(current.headers.get("Content-Type", "")) else weight_of
-    try:
-        weight = await offload(partial(weigh, data), len(data), _SHORT_BODY)
-        current.held.grow(weight - len(data))
-        return await offload(partial(parse, data), len(data), _SHORT_BODY)
-    finally:
-        if keep:  # what was made of it is gone
-            current.held.shrink_to(len(data))
-
-
-async def _received(current: Request) -> bytes:
-    """The whole body of a request. Raises RequestTimeout if it does not arrive in time."""
-
-    async def receive() -> bytes:
-        return bytes(await current.body)
-
-    try:
-        return await Patience(current_app_state().config.timeout).wait(receive)
-    except trio.TooSlowError:
-        raise RequestTimeout from None
-
-
-def _is_lower_first() -> bool:
-    is_flag_set = current_app_state().config.priority_order == "lower-first"
-    return is_flag_set and not vendor_of(current_request().path).orders_priorities
-
-
-def _with_vllm_priority(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object, and turn its priority as vLLM orders them into ours."""
-    body = parse_object(data)
-    if type(priority := body.get("priority")) is int:
-        body["priority"] = -priority
-    return body
+    async def aside(self, work: Callable[[], _T]) -> _T:
+        """Do work on the body, in a thread if it is long."""
+        return await offload(work, self.size, _SHORT_BODY)
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from trioserve.api.base.fields import (
     SCHEMA,
     STRING,
     MismatchError,
+    PromptFields,
     RequestBody,
     boolean,
     field,
@@ -290,6 +291,7 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     """``POST /v1/chat/completions``."""
 
     unsupported = UNSUPPORTED_IN_CHAT
+    prompt_fields = PromptFields(head=("tools", "functions"), turns=("messages",))
     tool_choice: ToolChoice = field(
         read=parse_tool_choice,
         schema={"anyOf": [{"enum": list(MODES)}, ARGUMENTS]},

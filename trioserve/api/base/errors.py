@@ -9,22 +9,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from quart import Quart, request
-from quart_trio.wrappers import TrioResponse as Response
-from werkzeug.exceptions import HTTPException
-
 from trioserve.api.base import sse
-from trioserve.api.base.http import current_request_id
+from trioserve.api.base.reply import Json
 from trioserve.api.base.vendors import ErrorShape, vendor_of
 from trioserve.concurrency import has_no_thread
 from trioserve.errors import (
     ContextLengthExceededError,
-    InvalidRequestError,
     MemoryFullError,
-    MethodNotAllowedError,
     ModelFailedError,
-    NotFoundError,
-    PayloadTooLargeError,
     RequestEndedError,
     ToolError,
     ToolRuntimeError,
@@ -32,7 +24,7 @@ from trioserve.errors import (
     TrioServeError,
     UnavailableError,
 )
-from trioserve.log import get_logger
+from trioserve.log import get_logger, request_id
 
 _log = get_logger("trioserve.api")
 
@@ -50,7 +42,7 @@ def body(error: TrioServeError) -> dict[str, Any]:
     """Make the JSON body of an error."""
     fields: dict[str, Any] = {
         "code": error.code or error.status,
-        "message": message_of(error, current_request_id()),
+        "message": message_of(error, request_id()),
         "type": error.type,
         "param": error.param,
     }
@@ -81,8 +73,8 @@ def last_event(error: Exception) -> bytes:
 
 def bodies_on(path: str) -> Callable[[Exception], dict[str, Any]]:
     """The function that makes error bodies on a path, also after the response has begun."""
-    shape, request_id = shape_of(path), current_request_id()
-    return lambda error: shape.body(known(error), request_id)
+    shape, id_ = shape_of(path), request_id()
+    return lambda error: shape.body(known(error), id_)
 
 
 def last_event_on(path: str, error: Exception) -> bytes:
@@ -104,14 +96,18 @@ def unexpected(error: BaseException) -> TrioServeError:
     return InternalError("Internal error.")
 
 
-def response(error: TrioServeError) -> Response:
-    """Make the response of a request that failed before its response began."""
-    shape = shape_of(request.path)
-    return Response(
-        sse.encode(shape.body(error, current_request_id())),
+def reply(error: Exception, path: str) -> Json:
+    """Answer a request to a path that failed before its answer began. Logs what was our fault."""
+    error = known(error)
+    if _is_ours(error) and not isinstance(error, InternalError):
+        cause = None if error.__cause__ is None else repr(error.__cause__)
+        _log.warning("internal error", error=error.message, cause=cause)
+    shape, id_ = shape_of(path), request_id()
+    failed = error
+    return Json(
+        make=lambda: shape.body(failed, id_),
         status=shape.status(error),
         headers=headers_of(error),
-        content_type="application/json",
     )
 
 
@@ -120,41 +116,3 @@ def headers_of(error: TrioServeError) -> dict[str, str]:
     if isinstance(error, TooManyRequestsError | MemoryFullError | ModelFailedError):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     return {}
-
-
-def _translate(error: HTTPException, limit: int | None) -> TrioServeError:
-    """Translate an error of Quart into a `TrioServeError`."""
-    if error.code == 404:
-        return NotFoundError("File Not Found")
-    if error.code == 405:
-        return MethodNotAllowedError("This route does not take this method.")
-    if error.code == 413:
-        return PayloadTooLargeError(
-            f"The body is larger than max_body_size, which is {limit} bytes."
-        )
-    translated = InvalidRequestError(error.description or error.name)
-    translated.status = error.code or 400  # type: ignore[misc]
-    return translated
-
-
-def install(app: Quart) -> None:
-    """Make an app write each error in the form of its route."""
-
-    async def on_own(error: TrioServeError) -> Response:
-        if _is_ours(error):
-            cause = None if error.__cause__ is None else repr(error.__cause__)
-            _log.warning("internal error", error=error.message, cause=cause)
-        return response(error)
-
-    async def on_http(error: HTTPException) -> Response:
-        answer = response(_translate(error, app.config["MAX_CONTENT_LENGTH"]))
-        if allowed := getattr(error, "valid_methods", None):
-            answer.headers["Allow"] = ", ".join(sorted(allowed))
-        return answer
-
-    async def on_any(error: Exception) -> Response:
-        return response(unexpected(error))
-
-    app.register_error_handler(TrioServeError, on_own)
-    app.register_error_handler(HTTPException, on_http)
-    app.register_error_handler(Exception, on_any)

@@ -274,6 +274,17 @@ def refuse_unsupported(
 # -- reading them
 
 
+@attrs.frozen(kw_only=True)
+class PromptFields:
+    """The fields of a request that make up its prompt, in the order of most chat templates.
+
+    `head` is what conversations have in common; a message list in `turns` is read one by one.
+    """
+
+    head: tuple[str, ...] = ()
+    turns: tuple[str, ...]
+
+
 class RequestBody:
     """What a request class inherits that is made of the body of a request, or of a part of it."""
 
@@ -281,17 +292,24 @@ class RequestBody:
     #: are harmless to leave out.
     unsupported: ClassVar[Mapping[str, Only]] = {}
 
+    #: The fields that may name the model, the one that wins first.
+    model_names: ClassVar[tuple[str, ...]] = ("model",)
+
+    #: The fields that make up the prompt, if it can be cached, in the order of most templates.
+    prompt_fields: ClassVar[PromptFields | None] = None
+
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
         """Read a body. Raises InvalidRequestError, which names the field at fault."""
         return structure(cls, body)
 
 
-def structure(cls: type[_T], body: Mapping[str, Any], path: str = "") -> _T:
+def structure(cls: type[_T], body: Mapping[str, Any], path: str = "", **made: Any) -> _T:
     """Make a request class from a JSON object. Fields that it does not know are ignored.
 
     Args:
         path: what stands before the names of fields in errors: where the object is in the body.
+        made: fields that are made already.
 
     Raises:
         InvalidRequestError: a field is missing or has the wrong type; `param` names it.
@@ -302,7 +320,7 @@ def structure(cls: type[_T], body: Mapping[str, Any], path: str = "") -> _T:
     values: dict[str, Any] = {}
     for each in _all_fields_of(cast(Hashable, cls)):
         if each.whole is not None:
-            values[each.name] = each.whole(body)
+            values[each.name] = made[each.name] if each.name in made else each.whole(body)
             each.check_properties(body, path)
             continue
         for name in each.names:

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
 
 import attrs
-from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import errors, sse
-from trioserve.api.base.app_state import Running
-from trioserve.api.base.body import read_body_as
+from trioserve.api.base import errors, reply, sse
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest, RunToolsOptions
-from trioserve.api.base.connection import current_request
 from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.http import current_context, json_response
-from trioserve.api.base.service import (
-    awake_server,
-    current_responses,
-    current_service,
-    keep_awake,
-    server_for,
-)
+from trioserve.api.base.models import Models
+from trioserve.api.base.running import Running
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.fair_limiter import offload
 from trioserve.server import RequestContext
@@ -41,11 +30,10 @@ from trioserve.tools.tool import Tool
 from trioserve.types import GenerationParams
 from trioserve.types.params import changed
 
-_R = TypeVar("_R")
-_S = TypeVar("_S", Stream, ChatStream)
 
-
-async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, RequestContext]:
+async def admit(
+    request: GenerationRequest, caller: Caller, models: Models
+) -> tuple[Server, GenerationParams, RequestContext]:
     """Find the server of a request, and make its parameters and its context.
 
     The server is awake until the request has been answered.
@@ -56,7 +44,7 @@ async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, R
         RateLimitError: the client has no request left in this minute.
         TrioServeError: there is no server.
     """
-    server = server_for(request.model)
+    server = models.use(request.model, caller)
     if request.n_copies != request.n:
         check_copies(request.n_copies, server.model.n_slots, param="best_of")
     given, limit = request.given_params(), server.config.max_logprobs
@@ -72,9 +60,9 @@ async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, R
             "prompt_logprobs", f"must be at most {limit}, which --max-logprobs sets."
         )
     # First, so that an invalid request neither counts nor wakes the model.
-    context = current_context(request.timeout, request.keep_alive)
+    context = caller.counted(server, request.timeout, request.keep_alive)
     params = await server.params(given, n=request.n_copies, context=context)
-    await keep_awake(server, context)
+    await caller.keep_awake(server, context)
     adapter = server.adapters.named(request.model) if server.adapters.possible else None
     if adapter is not None:
         if request.lora:
@@ -82,24 +70,6 @@ async def admit(request: GenerationRequest) -> tuple[Server, GenerationParams, R
         chosen = server.adapters.choose(adapter)
         params = changed(params, {"lora": chosen})
     return server, params, context
-
-
-async def read_chat(parse: Callable[[dict[str, Any]], _R]) -> _R:
-    """Read the body of a chat, and parse it. Its final message may be the assistant's, to continue.
-
-    Where the configuration does not want that, it has to be asked for.
-
-    Raises:
-        InvalidRequestError: it is not a JSON object; or from `parse`.
-    """
-    continues = current_service().config.prefill_assistant
-
-    def parse_chat(body: dict[str, Any]) -> _R:
-        if not continues and body.get("continue_final_message") is None:
-            body["continue_final_message"] = False
-        return parse(body)
-
-    return await read_body_as(parse_chat)
 
 
 async def gap_prompt(
@@ -135,15 +105,6 @@ def check_pools(server: Server) -> None:
         )
 
 
-async def open_streams(streams: AbstractAsyncContextManager[list[_S]]) -> list[_S]:
-    """Open streams, and close them no later than the end of the current request.
-
-    Raises:
-        TrioServeError: one of them cannot run.
-    """
-    return await current_request().resources.enter_async_context(streams)
-
-
 def pings_of(server: Server, request: GenerationRequest, mailboxes: Sequence[Mailbox]) -> sse.Pings:
     """Say what is sent of a request while its streams, which have these mailboxes, are silent."""
     interval = request.sse_ping_interval
@@ -157,43 +118,42 @@ def pings_of(server: Server, request: GenerationRequest, mailboxes: Sequence[Mai
     )
 
 
-async def respond_stream(
+async def stream_reply(
     server: Server,
     request: GenerationRequest,
+    caller: Caller,
     streams: Sequence[Stream | ChatStream],
     writer: sse.EventWriter[sse.Event],
-    on_error: sse.OnError | None = None,
-    *,
-    id_: str = "",
-) -> Response:
-    """Make the response that sends streams of the current request. See `sse.respond`.
-
-    Other requests find it by the `id_` in its chunks, if it has one.
-    """
-    current = current_request()
-    if id_ and isinstance(request, ChatRequest):
-        chats = [each for each in streams if isinstance(each, ChatStream)]
-        running = Running(chats, current.api_key, request.reasoning_control)
-        current.resources.enter_context(current_responses().running(id_, running))
-    return await sse.respond(
-        current,
-        await sse.open_source(current.resources, streams),
+    on_error: reply.OnError | None = None,
+) -> reply.Stream[sse.Event]:
+    """Answer with the events of streams. See `reply.stream`."""
+    return await reply.stream(
+        await reply.open_source(caller, streams),
         writer,
         pings_of(server, request, [stream.mailbox for stream in streams]),
-        on_error or partial(errors.last_event_on, current.path),
+        on_error or partial(errors.last_event_on, caller.path),
         tells_start=request.return_progress,
     )
 
 
-async def counted_tokens(request: ChatRequest) -> Response:
-    """Make the response with the number of tokens in the prompt of a chat."""
-    server = await awake_server(request.model)
+def findable(
+    models: Models, request: ChatRequest, caller: Caller, id_: str, streams: Sequence[ChatStream]
+) -> None:
+    """Have other requests of a client find its answer by the id in its chunks; see `Running`."""
+    running = Running(streams, caller.api_key, request.reasoning_control)
+    caller.enter(models.responses.running(id_, running))
+
+
+async def counted_tokens(request: ChatRequest, caller: Caller, models: Models) -> reply.Json:
+    """Answer with the number of tokens in the prompt of a chat."""
+    server = models.use(request.model, caller)
+    await caller.keep_awake(server)
     chat = request.chat_params
     if request.run_tools is not None:
         run = [tool.info.definition for tool in await tools_to_run(server, request.run_tools)]
         chat = attrs.evolve(chat, tools=[*request.tools, *run])
     n_tokens = len(await server.chat_prompt(request.messages, chat))
-    return json_response({"input_tokens": n_tokens, "object": "response.input_tokens"})
+    return reply.json({"input_tokens": n_tokens, "object": "response.input_tokens"})
 
 
 #: Tools times patterns that are compared on the event loop.

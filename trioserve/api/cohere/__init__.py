@@ -26,8 +26,9 @@ def _error(error: TrioServeError, request_id: str) -> dict[str, Any]:
 
 
 VENDOR = Vendor(
+    name="cohere",
     paths=("/v2/rerank", "/v2/embed"),
-    routes=(routes.blueprint,),
+    routes=(routes.routes,),
     errors=ErrorShape(_error, CohereError),
     orders_priorities=True,
 )

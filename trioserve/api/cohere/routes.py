@@ -12,11 +12,10 @@ import attrs
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.answers import Answer
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import (
     DATA,
     PART,
@@ -32,9 +31,10 @@ from trioserve.api.base.fields import (
     strings,
 )
 from trioserve.api.base.generation import check_pools
-from trioserve.api.base.http import current_context, current_request_id, long_response
+from trioserve.api.base.models import Models
 from trioserve.api.base.readers import GivenPrompt
-from trioserve.api.base.service import read_for_model
+from trioserve.api.base.reply import Reply, long_json
+from trioserve.api.base.routes import Routes, of_kind
 from trioserve.api.base.truncation import embed_cut
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InputTooLongError, InvalidRequestError
@@ -42,7 +42,7 @@ from trioserve.server.generation.embeddings import Array, Embeddings
 from trioserve.server.server import Server
 from trioserve.types import GenerationParams, place_of
 
-blueprint = Blueprint("cohere", __name__)
+routes = Routes(of_model=True)
 
 #: The largest number of a priority in this API, where 0 goes first; and the lowest that tasks have.
 _LAST, _LOWEST = 999, attrs.fields_dict(GenerationParams)["priority"].validator.bounds[0]  # type: ignore[union-attr]
@@ -118,22 +118,21 @@ class CohereRanking(Answer):
     meta: _CohereMeta
 
 
-@blueprint.post("/v2/rerank")
+@routes.post("/v2/rerank")
+@of_kind(lambda server: server.model.check_ranks())
 @takes(CohereRerankRequest)
 @gives(CohereRanking)
-async def rerank() -> Response:
+async def rerank(request: CohereRerankRequest, caller: Caller, models: Models) -> Reply:
     """Score how well documents fit a query, from 0 to 1."""
-    request, server = await read_for_model(
-        CohereRerankRequest.parse, lambda server: server.model.check_ranks()
-    )
+    server = models.use(request.model, caller)
     ranking = await server.rerank(
         request.query,
         request.documents,
         most=request.max_tokens_per_doc,
         priority=request.priority,
-        context=current_context(request.timeout, request.keep_alive),
+        context=caller.counted(server, request.timeout, request.keep_alive),
     )
-    best, shares, request_id = ranking.best(request.top_n), ranking.shares, current_request_id()
+    best, shares = ranking.best(request.top_n), ranking.shares
 
     def result(index: int) -> _CohereRank:
         document = _RankedText(request.documents[index]) if request.return_documents else UNSET
@@ -141,8 +140,8 @@ async def rerank() -> Response:
 
     n_chars = sum(map(len, request.documents)) if request.return_documents else 0
     units = _CohereUnits(search_units=1, input_tokens=sum(ranking.n_tokens))
-    return await long_response(
-        lambda: CohereRanking(request_id, sse.LazyList(result, best), _CohereMeta(units)),
+    return long_json(
+        lambda: CohereRanking(caller.request_id, sse.LazyList(result, best), _CohereMeta(units)),
         32 * len(best) + n_chars // 32,
     )
 
@@ -242,17 +241,17 @@ class CohereEmbeddings(Answer, kw_only=True):
     meta: _CohereMeta
 
 
-@blueprint.post("/v2/embed")
+@routes.post("/v2/embed")
+@of_kind(check_pools)
 @takes(CohereEmbedRequest)
 @gives(CohereEmbeddings)
-async def embed() -> Response:
+async def embed(request: CohereEmbedRequest, caller: Caller, models: Models) -> Reply:
     """Make a vector of each text, image, or mix of both; texts that are too long are cut."""
-    request, server = await read_for_model(CohereEmbedRequest.parse, check_pools)
-    done = await _embed(server, request)
-    types, request_id = request.embedding_types, current_request_id()
-    return await long_response(
+    done = await _embed(models.use(request.model, caller), request, caller)
+    types = request.embedding_types
+    return long_json(
         lambda: CohereEmbeddings(
-            id=request_id,
+            id=caller.request_id,
             embeddings=_CohereVectors(
                 **{name: sse.LazyList(_TYPES[name], done.vectors) for name in types}
             ),
@@ -277,13 +276,13 @@ async def _check_lengths(server: Server, texts: Sequence[str], limit: int) -> No
             )
 
 
-async def _embed(server: Server, request: CohereEmbedRequest) -> Embeddings:
+async def _embed(server: Server, request: CohereEmbedRequest, caller: Caller) -> Embeddings:
     name, inputs = request.given
     make = partial(
         server.embed,
         dimensions=request.output_dimension,
         priority=request.priority,
-        context=current_context(request.timeout, request.keep_alive),
+        context=caller.counted(server, request.timeout, request.keep_alive),
     )
     with naming({"input": name, "dimensions": "output_dimension"}):
         if request.texts is None or request.truncate == "NONE":

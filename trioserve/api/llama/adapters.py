@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import attrs
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers
 from trioserve.api.base.answers import Answer, Success
-from trioserve.api.base.body import read_body_as, read_json
+from trioserve.api.base.body import parse_json
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import Only, RequestBody, field, named
-from trioserve.api.base.http import current_context, json_response
-from trioserve.api.base.rights import manages
-from trioserve.api.base.service import awake_server, current_server
+from trioserve.api.base.models import Models
+from trioserve.api.base.reply import Data, Reply, json
+from trioserve.api.base.routes import Query, Routes, manages, reads
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 
-blueprint = Blueprint("adapters", __name__)
+routes = Routes(of_model=True)
+
+#: The scales of adapters, by their ids.
+Scales: TypeAlias = tuple[tuple[int, float], ...]
 
 
 class Adapter(Answer):
@@ -33,13 +35,15 @@ class Adapter(Answer):
     name: str
 
 
-@blueprint.get("/lora-adapters")
+@routes.get("/lora-adapters")
 @gives(list[Adapter])
-async def list_adapters() -> Response:
+async def list_adapters(query: Query, caller: Caller, models: Models) -> Reply:
     """List the adapters that are loaded, each with its default scale."""
-    adapters = (await awake_server()).adapters.scales
+    server = models.use(query.get("model"), caller)
+    await caller.keep_awake(server)
+    adapters = server.adapters.scales
     found = ((name, id_, adapters.infos[id_]) for name, id_ in adapters.ids.items())
-    return json_response(
+    return json(
         [
             Adapter(id_, one.path, adapters.scales[id_], one.task_name, one.prompt_prefix, name)
             for name, id_, one in found
@@ -47,21 +51,27 @@ async def list_adapters() -> Response:
     )
 
 
-@blueprint.post("/lora-adapters")
+def _scales(data: bytes) -> Scales:
+    body = parse_json(data)
+    if not isinstance(body, list):
+        raise InvalidRequestError("Request body must be an array")
+    return named(readers.lora, body, "lora")
+
+
+@routes.post("/lora-adapters")
 @manages
 @takes(None)
+@reads(_scales)
 @gives(Success)
-async def set_scales() -> Response:
+async def set_scales(scales: Scales, caller: Caller, models: Models) -> Reply:
     """Set the scales, by a list of objects with ``id`` and ``scale``; others get 0.
 
     Requests that run or wait already keep theirs.
     """
-    body = await read_json()
-    if not isinstance(body, list):
-        raise InvalidRequestError("Request body must be an array")
-    scales = named(readers.lora, body, "lora")
-    (await awake_server()).adapters.scales.set(dict(scales))
-    return json_response({"success": True})
+    server = models.use(None, caller)
+    await caller.keep_awake(server)
+    server.adapters.scales.set(dict(scales))
+    return json({"success": True})
 
 
 @attrs.frozen(kw_only=True)
@@ -83,28 +93,27 @@ class UnloadAdapterRequest(RequestBody):
     lora_name: str = field(read=readers.name)
 
 
-@blueprint.post("/v1/load_lora_adapter")
+@routes.post("/v1/load_lora_adapter")
 @manages
 @takes(LoadAdapterRequest)
 @gives(str, "text/plain")
-async def load_adapter() -> Response:
+async def load_adapter(request: LoadAdapterRequest, caller: Caller, models: Models) -> Reply:
     """Load an adapter from the folder of ``--lora-dir``, while requests run."""
-    request = await read_body_as(LoadAdapterRequest.parse)
-    name, path = request.lora_name, request.lora_path
-    await current_server().adapters.load(name, path, context=current_context(None))
+    name, path, server = request.lora_name, request.lora_path, models.use(None, caller)
+    await server.adapters.load(name, path, context=caller.counted(server))
     return _done(f"Success: LoRA adapter '{name}' added successfully.")
 
 
-@blueprint.post("/v1/unload_lora_adapter")
+@routes.post("/v1/unload_lora_adapter")
 @manages
 @takes(UnloadAdapterRequest)
 @gives(str, "text/plain")
-async def unload_adapter() -> Response:
+async def unload_adapter(request: UnloadAdapterRequest, caller: Caller, models: Models) -> Reply:
     """Free an adapter that was loaded while the server ran, unless a request uses it."""
-    name = (await read_body_as(UnloadAdapterRequest.parse)).lora_name
-    await current_server().adapters.unload(name, context=current_context(None))
+    name, server = request.lora_name, models.use(None, caller)
+    await server.adapters.unload(name, context=caller.counted(server))
     return _done(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
-def _done(message: str) -> Response:
-    return Response(message, content_type="text/plain; charset=utf-8")
+def _done(message: str) -> Data:
+    return Data(body=message.encode(), content_type="text/plain; charset=utf-8")

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base
 from trioserve.api.base.answers import Answer, Guidance, Health, Metrics, Properties, Success
-from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.http import json_response
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.output import FINGERPRINT
-from trioserve.api.base.rights import manages
-from trioserve.api.base.service import current_server, current_service, may_use_model_of, server_for
+from trioserve.api.base.reply import Data, Reply, json
+from trioserve.api.base.routes import Query, Routes, lists_models, manages
 from trioserve.api.base.settings import generation_settings
 from trioserve.api.openapi import gives, takes
+from trioserve.api.service import Service
 from trioserve.chat.markers import media_marker
 from trioserve.config.extras import has_extra
 from trioserve.errors import NotFoundError, NotSupportedError
@@ -27,25 +26,25 @@ from trioserve.server.observers import metrics as observed
 from trioserve.server.runs.params import that_fit
 from trioserve.server.server import Server
 
-blueprint = Blueprint("admin", __name__)
+routes = Routes()
 
 
-@blueprint.get("/health")
-@blueprint.get("/v1/health")
-@blueprint.get("/health/ready")
+@routes.get("/health")
+@routes.get("/v1/health")
+@routes.get("/health/ready")
 @gives(Health)
-async def ready() -> Response:
+async def ready(query: Query, caller: Caller, service: Service) -> Reply:
     """Say whether requests are taken."""
-    current_service().check_ready()
-    return json_response({"status": "ok"})
+    service.check_ready()
+    return json({"status": "ok"})
 
 
-@blueprint.get("/health/live")
+@routes.get("/health/live")
 @gives(Health)
-async def live() -> Response:
+async def live(query: Query, caller: Caller, service: Service) -> Reply:
     """Say whether the engine works. A model that loads is alive."""
-    current_service().check_live()
-    return json_response({"status": "ok"})
+    service.check_live()
+    return json({"status": "ok"})
 
 
 class _Architecture(Answer):
@@ -87,17 +86,38 @@ class ModelList(Answer, kw_only=True):
     data: Sequence[Model]
 
 
-@blueprint.get("/models")
-@blueprint.get("/v1/models")
+def description(name: str, created: int = 0) -> dict[str, Any]:
+    """Describe a model by its name alone, for the clients of all APIs."""
+    at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "id": name,
+        "object": "model",
+        "owned_by": "trioserve",
+        "created": created,
+        # as Anthropic's clients read it
+        "type": "model",
+        "display_name": name,
+        "created_at": at,
+    }
+
+
+def _list_of(name: str) -> dict[str, Any]:
+    described = {**description(name), "name": name, "model": name}
+    return {"data": [described], "models": [described]}
+
+
+@routes.get("/models")
+@routes.get("/v1/models")
+@lists_models(_list_of)
 @gives(ModelList)
-async def models() -> Response:
+async def models(query: Query, caller: Caller, service: Service) -> Reply:
     """List the one model: in OpenAI's form, and in Ollama's, as llama-server does.
 
     In OpenAI's form, its LoRA adapters follow, as in vLLM's.
     """
-    server = current_server()
-    listed = may_use_model_of(server)
-    return json_response(
+    server = service.server
+    listed = service.may_use(caller)
+    return json(
         ModelList(
             models=[_ollama_model(server)] if listed else [],
             data=[openai_model(server), *_adapters(server)] if listed else [],
@@ -105,21 +125,21 @@ async def models() -> Response:
     )
 
 
-@blueprint.get("/models/<path:name>")
-@blueprint.get("/v1/models/<path:name>")
+@routes.get("/models/<path:name>")
+@routes.get("/v1/models/<path:name>")
 @gives(Model)
-async def model(name: str) -> Response:
+async def model(query: Query, caller: Caller, service: Service, name: str) -> Reply:
     """Describe the one model, by any of its names."""
-    server = server_for(name)
+    server = service.use(name, caller)
     for adapter in _adapters(server):
         if adapter.id == name:
-            return json_response(adapter)
+            return json(adapter)
     if name not in server.model.names:
         raise NotFoundError(
             f"There is no model {name!r} here. The model is {server.model.info.name!r}.",
             param="model",
         )
-    return json_response(openai_model(server))
+    return json(openai_model(server))
 
 
 def openai_model(server: Server) -> Model:
@@ -191,13 +211,13 @@ def _ollama_model(server: Server) -> dict[str, Any]:
     }
 
 
-@blueprint.get("/props")
+@routes.get("/props")
 @gives(Properties)
-async def props() -> Response:
+async def props(query: Query, caller: Caller, service: Service) -> Reply:
     """Describe the model, and the defaults of requests."""
-    server = current_server()
+    server = service.server
     info, modalities = server.model.info, server.model.modalities
-    return json_response(
+    return json(
         {
             "default_generation_settings": {
                 "params": generation_settings(
@@ -235,43 +255,43 @@ async def props() -> Response:
     )
 
 
-@blueprint.post("/props")
+@routes.post("/props")
 @manages
 @takes(None)
 @gives(Success)
-async def set_props() -> Response:
+async def set_props(query: Query, caller: Caller, service: Service) -> Reply:
     """Say yes and change nothing, as llama-server does: there is no property to change yet."""
-    if not current_server().config.props_endpoint:
+    if not service.server.config.props_endpoint:
         raise NotSupportedError(
             "This server does not support changing global properties. Start it with `--props`"
         )
-    return json_response({"success": True})
+    return json({"success": True})
 
 
-@blueprint.get("/metrics")
+@routes.get("/metrics")
 @gives(str, "text/plain")
-async def metrics() -> Response:
+async def metrics(query: Query, caller: Caller, service: Service) -> Reply:
     """Write what the server has done so far, in Prometheus's text format."""
-    server, metrics = _current()
+    server, metrics = _measured(service)
     status = await server.status()
-    return Response(
-        metrics.render(status) + await base.render(current_app_state()),
+    return Data(
+        body=metrics.render(status) + await base.render(service, caller),
         headers={"Process-Start-Time-Unix": str(int(metrics.started))},
         content_type=base.CONTENT_TYPE,
     )
 
 
-@blueprint.get("/v1/metrics")
+@routes.get("/v1/metrics")
 @gives(Metrics)
-async def metrics_as_json() -> Response:
+async def metrics_as_json(query: Query, caller: Caller, service: Service) -> Reply:
     """Tell what the server has done so far and what it does now, as one JSON object."""
-    server, metrics = _current()
-    return json_response(metrics.snapshot(await server.status()))
+    server, metrics = _measured(service)
+    return json(metrics.snapshot(await server.status()))
 
 
-def _current() -> tuple[Server, observed.Metrics]:
+def _measured(service: Service) -> tuple[Server, observed.Metrics]:
     """The server and its metrics. Raises NotSupportedError where there are none."""
-    server = current_server()
+    server = service.server
     if server.metrics is None:
         raise NotSupportedError(
             "This server does not support metrics endpoint. Start it with `--metrics`"

@@ -8,15 +8,11 @@ from typing import Any, ClassVar
 
 import attrs
 from msgspec import UNSET, UnsetType
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.answers import Answer, Success
-from trioserve.api.base.app_state import NOT_RUNNING
-from trioserve.api.base.body import read_body_as
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.chat_request import TemplateRequest
-from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
     NAME,
     STRING,
@@ -28,18 +24,16 @@ from trioserve.api.base.fields import (
     object_schema,
     objects,
 )
-from trioserve.api.base.generation import admit, open_streams, read_chat, respond_stream
+from trioserve.api.base.generation import admit, stream_reply
 from trioserve.api.base.generation_request import UNSUPPORTED_IN_LLAMA, GenerationRequest
-from trioserve.api.base.http import json_response, long_response, size_of_outputs
+from trioserve.api.base.models import Models
 from trioserve.api.base.output import Output, OutputWriter
 from trioserve.api.base.readers import GivenPrompt, RawPrompt
+from trioserve.api.base.reply import Json, Reply, json, long_json, size_of_outputs
 from trioserve.api.base.request_schemas import of_fields
+from trioserve.api.base.routes import Routes, about_answer, of_kind
+from trioserve.api.base.running import NOT_RUNNING
 from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of
-from trioserve.api.base.service import (
-    awake_server,
-    current_responses,
-    read_for_model,
-)
 from trioserve.api.base.timings import LiveTimings
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
@@ -178,7 +172,7 @@ class DetokenizeRequest(RequestBody):
     tokens: tuple[int, ...] = field(read=_token_ids, default=())
 
 
-blueprint = Blueprint("llama", __name__)
+routes = Routes(of_model=True)
 
 
 # -- text and tokens
@@ -198,13 +192,13 @@ class Tokens(Answer):
     token_strs: Sequence[str] | UnsetType = UNSET
 
 
-@blueprint.post("/tokenize")
+@routes.post("/tokenize")
 @takes(TokenizeRequest)
 @gives(Tokens)
-async def tokenize() -> Response:
+async def tokenize(request: TokenizeRequest, caller: Caller, models: Models) -> Reply:
     """Turn text into token ids, or check ids."""
-    request = await read_chat(TokenizeRequest.parse)
-    server = await awake_server(request.model)
+    server = models.use(request.model, caller)
+    await caller.keep_awake(server)
     prompt = await _prompt(server, request)
     names = server.model.vocab.names
 
@@ -221,7 +215,7 @@ async def tokenize() -> Response:
     if request.return_token_strs:
         written.token_strs = sse.LazyList(name, tokens)
     n_texts = request.with_pieces + request.return_token_strs
-    return await long_response(lambda: written, (1 + 32 * n_texts) * len(tokens))
+    return long_json(lambda: written, (1 + 32 * n_texts) * len(tokens))
 
 
 async def _prompt(server: Server, request: TokenizeRequest) -> Prompt:
@@ -258,53 +252,53 @@ class PromptOfChat(Answer):
     prompt: str
 
 
-@blueprint.post("/detokenize")
+@routes.post("/detokenize")
 @takes(DetokenizeRequest)
 @gives(Content)
-async def detokenize() -> Response:
+async def detokenize(request: DetokenizeRequest, caller: Caller, models: Models) -> Reply:
     """Turn token ids into text."""
-    request = await read_body_as(DetokenizeRequest.parse)
-    server, tokens = await awake_server(request.model), request.tokens
+    server, tokens = models.use(request.model, caller), request.tokens
+    await caller.keep_awake(server)
 
     def written() -> Content:
         text = server.text(tokens)
         return Content(text, text)
 
-    return await long_response(written, len(tokens))
+    return long_json(written, len(tokens))
 
 
-@blueprint.post("/apply-template")
+@routes.post("/apply-template")
 @takes(TemplateRequest)
 @gives(PromptOfChat)
-async def apply_template() -> Response:
+async def apply_template(request: TemplateRequest, caller: Caller, models: Models) -> Reply:
     """Render a chat, and do no more."""
-    request = await read_chat(TemplateRequest.parse)
-    server = await awake_server(request.model)
+    server = models.use(request.model, caller)
+    await caller.keep_awake(server)
     prompt = await server.render(request.messages, request.chat_params)
-    return await long_response(lambda: PromptOfChat(prompt), len(prompt) // 32)
+    return long_json(lambda: PromptOfChat(prompt), len(prompt) // 32)
 
 
 # -- completion
 
 
-@blueprint.post("/completion")
-@blueprint.post("/completions")
+@routes.post("/completion")
+@routes.post("/completions")
 @takes(LlamaCompletionRequest)
 @gives(Output | list[Output])
-async def completion() -> Response:
+async def completion(request: LlamaCompletionRequest, caller: Caller, models: Models) -> Reply:
     """Continue one or more prompts."""
-    request = await read_body_as(LlamaCompletionRequest.parse)
-    server, params, context = await admit(request)
-    return await answer(server, request, request.prompts, params, context)
+    server, params, context = await admit(request, caller, models)
+    return await _answer(server, request, caller, request.prompts, params, context)
 
 
-async def answer(
+async def _answer(
     server: Server,
     request: LlamaRequest,
+    caller: Caller,
     prompts: Sequence[AnyPrompt],
     params: GenerationParams,
     context: RequestContext,
-) -> Response:
+) -> Reply:
     """Continue prompts, and write the outputs: one is an object, more are a list.
 
     Raises:
@@ -312,8 +306,9 @@ async def answer(
     """
     n = request.n_copies
     copies = copies_of(params, n) * len(prompts)
+    opened = server.stream_all(prompts, params, n=n, context=context)
     if not request.stream:
-        completions = await read_all(server.stream_all(prompts, params, n=n, context=context))
+        completions = await read_all(opened)
 
         def write() -> Any:
             results = [
@@ -322,13 +317,13 @@ async def answer(
             ]
             return results[0] if len(results) == 1 else results
 
-        return await long_response(write, size_of_outputs(completions))
-    streams = await open_streams(server.stream_all(prompts, params, n=n, context=context))
+        return long_json(write, size_of_outputs(completions))
+    streams = await caller.open(opened)
     outputs = [
         LlamaOutput(server, request, i, stream.prompt, copies[i])
         for i, stream in enumerate(streams)
     ]
-    return await respond_stream(server, request, streams, LlamaEvents(outputs))
+    return await stream_reply(server, request, caller, streams, LlamaEvents(outputs))
 
 
 class LlamaOutput:
@@ -435,15 +430,13 @@ class LlamaEvents(sse.EventWriter[sse.Event]):
 # -- infill
 
 
-@blueprint.post("/infill")
+@routes.post("/infill")
+@of_kind(lambda server: check_infill(server.model))
 @takes(InfillRequest)
 @gives(Output | list[Output])
-async def fill() -> Response:
+async def fill(request: InfillRequest, caller: Caller, models: Models) -> Reply:
     """Fill the gap between two texts."""
-    request, _ = await read_for_model(
-        InfillRequest.parse, lambda server: check_infill(server.model)
-    )
-    server, params, context = await admit(request)
+    server, params, context = await admit(request, caller, models)
     gap = Gap(
         prefix=request.input_prefix,
         suffix=request.input_suffix,
@@ -451,7 +444,7 @@ async def fill() -> Response:
         beginning=request.prompt,
     )
     prompt = await server.infill.prompt_for(gap, params.max_tokens)
-    return await answer(server, request, [prompt], params, context)
+    return await _answer(server, request, caller, [prompt], params, context)
 
 
 # -- control of answers that are being streamed
@@ -468,30 +461,30 @@ class ControlRequest(RequestBody):
     action: str = field(read=readers.name, default="")
 
 
-@blueprint.post("/v1/chat/completions/control")
+@routes.post("/v1/chat/completions/control")
+@about_answer
 @takes(ControlRequest)
 @gives(Success)
-async def control() -> Response:
+async def control(request: ControlRequest, caller: Caller, models: Models) -> Reply:
     """End the reasoning of a running answer, or the answer."""
-    request = await read_body_as(ControlRequest.parse)
     if not request.id:
         raise InvalidRequestError("missing completion id", param="id")
     if request.action not in ("reasoning_end", "cancel"):
         raise InvalidRequestError("unknown control action", param="action")
-    response = current_responses().find(request.id, current_request().api_key)
+    response = models.responses.find(request.id, caller.api_key)
     if response is None or response.has_ended:
         return _refuse(NOT_RUNNING)
     if request.action == "cancel":
         response.cancel()
-        return json_response({"success": True})
+        return json({"success": True})
     if not response.reasoning_control:
         return _refuse(_NOT_ENABLED)
     live = response.live
     if any([await stream.end_reasoning() for stream in live]):
-        return json_response({"success": True})
+        return json({"success": True})
     ended = all(stream.mailbox.is_over for stream in live)  # meanwhile; else the model has none
     return _refuse(NOT_RUNNING if ended else _NOT_ENABLED)
 
 
-def _refuse(message: str) -> Response:
-    return json_response({"success": False, "message": message})
+def _refuse(message: str) -> Json:
+    return json({"success": False, "message": message})

@@ -10,11 +10,10 @@ from typing import Any, Literal, Self
 
 import attrs
 from msgspec import UNSET, UnsetType
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers
 from trioserve.api.base.answers import Answer
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import (
     STRING,
     MismatchError,
@@ -25,14 +24,15 @@ from trioserve.api.base.fields import (
     naming,
     object_schema,
 )
-from trioserve.api.base.http import current_context, long_response
-from trioserve.api.base.service import read_for_model
+from trioserve.api.base.models import Models
+from trioserve.api.base.reply import Reply, long_json
+from trioserve.api.base.routes import Routes, of_kind
 from trioserve.api.base.usage import PromptUsage
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server.generation import embeddings
 
-blueprint = Blueprint("rerank", __name__)
+routes = Routes(of_model=True)
 
 #: Fields of other servers that would have to change the scores.
 _UNSUPPORTED = ("truncate", "truncate_prompt_tokens", "rank_fields", "max_chunks_per_doc")
@@ -129,26 +129,24 @@ class _Scored(Answer):
     text: str | UnsetType = UNSET
 
 
-@blueprint.post("/rerank")
-@blueprint.post("/reranking")
-@blueprint.post("/v1/rerank")
-@blueprint.post("/v1/reranking")
+@routes.post("/rerank")
+@routes.post("/reranking")
+@routes.post("/v1/rerank")
+@routes.post("/v1/reranking")
+@of_kind(lambda server: server.model.check_ranks())
 @takes(RerankRequest)
 @gives(Ranking | list[_Scored])
-async def rerank() -> Response:
+async def rerank(request: RerankRequest, caller: Caller, models: Models) -> Reply:
     """Score how well documents fit a query."""
-    request, server = await read_for_model(
-        RerankRequest.parse, lambda server: server.model.check_ranks()
-    )
+    server = models.use(request.model, caller)
     given = request.documents or request.texts or ()
-    context = current_context(request.timeout, request.keep_alive)
     with naming({"documents": "documents" if request.texts is None else "texts"}):
         ranking = await server.rerank(
             request.query,
             given,
             most=request.max_tokens_per_doc,
             priority=request.priority,
-            context=context,
+            context=caller.counted(server, request.timeout, request.keep_alive),
         )
     repeats = request.return_documents or request.return_text
     size = 32 * len(given) + repeats * sum(map(len, given)) // 32
@@ -169,7 +167,7 @@ async def rerank() -> Response:
             ],
         )
 
-    return await long_response(write, size)
+    return long_json(write, size)
 
 
 def _results(request: RerankRequest, ranking: embeddings.Ranking) -> list[tuple[int, float]]:

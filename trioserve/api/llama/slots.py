@@ -6,30 +6,28 @@ from typing import Any
 
 import attrs
 from msgspec import UNSET, UnsetType
-from quart import Blueprint, request
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers
 from trioserve.api.base.answers import Answer
-from trioserve.api.base.body import read_body_as
-from trioserve.api.base.connection import current_request
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import (
     RequestBody,
     field,
 )
-from trioserve.api.base.http import json_response
-from trioserve.api.base.rights import manages
-from trioserve.api.base.service import awake_server, current_server
+from trioserve.api.base.models import Models
+from trioserve.api.base.reply import Reply, json
+from trioserve.api.base.routes import Query, Routes, manages
 from trioserve.api.base.settings import generation_settings
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
+from trioserve.server import Server
 from trioserve.types import SlotStatus, WaitingStatus
 from trioserve.whole_numbers import whole_number
 
 # -- slots
 
 
-blueprint = Blueprint("slots", __name__)
+routes = Routes(of_model=True)
 
 
 class _NextToken(Answer, kw_only=True):
@@ -106,7 +104,7 @@ class SlotsAndQueue(Answer):
     drafts: list[_Drafts]
 
 
-@blueprint.get("/slots")
+@routes.get("/slots")
 @takes(
     None,
     query={
@@ -116,7 +114,7 @@ class SlotsAndQueue(Answer):
     },
 )
 @gives(list[Slot] | SlotsAndQueue)
-async def slots() -> Response:
+async def slots(query: Query, caller: Caller, models: Models) -> Reply:
     """Tell what each slot does. ``?fail_on_no_slot=1``: 503 when none is idle.
 
     A model that sleeps sleeps on; all its slots are idle.
@@ -124,20 +122,19 @@ async def slots() -> Response:
     ``?queue=1``: an object with these slots, the requests that wait for one, and figures of the
     KV cache and of all requests so far.
     """
-    server = current_server()
+    server = models.use(query.get("model"), caller)
     if not server.config.slots_endpoint:
         raise NotSupportedError(
             "This server does not support slots endpoint. Start it with `--slots`"
         )
     status = await server.status()
-    if request.args.get("fail_on_no_slot") and all(s.task_id is not None for s in status.slots):
+    if query.get("fail_on_no_slot") and all(s.task_id is not None for s in status.slots):
         raise UnavailableError("no slot available")
-    owner = _current_owner()
-    written = [_slot(slot, owner) for slot in status.slots]
-    if not request.args.get("queue"):
-        return json_response(written)
+    written = [_slot(slot, server, _owner(server, caller)) for slot in status.slots]
+    if not query.get("queue"):
+        return json(written)
     n = status.counters
-    return json_response(
+    return json(
         SlotsAndQueue(
             written,
             [_waiting(one) for one in status.waiting],
@@ -161,12 +158,12 @@ def _waiting(one: WaitingStatus) -> _Waiting:
     )
 
 
-def _current_owner() -> str:
-    """Whose texts the current request may see; see `CacheSharing`."""
-    return current_server().resources.cache_sharing.owner(current_request().api_key)
+def _owner(server: Server, caller: Caller) -> str:
+    """Whose texts a client may see; see `CacheSharing`."""
+    return server.resources.cache_sharing.owner(caller.api_key)
 
 
-def _slot(slot: SlotStatus, owner: str) -> Slot:
+def _slot(slot: SlotStatus, server: Server, owner: str) -> Slot:
     """Write a slot. An idle one still tells of its last request.
 
     Of a request of another owner it tells numbers alone.
@@ -194,7 +191,7 @@ def _slot(slot: SlotStatus, owner: str) -> Slot:
         next_token.has_new_line = slot.has_new_line
         next_token.n_remain = limit - slot.n_decoded if runs and limit >= 0 else -1
         written.params = generation_settings(
-            slot.task.params, draft_types=current_server().config.draft_types
+            slot.task.params, draft_types=server.config.draft_types
         )
     return written
 
@@ -203,7 +200,7 @@ def _slot(slot: SlotStatus, owner: str) -> Slot:
 class SlotRequest(RequestBody):
     """``POST /slots/{id}`` with ``save`` or ``restore``; ``erase`` takes no body."""
 
-    filename: str = field(read=readers.text_of(limits.MAX_PATH))
+    filename: str | None = field(read=readers.text_of(limits.MAX_PATH), default=None)
 
 
 class _MoveTimings(Answer):
@@ -224,26 +221,31 @@ class SlotAction(Answer):
     timings: _MoveTimings | UnsetType = UNSET
 
 
-@blueprint.post("/slots/<id_slot>")
+@routes.post("/slots/<id_slot>")
 @manages
 @takes(SlotRequest, query={"action": "save, restore or erase"})
 @gives(SlotAction)
-async def act(id_slot: str) -> Response:
+async def act(
+    request: SlotRequest, caller: Caller, models: Models, id_slot: str, query: Query
+) -> Reply:
     """Save what a slot computed last to a file, restore it from one, or erase it.
 
     A slot that runs is waited for.
     """
-    current_server().model.check_generates()
-    files = (await awake_server()).slots
+    server = models.use(query.get("model"), caller)
+    server.model.check_generates()
+    await caller.keep_awake(server)
+    files = server.slots
     files.check()
     if (slot_id := whole_number(id_slot)) is None:
         raise InvalidRequestError("Invalid slot ID", param="id_slot")
-    action, owner = request.args.get("action"), _current_owner()
+    action, owner = query.get("action"), _owner(server, caller)
     if action == "erase":
-        return json_response(SlotAction(slot_id, n_erased=await files.erase(slot_id, owner)))
+        return json(SlotAction(slot_id, n_erased=await files.erase(slot_id, owner)))
     if action not in ("save", "restore"):
         raise InvalidRequestError("Invalid action", param="action")
-    filename = (await read_body_as(SlotRequest.parse)).filename
+    if (filename := request.filename) is None:
+        raise InvalidRequestError.at("filename", "is required.")
     done = SlotAction(slot_id, filename)
     if action == "save":
         moved = await files.save(slot_id, filename, owner)
@@ -253,4 +255,4 @@ async def act(id_slot: str) -> Response:
         moved = await files.restore(slot_id, filename, owner)
         done.n_restored, done.n_read = moved.n_tokens, moved.n_bytes
         done.timings = _MoveTimings(restore_ms=moved.ms)
-    return json_response(done)
+    return json(done)

@@ -7,7 +7,7 @@ parse every line, so a part without text serves as a ping.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, Literal, Self
@@ -59,14 +59,14 @@ def status(error: TrioServeError) -> int:
     return 404 if isinstance(error, UnknownModelError) else error.status
 
 
-SHAPE = ErrorShape(body, OllamaError, line, status)
+CONTENT_TYPE = "application/x-ndjson"
+
+SHAPE = ErrorShape(body, OllamaError, line, status, content_type=CONTENT_TYPE)
 """The shape of errors for Ollama's clients. Only the status of unknown models differs."""
 
 
 # -- parts
 
-
-CONTENT_TYPE = "application/x-ndjson"
 
 #: The parts of a message whose tokens have log probabilities.
 TEXT = (ContentDelta, ReasoningDelta)
@@ -143,10 +143,7 @@ class OllamaGenerated(Part, kw_only=True):
         return cls(response=message.content, thinking=thinking, **fields)
 
 
-#: The answers that may be streams, by the route.
-PARTS: Mapping[str, type[Part]] = {"/api/chat": OllamaChat, "/api/generate": OllamaGenerated}
-
-
+#: What writes the parts of a stream, by the route.
 @attrs.frozen(kw_only=True)
 class Writer:
     """Writes the answer to one request, or its parts."""

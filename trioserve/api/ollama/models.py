@@ -13,19 +13,17 @@ from typing import Any, ClassVar
 import attrs
 import trio
 from msgspec import UNSET, UnsetType
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve._version import __version__
 from trioserve.api.base import readers
 from trioserve.api.base.answers import Answer
-from trioserve.api.base.body import read_body_as
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import Only, RequestBody, field
-from trioserve.api.base.http import json_response
-from trioserve.api.base.rights import manages
-from trioserve.api.base.service import current_server, may_use_model_of, server_for
+from trioserve.api.base.reply import Reply, json
+from trioserve.api.base.routes import Query, Routes, lists_models, manages
 from trioserve.api.ollama.events import CONTENT_TYPE
 from trioserve.api.openapi import gives, takes
+from trioserve.api.service import Service
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import NotSupportedError, UnknownModelError
 from trioserve.server.prompts.infill import missing_tokens
@@ -274,7 +272,11 @@ def _moment(seconds: float) -> datetime:
 # -- the routes
 
 
-blueprint = Blueprint("ollama_models", __name__)
+routes = Routes()
+
+
+def _list_of(name: str) -> dict[str, Any]:
+    return {"models": [{"name": name, "model": name}]}
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -309,47 +311,48 @@ class OllamaDeleteRequest(_NamedRequest):
     """``DELETE /api/delete``."""
 
 
-@blueprint.get("/api/version")
+@routes.get("/api/version")
 @gives(OllamaVersion)
-async def version() -> Response:
+async def version(query: Query, caller: Caller, service: Service) -> Reply:
     """Report the version of Ollama's API, and the version of trioserve."""
-    return json_response(OllamaVersion())
+    return json(OllamaVersion())
 
 
-@blueprint.get("/api/tags")
+@routes.get("/api/tags")
+@lists_models(_list_of)
 @gives(OllamaModels)
-async def tags() -> Response:
+async def tags(query: Query, caller: Caller, service: Service) -> Reply:
     """List the model of this server."""
-    server = current_server()
-    return json_response(describe_tags([described(server)] if may_use_model_of(server) else []))
+    shown = [described(service.server)] if service.may_use(caller) else []
+    return json(describe_tags(shown))
 
 
-@blueprint.get("/api/ps")
+@routes.get("/api/ps")
+@lists_models(_list_of)
 @gives(OllamaProcesses)
-async def processes() -> Response:
+async def processes(query: Query, caller: Caller, service: Service) -> Reply:
     """List the one model, if it is in memory."""
-    server = current_server()
-    if server.lifecycle.sleeping or not may_use_model_of(server):
-        return json_response(describe_processes([]))
+    server = service.server
+    if server.lifecycle.sleeping or not service.may_use(caller):
+        return json(describe_processes([]))
     seconds = server.lifecycle.idle_until - trio.current_time()
     loaded = Loaded(
         model=described(server),
         n_ctx=server.model.n_ctx_seq,
         expires=time.time() + seconds if math.isfinite(seconds) else None,
     )
-    return json_response(describe_processes([loaded]))
+    return json(describe_processes([loaded]))
 
 
-@blueprint.post("/api/show")
+@routes.post("/api/show")
 @takes(OllamaShowRequest)
 @gives(OllamaModel)
-async def show() -> Response:
+async def show(request: OllamaShowRequest, caller: Caller, service: Service) -> Reply:
     """Describe the one model, by any of its names."""
-    request = await read_body_as(OllamaShowRequest.parse)
-    server = server_for(request.model)
+    server = service.use(request.model, caller)
     check_name(server, request.model)
     model = server.model
-    return json_response(
+    return json(
         describe_model(
             described(server),
             path=model.info.path,
@@ -361,27 +364,25 @@ async def show() -> Response:
     )
 
 
-@blueprint.post("/api/pull")
+@routes.post("/api/pull")
 @manages
 @takes(OllamaPullRequest, streams=CONTENT_TYPE)
 @gives(OllamaStatus)
-async def pull() -> Response:
+async def pull(request: OllamaPullRequest, caller: Caller, service: Service) -> Reply:
     """Refuse to download a model: this server has one."""
-    request = await read_body_as(OllamaPullRequest.parse)
     raise NotSupportedError(
         f"This server has one model, and cannot pull {request.model!r}. Run 'trioserve pull', "
         "and start the server without a model to serve all downloaded models."
     )
 
 
-@blueprint.delete("/api/delete")
+@routes.delete("/api/delete")
 @manages
 @takes(OllamaDeleteRequest)
 @gives(OllamaStatus)
-async def delete() -> Response:
+async def delete(request: OllamaDeleteRequest, caller: Caller, service: Service) -> Reply:
     """Refuse to delete the one model that the server runs."""
-    request = await read_body_as(OllamaDeleteRequest.parse)
-    check_name(current_server(), request.model)
+    check_name(service.server, request.model)
     raise NotSupportedError(
         f"This server runs {request.model!r}, so it does not delete it; the command 'trioserve rm' "
         "removes models that were pulled."

@@ -27,6 +27,7 @@ from trioserve.api.base.fields import (
     STRING,
     MismatchError,
     Only,
+    PromptFields,
     RequestBody,
     field,
     integer,
@@ -353,6 +354,7 @@ def _format(body: Mapping[str, Any]) -> Grammar | None:
 class OllamaRequest(GenerationRequest):
     """What ``/api/chat`` and ``/api/generate`` have in common."""
 
+    model_names = ("model", "name")
     stream: bool = True
     grammar: Grammar | None = field(whole=_format)
     options: OllamaOptions = attrs.field(factory=OllamaOptions)
@@ -407,6 +409,7 @@ class OllamaChatRequest(OllamaRequest):
     """``POST /api/chat``. Without messages it loads the model."""
 
     unsupported = UNSUPPORTED
+    prompt_fields = PromptFields(head=("tools",), turns=("messages",))
     messages: Messages = field(read=read_messages, factory=Messages)
     continue_final_message: bool = field(whole=continues_final_message)
     tools: Tools = field(read=read_tools, factory=Tools)
@@ -437,6 +440,7 @@ class OllamaGenerateRequest(OllamaRequest):
     """``POST /api/generate``. Without a prompt it loads the model."""
 
     unsupported = UNSUPPORTED_IN_GENERATE
+    prompt_fields = PromptFields(head=("system",), turns=("prompt", "images"))
     prompt: str = ""
     suffix: str = ""
     system: str = ""

@@ -10,13 +10,10 @@ from typing import Any
 
 import attrs
 import trio
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base.body import read_body_as
-from trioserve.api.base.connection import current_request
-from trioserve.api.base.http import json_response
-from trioserve.api.base.rights import manages, may_use
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import Data, Pieces, Reply, json as json_reply
+from trioserve.api.base.routes import Query, Routes, manages
 from trioserve.api.ollama import models as describe
 from trioserve.api.ollama.events import CONTENT_TYPE, line
 from trioserve.api.ollama.models import (
@@ -27,8 +24,8 @@ from trioserve.api.ollama.models import (
     parameters_of,
 )
 from trioserve.api.openapi import gives, takes
-from trioserve.api.router.forwarding import outgoing
-from trioserve.api.router.service import current_fleet, current_router, find_model
+from trioserve.api.router.forwarding import question
+from trioserve.api.router.service import RouterService
 from trioserve.chat.template.builtin import CHATML, source_of
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.concurrency import Feed
@@ -37,71 +34,74 @@ from trioserve.config.parse import parse
 from trioserve.errors import HubError, NotFoundError, TemplateError
 from trioserve.models import gguf, resolve_projector
 from trioserve.models.catalog import GgufSummary, ModelEntry, modalities_in
-from trioserve.router.forward import ask
+from trioserve.router.forward import Outgoing, ask
 from trioserve.router.states import FleetEvent, Status
 from trioserve.types import GenerationParams
 
-blueprint = Blueprint("router_ollama", __name__)
+routes = Routes()
 
 #: Seconds in which the process of a model says what it has in memory.
 _PATIENCE = 1.0
 
 
-@blueprint.get("/api/version")
+@routes.get("/api/version")
 @gives(describe.OllamaVersion)
-async def version() -> Response:
+async def version(query: Query, caller: Caller, router: RouterService) -> Reply:
     """Report the version of Ollama's API, and the version of trioserve."""
-    return json_response(describe.OllamaVersion())
+    return json_reply(describe.OllamaVersion())
 
 
-@blueprint.get("/api/tags")
+@routes.get("/api/tags")
 @gives(describe.OllamaModels)
-async def tags() -> Response:
+async def tags(query: Query, caller: Caller, router: RouterService) -> Reply:
     """List the models."""
-    entries = current_fleet().catalog.entries.values()
+    entries = router.fleet.catalog.entries.values()
     visible = [
         entry
         for entry in entries
-        if entry.path is not None and not entry.hidden and may_use(entry.name, *entry.aliases)
+        if entry.path is not None
+        and not entry.hidden
+        and caller.may_use(entry.name, *entry.aliases)
     ]
-    return json_response(describe.describe_tags([await _described(entry) for entry in visible]))
+    return json_reply(
+        describe.describe_tags([await _described(router, entry) for entry in visible])
+    )
 
 
-@blueprint.get("/api/ps")
+@routes.get("/api/ps")
 @gives(describe.OllamaProcesses)
-async def processes() -> Response:
+async def processes(query: Query, caller: Caller, router: RouterService) -> Reply:
     """List the models that are in memory, as the process of each tells it."""
-    fleet = current_fleet()
+    fleet = router.fleet
     states = [fleet.state(name) for name in fleet.catalog.entries]
     loaded = [each.socket_path for each in states if each.value is Status.LOADED]
-    models = [one for path in loaded if path is not None for one in await _models_at(path)]
-    return json_response({"models": models})
+    asked = attrs.evolve(question("/api/ps", caller), method="GET")
+    models = [one for path in loaded if path is not None for one in await _models_at(path, asked)]
+    return json_reply({"models": models})
 
 
-async def _models_at(path: Path) -> list[dict[str, Any]]:
+async def _models_at(path: Path, asked: Outgoing) -> list[dict[str, Any]]:
     """Ask the process at a socket for its model: none, if it has ended or is busy with something.
 
     The question keeps it neither awake nor in its place.
     """
-    question = attrs.evolve(outgoing(current_request(), b""), method="GET")
-    body = await ask(path, question, patience=_PATIENCE)
+    body = await ask(path, asked, patience=_PATIENCE)
     models = json.loads(body).get("models", []) if body else []
     assert isinstance(models, list)
     return models
 
 
-@blueprint.post("/api/show")
+@routes.post("/api/show")
 @takes(OllamaShowRequest)
 @gives(describe.OllamaModel)
-async def show() -> Response:
+async def show(request: OllamaShowRequest, caller: Caller, router: RouterService) -> Reply:
     """Describe a model by its file, without loading it."""
-    name = (await read_body_as(OllamaShowRequest.parse)).model
-    entry = find_model(name)
-    summary = await current_router().summary_of(entry)
+    entry = router.find(request.model, caller)
+    summary = await router.summary_of(entry)
     if summary is None:
         raise NotFoundError(f"The model {entry.name!r} is not here yet, or is broken.")
-    described = await _described(entry)
-    return json_response(await trio.to_thread.run_sync(_shown, entry, summary, described))
+    described = await _described(router, entry)
+    return json_reply(await trio.to_thread.run_sync(_shown, entry, summary, described))
 
 
 def _shown(entry: ModelEntry, summary: GgufSummary, described: Described) -> describe.OllamaModel:
@@ -142,24 +142,22 @@ def _capabilities(config: Config, template: str) -> list[str]:
         return ["completion"]
 
 
-@blueprint.post("/api/pull")
+@routes.post("/api/pull")
 @manages
 @takes(OllamaPullRequest, streams=CONTENT_TYPE)
 @gives(describe.OllamaStatus)
-async def pull() -> Response:
+async def pull(request: OllamaPullRequest, caller: Caller, router: RouterService) -> Reply:
     """Download a model from the hub, and report the progress."""
-    request = await read_body_as(OllamaPullRequest.parse)
-    router = current_router()
-    events = current_request().resources.enter_context(router.fleet.subscribe())
+    events = caller.enter(router.fleet.subscribe())
     name = await router.downloads.start(request.model, again=True)
     lines = _pulling(name, events)
     if request.stream:
-        return Response(lines, content_type=CONTENT_TYPE)
+        return Pieces(pieces=lines, content_type=CONTENT_TYPE)
     async with aclosing(lines):
         *_, last = [each async for each in lines]
     if (message := json.loads(last).get("error")) is not None:
         raise HubError(message)
-    return Response(last, content_type="application/json")
+    return Data(body=last)
 
 
 async def _pulling(name: str, events: Feed[FleetEvent]) -> AsyncGenerator[bytes, None]:
@@ -180,21 +178,20 @@ async def _pulling(name: str, events: Feed[FleetEvent]) -> AsyncGenerator[bytes,
             return
 
 
-@blueprint.delete("/api/delete")
+@routes.delete("/api/delete")
 @manages
 @takes(OllamaDeleteRequest)
 @gives(None, status=200)
-async def delete() -> Response:
+async def delete(request: OllamaDeleteRequest, caller: Caller, router: RouterService) -> Reply:
     """Delete a model that was downloaded."""
-    request = await read_body_as(OllamaDeleteRequest.parse)
-    await current_router().downloads.remove(find_model(request.model, exact=True))
-    return Response()
+    await router.downloads.remove(router.find(request.model, caller, exact=True))
+    return Data()
 
 
-async def _described(entry: ModelEntry) -> Described:
+async def _described(router: RouterService, entry: ModelEntry) -> Described:
     """Describe a model for Ollama's clients, as far as its file does."""
     modified = 0.0 if entry.version is None else entry.version[0] / 1e9
-    summary = await current_router().summary_of(entry)
+    summary = await router.summary_of(entry)
     if summary is None:
         return Described(name=entry.name, size=entry.size, modified=modified)
     return Described(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
 
 import attrs
-import trio
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.answers import Answer
-from trioserve.api.base.body import read_body_as
-from trioserve.api.base.connection import current_request
+from trioserve.api.base.caller import Caller, waited
 from trioserve.api.base.fields import (
     STRING,
     MismatchError,
@@ -28,14 +24,12 @@ from trioserve.api.base.generation import (
     admit,
     check_pools,
     gap_prompt,
-    open_streams,
-    read_chat,
-    respond_stream,
+    stream_reply,
 )
-from trioserve.api.base.http import current_context, json_response, long_response, size_of_outputs
+from trioserve.api.base.models import Models
 from trioserve.api.base.output import name_of
-from trioserve.api.base.rights import check_manages
-from trioserve.api.base.service import keep_awake, read_for_model, server_for
+from trioserve.api.base.reply import Reply, json, long_json, size_of_outputs
+from trioserve.api.base.routes import Routes, Waiting, of_kind, while_unloaded
 from trioserve.api.base.text_tokens import probs_of
 from trioserve.api.base.truncation import embed_cut
 from trioserve.api.ollama.events import (
@@ -67,101 +61,124 @@ from trioserve.types import GenerationParams
 # -- text
 
 
-blueprint = Blueprint("ollama", __name__)
+routes = Routes(of_model=True)
 
 
-@blueprint.post("/api/chat")
+def _waiting(kind: type[Part]) -> Waiting:
+    """How a client of a route is answered whose model is not loaded."""
+
+    def answer(fields: Mapping[str, Any]) -> Any:
+        """Answer a request that asks for nothing but the model's memory back."""
+        if any(fields.get(name) for name in ("messages", "prompt", "suffix")):
+            return None
+        try:
+            frees = readers.keep_alive(fields.get("keep_alive")) == 0
+        except MismatchError:  # or it is not there
+            return None
+        model = fields.get("model") or fields.get("name") or ""
+        return Writer(model=model, kind=kind).nothing("unload") if frees else None
+
+    return Waiting(lambda model: Writer(model=model, kind=kind).empty(), answer)
+
+
+@routes.post("/api/chat")
+@while_unloaded(_waiting(OllamaChat))
 @takes(OllamaChatRequest, streams=CONTENT_TYPE)
 @gives(OllamaChat)
-async def chat() -> Response:
+async def chat(request: OllamaChatRequest, caller: Caller, models: Models) -> Reply:
     """Answer a chat, as a stream or at once. Without messages: load the model, or unload it."""
-    request = await read_chat(OllamaChatRequest.parse)
-    request.check(server_for(request.model))
+    request.check(models.use(request.model, caller))
     if not request.messages:
-        return await _loaded(request, OllamaChat)
-    server, params, context = await admit(request)
-    writer = _writer(name_of(server, request, params), request, OllamaChat)
-    (stream,) = await open_streams(
+        return await _loaded(request, caller, models, OllamaChat)
+    server, params, context = await admit(request, caller, models)
+    writer = _writer(name_of(server, request, params), request, caller, OllamaChat)
+    (stream,) = await caller.open(
         server.stream_chats(request.messages, params, request.chat_params, context=context)
     )
-    return await _answer(server, request, writer, stream)
+    return await _answer(server, request, caller, writer, stream)
 
 
-@blueprint.post("/api/generate")
+@routes.post("/api/generate")
+@while_unloaded(_waiting(OllamaGenerated))
 @takes(OllamaGenerateRequest, streams=CONTENT_TYPE)
 @gives(OllamaGenerated)
-async def generate() -> Response:
+async def generate(request: OllamaGenerateRequest, caller: Caller, models: Models) -> Reply:
     """Answer or continue a prompt, or fill the gap before a suffix. Without a prompt: as chat."""
-    request = await read_body_as(OllamaGenerateRequest.parse)
-    request.check(server_for(request.model))
+    request.check(models.use(request.model, caller))
     if not (request.prompt or request.suffix or request.images):
-        return await _loaded(request, OllamaGenerated)
-    server, params, context = await admit(request)
-    writer = _writer(name_of(server, request, params), request, OllamaGenerated)
-    stream = await _generated(server, request, params, context)
-    return await _answer(server, request, writer, stream)
+        return await _loaded(request, caller, models, OllamaGenerated)
+    server, params, context = await admit(request, caller, models)
+    writer = _writer(name_of(server, request, params), request, caller, OllamaGenerated)
+    stream = await _generated(server, request, caller, params, context)
+    return await _answer(server, request, caller, writer, stream)
 
 
 async def _generated(
     server: Server,
     request: OllamaGenerateRequest,
+    caller: Caller,
     params: GenerationParams,
     context: RequestContext,
 ) -> Stream | ChatStream:
     """Open the stream of a prompt: a chat, unless the prompt is to be taken as it is."""
     if not (request.raw or request.suffix):
-        (chat,) = await open_streams(
+        (chat,) = await caller.open(
             server.stream_chats(request.messages, params, request.chat_params, context=context)
         )
         return chat
     prompt: PromptLike = request.prompt
     if request.suffix:
         prompt = await gap_prompt(server, prompt, request.suffix, params)
-    (stream,) = await open_streams(server.stream_all([prompt], params, context=context))
+    (stream,) = await caller.open(server.stream_all([prompt], params, context=context))
     return stream
 
 
-async def _loaded(request: OllamaRequest, kind: type[Part]) -> Response:
+async def _loaded(
+    request: OllamaRequest, caller: Caller, models: Models, kind: type[Part]
+) -> Reply:
     """Load the model without generating; with a `keep_alive` of 0, free its memory."""
-    server = server_for(request.model)
+    server = models.use(request.model, caller)
     server.model.check_generates()
     unload = request.keep_alive == 0
     if unload:
-        check_manages("unloading the model")
+        caller.check_manages("unloading the model")
     if not (unload and server.state is ServerState.SLEEPING):
-        await keep_awake(server, current_context(request.timeout, request.keep_alive))
-    writer = _writer(server.model.info.name, request, kind)
-    return json_response(writer.nothing("unload" if unload else "load"))
+        context = caller.counted(server, request.timeout, request.keep_alive)
+        await caller.keep_awake(server, context)
+    writer = _writer(server.model.info.name, request, caller, kind)
+    return json(writer.nothing("unload" if unload else "load"))
 
 
-def _writer(model: str, request: OllamaRequest, kind: type[Part]) -> Writer:
+def _writer(model: str, request: OllamaRequest, caller: Caller, kind: type[Part]) -> Writer:
     """Make the writer of the answer to a request, once the model is loaded."""
     now = monotonic()
     return Writer(
         model=model,
         kind=kind,
         n_top=request.top_logprobs or 0,
-        arrived=now - (trio.current_time() - current_request().arrived),
+        arrived=now - waited(caller),
         ready=now,
     )
 
 
 async def _answer(
-    server: Server, request: OllamaRequest, writer: Writer, stream: Stream | ChatStream
-) -> Response:
+    server: Server,
+    request: OllamaRequest,
+    caller: Caller,
+    writer: Writer,
+    stream: Stream | ChatStream,
+) -> Reply:
     """Stream the answer, or send it whole."""
     pieces = server.model.vocab.pieces
     if request.stream:
         events = OllamaEvents(writer, pieces if request.logprobs else None)
-        return await respond_stream(server, request, [stream], events)
+        return await stream_reply(server, request, caller, [stream], events)
     done = await stream.read()
     if isinstance(done, ChatCompletion):
         message, probs = done.message, probs_of(pieces, done.chunks, TEXT)
     else:
         message, probs = Message(done.text), [*done.probs]
-    return await long_response(
-        lambda: writer.last(message, done.finished, probs), size_of_outputs([done])
-    )
+    return long_json(lambda: writer.last(message, done.finished, probs), size_of_outputs([done]))
 
 
 # -- embeddings
@@ -232,15 +249,16 @@ class OllamaEmbedding(Answer):
     embedding: Sequence[float]
 
 
-@blueprint.post("/api/embed")
+@routes.post("/api/embed")
+@of_kind(check_pools)
 @takes(OllamaEmbedRequest)
 @gives(OllamaEmbeddings)
-async def embed() -> Response:
+async def embed(request: OllamaEmbedRequest, caller: Caller, models: Models) -> Reply:
     """Make a vector of length 1 of each text; texts that are too long are cut."""
-    request, server = await read_for_model(OllamaEmbedRequest.parse, check_pools)
-    context = await _ready(server, request)
+    server = models.use(request.model, caller)
+    context = await _ready(server, request, caller)
     ready = monotonic()
-    arrived = ready - (trio.current_time() - current_request().arrived)
+    arrived = ready - waited(caller)
     embed = partial(
         server.embed,
         dimensions=request.dimensions,
@@ -259,23 +277,24 @@ async def embed() -> Response:
         0 if done is None else sum(done.n_tokens),
         sse.LazyList(_numbers, vectors),
     )
-    return await long_response(lambda: written, sum(map(len, vectors)))
+    return long_json(lambda: written, sum(map(len, vectors)))
 
 
-@blueprint.post("/api/embeddings")
+@routes.post("/api/embeddings")
+@of_kind(check_pools)
 @takes(OllamaEmbeddingsRequest)
 @gives(OllamaEmbedding)
-async def embeddings() -> Response:
+async def embeddings(request: OllamaEmbeddingsRequest, caller: Caller, models: Models) -> Reply:
     """Make a vector of a text, with the length that the model gives it."""
-    request, server = await read_for_model(OllamaEmbeddingsRequest.parse, check_pools)
-    context = await _ready(server, request)
+    server = models.use(request.model, caller)
+    context = await _ready(server, request, caller)
     if not request.prompt:
-        return json_response(OllamaEmbedding(()))
+        return json(OllamaEmbedding(()))
     done = await server.embed(
         request.prompt, normalize=_NONE, priority=request.priority, context=context
     )
     (vector,) = done.vectors
-    return await long_response(lambda: OllamaEmbedding(_numbers(vector)), len(vector))
+    return long_json(lambda: OllamaEmbedding(_numbers(vector)), len(vector))
 
 
 def _numbers(vector: Array) -> list[float]:
@@ -283,9 +302,9 @@ def _numbers(vector: Array) -> list[float]:
     return numbers
 
 
-async def _ready(server: Server, request: _EmbeddingRequest) -> RequestContext:
+async def _ready(server: Server, request: _EmbeddingRequest, caller: Caller) -> RequestContext:
     """Load the model for a request, and make the request's context."""
     request.options.check(server.model.n_ctx_seq)
-    context = current_context(request.timeout, request.keep_alive)
-    await keep_awake(server, context)
+    context = caller.counted(server, request.timeout, request.keep_alive)
+    await caller.keep_awake(server, context)
     return context

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from trioserve.api.base.vendors import PromptFields, Vendor
+from trioserve.api.base.vendors import Vendor
 from trioserve.api.openai import audio, chat, embeddings, runs
 
-_CHAT = PromptFields(head=("tools", "functions"), turns=("messages",))
-
 VENDOR = Vendor(
-    routes=(chat.blueprint, audio.blueprint, runs.blueprint, embeddings.blueprint),
-    prompts={
-        "/v1/chat/completions": _CHAT,
-        "/chat/completions": _CHAT,
-        "/v1/completions": PromptFields(turns=("prompt",)),
-    },
-    answer_rules=(
-        "/v1/chat/completions/<id>/approve",
-        "/v1/chat/completions/<id>/stop",
-        "/v1/responses/<id>/approve",
-        "/v1/responses/<id>/stop",
-    ),
+    name="openai",
+    routes=(chat.routes, audio.routes, runs.routes, embeddings.routes),
 )

@@ -12,13 +12,11 @@ from typing import Any, Self, TypeVar
 
 import attrs
 from msgspec import UNSET, UnsetType
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import errors, limits, readers, sse
+from trioserve.api.base import errors, limits, readers, reply, sse
 from trioserve.api.base.answers import Answer
-from trioserve.api.base.body import Form, read_form
-from trioserve.api.base.connection import current_request
+from trioserve.api.base.body import Form
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import (
     DATA,
     NAME,
@@ -32,9 +30,10 @@ from trioserve.api.base.fields import (
     structure,
     text,
 )
-from trioserve.api.base.http import current_context, long_response
+from trioserve.api.base.models import Models
+from trioserve.api.base.reply import Data, Reply, long_json
+from trioserve.api.base.routes import FORM, Routes
 from trioserve.api.base.scores import decode_piece
-from trioserve.api.base.service import keep_awake, server_for
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server.transcription.transcript import (
@@ -436,50 +435,48 @@ class TranscriptEvents(sse.EventWriter[TranscriptEvent]):
 # -- routes
 
 
-blueprint = Blueprint("audio", __name__)
+routes = Routes(of_model=True)
 
-#: The size of a segment in a long answer, as `long_response` counts.
+#: The size of a segment in a long answer, as `Json` counts.
 _SEGMENT_SIZE = 128
 
 
-@blueprint.post("/v1/audio/transcriptions")
-@blueprint.post("/audio/transcriptions")
-@takes(TranscriptionRequest, content="multipart/form-data")
+@routes.post("/v1/audio/transcriptions")
+@routes.post("/audio/transcriptions")
+@takes(TranscriptionRequest, content=FORM)
 @gives(Transcript)
-async def transcriptions() -> Response:
+async def transcriptions(request: TranscriptionRequest, caller: Caller, models: Models) -> Reply:
     """Transcribe a recording, at once or as a stream."""
-    return await _answer(TranscriptionRequest)
+    return await _answer(request, caller, models)
 
 
-@blueprint.post("/v1/audio/translations")
-@blueprint.post("/audio/translations")
-@takes(TranslationRequest, content="multipart/form-data")
+@routes.post("/v1/audio/translations")
+@routes.post("/audio/translations")
+@takes(TranslationRequest, content=FORM)
 @gives(Transcript)
-async def translations() -> Response:
+async def translations(request: TranslationRequest, caller: Caller, models: Models) -> Reply:
     """Translate the speech in a recording to English."""
-    return await _answer(TranslationRequest)
+    return await _answer(request, caller, models)
 
 
-async def _answer(request_class: type[TranslationRequest]) -> Response:
-    request = request_class.parse(await read_form())
-    server = server_for(request.model)
+async def _answer(request: TranslationRequest, caller: Caller, models: Models) -> Reply:
+    server = models.use(request.model, caller)
     (await server.lifecycle.known_model()).check_transcribes()
-    context = current_context(request.timeout, request.keep_alive)
-    await keep_awake(server, context)
+    context = caller.counted(server, request.timeout, request.keep_alive)
+    await caller.keep_awake(server, context)
     source = MediaSource(kind="audio", data=request.file, param="file")
-    opened = server.transcriptions.stream(source, request.params, context)
-    stream = await current_request().resources.enter_async_context(opened)
+    stream = await caller.open(server.transcriptions.stream(source, request.params, context))
     if isinstance(request, TranscriptionRequest) and request.stream:
         writer = TranscriptEvents(with_logprobs=bool(request.include))
-        events = sse.EventSource.of(stream.__anext__)
+        events = reply.EventSource.of(stream.__anext__)
         interval = server.config.sse_ping_interval
         pings = sse.Pings(interval if interval > 0 else math.inf)
-        return await sse.respond(current_request(), events, writer, pings, errors.last_event)
+        return await reply.stream(events, writer, pings, errors.last_event)
     transcript = await stream.read()
     wanted = request.response_format
     if wanted in AS_TEXT:
         write, content_type = AS_TEXT[wanted]
-        return Response(write(transcript), content_type=content_type)
+        return Data(body=write(transcript).encode(), content_type=content_type)
     write_json = as_verbose_json if wanted == "verbose_json" else as_json
     size = _SEGMENT_SIZE * len(transcript.segments) + len(transcript.probs)
-    return await long_response(lambda: write_json(transcript, request), size)
+    return long_json(lambda: write_json(transcript, request), size)

@@ -8,27 +8,26 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import attrs
 from msgspec import UNSET, UnsetType
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import readers
 from trioserve.api.base.answers import Answer, InputTokens
-from trioserve.api.base.body import read_body_as
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.custom_tools import input_of
-from trioserve.api.base.fields import field
+from trioserve.api.base.fields import PromptFields, field
 from trioserve.api.base.generation import (
     admit,
     counted_tokens,
+    findable,
     gap_prompt,
-    open_streams,
-    read_chat,
-    respond_stream,
+    stream_reply,
 )
 from trioserve.api.base.generation_request import UNSUPPORTED, GenerationRequest
-from trioserve.api.base.http import long_response, size_of_outputs
+from trioserve.api.base.models import Models
 from trioserve.api.base.output import FINGERPRINT, VERBOSE, Output, OutputWriter, new_id
 from trioserve.api.base.readers import GivenPrompt
+from trioserve.api.base.reply import Reply, long_json, size_of_outputs
+from trioserve.api.base.routes import Routes
 from trioserve.api.base.scores import PromptLogprobs, prompt_logprobs
 from trioserve.api.base.text_tokens import probs_of, probs_of_text
 from trioserve.api.base.timings import Timings, timings_of
@@ -48,7 +47,7 @@ from trioserve.api.openai.logprobs import (
     echoed_logprobs,
     text_logprobs,
 )
-from trioserve.api.openai.runs import open_run, read_run, respond_run
+from trioserve.api.openai.runs import open_run, read_run, run_reply
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
@@ -69,6 +68,7 @@ class CompletionRequest(GenerationRequest):
     """``POST /v1/completions``."""
 
     unsupported = UNSUPPORTED
+    prompt_fields = PromptFields(turns=("prompt",))
     prompts: tuple[GivenPrompt, ...] = field("prompt", read=readers.prompts)
     n_candidates: int = field("n_probs", read=readers.probs, default=0)
     logprobs: int | None = field(read=readers.probs, default=None)
@@ -147,7 +147,7 @@ def _check_best_of(request: CompletionRequest, best_of: int) -> None:
 # -- routes
 
 
-blueprint = Blueprint("openai", __name__)
+routes = Routes(of_model=True)
 
 
 class _CalledFunction(Answer):
@@ -233,50 +233,44 @@ class Completion(_Whole, kw_only=True):
 # -- chat
 
 
-@blueprint.post("/v1/chat/completions")
-@blueprint.post("/chat/completions")
+@routes.post("/v1/chat/completions")
+@routes.post("/chat/completions")
 @takes(ChatRequest)
 @gives(ChatCompletion)
-async def chat_completions() -> Response:
+async def chat_completions(request: ChatRequest, caller: Caller, models: Models) -> Reply:
     """Answer a chat, at once or as a stream."""
-    request = await read_chat(ChatRequest.parse)
-    server, params, context = await admit(request)
+    server, params, context = await admit(request, caller, models)
     if request.run_tools is not None:
-        return await _run_chat(server, request, params, context)
-    if request.stream:
-        return await _stream_chat(server, request, params, context)
-    answers = await read_all(
-        server.stream_chats(
-            request.messages, params, request.chat_params, n=request.n_copies, context=context
+        return await _run_chat(server, request, caller, models, params, context)
+    opened = server.stream_chats(
+        request.messages, params, request.chat_params, n=request.n_copies, context=context
+    )
+    if not request.stream:
+        answers = await read_all(opened)
+        return long_json(
+            lambda: whole_chat(server, request, params, answers), size_of_outputs(answers)
         )
-    )
-    return await long_response(
-        lambda: whole_chat(server, request, params, answers), size_of_outputs(answers)
-    )
-
-
-async def _stream_chat(
-    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
-) -> Response:
-    streams = await open_streams(
-        server.stream_chats(
-            request.messages, params, request.chat_params, n=request.n_copies, context=context
-        )
-    )
+    streams = await caller.open(opened)
     writer = OutputWriter(server, request, params)
     events = ChatEvents(request, params, writer, streams[0].prompt, len(streams))
-    return await respond_stream(server, request, streams, events, id_=events.id)
+    findable(models, request, caller, events.id, streams)
+    return await stream_reply(server, request, caller, streams, events)
 
 
 async def _run_chat(
-    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
-) -> Response:
+    server: Server,
+    request: ChatRequest,
+    caller: Caller,
+    models: Models,
+    params: GenerationParams,
+    context: RequestContext,
+) -> Reply:
     """Answer a chat whose tools the server runs."""
-    run = await open_run(server, request, params, context)
+    run = await open_run(server, request, caller, params, context)
     if request.stream:
         events = ChatEvents(request, params, OutputWriter(server, request, params))
-        return await respond_run(server, request, run, events, events.id)
-    answer, chat = await read_run(run)
+        return await run_reply(server, request, caller, models, run, events, events.id)
+    answer, chat = await read_run(run, caller)
 
     def whole() -> ChatCompletion:
         written = whole_chat(server, request, params, [chat])
@@ -285,7 +279,7 @@ async def _run_chat(
         return written
 
     n_chars = sum(len(str(message.get("content"))) for message in answer.messages)
-    return await long_response(whole, size_of_outputs([chat]) + n_chars // 32)
+    return long_json(whole, size_of_outputs([chat]) + n_chars // 32)
 
 
 def whole_chat(
@@ -383,37 +377,37 @@ def message(value: Message, custom_tools: Container[str] = ()) -> AssistantMessa
 # -- the prompt alone
 
 
-@blueprint.post("/v1/chat/completions/input_tokens")
-@blueprint.post("/chat/completions/input_tokens")
+@routes.post("/v1/chat/completions/input_tokens")
+@routes.post("/chat/completions/input_tokens")
 @takes(ChatRequest)
 @gives(InputTokens)
-async def count_tokens() -> Response:
+async def count_tokens(request: ChatRequest, caller: Caller, models: Models) -> Reply:
     """Count the tokens of a chat's prompt, without generating."""
-    return await counted_tokens(await read_chat(ChatRequest.parse))
+    return await counted_tokens(request, caller, models)
 
 
 # -- text
 
 
-@blueprint.post("/v1/completions")
+@routes.post("/v1/completions")
 @takes(CompletionRequest)
 @gives(Completion)
-async def completions() -> Response:
+async def completions(request: CompletionRequest, caller: Caller, models: Models) -> Reply:
     """Continue one or more prompts, or fill the gap between each and the suffix."""
-    request = await read_body_as(CompletionRequest.parse)
-    server, params, context = await admit(request)
+    server, params, context = await admit(request, caller, models)
     prompts, n = await _prompts(server, request, params), request.n_copies
+    opened = server.stream_all(prompts, params, n=n, context=context)
     if not request.stream:
-        outputs = await read_all(server.stream_all(prompts, params, n=n, context=context))
-        return await long_response(
+        outputs = await read_all(opened)
+        return long_json(
             lambda: whole_completion(server, request, params, outputs), size_of_outputs(outputs)
         )
-    streams = await open_streams(server.stream_all(prompts, params, n=n, context=context))
+    streams = await caller.open(opened)
     tokens = [stream.prompt for stream in streams]
     echoes = [_echo(server, request, i // request.n_copies, each) for i, each in enumerate(tokens)]
     writer = OutputWriter(server, request, params)
     events = CompletionEvents(request, params, writer, tokens, echoes, request.n_top)
-    return await respond_stream(server, request, streams, events)
+    return await stream_reply(server, request, caller, streams, events)
 
 
 async def _prompts(

@@ -9,11 +9,10 @@ from typing import Any, Literal, TypeVar
 import attrs
 import numpy as np
 from msgspec import UNSET, UnsetType
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.answers import Answer
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import (
     PART,
     STRING,
@@ -27,16 +26,17 @@ from trioserve.api.base.fields import (
     objects,
 )
 from trioserve.api.base.generation import check_pools
-from trioserve.api.base.http import current_context, long_response
+from trioserve.api.base.models import Models
 from trioserve.api.base.readers import GivenPrompt
-from trioserve.api.base.service import read_for_model
+from trioserve.api.base.reply import Json, Reply, long_json
+from trioserve.api.base.routes import Routes, of_kind
 from trioserve.api.base.usage import PromptUsage
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server.generation.embeddings import Array, Embeddings
 from trioserve.server.server import Server
 
-blueprint = Blueprint("embeddings", __name__)
+routes = Routes(of_model=True)
 
 _T = TypeVar("_T")
 
@@ -141,15 +141,16 @@ class Matrix(Answer):
     embedding: Sequence[Sequence[float]]
 
 
-@blueprint.post("/v1/embeddings")
+@routes.post("/v1/embeddings")
+@of_kind(check_pools)
 @takes(EmbeddingsRequest)
 @gives(EmbeddingList | list[Matrix])
-async def openai() -> Response:
+async def openai(request: EmbeddingsRequest, caller: Caller, models: Models) -> Reply:
     """Make a vector of each text."""
-    request, server = await read_for_model(EmbeddingsRequest.parse, check_pools)
     if request.input is None:
-        return await _own(server, request)
-    done = await _embed(server, request)
+        return await own(request, caller, models)
+    server = models.use(request.model, caller)
+    done = await _embed(server, request, caller)
     n_tokens = sum(done.n_tokens)
     write = _as_base64 if request.encoding_format == "base64" else _as_numbers
     written = EmbeddingList(
@@ -157,22 +158,25 @@ async def openai() -> Response:
         usage=PromptUsage(n_tokens, n_tokens),
         data=_written(write, done),
     )
-    return await _respond(written, done)
+    return _reply(written, done)
 
 
-@blueprint.post("/embedding")
-@blueprint.post("/embeddings")
+@routes.post("/embedding")
+@routes.post("/embeddings")
+@of_kind(lambda server: server.model.check_embeds())
 @takes(EmbeddingsRequest)
 @gives(list[Matrix])
-async def own() -> Response:
+async def own(request: EmbeddingsRequest, caller: Caller, models: Models) -> Reply:
     """Make a vector of each text, or of each token, in llama-server's own form."""
-    request, server = await read_for_model(
-        EmbeddingsRequest.parse, lambda server: server.model.check_embeds()
-    )
-    return await _own(server, request)
+    if request.encoding_format == "base64":
+        raise InvalidRequestError.at(
+            "encoding_format", "base64 is for OpenAI's form, with 'input'."
+        )
+    done = await _embed(models.use(request.model, caller), request, caller)
+    return _reply(_written(_as_matrix, done), done)
 
 
-async def _embed(server: Server, request: EmbeddingsRequest) -> Embeddings:
+async def _embed(server: Server, request: EmbeddingsRequest, caller: Caller) -> Embeddings:
     prompts = request.content if request.input is None else request.input
     if prompts is None:
         raise InvalidRequestError.at("input", "or 'content' must be provided.")
@@ -181,7 +185,7 @@ async def _embed(server: Server, request: EmbeddingsRequest) -> Embeddings:
         dimensions=request.dimensions,
         normalize=request.embd_normalize,
         priority=request.priority,
-        context=current_context(request.timeout, request.keep_alive),
+        context=caller.counted(server, request.timeout, request.keep_alive),
     )
 
 
@@ -201,19 +205,9 @@ def _as_matrix(index: int, vectors: Array) -> Matrix:
     return Matrix(index, sse.LazyList(np.ndarray.tolist, list(np.atleast_2d(vectors))))
 
 
-async def _own(server: Server, request: EmbeddingsRequest) -> Response:
-    """Answer with a list that has a matrix for each text."""
-    if request.encoding_format == "base64":
-        raise InvalidRequestError.at(
-            "encoding_format", "base64 is for OpenAI's form, with 'input'."
-        )
-    done = await _embed(server, request)
-    return await _respond(_written(_as_matrix, done), done)
-
-
 def _written(write: Callable[[int, Array], Any], done: Embeddings) -> sse.LazyList:
     return sse.LazyList(lambda index: write(index, done.vectors[index]), range(len(done.vectors)))
 
 
-async def _respond(written: Any, done: Embeddings) -> Response:
-    return await long_response(lambda: written, sum(vector.size for vector in done.vectors))
+def _reply(written: Any, done: Embeddings) -> Json:
+    return long_json(lambda: written, sum(vector.size for vector in done.vectors))

@@ -5,22 +5,20 @@ from __future__ import annotations
 from itertools import chain
 
 import attrs
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import errors, readers, sse
+from trioserve.api.base import errors, readers, reply, sse
 from trioserve.api.base.answers import Success
-from trioserve.api.base.app_state import NOT_RUNNING, Running
-from trioserve.api.base.body import read_body_as
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
-from trioserve.api.base.connection import current_request
 from trioserve.api.base.fields import (
     RequestBody,
     field,
 )
 from trioserve.api.base.generation import pings_of, tools_to_run
-from trioserve.api.base.http import json_response
-from trioserve.api.base.service import current_responses
+from trioserve.api.base.models import Models
+from trioserve.api.base.reply import Reply
+from trioserve.api.base.routes import Routes, about_answer
+from trioserve.api.base.running import NOT_RUNNING, Running
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotFoundError
 from trioserve.server import RequestContext
@@ -34,9 +32,13 @@ from trioserve.types import GenerationParams
 
 
 async def open_run(
-    server: Server, request: ChatRequest, params: GenerationParams, context: RequestContext
+    server: Server,
+    request: ChatRequest,
+    caller: Caller,
+    params: GenerationParams,
+    context: RequestContext,
 ) -> AgentRun:
-    """Start the run that a request asks for. It ends no later than the current request.
+    """Start the run that a request asks for. It ends no later than the request.
 
     Raises:
         InvalidRequestError: the server has no such tools, or does not allow an option of the run;
@@ -65,19 +67,20 @@ async def open_run(
     opened = server.stream_run(
         request.messages, tools, params=params, chat=request.chat_params, run=run, context=context
     )
-    return await current_request().resources.enter_async_context(opened)
+    return await caller.open(opened)
 
 
-async def respond_run(
+async def run_reply(
     server: Server,
     request: ChatRequest,
+    caller: Caller,
+    models: Models,
     run: AgentRun,
     writer: sse.EventWriter[RunEvent],
     id_: str,
-    on_error: sse.OnError = errors.last_event,
-) -> Response:
-    """Make the response that streams a run, which other requests can reach by its id."""
-    current = current_request()
+    on_error: reply.OnError = errors.last_event,
+) -> Reply:
+    """Answer with the events of a run, which other requests can reach by its id."""
     streams: list[ChatStream] = []  # that of the step
     mailboxes: list[Mailbox] = []
 
@@ -85,24 +88,19 @@ async def respond_run(
         streams[:], mailboxes[:] = [stream], [stream.mailbox]
 
     run.watch(follow)
-    running = Running(streams, current.api_key, request.reasoning_control, run)
-    current.resources.enter_context(current_responses().running(id_, running))
-    return await sse.respond(
-        current,
-        sse.EventSource.of(run.__anext__),
-        writer,
-        pings_of(server, request, mailboxes),
-        on_error,
-    )
+    running = Running(streams, caller.api_key, request.reasoning_control, run)
+    caller.enter(models.responses.running(id_, running))
+    source, pings = reply.EventSource.of(run.__anext__), pings_of(server, request, mailboxes)
+    return await reply.stream(source, writer, pings, on_error)
 
 
-async def read_run(run: AgentRun) -> tuple[RunAnswer, ChatCompletion]:
+async def read_run(run: AgentRun, caller: Caller) -> tuple[RunAnswer, ChatCompletion]:
     """Read a run to the end: what it has come to, and the last answer with the timings of all.
 
     Raises:
         TrioServeError: the model fails, or what is kept of its answer takes too much memory.
     """
-    held, chunks = current_request().held, list[ChatChunk]()
+    held, chunks = caller.held, list[ChatChunk]()
     before = held.n_bytes
     run.watch(_hurry)
     async for event in run:
@@ -133,7 +131,7 @@ def _hurry(stream: ChatStream) -> None:
 # -- routes
 
 
-blueprint = Blueprint("runs", __name__)
+routes = Routes(of_model=True)
 
 
 @attrs.frozen(kw_only=True)
@@ -152,35 +150,35 @@ class StopRequest(RequestBody):
     call_id: str = field(read=readers.name)
 
 
-@blueprint.post("/v1/chat/completions/<id_>/approve")
-@blueprint.post("/v1/responses/<id_>/approve")
+@routes.post("/v1/chat/completions/<id_>/approve")
+@routes.post("/v1/responses/<id_>/approve")
+@about_answer
 @takes(ApproveRequest)
 @gives(Success)
-async def approve(id_: str) -> Response:
+async def approve(request: ApproveRequest, caller: Caller, models: Models, id_: str) -> Reply:
     """Approve or deny a call that waits for approval. The model gets the `reason`."""
-    asked = await read_body_as(ApproveRequest.parse)
-    run = _find(id_)
-    if asked.approve:
-        run.approve(asked.call_id)
+    run = _find(models, caller, id_)
+    if request.approve:
+        run.approve(request.call_id)
     else:
-        run.deny(asked.call_id, asked.reason)
-    return json_response({"success": True})
+        run.deny(request.call_id, request.reason)
+    return reply.json({"success": True})
 
 
-@blueprint.post("/v1/chat/completions/<id_>/stop")
-@blueprint.post("/v1/responses/<id_>/stop")
+@routes.post("/v1/chat/completions/<id_>/stop")
+@routes.post("/v1/responses/<id_>/stop")
+@about_answer
 @takes(StopRequest)
 @gives(Success)
-async def stop(id_: str) -> Response:
+async def stop(request: StopRequest, caller: Caller, models: Models, id_: str) -> Reply:
     """Stop a call that waits or runs. Its result tells the model that a person stopped it."""
-    asked = await read_body_as(StopRequest.parse)
-    _find(id_).stop(asked.call_id)
-    return json_response({"success": True})
+    _find(models, caller, id_).stop(request.call_id)
+    return reply.json({"success": True})
 
 
-def _find(id_: str) -> AgentRun:
+def _find(models: Models, caller: Caller, id_: str) -> AgentRun:
     """Find the run of an answer. Raises NotFoundError if none exists, or another client owns it."""
-    response = current_responses().find(id_, current_request().api_key)
+    response = models.responses.find(id_, caller.api_key)
     if response is None or response.run is None:
         raise NotFoundError(NOT_RUNNING, param="id")
     return response.run

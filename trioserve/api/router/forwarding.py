@@ -1,4 +1,4 @@
-"""Forwards the current request to the child of its model, and the answer to the client.
+"""Forwards requests to the children of their models, and their answers to the clients.
 
 When the client disconnects, the request's nursery is cancelled at any stage, which closes the
 connection to the child.
@@ -8,30 +8,36 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from urllib.parse import urlencode
 
 import attrs
 import trio
 from outcome import Error, Outcome, Value
-from quart import request
-from quart_trio.wrappers import TrioResponse as Response
-from werkzeug.datastructures import Headers
 
-from trioserve.api.base import errors, limits, sse, vendors
-from trioserve.api.base.app_state import is_unknown
-from trioserve.api.base.body import read_whole
-from trioserve.api.base.connection import KeepAlive, Request, counted, current_request
+from trioserve.api.base import errors, limits, sse
+from trioserve.api.base.body import Incoming
+from trioserve.api.base.caller import TIMEOUT_HEADER, Caller, waited
 from trioserve.api.base.fields import MismatchError
-from trioserve.api.base.http import TIMEOUT_HEADER, current_request_id, json_response
 from trioserve.api.base.readers import seconds
-from trioserve.api.base.rights import check_manages
-from trioserve.api.base.stored_as import headers_for_model
+from trioserve.api.base.reply import (
+    JSON,
+    Data,
+    Ending,
+    Json,
+    KeepAlive,
+    Pieces,
+    Reply,
+    json as json_reply,
+)
+from trioserve.api.base.routes import Responder, Route
+from trioserve.api.base.running import is_unknown
+from trioserve.api.base.stored_as import STORED_HEADER, StoredAs
 from trioserve.api.router import proxy
 from trioserve.api.router.proxy import PassedStream
-from trioserve.api.router.service import current_router, find_model
 from trioserve.concurrency import alongside, deadline_scope
 from trioserve.errors import (
     InvalidRequestError,
@@ -40,6 +46,8 @@ from trioserve.errors import (
     NotFoundError,
     TrioServeError,
 )
+from trioserve.fair_limiter import offload
+from trioserve.log import request_id
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.fleet import Fleet, connected
 from trioserve.router.forward import (
@@ -52,6 +60,9 @@ from trioserve.router.forward import (
 )
 from trioserve.router.states import QueueStatus, Status
 from trioserve.whole_numbers import whole_number
+
+if TYPE_CHECKING:
+    from trioserve.api.router.service import RouterService
 
 #: Writes the status of a waiting request as a ping; None: not known yet.
 Say: TypeAlias = Callable[[QueueStatus | None], bytes]
@@ -147,69 +158,223 @@ def comment_on(waiting: QueueStatus | None) -> bytes:
 _YES, _NO = frozenset({"true", "1"}), frozenset({"false", "0"})
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ForwardedRequest:
     """A request that is to be forwarded."""
 
-    body: bytes
+    sent: Callable[[], Outgoing]  # writes it for the child
+    path: str
     model: str | None  # the name that it gives
     autoload: bool  # whether its model may be loaded for it
     deadline: float  # until when it may wait (`trio.current_time`)
     #: Seconds of silence before a ping; infinite when the answer is no stream.
-    ping_interval: float
-    tells_place: bool  # as soon as it waits
-    content_type: str  # of its answer, if that is a stream
-    say: Say  # writes a ping
+    ping_interval: float = math.inf
+    tells_place: bool = False  # as soon as it waits
+    content_type: str = ""  # of its answer, if that is a stream
+    say: Say = comment_on  # writes a ping
     #: The answer where the model is not loaded; none: it has to be loaded for an answer.
-    if_unloaded: Mapping[str, Any] | None
+    if_unloaded: Mapping[str, Any] | None = None
 
 
-async def read_request() -> ForwardedRequest:
-    """Read the current request. What is wrong with other fields is for the child to say.
+class Forwarder:
+    """Answers the routes about models as the processes of the models do.
 
-    Raises:
-        InvalidRequestError: the body is not JSON, or a value cannot be used.
-        TrioServeError: the body is too large.
+    Args:
+        router: has the models.
     """
-    path, content_type = request.path, request.headers.get("Content-Type", "")
-    body, fields = await read_whole(lambda data: proxy.fields_of(data, content_type))
-    config, vendor = current_router().config, vendors.vendor_of(path)
-    model = vendors.model_in(path, fields, request.args)
-    form, streams = vendor.streams, vendor.streams.is_asked(path, fields)
-    interval = _ping_interval(fields, config.sse_ping_interval) if streams else math.inf
-    return ForwardedRequest(
-        body=body,
-        model=model,
-        # A GET changes nothing: a page of another site can have a browser send one.
-        autoload=_flag("autoload", default=config.models_autoload)
-        and request.method not in ("GET", "HEAD"),
-        deadline=_deadline(fields),
-        ping_interval=interval,
-        tells_place=streams and fields.get("queue_comments") is True,
-        content_type=form.content_type,
-        say=comment_on if form.ping is None else partial(_ping, form.ping, path, model or ""),
-        if_unloaded=vendor.unloaded(path, fields),
-    )
+
+    def __init__(self, router: RouterService) -> None:
+        self._router = router
+
+    def answer_of(self, route: Route) -> Responder:
+        """Make the function that answers a route."""
+
+        async def answer(
+            incoming: Incoming,
+            caller: Caller,
+            values: Mapping[str, str],
+            **more: Any,
+        ) -> Reply:
+            stored: StoredAs | None = more.get("stored")
+            wanted = await self._read(route, incoming, caller, stored)
+            if route.about_answer and wanted.model is None:
+                return await self._forward_to_owner(wanted, caller)
+            return await self._forward(wanted, caller, is_stored=stored is not None)
+
+        return answer
+
+    async def of_model(self, path: str, query: Mapping[str, str], caller: Caller) -> Reply:
+        """Answer a request about the model that its query names as the child does.
+
+        Raises as `_forward`.
+        """
+        wanted = ForwardedRequest(
+            sent=lambda: question(path, caller, urlencode(query)),
+            path=path,
+            model=query.get("model") or None,
+            autoload=caller.method == "POST" and self._autoload(query),
+            deadline=_deadline({}, caller),
+        )
+        return await self._forward(wanted, caller)
+
+    async def _read(
+        self, route: Route, incoming: Incoming, caller: Caller, stored: StoredAs | None
+    ) -> ForwardedRequest:
+        """Read a request. What is wrong with other fields is for the child to say.
+
+        Raises:
+            InvalidRequestError: the body is not JSON, or a value cannot be used.
+            TrioServeError: the body is too large.
+        """
+        fields: Mapping[str, Any]
+        if not incoming.is_read:
+            kind = incoming.content_type
+            fields = await incoming.read(lambda data: proxy.fields_of(data, kind))
+        elif incoming.is_form:
+            fields = proxy.fields_in(await incoming.form())
+        else:
+            fields = await incoming.fields()
+        if (data := incoming.data) is None or stored is not None:
+            data = await incoming.aside(partial(_written, fields, stored))
+        incoming.forget()
+        caller.held.shrink_to(min(len(data), caller.held.n_bytes))
+        config, streams = self._router.config, route.asks_for_stream(fields)
+        interval = _ping_interval(fields, config.sse_ping_interval) if streams else math.inf
+        model, waiting = route.model_in(fields, incoming.query), route.waiting
+        return ForwardedRequest(
+            sent=lambda: outgoing(incoming, caller, data, stored),
+            path=incoming.path,
+            model=model,
+            # A GET changes nothing: a page of another site can have a browser send one.
+            autoload=incoming.method == "POST" and self._autoload(incoming.query),
+            deadline=_deadline(fields, caller),
+            ping_interval=interval,
+            tells_place=streams and fields.get("queue_comments") is True,
+            content_type=route.streams,
+            say=comment_on if waiting.ping is None else partial(_ping, waiting.ping, model or ""),
+            if_unloaded=waiting.answer(fields),
+        )
+
+    def _autoload(self, query: Mapping[str, str]) -> bool:
+        value = query.get("autoload", "")
+        if value and value not in _YES | _NO:
+            raise InvalidRequestError(
+                f"'autoload' must be true or false, not {value!r:.40}.", param="autoload"
+            )
+        return value in _YES if value else self._router.config.models_autoload
+
+    async def _forward(
+        self, wanted: ForwardedRequest, caller: Caller, *, is_stored: bool = False
+    ) -> Reply:
+        """Answer a request as the child of its model does.
+
+        Raises:
+            InsufficientQuotaError: the API key has used up its tokens of this day.
+            TrioServeError: the model is unknown or cannot be loaded, or the request is wrong.
+        """
+        router = self._router
+        fleet = router.fleet
+        if caller.method == "POST":
+            router.usage.check(caller.key)
+        if wanted.if_unloaded is None:
+            entry = router.find(wanted.model, caller)
+        else:  # it asks for the model's memory
+            caller.check_manages("unloading the model")
+            entry = router.find(wanted.model, caller, exact=True)
+            if fleet.state(entry.name).value is Status.UNLOADED:
+                return json_reply(wanted.if_unloaded)
+        caller.enter(router.forwarded())
+        try:
+            reply = await self._reply(fleet, entry, wanted, caller, is_stored=is_stored)
+        except TrioServeError as error:
+            router.metrics.answered(entry.name, error.status)
+            raise
+        router.metrics.answered(entry.name, reply.status)
+        return reply
+
+    async def _reply(
+        self,
+        fleet: Fleet,
+        entry: ModelEntry,
+        wanted: ForwardedRequest,
+        caller: Caller,
+        *,
+        is_stored: bool,
+    ) -> Reply:
+        """Wait for the child, but only until it is time to say something to the client."""
+        while True:
+            place = await caller.open(place_at(fleet, entry, wanted))
+            patience = sse.SOON if wanted.tells_place else wanted.ping_interval
+            await place.wait(math.inf if is_stored else patience)
+            if not place.decided:
+                return Pieces(
+                    pieces=_answer_late(place, wanted, _passed(wanted)),
+                    headers=dict(sse.HEADERS),
+                    content_type=wanted.content_type,
+                    keep_alive=KeepAlive(wanted.ping_interval, place.beat),
+                )
+            with suppress(NotTakenError):
+                answer = await place.connection.ask(wanted.sent())
+                passed = await pass_on(answer, _passed(wanted))
+                return await typed(passed) if is_stored else passed
+
+    async def _forward_to_owner(self, wanted: ForwardedRequest, caller: Caller) -> Reply:
+        """Answer as the child does that knows the id, or else as the last one.
+
+        Raises:
+            NotFoundError: no model is loaded.
+            TrioServeError: as `_forward`.
+        """
+        fleet = self._router.fleet
+        caller.enter(self._router.forwarded())
+        found: Reply | None = None
+        for name, entry in list(fleet.catalog.entries.items()):
+            if fleet.state(name).value is Status.LOADED:
+                found = await self._ask(entry, wanted, caller) or found
+                if found is not None and not _is_unknown(found):
+                    break
+        if found is None:
+            raise NotFoundError("There is no such answer: no model is loaded.")
+        return found
+
+    async def _ask(
+        self, entry: ModelEntry, wanted: ForwardedRequest, caller: Caller
+    ) -> Reply | None:
+        """Ask one child; None when it has ended meanwhile."""
+        async with AsyncExitStack() as stack:
+            try:
+                child = await stack.enter_async_context(
+                    self._router.fleet.use(entry, autoload=False)
+                )
+                answer = await stack.enter_async_context(exchange(child.socket_path, wanted.sent()))
+                reply = await pass_on(answer, _passed(wanted))
+            except (ModelNotLoadedError, ModelProcessError):
+                return None
+            if not answer.ended:  # it is the one: its stream lasts as long as the request
+                await caller.open(stack.pop_all())
+            return reply
 
 
-def _ping(write: Callable[[str, str], bytes], path: str, model: str, _: object) -> bytes:
-    return write(path, model)
+def _written(fields: Mapping[str, Any], stored: StoredAs | None) -> bytes:
+    """Write the body of a request that was changed, or continues what is stored."""
+    if stored is not None:
+        fields = {**fields, "store": False}
+        if isinstance(fields.get("input"), list):
+            fields["input"] = [*stored.before, *fields["input"]]
+    return "".join(sse.encode_in_steps(fields)).encode()
 
 
-def _flag(name: str, *, default: bool) -> bool:
-    value = request.args.get(name, "")
-    if value and value not in _YES | _NO:
-        raise InvalidRequestError(f"'{name}' must be true or false, not {value!r:.40}.", param=name)
-    return value in _YES if value else default
+def _ping(write: Callable[[str], bytes], model: str, _: object) -> bytes:
+    return write(model)
 
 
-def _deadline(fields: Mapping[str, Any]) -> float:
-    """The deadline of the request. The child refuses an invalid timeout."""
+def _deadline(fields: Mapping[str, Any], caller: Caller) -> float:
+    """The deadline of a request. The child refuses an invalid timeout."""
     given = fields.get("timeout")
     try:
         if given is None:
-            given = float(request.headers.get(TIMEOUT_HEADER, "inf"))
-        return current_request().arrived + seconds(given)
+            given = float(caller.headers.get(TIMEOUT_HEADER, "inf"))
+        return caller.arrived + seconds(given)
     except (MismatchError, ValueError):
         return math.inf
 
@@ -220,95 +385,59 @@ def _ping_interval(fields: Mapping[str, Any], default: float) -> float:
     return max(interval, limits.MIN_PING_INTERVAL) if interval > 0 else math.inf
 
 
+def outgoing(
+    incoming: Incoming, caller: Caller, body: bytes, stored: StoredAs | None = None
+) -> Outgoing:
+    """Write a request for a child."""
+    sent = question(incoming.path, caller, incoming.query_string)
+    told = [] if stored is None else [(STORED_HEADER.lower().encode(), stored.told().encode())]
+    return attrs.evolve(sent, headers=[*sent.headers, *told], body=body)
+
+
+def question(path: str, caller: Caller, query: str = "") -> Outgoing:
+    """Write a request of a caller without a body for a child."""
+    came = [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in caller.headers.items()
+        if name != "Remote-Addr"  # which Quart has added
+    ]
+    headers = proxy.request_headers(
+        came,
+        request_id=caller.request_id,
+        waited=waited(caller),
+        client=None if caller.address == "-" else caller.address,
+    )
+    return Outgoing(caller.method, proxy.target_of(path, query), headers)
+
+
 #: Bodies up to this length (bytes) are received before the answer begins: it can still become an
 #: error until then.
 _SHORT = 2**20
 
 
-async def forward() -> Response:
-    """Answer the current request as the child of its model does.
-
-    Raises:
-        InsufficientQuotaError: the API key has used up its tokens of this day.
-        TrioServeError: the model is unknown or cannot be loaded, or the request is wrong.
-    """
-    return await forward_to_model(await read_request())
-
-
-async def forward_to_model(wanted: ForwardedRequest) -> Response:
-    """Answer a request that was read as the child of its model does. Raises as `forward`."""
-    router, resources = current_router(), current_request().resources
-    fleet = router.fleet
-    if request.method == "POST":
-        router.usage.check(current_request().key)
-    if wanted.if_unloaded is None:
-        entry = find_model(wanted.model)
-    else:  # it asks for the model's memory
-        check_manages("unloading the model")
-        entry = find_model(wanted.model, exact=True)
-        if fleet.state(entry.name).value is Status.UNLOADED:
-            return json_response(wanted.if_unloaded)
-    resources.enter_context(counted(router.n_forwarded))
-    try:
-        response = await _respond(fleet, entry, wanted)
-    except TrioServeError as error:
-        router.metrics.answered(entry.name, error.status)
-        raise
-    router.metrics.answered(entry.name, response.status_code)
-    return response
-
-
-async def _respond(fleet: Fleet, entry: ModelEntry, wanted: ForwardedRequest) -> Response:
-    """Wait for the child, but only until it is time to say something to the client."""
-    current = current_request()
-    while True:
-        place = await current.resources.enter_async_context(place_at(fleet, entry, wanted))
-        await place.wait(sse.SOON if wanted.tells_place else wanted.ping_interval)
-        if not place.decided:
-            current.keep_alive = KeepAlive(wanted.ping_interval, place.beat)
-            late = _answer_late(place, wanted, current, _passed())
-            return Response(late, headers=sse.HEADERS, content_type=wanted.content_type)
-        connection = place.connection
-        with suppress(NotTakenError):
-            return await respond(await connection.ask(outgoing(current, wanted.body)))
-
-
-def outgoing(current: Request, body: bytes) -> Outgoing:
-    """Write a request for a child."""
-    client = current.scope.get("client")
-    headers = proxy.request_headers(
-        current.scope["headers"],
-        request_id=current_request_id(),
-        waited=trio.current_time() - current.arrived,
-        client=None if client is None else client[0],
-    )
-    query = current.query_string.decode("ascii", "replace")
-    target = proxy.target_of(current.path, query)
-    return Outgoing(current.method, target, [*headers, *headers_for_model(current)], body)
-
-
-async def respond(answer: ChildAnswer) -> Response:
-    """Make the response to the current request that passes on what a child answers.
+async def pass_on(answer: ChildAnswer, passed: PassedStream) -> Reply:
+    """Make the reply that passes on what a child answers.
 
     Raises:
         ModelProcessError: the child ended first.
     """
-    headers = Headers(
-        (name.decode("latin-1"), value.decode("latin-1"))
+    headers = {
+        name.decode("latin-1"): value.decode("latin-1")
         for name, value in proxy.answer_headers(answer.headers)
-    )
+    }
+    kind, status = headers.pop("content-type", ""), answer.status
     length = whole_number(answer.header(b"content-length")) or 0
-    if not answer.ended and not 0 < length <= _SHORT:
-        response = Response(_parts(answer, _passed()), answer.status, headers)
-    else:
-        response = Response(await answer.receive_all(), answer.status, headers)
     if length:
-        response.headers["Content-Length"] = str(length)  # of a HEAD, too
-    return response
+        headers["content-length"] = str(length)  # of a HEAD, too
+    if not answer.ended and not 0 < length <= _SHORT:
+        pieces = _parts(answer, passed)
+        return Pieces(pieces=pieces, status=status, headers=headers, content_type=kind)
+    body = await answer.receive_all()
+    return Data(body=body, status=status, headers=headers, content_type=kind)
 
 
-def _passed() -> PassedStream:
-    return PassedStream(request.path, current_request_id())
+def _passed(wanted: ForwardedRequest) -> PassedStream:
+    return PassedStream(wanted.path, request_id())
 
 
 async def _parts(
@@ -317,8 +446,7 @@ async def _parts(
     """Forward a body as it arrives. If the child ends early, a stream ends with an error, and
     another body breaks off with a ModelProcessError.
 
-    With `begun`, the status of the response was sent before that of the answer was known. The
-    request is not the current one any more.
+    With `begun`, the status of the response was sent before that of the answer was known.
     """
     try:
         if begun and answer.status != 200:
@@ -334,7 +462,7 @@ async def _parts(
 
 
 async def _answer_late(
-    place: Place, wanted: ForwardedRequest, current: Request, passed: PassedStream
+    place: Place, wanted: ForwardedRequest, passed: PassedStream
 ) -> AsyncGenerator[bytes, None]:
     """Send the status of the wait until the child is available, then forward its answer."""
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
@@ -345,7 +473,7 @@ async def _answer_late(
                 yield comment
             said = comment
             await place.wait(sse.LOOK_INTERVAL if wanted.tells_place else math.inf)
-        answer = await place.connection.ask(outgoing(current, wanted.body))
+        answer = await place.connection.ask(wanted.sent())
     except TrioServeError as error:
         yield passed.last_event(error)
         return
@@ -354,50 +482,80 @@ async def _answer_late(
             yield part
 
 
-async def forward_to_owner() -> Response:
-    """Answer as the child does that knows the id, or else as the last one.
-
-    Raises:
-        NotFoundError: no model is loaded.
-        TrioServeError: as `forward`.
-    """
-    wanted = await read_request()
-    if wanted.model is not None:
-        return await forward_to_model(wanted)
-    router, resources = current_router(), current_request().resources
-    fleet = router.fleet
-    resources.enter_context(counted(router.n_forwarded))
-    response: Response | None = None
-    for name, entry in list(fleet.catalog.entries.items()):
-        if fleet.state(name).value is Status.LOADED:
-            response = await _ask(entry, wanted.body) or response
-            if response is not None and not await _is_unknown(response):
-                break
-    if response is None:
-        raise NotFoundError("There is no such answer: no model is loaded.")
-    return response
-
-
-async def _ask(entry: ModelEntry, body: bytes) -> Response | None:
-    """Ask one child; None when it has ended meanwhile."""
-    async with AsyncExitStack() as stack:
-        try:
-            child = await stack.enter_async_context(
-                current_router().fleet.use(entry, autoload=False)
-            )
-            answer = await stack.enter_async_context(
-                exchange(child.socket_path, outgoing(current_request(), body))
-            )
-            response = await respond(answer)
-        except (ModelNotLoadedError, ModelProcessError):
-            return None
-        if not answer.ended:  # it is the one: its stream lasts as long as the request
-            await current_request().resources.enter_async_context(stack.pop_all())
-        return response
-
-
-async def _is_unknown(response: Response) -> bool:
+def _is_unknown(reply: Reply) -> bool:
     """Whether a child does not know the id."""
-    if response.content_type != "application/json":
+    if not isinstance(reply, Data) or reply.content_type != JSON:
         return False
-    return is_unknown(response.status_code, await response.get_data(as_text=False))
+    return is_unknown(reply.status, reply.body)
+
+
+# -- answers that are stored here
+
+
+async def typed(reply: Reply) -> Reply:
+    """Read the answer of a child that is to be stored."""
+    if isinstance(reply, Data) and reply.content_type == JSON:
+        body, headers = reply.body, dict(reply.headers)
+        headers.pop("content-length", None)
+        whole = await offload(lambda: json.loads(body), len(body))
+        return Json(make=lambda: whole, size=len(body) // 32, status=reply.status, headers=headers)
+    if isinstance(reply, Pieces) and reply.content_type.startswith(sse.CONTENT_TYPE):
+        return PassedResponse(
+            pieces=reply.pieces, headers=reply.headers, content_type=reply.content_type
+        )
+    return reply
+
+
+_ENDS = tuple(b"event: response.%b\n" % end for end in (b"completed", b"incomplete", b"failed"))
+
+
+@attrs.define(kw_only=True, eq=False)
+class PassedResponse(Ending):
+    """The events of a response, of which the first and the last are read."""
+
+    pieces: AsyncIterable[bytes]
+    response: Mapping[str, Any] | None = None
+    end_of_stream: bytes = b""
+    n_before_end: int = 0
+
+    writer: Any = attrs.field(init=False)
+
+    @writer.default
+    def _itself(self) -> PassedResponse:
+        return self
+
+    async def write(self) -> AsyncIterable[bytes]:
+        """Pass on the events; the last one when it has been looked at."""
+        return self._written()
+
+    async def _written(self) -> AsyncGenerator[bytes, None]:
+        # An async generator, so no nursery or cancel scope may be open at a `yield`.
+        rest, last = b"", b""
+        async with aclosing(cast(AsyncGenerator[bytes, None], self.pieces)) as pieces:
+            async for piece in pieces:
+                *events, rest = (rest + piece).split(b"\n\n")
+                for event in events:
+                    last += event + b"\n\n"
+                    if not event.startswith(b":"):
+                        await self._look(event)
+                if not self.end_of_stream and last:
+                    yield last
+                    last = b""
+        last += rest
+        if self.end_of_stream:
+            last = last.removesuffix(self.end_of_stream) + self.end_of_stream
+        yield last if self.at_end is None else await self.at_end(last)
+
+    async def _look(self, event: bytes) -> None:
+        if self.end_of_stream:
+            self.end_of_stream += event + b"\n\n"
+            return
+        is_end = event.startswith(_ENDS)
+        if is_end or self.response is None:
+            data = event.partition(b"\ndata: ")[2]
+            fields = await offload(lambda: json.loads(data), len(data))
+            self.response = fields.get("response", self.response)
+        if is_end:
+            self.end_of_stream = event + b"\n\n"
+        else:
+            self.n_before_end += 1

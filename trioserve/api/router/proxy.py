@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 from trioserve.api.base import errors
-from trioserve.api.base.body import boundary_of, is_form, parse_form, parse_json
-from trioserve.api.base.connection import WAITED_HEADER
-from trioserve.api.base.http import ID_HEADER
+from trioserve.api.base.body import Form, boundary_of, is_form, parse_form, parse_json
 from trioserve.api.base.output import FINGERPRINT
-from trioserve.api.base.vendors import Fields, vendor_of
+from trioserve.api.base.vendors import Fields
+from trioserve.api.edge.connection import ID_HEADER, WAITED_HEADER
 from trioserve.config import Config
 from trioserve.config.extras import has_extra
 from trioserve.errors import TrioServeError
@@ -49,7 +47,11 @@ def fields_of(body: bytes, content_type: str) -> Fields:
     if not is_form(content_type):
         value = parse_json(body)
         return value if isinstance(value, dict) else {}
-    form = parse_form(body, boundary_of(content_type))
+    return fields_in(parse_form(body, boundary_of(content_type)))
+
+
+def fields_in(form: Form) -> Fields:
+    """The fields of a form, with the values that tell how to forward it."""
     fields: dict[str, Any] = {name: values[-1] for name, values in form.fields.items()}
     with suppress(KeyError, ValueError):  # it is not there, or the child will refuse it
         fields["timeout"] = float(fields["timeout"])
@@ -98,14 +100,13 @@ class PassedStream:
     """
 
     def __init__(self, path: str, request_id: str) -> None:
-        self._content_type = vendor_of(path).streams.content_type.encode()
         self._shape = errors.shape_of(path)
         self._request_id = request_id
         self.n_events = 0
 
     def can_end(self, content_type: bytes) -> bool:
         """Whether an answer of this type can tell in its body that it has failed."""
-        return content_type.startswith((b"text/event-stream", self._content_type))
+        return content_type.startswith((b"text/event-stream", self._shape.content_type.encode()))
 
     def last_event(self, error: TrioServeError) -> bytes:
         """Write an error as the last event."""
@@ -117,21 +118,6 @@ class PassedStream:
 
 
 # -- what a server of many models says of itself
-
-
-def description(name: str, created: int = 0) -> dict[str, Any]:
-    """Describe a model by its name alone, for the clients of all APIs."""
-    at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
-    return {
-        "id": name,
-        "object": "model",
-        "owned_by": "trioserve",
-        "created": created,
-        # as Anthropic's clients read it
-        "type": "model",
-        "display_name": name,
-        "created_at": at,
-    }
 
 
 def page(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal
 
+import attrs
 from msgspec import UNSET, UnsetType
-from quart import Blueprint, request
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import metrics as base_metrics
 from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer, Health, Metrics, Properties, Success
-from trioserve.api.base.body import read_body
-from trioserve.api.base.connection import PING, KeepAlive, current_request
-from trioserve.api.base.http import json_response
-from trioserve.api.base.rights import check_manages, manages, may_use
-from trioserve.api.llama.admin import Model
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.fields import MismatchError, RequestBody, field, json_type, text
+from trioserve.api.base.reply import Data, KeepAlive, Pieces, Reply, json as json_reply
+from trioserve.api.base.routes import Query, Routes, manages
+from trioserve.api.llama.admin import Model, description
 from trioserve.api.openapi import gives, takes
 from trioserve.api.router import forwarding, metrics as router_metrics, proxy
-from trioserve.api.router.service import RouterService, current_fleet, current_router, find_model
+from trioserve.api.router.service import RouterService
 from trioserve.concurrency import Feed
 from trioserve.config.keys import Key
-from trioserve.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    UnknownModelError,
-)
+from trioserve.errors import NotFoundError, UnknownModelError
 from trioserve.models import introduction
 from trioserve.models.catalog import ModelEntry, Source
-from trioserve.router.forward import Outgoing
 from trioserve.router.states import FleetEvent, ModelState, Status
 from trioserve.types import Modalities
 
@@ -94,7 +87,7 @@ def describe(entry: ModelEntry, state: ModelState, modalities: Modalities) -> di
     """
     created = 0 if entry.version is None else entry.version[0] // 10**9
     described: dict[str, Any] = {
-        **proxy.description(entry.name, created),
+        **description(entry.name, created),
         "aliases": list(entry.aliases),
         "tags": list(entry.tags),
         "status": status(entry, state),
@@ -110,7 +103,7 @@ def describe(entry: ModelEntry, state: ModelState, modalities: Modalities) -> di
 def describe_download(name: str, progress: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a model that is not here yet."""
     status = {"value": Status.DOWNLOADING.value, "progress": progress}
-    return {**proxy.description(name), "status": status}
+    return {**description(name), "status": status}
 
 
 def status(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
@@ -137,181 +130,180 @@ def status(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
     return written | {name: value for name, value in more.items() if value is not None}
 
 
-blueprint = Blueprint("router", __name__)
+routes = Routes()
+
+
+@json_type({"type": "string", "minLength": 1})
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise MismatchError("a non-empty string")
+    return text(value)
+
+
+@attrs.frozen(kw_only=True)
+class ModelRequest(RequestBody):
+    """A request that names a model of the router."""
+
+    model: str = field(read=_name)
 
 
 # -- the router itself
 
 
-@blueprint.get("/health")
-@blueprint.get("/v1/health")
-@blueprint.get("/health/ready")
-@blueprint.get("/health/live")
+@routes.get("/health")
+@routes.get("/v1/health")
+@routes.get("/health/ready")
+@routes.get("/health/live")
 @gives(Health)
-async def health() -> Response:
+async def health(query: Query, caller: Caller, router: RouterService) -> Reply:
     """Report whether the router accepts requests. The list of models has the state of each."""
-    current_fleet()
-    return json_response({"status": "ok"})
+    _ = router.fleet
+    return json_reply({"status": "ok"})
 
 
-@blueprint.get("/props")
+@routes.get("/props")
 @takes(None, query={"model": "describe this model, in place of the router"})
 @gives(Properties)
-async def props() -> Response:
+async def props(query: Query, caller: Caller, router: RouterService) -> Reply:
     """Describe the router."""
-    if request.args.get("model"):
-        return await forwarding.forward()
-    config = current_router().config
-    return json_response(
+    if query.get("model"):
+        return await router.forwarder.of_model("/props", query, caller)
+    config = router.config
+    return json_reply(
         proxy.properties(config, max_models=config.models_max, autoload=config.models_autoload)
     )
 
 
-@blueprint.post("/props")
+@routes.post("/props")
 @manages
 @takes(None)
 @gives(Success)
-async def set_props() -> Response:
+async def set_props(query: Query, caller: Caller, router: RouterService) -> Reply:
     """Set the properties of a model."""
-    return await forwarding.forward()
+    return await router.forwarder.of_model("/props", query, caller)
 
 
-@blueprint.get("/metrics")
+@routes.get("/metrics")
 @takes(None, query={"model": "the metrics of this model only, as it has them"})
 @gives(str, "text/plain")
-async def metrics() -> Response:
+async def metrics(query: Query, caller: Caller, router: RouterService) -> Reply:
     """Write what the router and its models have done so far, in Prometheus's text format."""
-    if request.args.get("model"):
-        return await forwarding.forward()
-    router = _router_with_metrics()
-    own = router.metrics.render(router.fleet) + await base_metrics.render(router)
-    return Response(
-        router_metrics.joined(
-            own.decode(), await router_metrics.of_models(router.fleet, _question())
-        ),
+    if query.get("model"):
+        return await router.forwarder.of_model("/metrics", query, caller)
+    base_metrics.check(router.config)
+    own = router.metrics.render(router.fleet) + await base_metrics.render(router, caller)
+    found = await router_metrics.of_models(router.fleet, forwarding.question("/metrics", caller))
+    return Data(
+        body=router_metrics.joined(own.decode(), found).encode(),
         content_type=base_metrics.CONTENT_TYPE,
     )
 
 
-@blueprint.get("/v1/metrics")
+@routes.get("/v1/metrics")
 @takes(None, query={"model": "the metrics of this model only"})
 @gives(Metrics)
-async def metrics_as_json() -> Response:
+async def metrics_as_json(query: Query, caller: Caller, router: RouterService) -> Reply:
     """Tell what each model that is loaded has done so far and does now, as one JSON object."""
-    if request.args.get("model"):
-        return await forwarding.forward()
-    found = await router_metrics.of_models(_router_with_metrics().fleet, _question())
-    models = {name: json.loads(text) for name, text in found.items()}
-    return json_response({"object": "metrics", "models": models})
-
-
-def _question() -> Outgoing:
-    return forwarding.outgoing(current_request(), b"")
-
-
-def _router_with_metrics() -> RouterService:
-    router = current_router()
+    if query.get("model"):
+        return await router.forwarder.of_model("/v1/metrics", query, caller)
     base_metrics.check(router.config)
-    return router
+    question = forwarding.question("/v1/metrics", caller)
+    found = await router_metrics.of_models(router.fleet, question)
+    models = {name: json.loads(text) for name, text in found.items()}
+    return json_reply({"object": "metrics", "models": models})
 
 
 # -- the models
 
 
-@blueprint.get("/models")
-@blueprint.get("/v1/models")
+@routes.get("/models")
+@routes.get("/v1/models")
 @takes(None, query={"reload": "look for models again first"})
 @gives(ModelsOfRouter)
-async def models() -> Response:
+async def models(query: Query, caller: Caller, router: RouterService) -> Reply:
     """List the models and what each of them does."""
-    fleet = current_fleet()
-    if request.args.get("reload"):
-        check_manages("?reload=")
+    fleet = router.fleet
+    if query.get("reload"):
+        caller.check_manages("?reload=")
         await fleet.reload()
-    modalities = await current_router().modalities_of(fleet.catalog.entries.values())
+    modalities = await router.modalities_of(fleet.catalog.entries.values())
     entries = fleet.catalog.entries
     listed = [
         describe(entry, fleet.state(entry.name), modalities.get(entry.name, Modalities()))
         for entry in entries.values()
-        if not entry.hidden and may_use(entry.name, *entry.aliases)
+        if not entry.hidden and caller.may_use(entry.name, *entry.aliases)
     ]
-    coming = current_router().downloads.running
-    new = filter(may_use, coming.keys() - entries)
+    coming = router.downloads.running
+    new = filter(caller.may_use, coming.keys() - entries)
     listed += [describe_download(name, coming[name].progress()) for name in new]
-    return json_response(proxy.page(listed))
+    return json_reply(proxy.page(listed))
 
 
-@blueprint.post("/models")
+@routes.post("/models")
 @manages
-@takes(None)
+@takes(ModelRequest)
 @gives(DownloadStarted)
-async def download() -> Response:
+async def download(request: ModelRequest, caller: Caller, router: RouterService) -> Reply:
     """Begin to download a model from the hub."""
-    name = await current_router().downloads.start(await _name_in_body())
-    return json_response({"success": True, "model": name})
+    name = await router.downloads.start(request.model)
+    return json_reply({"success": True, "model": name})
 
 
-@blueprint.delete("/models")
+@routes.delete("/models")
 @manages
 @takes(None, query={"model": "the name of the model, whole"})
 @gives(Success)
-async def delete() -> Response:
+async def delete(query: Query, caller: Caller, router: RouterService) -> Reply:
     """Delete a model that was downloaded."""
-    router = current_router()
-    await router.downloads.remove(_known(request.args.get("model", ""), exact=True))
-    return json_response({"success": True})
+    await router.downloads.remove(_known(router, query.get("model", ""), caller, exact=True))
+    return json_reply({"success": True})
 
 
-@blueprint.get("/models/<path:name>")
-@blueprint.get("/v1/models/<path:name>")
+@routes.get("/models/<path:name>")
+@routes.get("/v1/models/<path:name>")
 @gives(ModelOfRouter)
-async def model(name: str) -> Response:
+async def model(query: Query, caller: Caller, router: RouterService, name: str) -> Reply:
     """Describe one model."""
-    fleet = current_fleet()
-    entry = _known(name)
-    modalities = (await current_router().modalities_of([entry]))[entry.name]
-    return json_response(describe(entry, fleet.state(entry.name), modalities))
+    entry = _known(router, name, caller)
+    modalities = (await router.modalities_of([entry]))[entry.name]
+    return json_reply(describe(entry, router.fleet.state(entry.name), modalities))
 
 
-@blueprint.post("/models/load")
+@routes.post("/models/load")
 @manages
-@takes(None)
+@takes(ModelRequest)
 @gives(Success)
-async def load() -> Response:
+async def load(request: ModelRequest, caller: Caller, router: RouterService) -> Reply:
     """Begin to load a model."""
-    await current_fleet().load(_known(await _name_in_body()))
-    return json_response({"success": True})
+    await router.fleet.load(_known(router, request.model, caller))
+    return json_reply({"success": True})
 
 
-@blueprint.post("/models/unload")
+@routes.post("/models/unload")
 @manages
-@takes(None)
+@takes(ModelRequest)
 @gives(Success)
-async def unload() -> Response:
+async def unload(request: ModelRequest, caller: Caller, router: RouterService) -> Reply:
     """Begin to unload a model, or cancel its download."""
-    router, name = current_router(), await _name_in_body()
-    if not router.downloads.cancel(name):
-        await router.fleet.unload(find_model(name, exact=True))
-    return json_response({"success": True})
+    if not router.downloads.cancel(request.model):
+        await router.fleet.unload(router.find(request.model, caller, exact=True))
+    return json_reply({"success": True})
 
 
-@blueprint.get("/models/sse")
+@routes.get("/models/sse")
 @gives(str, "text/event-stream")
-async def events() -> Response:
+async def events(query: Query, caller: Caller, router: RouterService) -> Reply:
     """Stream the events of the models from now on."""
-    resources = current_request().resources
-    received = resources.enter_context(current_fleet().subscribe())
-    interval = current_router().config.sse_ping_interval
-    current_request().keep_alive = KeepAlive(interval if interval > 0 else math.inf)
-    return Response(
-        _write(received, current_request().key),
-        headers=sse.HEADERS,
-        content_type="text/event-stream",
+    return Pieces(
+        pieces=_write(caller.enter(router.fleet.subscribe()), caller.key),
+        headers=dict(sse.HEADERS),
+        content_type=sse.CONTENT_TYPE,
+        keep_alive=KeepAlive.every(router.config.sse_ping_interval),
     )
 
 
 async def _write(received: Feed[FleetEvent], key: Key | None) -> AsyncGenerator[bytes, None]:
-    yield PING  # or a client would not know that it is heard
+    yield sse.PING  # or a client would not know that it is heard
     async for each in received:
         if key is not None and not key.may_use(each.model):
             continue
@@ -321,16 +313,9 @@ async def _write(received: Feed[FleetEvent], key: Key | None) -> AsyncGenerator[
         yield sse.event(written)
 
 
-async def _name_in_body() -> str:
-    name = (await read_body()).get("model")
-    if not isinstance(name, str) or not name:
-        raise InvalidRequestError("'model' must be a non-empty string.", param="model")
-    return name
-
-
-def _known(name: str, *, exact: bool = False) -> ModelEntry:
+def _known(router: RouterService, name: str, caller: Caller, *, exact: bool = False) -> ModelEntry:
     """Find a model. Raises NotFoundError if no model has that name."""
     try:
-        return find_model(name, exact=exact)
+        return router.find(name, caller, exact=exact)
     except UnknownModelError as error:
         raise NotFoundError(error.message, param="model") from None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TypeAlias
 
 import trio
-from quart import current_app
 from trio_util import AsyncValue
 
-from trioserve.api.base.app_state import AppState, app_state_of
-from trioserve.api.base.connection import current_request
-from trioserve.api.base.rights import check_model
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.routes import Responder, Route
+from trioserve.api.router.forwarding import Forwarder
 from trioserve.api.router.metrics import RouterMetrics
+from trioserve.api.service import AppState
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.config.parse import parse
@@ -27,6 +27,7 @@ from trioserve.models import resolve_projector
 from trioserve.models.catalog import GgufSummary, ModelEntry, describe, modalities_in
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
+from trioserve.server import Server
 from trioserve.server.observers.observer import Observer, RequestLog
 from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.types import Modalities
@@ -51,6 +52,9 @@ class RouterService(AppState):
         #: Requests that are with a child, or wait for one.
         self.n_forwarded = AsyncValue(0)
         self.metrics = RouterMetrics()
+        self.forwards = True
+        #: Answers the routes about requests to models.
+        self.forwarder = Forwarder(self)
         self._observers = (RequestLog(), self.metrics)
         self._open_fleet = open_fleet
         self._fleet: Fleet | None = None
@@ -65,6 +69,53 @@ class RouterService(AppState):
         fleet = self._there(self._fleet)
         self.gate.check()
         return fleet
+
+    def answer_of(self, route: Route) -> Responder:
+        """Make the function that answers a route: its handler, or the process of a model."""
+        return self.forwarder.answer_of(route) if route.of_model else route.answered_by(self)
+
+    def use(self, name: str | None, caller: Caller) -> Server:
+        """Refuse to give a model: each is in a process of its own, which has its routes."""
+        raise NotImplementedError("the process of a model has the routes about it")
+
+    @contextmanager
+    def forwarded(self) -> Iterator[None]:
+        """Count a request that is with a child, or waits for one, for a block."""
+        self.n_forwarded.value += 1
+        try:
+            yield
+        finally:
+            self.n_forwarded.value -= 1
+
+    def find(self, name: str | None, caller: Caller, *, exact: bool = False) -> ModelEntry:
+        """Find the model that a request names.
+
+        Args:
+            name: what it says; None: nothing.
+            caller: who asks.
+            exact: the name must be whole, as for what unloads or deletes the model.
+
+        Raises:
+            UnknownModelError: there is no such model.
+            AmbiguousModelError: the name may mean several.
+            PermissionDeniedError: the API key may not use it.
+            TrioServeError: as `fleet`.
+        """
+        catalog, key = self.fleet.catalog, caller.key
+        try:
+            entry = catalog.exact(name or "") if exact else catalog.find(name)
+        except (UnknownModelError, AmbiguousModelError) as error:
+            if key is None or key.models is None:
+                raise
+            # The message lists models that the key does not see.
+            raise type(error)(
+                f"{name!r} is not the name of a model that this API key may use."
+                if name
+                else "The request must name a model that this API key may use.",
+                param="model",
+            ) from None
+        caller.check_model(entry.name, *entry.aliases)
+        return entry
 
     @property
     def tools(self) -> ToolRegistry:
@@ -139,45 +190,3 @@ def _modalities_of(entry: ModelEntry) -> Modalities:
         return Modalities() if config.reranking else modalities_in(resolve_projector(config))
     except TrioServeError:  # loading it raises the same error
         return Modalities()
-
-
-def current_router() -> RouterService:
-    """The service of the app that handles the current request."""
-    service = app_state_of(current_app)
-    assert isinstance(service, RouterService)
-    return service
-
-
-def current_fleet() -> Fleet:
-    """The models, for the current request. Raises as `RouterService.fleet`."""
-    return current_router().fleet
-
-
-def find_model(name: str | None, *, exact: bool = False) -> ModelEntry:
-    """Find the model that the current request names.
-
-    Args:
-        name: what it says; None: nothing.
-        exact: the name must be whole, as for what unloads or deletes the model.
-
-    Raises:
-        UnknownModelError: there is no such model.
-        AmbiguousModelError: the name may mean several.
-        PermissionDeniedError: the API key may not use it.
-        TrioServeError: as `RouterService.fleet`.
-    """
-    catalog, key = current_fleet().catalog, current_request().key
-    try:
-        entry = catalog.exact(name or "") if exact else catalog.find(name)
-    except (UnknownModelError, AmbiguousModelError) as error:
-        if key is None or key.models is None:
-            raise
-        # The message lists models that the key does not see.
-        raise type(error)(
-            f"{name!r} is not the name of a model that this API key may use."
-            if name
-            else "The request must name a model that this API key may use.",
-            param="model",
-        ) from None
-    check_model(entry.name, *entry.aliases)
-    return entry

@@ -10,26 +10,24 @@ from typing import Any
 
 import attrs
 import trio
-from quart import Blueprint
-from quart_trio import QuartTrio
-from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import vendors
-from trioserve.api.base.app_state import AppState, current_app_state
-from trioserve.api.base.body import parse_object, read_body_as
-from trioserve.api.base.fields import RequestBody, field, one_of
-from trioserve.api.base.http import json_response
+from trioserve.api.base.body import parse_object
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.fields import PromptFields, RequestBody, field, one_of
+from trioserve.api.base.reply import Reply, json as json_reply
+from trioserve.api.base.routes import Query, Routes
 from trioserve.api.batches import KIND, Batch, add_batch, batch_body, body_of
 from trioserve.api.openapi import gives, takes
+from trioserve.api.service import AppState
 from trioserve.api.stored.files import data_of, find
-from trioserve.api.stored.listing import QUERY, Page, PageOf, current_owner, missing
-from trioserve.api.within import Answer, ask
+from trioserve.api.stored.listing import QUERY, Page, PageOf, missing
+from trioserve.api.stored.shelf import Shelf
 from trioserve.concurrency import check_cancelled
 from trioserve.errors import InvalidRequestError
 from trioserve.fair_limiter import text_threads
 from trioserve.store import Part, Record, Records, new_id
 
-blueprint = Blueprint("stored_batches", __name__)
+routes = Routes()
 
 _ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
@@ -44,24 +42,6 @@ _DROPPED = ("stream", "stream_options", "background")
 _BEGINNINGS = (256, 1024, 4096, 16384)
 
 
-async def ask_for_line(
-    app: QuartTrio, served: AppState, key: str, path: str, body: bytes
-) -> Answer:
-    """Send the body of a line to the app, as a client with an API key would."""
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "client": None,
-        "server": None,
-        "extensions": {},
-    }
-    headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
-    return await ask(app, scope, served.config.api_prefix + path, body, headers)
-
-
 # -- reading lines
 
 
@@ -73,7 +53,7 @@ class _Lines:
     errors: list[dict[str, Any]]
 
 
-def _read(data: bytes, endpoint: str) -> _Lines:
+def _read(data: bytes, endpoint: str, prompt: PromptFields | None) -> _Lines:
     """Read the lines of a file. It may take long."""
     parts: list[Part] = []
     errors: list[dict[str, Any]] = []
@@ -85,7 +65,7 @@ def _read(data: bytes, endpoint: str) -> _Lines:
         try:
             if len(parts) >= _MAX_LINES:
                 raise InvalidRequestError(f"A batch has at most {_MAX_LINES} lines.")
-            parts.append(_part(n, line, endpoint, ids))
+            parts.append(_part(n, line, endpoint, prompt, ids))
         except InvalidRequestError as error:
             errors.append(
                 {"code": "invalid", "line": n + 1, "message": error.message, "param": error.param}
@@ -98,7 +78,7 @@ def _read(data: bytes, endpoint: str) -> _Lines:
     return _Lines(parts, errors)
 
 
-def _part(n: int, data: bytes, endpoint: str, ids: set[str]) -> Part:
+def _part(n: int, data: bytes, endpoint: str, prompt: PromptFields | None, ids: set[str]) -> Part:
     line = parse_object(data)
     id_, body = line.get("custom_id"), line.get("body")
     if not isinstance(id_, str) or not id_ or id_ in ids:
@@ -111,12 +91,11 @@ def _part(n: int, data: bytes, endpoint: str, ids: set[str]) -> Part:
     if not isinstance(body, dict):
         raise InvalidRequestError.at("body", "must be an object.")
     kept = {name: value for name, value in body.items() if name not in _DROPPED}
-    return Part.of(n, _beginning(endpoint, kept), {"custom_id": id_, "url": endpoint, "body": kept})
+    return Part.of(n, _beginning(prompt, kept), {"custom_id": id_, "url": endpoint, "body": kept})
 
 
-def _beginning(endpoint: str, body: Mapping[str, Any]) -> str:
+def _beginning(fields: PromptFields | None, body: Mapping[str, Any]) -> str:
     """Make a name of a prompt: sorted by these, prompts that begin alike follow one another."""
-    fields = vendors.prompt_fields(endpoint)
     names = [] if fields is None else [*fields.head, *fields.turns]
     text = json.dumps([body.get("model"), *(body.get(name) for name in names)])
     lengths = (n for i, n in enumerate(_BEGINNINGS) if i == 0 or len(text) > _BEGINNINGS[i - 1])
@@ -146,25 +125,25 @@ class BatchRequest(RequestBody):
     metadata: dict[str, str] = attrs.field(factory=dict)
 
 
-@blueprint.post("/v1/batches")
+@routes.post("/v1/batches")
 @takes(BatchRequest)
 @gives(Batch)
-async def create() -> Response:
+async def create(request: BatchRequest, caller: Caller, app: AppState) -> Reply:
     """Begin a batch of the requests in a file."""
-    wanted, own = await read_body_as(BatchRequest.parse), current_owner()
-    state = current_app_state()
-    file = await find(wanted.input_file_id, "input_file_id")
-    data = await data_of(file)
-    read = await text_threads().run_sync(lambda: _read(data, wanted.endpoint))
-    body = _body(wanted, read)
+    shelf = Shelf.of(caller, app)
+    file = await find(shelf, request.input_file_id, "input_file_id")
+    data = await data_of(shelf, file)
+    prompt = app.route_at("POST", request.endpoint).prompt_fields
+    read = await text_threads().run_sync(lambda: _read(data, request.endpoint, prompt))
+    body, own = _body(request, read), shelf.owner
 
-    state.gate.check()  # a batch in memory ends with the server
+    app.gate.check()  # a batch in memory ends with the server
     if read.errors:
-        await state.store.do(lambda records: records.add(body["id"], KIND, own, body))
-        return json_response(body)
+        await shelf.store.do(lambda records: records.add(body["id"], KIND, own, body))
+        return json_reply(body)
     with trio.CancelScope(shield=True):  # what is stored is started, if the client leaves, too
-        state.batches.start(await add_batch(state.store, own, body, read.parts))
-    return json_response(body)
+        app.batches.start(await add_batch(shelf.store, own, body, read.parts))
+    return json_reply(body)
 
 
 def _body(wanted: BatchRequest, read: _Lines) -> dict[str, Any]:
@@ -180,29 +159,28 @@ def _body(wanted: BatchRequest, read: _Lines) -> dict[str, Any]:
     )
 
 
-@blueprint.get("/v1/batches")
+@routes.get("/v1/batches")
 @takes(None, query={name: text for name, text in QUERY.items() if name != "order"})
 @gives(Batches)
-async def list_batches() -> Response:
+async def list_batches(query: Query, caller: Caller, app: AppState) -> Reply:
     """List the batches of the client, the newest first."""
-    return await Page.of_request().records(KIND, entry=body_of)
+    return await Page.of(query).records(Shelf.of(caller, app), KIND, entry=body_of)
 
 
-@blueprint.get("/v1/batches/<id_>")
+@routes.get("/v1/batches/<id_>")
 @gives(Batch)
-async def show(id_: str) -> Response:
+async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Tell how far a batch is."""
-    own = current_owner()
-    found = await current_app_state().store.do(lambda records: _found(records, id_, own))
-    return json_response(body_of(found))
+    own = Shelf.of(caller, app).owner
+    return json_reply(body_of(await app.store.do(lambda records: _found(records, id_, own))))
 
 
-@blueprint.post("/v1/batches/<id_>/cancel")
+@routes.post("/v1/batches/<id_>/cancel")
 @takes(None)
 @gives(Batch)
-async def cancel(id_: str) -> Response:
+async def cancel(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Cancel a batch. What was answered until then is in its files."""
-    own, state = current_owner(), current_app_state()
+    own = Shelf.of(caller, app).owner
 
     def write(records: Records) -> Record:
         found = _found(records, id_, own)
@@ -211,11 +189,11 @@ async def cancel(id_: str) -> Response:
             records.change(id_, found.body, is_open=True)
         return found
 
-    found = await state.store.do(write)
+    found = await app.store.do(write)
     if not found.is_open:
         raise InvalidRequestError(f"The batch is {found.body['status']}, and cannot be cancelled.")
-    state.batches.cancel(id_)
-    return json_response(found.body)
+    app.batches.cancel(id_)
+    return json_reply(found.body)
 
 
 def _found(records: Records, id_: str, owner: bytes) -> Record:

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import attrs
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.answers import Answer
-from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.body import read_body_as
-from trioserve.api.base.connection import current_request
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import PART, RequestBody, field, json_type, list_schema, objects
-from trioserve.api.base.http import json_response, long_response
+from trioserve.api.base.reply import Reply, json, long_json
+from trioserve.api.base.routes import Query, Routes
 from trioserve.api.openai.responses.input import read_input
 from trioserve.api.openapi import gives, takes
+from trioserve.api.service import AppState
 from trioserve.api.stored.items import (
     CONVERSATION,
     ITEMS,
@@ -33,17 +31,16 @@ from trioserve.api.stored.listing import (
     Side,
     StoredItem,
     StoredItems,
-    current_owner,
     missing,
     page_body,
 )
-from trioserve.api.stored.reading import PER_NUMBER, bodies, decoded, look_up, respond
+from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded
 from trioserve.chat.messages import MAX_MESSAGES
 from trioserve.errors import InvalidRequestError
 from trioserve.fair_limiter import offload
 from trioserve.store import Part, Record, Records, Ref, new_id
 
-blueprint = Blueprint("stored_conversations", __name__)
+routes = Routes()
 
 
 @json_type(list_schema(PART, MAX_MESSAGES))
@@ -82,13 +79,13 @@ class ItemsRequest(RequestBody):
     items: tuple[Item, ...] = field(read=_items)
 
 
-async def _made_of(items: Sequence[Item]) -> tuple[list[Item], list[Part]]:
-    """Check that the items of the current request can be the input of a response.
+async def _made_of(shelf: Shelf, items: Sequence[Item]) -> tuple[list[Item], list[Part]]:
+    """Check that the items of a request can be the input of a response.
 
     Returns:
         They, as they are shown, and as they are stored.
     """
-    whole = await resolved(items, "items")
+    whole = await resolved(shelf, items, "items")
 
     def make() -> tuple[list[Item], list[Part]]:
         if whole:
@@ -101,18 +98,18 @@ async def _made_of(items: Sequence[Item]) -> tuple[list[Item], list[Part]]:
         made = with_ids(whole)
         return made, list(parts_of(made))
 
-    return await offload(make, current_request().held.n_bytes)
+    return await offload(make, shelf.held.n_bytes)
 
 
-@blueprint.post("/v1/conversations")
+@routes.post("/v1/conversations")
 @takes(ConversationRequest)
 @gives(Conversation)
-async def create() -> Response:
+async def create(request: ConversationRequest, caller: Caller, app: AppState) -> Reply:
     """Begin a conversation."""
-    wanted, own = await read_body_as(ConversationRequest.parse), current_owner()
-    _, items = await _made_of(wanted.items)
-    id_ = new_id("conv")
-    body = {"metadata": wanted.metadata}
+    shelf = Shelf.of(caller, app)
+    _, items = await _made_of(shelf, request.items)
+    id_, own = new_id("conv"), shelf.owner
+    body = {"metadata": request.metadata}
 
     def write(records: Records) -> Record:
         records.add(id_, CONVERSATION, own, body)
@@ -120,100 +117,100 @@ async def create() -> Response:
         add_to_conversation(records, made, items)
         return made
 
-    return json_response(_shown(await current_app_state().store.do(write)))
+    return json(_shown(await shelf.store.do(write)))
 
 
-@blueprint.get("/v1/conversations/<id_>")
+@routes.get("/v1/conversations/<id_>")
 @gives(Conversation)
-async def show(id_: str) -> Response:
+async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Give a conversation, without its items."""
-    return json_response(_shown(await _find(id_)))
+    return json(_shown(await _find(Shelf.of(caller, app), id_)))
 
 
-@blueprint.post("/v1/conversations/<id_>")
+@routes.post("/v1/conversations/<id_>")
 @takes(ConversationChange)
 @gives(Conversation)
-async def change(id_: str) -> Response:
+async def change(request: ConversationChange, caller: Caller, app: AppState, id_: str) -> Reply:
     """Replace the metadata of a conversation."""
-    wanted, own = await read_body_as(ConversationChange.parse), current_owner()
+    shelf = Shelf.of(caller, app)
+    own = shelf.owner
 
     def write(records: Records) -> Record:
         _found(records, id_, own)
-        records.change(id_, {"metadata": wanted.metadata})
+        records.change(id_, {"metadata": request.metadata})
         return _found(records, id_, own)
 
-    return json_response(_shown(await current_app_state().store.do(write)))
+    return json(_shown(await shelf.store.do(write)))
 
 
-@blueprint.delete("/v1/conversations/<id_>")
+@routes.delete("/v1/conversations/<id_>")
 @gives(DeletedRecord)
-async def delete(id_: str) -> Response:
+async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Delete a conversation with its items. Responses that continued it stay."""
-    await _find(id_)
-    await current_app_state().store.delete(id_)
-    return json_response({"id": id_, "object": "conversation.deleted", "deleted": True})
+    await _find(Shelf.of(caller, app), id_)
+    await app.store.delete(id_)
+    return json({"id": id_, "object": "conversation.deleted", "deleted": True})
 
 
-@blueprint.post("/v1/conversations/<id_>/items")
+@routes.post("/v1/conversations/<id_>/items")
 @takes(ItemsRequest)
 @gives(StoredItems)
-async def add_items(id_: str) -> Response:
+async def add_items(request: ItemsRequest, caller: Caller, app: AppState, id_: str) -> Reply:
     """Add items to a conversation."""
-    wanted, own = await read_body_as(ItemsRequest.parse), current_owner()
-    items, parts = await _made_of(wanted.items)
-    await current_app_state().store.do(
-        lambda records: add_to_conversation(records, _found(records, id_, own), parts)
+    shelf = Shelf.of(caller, app)
+    items, parts = await _made_of(shelf, request.items)
+    await shelf.store.do(
+        lambda records: add_to_conversation(records, _found(records, id_, shelf.owner), parts)
     )
     size = sum(len(part.body) for part in parts)
-    return await long_response(lambda: page_body(items), size // PER_NUMBER)
+    return long_json(lambda: page_body(items), size // PER_NUMBER)
 
 
-@blueprint.get("/v1/conversations/<id_>/items")
+@routes.get("/v1/conversations/<id_>/items")
 @takes(None, query=QUERY)
 @gives(StoredItems)
-async def list_items(id_: str) -> Response:
+async def list_items(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """List the items of a conversation."""
-    page, own = Page.of_request(), current_owner()
+    shelf = Shelf.of(caller, app)
 
     def find(records: Records) -> list[Side]:
-        return [(_found(records, id_, own).id, ITEMS)]
+        return [(_found(records, id_, shelf.owner).id, ITEMS)]
 
-    return await page.items(find)
+    return await Page.of(query).items(shelf, find)
 
 
-@blueprint.get("/v1/conversations/<id_>/items/<item>")
+@routes.get("/v1/conversations/<id_>/items/<item>")
 @gives(StoredItem)
-async def show_item(id_: str, item: str) -> Response:
+async def show_item(query: Query, caller: Caller, app: AppState, id_: str, item: str) -> Reply:
     """Give one item of a conversation."""
-    data = await bodies([await _item(id_, item)])
-    return await respond(data, lambda: decoded(data)[0])
+    shelf = Shelf.of(caller, app)
+    data = await shelf.bodies([await _item(shelf, id_, item)])
+    return await shelf.reply(data, lambda: decoded(data)[0])
 
 
-@blueprint.delete("/v1/conversations/<id_>/items/<item>")
+@routes.delete("/v1/conversations/<id_>/items/<item>")
 @gives(Conversation)
-async def delete_item(id_: str, item: str) -> Response:
+async def delete_item(query: Query, caller: Caller, app: AppState, id_: str, item: str) -> Reply:
     """Delete one item of a conversation."""
-    conversation, found = await _find(id_), await _item(id_, item)
-    await current_app_state().store.do(lambda records: records.remove(id_, ITEMS, found.n))
-    return json_response(_shown(conversation))
+    shelf = Shelf.of(caller, app)
+    conversation, found = await _find(shelf, id_), await _item(shelf, id_, item)
+    await shelf.store.do(lambda records: records.remove(id_, ITEMS, found.n))
+    return json(_shown(conversation))
 
 
-async def _item(id_: str, item: str) -> Ref:
-    own = current_owner()
-
+async def _item(shelf: Shelf, id_: str, item: str) -> Ref:
     def find(records: Records) -> Ref:
-        _found(records, id_, own)
+        _found(records, id_, shelf.owner)
         for record, side, n in records.places(item):
             if (record, side) == (id_, ITEMS):
                 return records.refs(id_, ITEMS, after=n - 1, limit=1)[0]
         raise missing("item", item)
 
-    return await look_up(find)
+    return await shelf.look_up(find)
 
 
-async def _find(id_: str) -> Record:
-    own = current_owner()
-    return await look_up(lambda records: _found(records, id_, own))
+async def _find(shelf: Shelf, id_: str) -> Record:
+    return await shelf.look_up(lambda records: _found(records, id_, shelf.owner))
 
 
 def _found(records: Records, id_: str, owner: bytes) -> Record:

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Self
 
 import attrs
-from quart import Blueprint, request
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.answers import Bytes
-from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.body import read_form
-from trioserve.api.base.connection import current_request
+from trioserve.api.base.body import Form
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import DATA as FILE_DATA, NAME, RequestBody, field
-from trioserve.api.base.http import json_response
+from trioserve.api.base.reply import Pieces, Reply, json
+from trioserve.api.base.routes import FORM, Query, Routes
 from trioserve.api.batches import DATA, FILE, File, file_body
 from trioserve.api.openapi import gives, takes
+from trioserve.api.service import AppState
 from trioserve.api.stored.listing import (
     QUERY,
     DeletedRecord,
     Page,
     PageOf,
-    current_owner,
     deleted,
     missing,
 )
-from trioserve.api.stored.reading import look_up
+from trioserve.api.stored.shelf import Shelf
 from trioserve.errors import InvalidRequestError, NotFoundError, UnsupportedFieldError
 from trioserve.left_out import leave_out
 from trioserve.store import Part, Record, Records
 
-blueprint = Blueprint("stored_files", __name__)
+routes = Routes()
 
 _PIECE = 2**18
 
@@ -42,57 +41,71 @@ class Files(PageOf):
     data: list[File]
 
 
+@attrs.frozen
+class Upload:
+    """A file in a form."""
+
+    data: bytes
+    name: str
+
+
 @attrs.frozen(kw_only=True)
 class FileRequest(RequestBody):
     """``POST /v1/files``, a form."""
 
-    file: bytes = field(read=lambda value: value, schema=FILE_DATA)
+    file: Upload = field(read=lambda value: value, schema=FILE_DATA)
     purpose: str = field(read=lambda value: value, schema={**NAME, "examples": ["batch"]})
 
+    @classmethod
+    def parse(cls, form: Form) -> Self:  # type: ignore[override]
+        """Read a form. Raises InvalidRequestError, which names the field at fault."""
+        purpose = form.fields.get("purpose", [""])[-1]
+        if purpose != "batch":
+            raise UnsupportedFieldError.at("purpose", 'must be "batch".')
+        if "file" not in form.files:
+            raise InvalidRequestError.at("file", "is required.")
+        if any(name.startswith("expires_after") for name in form.fields):
+            leave_out("expires_after", "--store-days says for how long a file is kept")
+        name = form.names.get("file") or "file.jsonl"
+        return cls(file=Upload(form.files["file"], name), purpose=purpose)
 
-@blueprint.post("/v1/files")
-@takes(FileRequest, content="multipart/form-data")
+
+@routes.post("/v1/files")
+@takes(FileRequest, content=FORM)
 @gives(File)
-async def upload() -> Response:
+async def upload(request: FileRequest, caller: Caller, app: AppState) -> Reply:
     """Store the requests of a batch: a file of JSON lines, as ``file`` of a form."""
-    form, own = await read_form(), current_owner()
-    purpose = form.fields.get("purpose", [""])[-1]
-    if purpose != "batch":
-        raise UnsupportedFieldError.at("purpose", 'must be "batch".')
-    data = form.files.get("file")
-    if data is None:
-        raise InvalidRequestError.at("file", "is required.")
-    if any(name.startswith("expires_after") for name in form.fields):
-        leave_out("expires_after", "--store-days says for how long a file is kept")
-    made = file_body(form.names.get("file") or "file.jsonl", len(data), purpose)
-
+    data, own = request.file.data, app.store.owner_of(caller.api_key)
+    made = file_body(request.file.name, len(data), request.purpose)
     pieces = (Part(n, "", data[i : i + _PIECE]) for n, i in enumerate(range(0, len(data), _PIECE)))
-    await current_app_state().store.add(made["id"], FILE, own, made, parts=(DATA, pieces))
-    return json_response(made)
+    await app.store.add(made["id"], FILE, own, made, parts=(DATA, pieces))
+    return json(made)
 
 
-@blueprint.get("/v1/files")
+@routes.get("/v1/files")
 @takes(None, query={**QUERY, "purpose": "list only files with this purpose"})
 @gives(Files)
-async def list_files() -> Response:
+async def list_files(query: Query, caller: Caller, app: AppState) -> Reply:
     """List the files of the client."""
-    purpose = request.args.get("purpose")
-    page = Page.of_request(default=10_000, most=10_000)
-    return await page.records(FILE, lambda file: purpose in (None, file.body["purpose"]))
+    purpose, page = query.get("purpose"), Page.of(query, default=10_000, most=10_000)
+    return await page.records(
+        Shelf.of(caller, app), FILE, lambda file: purpose in (None, file.body["purpose"])
+    )
 
 
-@blueprint.get("/v1/files/<id_>")
+@routes.get("/v1/files/<id_>")
 @gives(File)
-async def show(id_: str) -> Response:
+async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Describe a file."""
-    return json_response((await find(id_)).body)
+    return json((await find(Shelf.of(caller, app), id_)).body)
 
 
-@blueprint.get("/v1/files/<id_>/content")
+@routes.get("/v1/files/<id_>/content")
 @gives(Bytes, "application/octet-stream")
-async def content(id_: str) -> Response:
+async def content(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Give the content of a file."""
-    file, store, held = await find(id_), current_app_state().store, current_request().held
+    shelf = Shelf.of(caller, app)
+    file, store, held = await find(shelf, id_), shelf.store, shelf.held
     n_held = 0  # of the largest piece so far: what is counted cannot fail in the middle
 
     def hold(n_bytes: int) -> None:
@@ -115,27 +128,26 @@ async def content(id_: str) -> Response:
             some = await store.do(partial(Records.some, id=id_, side=DATA, after=after), hold)
 
     headers = {"Content-Length": str(file.body["bytes"])}
-    return Response(pieces(), headers=headers, content_type="application/octet-stream")
+    return Pieces(pieces=pieces(), headers=headers, content_type="application/octet-stream")
 
 
-@blueprint.delete("/v1/files/<id_>")
+@routes.delete("/v1/files/<id_>")
 @gives(DeletedRecord)
-async def delete(id_: str) -> Response:
+async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Delete a file. A batch that was made of it continues."""
-    await find(id_)
-    await current_app_state().store.delete(id_)
+    await find(Shelf.of(caller, app), id_)
+    await app.store.delete(id_)
     return deleted(FILE, id_)
 
 
-async def find(id_: str, param: str | None = None) -> Record:
+async def find(shelf: Shelf, id_: str, param: str | None = None) -> Record:
     """Find a file of the client.
 
     Raises:
         NotFoundError: there is none.
         InvalidRequestError: the same, of the field `param`.
     """
-    own = current_owner()
-    found = await look_up(lambda records: records.find(id_, FILE, own))
+    found = await shelf.look_up(lambda records: records.find(id_, FILE, shelf.owner))
     if found is None and param is not None:
         raise InvalidRequestError.at(param, "names no file.")
     if found is None:
@@ -143,11 +155,11 @@ async def find(id_: str, param: str | None = None) -> Record:
     return found
 
 
-async def data_of(file: Record) -> bytes:
-    """The content of a file. Raises as `bodies`."""
-    current_request().held.grow(file.body["bytes"])  # for the pieces, and for the whole
+async def data_of(shelf: Shelf, file: Record) -> bytes:
+    """The content of a file. Raises as `Shelf.bodies`."""
+    shelf.held.grow(file.body["bytes"])  # for the pieces, and for the whole
     data, after = bytearray(), -1
-    while some := await look_up(partial(Records.some, id=file.id, side=DATA, after=after)):
+    while some := await shelf.look_up(partial(Records.some, id=file.id, side=DATA, after=after)):
         for part in some:
             data += part.body
         after = some[-1].n

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.connection import current_request
 from trioserve.api.stored.items import INPUT, OUTPUT, RESPONSE, PreviousResponseError
 from trioserve.api.stored.listing import Side
-from trioserve.api.stored.reading import look_up
+from trioserve.api.stored.shelf import Shelf
 from trioserve.chat.messages import MAX_MESSAGES
 from trioserve.errors import InvalidRequestError
 from trioserve.store import Part, Records, Ref
@@ -18,15 +16,16 @@ from trioserve.store import Part, Records, Ref
 _N_AT_ONCE = 64
 
 
-async def history(owner: bytes, id_: str) -> list[Side]:
+async def history(shelf: Shelf, id_: str) -> list[Side]:
     """The items of a response and of all before it that it continues. Raises as `lineage`."""
-    return [(turn, side) for turn in await lineage(owner, id_) for side in (INPUT, OUTPUT)]
+    return [(turn, side) for turn in await lineage(shelf, id_) for side in (INPUT, OUTPUT)]
 
 
-async def items_of(sides: Sequence[Side], param: str) -> list[Part]:
-    """Read the items on some sides of records, and count them twice: they become a part of a body.
+async def items_of(shelf: Shelf, sides: Sequence[Side], param: str) -> list[Part]:
+    """Read the items on some sides of records, and count them twice: as text and as values.
 
     Args:
+        shelf: has them.
         sides: in their order.
         param: the field that names them.
 
@@ -44,16 +43,16 @@ async def items_of(sides: Sequence[Side], param: str) -> list[Part]:
                 raise InvalidRequestError.at(param, f"continues more than {MAX_MESSAGES} items.")
         return refs
 
-    refs = await look_up(find)
-    current_request().held.grow(2 * sum(ref.size for ref in refs))
-    return await current_app_state().store.read(refs)
+    refs = await shelf.look_up(find)
+    shelf.held.grow(2 * sum(ref.size for ref in refs))
+    return await shelf.store.read(refs)
 
 
-async def lineage(owner: bytes, id_: str, *, is_over: bool = True) -> list[str]:
+async def lineage(shelf: Shelf, id_: str, *, is_over: bool = True) -> list[str]:
     """A response and all before it that it continues, the oldest first.
 
     Args:
-        owner: whose.
+        shelf: has them.
         id_: of the response.
         is_over: whether it must have ended itself.
 
@@ -63,7 +62,7 @@ async def lineage(owner: bytes, id_: str, *, is_over: bool = True) -> list[str]:
     turns: list[str] = []
     at: str | None = id_
     while at is not None:
-        some, at = await look_up(partial(_some, owner=owner, id_=at))
+        some, at = await shelf.look_up(partial(_some, owner=shelf.owner, id_=at))
         turns += (turn for turn, _ in some)
         for turn, status in some:
             if status in ("queued", "in_progress") and (is_over or turn != id_):

@@ -10,8 +10,7 @@ import attrs
 
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
 from trioserve.api.openai.responses.input import NOT_STORED, REFERENCE, kind_of
-from trioserve.api.stored.listing import current_owner
-from trioserve.api.stored.reading import bodies, look_up, values
+from trioserve.api.stored.shelf import Shelf
 from trioserve.errors import InvalidRequestError, RecordTooLargeError, UnsupportedFieldError
 from trioserve.store import Part, Record, Records, Ref, new_id
 
@@ -56,17 +55,18 @@ def with_ids(items: Iterable[Item]) -> list[Item]:
     return made
 
 
-async def resolved(items: Sequence[Any], name: str) -> list[Any]:
-    """Put stored items of the current client in the place of references; others stay as they are.
+async def resolved(shelf: Shelf, items: Sequence[Any], name: str) -> list[Any]:
+    """Put stored items of the client in the place of references; others stay as they are.
 
     Args:
+        shelf: has them.
         items: as the client gives them.
         name: the field that has them.
 
     Raises:
         UnsupportedFieldError: there is no such item.
     """
-    own, whole = current_owner(), list(items)
+    own, whole = shelf.owner, list(items)
     places = [i for i, each in enumerate(items) if is_reference(each)]
     if not places:
         return whole
@@ -78,13 +78,13 @@ async def resolved(items: Sequence[Any], name: str) -> list[Any]:
     found: dict[str, Ref | None] = {}
     for start in range(0, len(ids), _N_AT_ONCE):
         some = ids[start : start + _N_AT_ONCE]
-        found |= zip(some, await look_up(partial(find, some=some)), strict=True)
+        found |= zip(some, await shelf.look_up(partial(find, some=some)), strict=True)
     refs: list[Ref] = []
     for i in places:
         if (ref := found[items[i]["id"]]) is None:
             raise UnsupportedFieldError.at(f"{name}[{i}]", NOT_STORED)
         refs.append(ref)
-    for i, item in zip(places, await values(await bodies(refs)), strict=True):
+    for i, item in zip(places, await shelf.values(await shelf.bodies(refs)), strict=True):
         if is_reference(item):
             raise UnsupportedFieldError.at(f"{name}[{i}]", NOT_STORED)
         whole[i] = item

@@ -8,14 +8,11 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import attrs
-from quart import request
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base.answers import Answer
-from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.connection import current_request
-from trioserve.api.base.http import json_response
-from trioserve.api.stored.reading import bodies, decoded, look_up, respond
+from trioserve.api.base.reply import Json, json
+from trioserve.api.base.routes import Query
+from trioserve.api.stored.shelf import Shelf, decoded
 from trioserve.errors import InvalidRequestError, NotFoundError, RecordDamagedError
 from trioserve.store import Record, Records, Ref
 from trioserve.whole_numbers import whole_number
@@ -78,33 +75,33 @@ class Page:
     newest: bool
 
     @classmethod
-    def of_request(cls, *, default: int = 20, most: int = 100, order: str = "desc") -> Page:
-        """Read the parameters of the current request. Raises InvalidRequestError."""
-        given, order = request.args.get("limit", str(default)), request.args.get("order", order)
+    def of(cls, query: Query, *, default: int = 20, most: int = 100, order: str = "desc") -> Page:
+        """Read the parameters of a request. Raises InvalidRequestError."""
+        given, order = query.get("limit", str(default)), query.get("order", order)
         if (limit := whole_number(given, least=1, most=most)) is None:
             raise InvalidRequestError.at("limit", f"must be a number from 1 to {most}.")
         if order not in ("asc", "desc"):
             raise InvalidRequestError.at("order", 'must be "asc" or "desc".')
-        return cls(limit, request.args.get("after") or None, order == "desc")
+        return cls(limit, query.get("after") or None, order == "desc")
 
-    async def items(self, find: Callable[[Records], Sequence[Side]]) -> Response:
-        """Make the response with a page of the items on some sides of records.
+    async def items(self, shelf: Shelf, find: Callable[[Records], Sequence[Side]]) -> Json:
+        """Answer with a page of the items on some sides of records.
 
         Raises:
             InvalidRequestError: there is no item `after` which the page begins.
             TrioServeError: from `find`.
         """
-        refs = await look_up(lambda records: self._refs(records, find(records)))
-        data, more = await bodies(refs[: self.limit]), len(refs) > self.limit
-        return await respond(data, lambda: page_body(decoded(data), more=more))
+        refs = await shelf.look_up(lambda records: self._refs(records, find(records)))
+        data, more = await shelf.bodies(refs[: self.limit]), len(refs) > self.limit
+        return await shelf.reply(data, lambda: page_body(decoded(data), more=more))
 
-    def respond(self, entries: Sequence[dict[str, Any]], **fields: Any) -> Response:
-        """Make the response with a page, of its entries and one more if there is one.
+    def reply(self, entries: Sequence[dict[str, Any]], **fields: Any) -> Json:
+        """Answer with a page, of its entries and one more if there is one.
 
         `fields` are other fields.
         """
         more = len(entries) > self.limit
-        return json_response({**page_body(entries[: self.limit], more=more), **fields})
+        return json({**page_body(entries[: self.limit], more=more), **fields})
 
     def _refs(self, records: Records, sides: Sequence[Side]) -> list[Ref]:
         """Find the items of a page, and one more, without reading them."""
@@ -126,15 +123,17 @@ class Page:
 
     async def records(
         self,
+        shelf: Shelf,
         kind: str,
         is_wanted: Callable[[Record], bool] = lambda record: True,
         entry: Callable[[Record], dict[str, Any]] = lambda record: record.body,
-    ) -> Response:
-        """Make the response with a page of the client's records of a kind.
+    ) -> Json:
+        """Answer with a page of the client's records of a kind.
 
         Damaged ones are logged, and left out of the list, unless `entry` knows what to say of them.
 
         Args:
+            shelf: has them.
             kind: which.
             is_wanted: tells which of them are in the list.
             entry: what the list has of a record.
@@ -142,19 +141,19 @@ class Page:
         Raises:
             InvalidRequestError: there is no record `after` which the page begins.
         """
-        own, found, after = current_owner(), list[Record](), None
+        own, found, after = shelf.owner, list[Record](), None
         if (name := self.after) is not None:
-            after = await look_up(lambda records: records.find(name, kind, own))
+            after = await shelf.look_up(lambda records: records.find(name, kind, own))
             if after is None:
                 raise self._unknown()
         while len(found) <= self.limit:
-            some = await look_up(partial(self._some, kind=kind, owner=own, after=after))
+            some = await shelf.look_up(partial(self._some, kind=kind, owner=own, after=after))
             if not some:
                 break
             found += [each for each, wanted in _sound(some, is_wanted) if wanted]
             after = some[-1]
         shown, more = found[: self.limit], len(found) > self.limit
-        return await respond(
+        return await shelf.reply(
             [each.data for each in shown],
             lambda: page_body([body for _, body in _sound(shown, entry)], more=more),
         )
@@ -187,16 +186,11 @@ def page_body(shown: Sequence[dict[str, Any]], *, more: bool = False) -> dict[st
     }
 
 
-def current_owner() -> bytes:
-    """The owner of what the client of the current request stores: its API key, if there are any."""
-    return current_app_state().store.owner_of(current_request().api_key)
-
-
 def missing(kind: str, id_: str) -> NotFoundError:
     """Make the error about what is not stored, or belongs to another API key."""
     return NotFoundError(f"There is no {kind} with the id {id_!r:.80}.")
 
 
-def deleted(kind: str, id_: str) -> Response:
-    """Make the response that says what was deleted."""
-    return json_response({"id": id_, "object": kind, "deleted": True})
+def deleted(kind: str, id_: str) -> Json:
+    """Tell what was deleted."""
+    return json({"id": id_, "object": kind, "deleted": True})

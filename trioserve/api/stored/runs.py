@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any, Protocol
 
 import attrs
 import trio
 
+from trioserve.api.base import errors
+from trioserve.api.base.reply import LONG, Ending, Json, Reply
+from trioserve.api.openai.responses.events import code_of
 from trioserve.api.openai.responses.request import StoringRequest
 from trioserve.api.sessions import StreamSession
 from trioserve.api.stored.items import (
@@ -18,13 +23,35 @@ from trioserve.api.stored.items import (
     add_to_conversation,
     parts_of,
 )
+from trioserve.api.stored.shelf import PER_NUMBER
 from trioserve.concurrency import Gate, Phase
-from trioserve.errors import UnavailableError
+from trioserve.errors import StoreError, UnavailableError, raised_alone
 from trioserve.fair_limiter import offload
+from trioserve.left_out import leave_out
 from trioserve.store import Part, Records, Store
 
 #: The end of a response that ran when the server was killed.
 _CUT = {"status": "incomplete", "incomplete_details": {"reason": "server_restarted"}}
+
+
+#: Seconds before the end of a response in the background is stored again, if the store failed.
+_PAUSE, _MAX_PAUSE = 1.0, 30.0
+
+
+class ResponseWriter(Protocol):
+    """The writer of a response's events, as far as it is stored.
+
+    Attributes:
+        response: as it is, once it has begun.
+        end_of_stream: the event with the whole response, and what follows it, once written.
+        n_before_end: the events before that one.
+    """
+
+    @property
+    def response(self) -> Mapping[str, Any] | None: ...
+
+    end_of_stream: bytes
+    n_before_end: int
 
 
 @attrs.define(eq=False)
@@ -37,9 +64,12 @@ class StoredRun:
         store: where it is stored.
         gate: of the app.
         options: how.
+        path: of the request.
+        is_asked: rather than stored by default: if it cannot be, that is an error.
         input: the items of the request, without those before them.
-        body: the response as far as it is known; only of one in the background, as what follows.
+        queued: the response before it begins; only of one in the background, as what follows.
         size: the bytes of its request.
+        writer: its events, once it has a place.
         session: in which it runs.
         is_there: whether it has a record.
         is_kept: whether its end is stored.
@@ -52,15 +82,22 @@ class StoredRun:
     store: Store
     gate: Gate
     options: StoringRequest
-    is_asked: bool  # rather than stored by default: if it cannot be, that is an error
+    path: str
+    is_asked: bool
     input: list[Part]
-    body: dict[str, Any] = attrs.field(factory=dict)
+    queued: dict[str, Any] = attrs.field(factory=dict)
     size: int = 0
+    writer: ResponseWriter | None = None
     session: StreamSession | None = None
     is_there: bool = False
     is_kept: bool = False
     begun: trio.Event = attrs.field(factory=trio.Event)
     ended: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """The response as far as it is known."""
+        return (self.writer and self.writer.response) or self.queued
 
     @property
     def repeated(self) -> dict[str, Any]:
@@ -73,9 +110,96 @@ class StoredRun:
             "store": self.options.store,
         }
 
+    @property
     def has_to_end(self) -> bool:
         """True once the server drains, so that the response has to end."""
         return self.gate.phase.value is not Phase.OPEN
+
+    async def stored(self, reply: Reply) -> Reply:
+        """Have a reply stored: a whole one now, and a stream before its last event is sent."""
+        if reply.status != 200:
+            return reply
+        if isinstance(reply, Ending):
+            self.writer = reply.writer
+            reply.at_end = partial(self._keep_last, reply.writer)
+            return reply
+        assert isinstance(reply, Json)
+        size = PER_NUMBER * reply.size
+        whole = await offload(reply.make, size, LONG)
+        try:
+            await self.keep(whole, size)
+        except UnavailableError as error:
+            if self.is_asked:
+                raise
+            _tell_not_stored(error)
+            whole = {**whole, "store": False}
+        return attrs.evolve(reply, make=lambda: whole)
+
+    async def _keep_last(self, writer: ResponseWriter, data: bytes) -> bytes:
+        """Store the response that has ended. Gives what is sent last: that, or an error."""
+        if not writer.end_of_stream:
+            return data  # it has failed before it began
+        assert writer.response is not None
+        response = dict(writer.response)
+        if self.options.background and response["status"] == "failed" and self.has_to_end:
+            response["status"] = "cancelled"
+        pause = _PAUSE
+        while True:
+            try:
+                await self.keep(response, len(data))
+                return data
+            except UnavailableError as error:
+                failure = error
+            is_lasting = not isinstance(failure, StoreError)
+            if not self.options.background or is_lasting or self.has_to_end:
+                break
+            with trio.move_on_after(pause):
+                await self.gate.phase.wait_value(lambda phase: phase is not Phase.OPEN)
+            pause = min(2 * pause, _MAX_PAUSE)
+        if not self.is_asked:
+            _tell_not_stored(failure)
+            return data
+        body = errors.bodies_on(self.path)(failure)
+        told = errors.shape_of(self.path).event(body, writer.n_before_end)
+        return data.removesuffix(writer.end_of_stream) + told
+
+    @asynccontextmanager
+    async def live(self, asking: AbstractAsyncContextManager[Reply]) -> AsyncIterator[Reply]:
+        """Store that a response runs in the background, run it, and store how it ends."""
+        status, code, problem = "failed", code_of(500), {}
+        await self.add()
+        self.begun.set()
+        try:
+            async with asking as reply:
+                if reply.status != 200:
+                    assert isinstance(reply, Json)
+                    code, problem = code_of(reply.status), reply.make()
+                yield await self.stored(reply)
+        except trio.Cancelled:
+            status = "cancelled"
+            raise
+        except Exception as group:
+            error = errors.known(raised_alone(group))
+            code, problem = code_of(error.status), errors.bodies_on(self.path)(error)
+            raise error from group
+        finally:
+            with trio.CancelScope(shield=True):
+                message = problem["error"]["message"] if problem else "The response has no end."
+                await self._keep_end(status, {"code": code, "message": message})
+
+    async def _keep_end(self, status: str, error: Mapping[str, str]) -> None:
+        """Store how a run has ended that has not come to its last event."""
+        if self.is_kept:
+            return
+        if self.has_to_end:
+            status = "cancelled"
+        failure = error if status == "failed" else None
+        body = {**self.body, "status": status, "error": failure, "output": []}
+        self.writer, self.queued = None, body
+        try:
+            await self.keep(body, 0)
+        except UnavailableError as problem:
+            leave_out("the end of a background response", problem.message)
 
     async def add(self) -> None:
         """Store the response before it is begun. Raises UnavailableError."""
@@ -86,7 +210,7 @@ class StoredRun:
             records.check_share(self.owner, n_bytes)
 
         await self.store.do(check)
-        await self._add(self.body, check, is_open=True)
+        await self._add(self.queued, check, is_open=True)
         self.is_there = True
 
     async def _add(
@@ -129,6 +253,10 @@ class StoredRun:
         else:
             await self._add(body, add_output)
         self.is_kept = True
+
+
+def _tell_not_stored(error: UnavailableError) -> None:
+    leave_out("store", f"it is the default, and not possible at the moment: {error.message}")
 
 
 def settle(records: Records) -> None:

@@ -7,18 +7,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from quart import Blueprint, request
-from quart_trio.wrappers import TrioResponse as Response
-
 from trioserve.api.base.answers import Answer
-from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.rights import own_name
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import Reply
+from trioserve.api.base.routes import Query, Routes
 from trioserve.api.openapi import gives, takes
+from trioserve.api.service import AppState
 from trioserve.api.stored.listing import QUERY, Page, PageOf
 from trioserve.errors import InvalidRequestError
 from trioserve.store.usage import GROUPS, Group, UsageQuery, day_before, day_of
 
-blueprint = Blueprint("usage", __name__)
+routes = Routes()
 
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 
@@ -52,7 +51,7 @@ class UsagePage(PageOf, kw_only=True):
     end: str
 
 
-@blueprint.get("/v1/usage")
+@routes.get("/v1/usage")
 @takes(
     None,
     query={
@@ -64,34 +63,31 @@ class UsagePage(PageOf, kw_only=True):
     },
 )
 @gives(UsagePage)
-async def usage() -> Response:
+async def usage(query: Query, caller: Caller, app: AppState) -> Reply:
     """Tell what the API key has used; a key that may manage the server sees all keys."""
-    end = _day("end") or day_of(time.time())
-    start = _day("start") or day_before(end, _DEFAULT_DAYS - 1)
+    end = _day(query, "end") or day_of(time.time())
+    start = _day(query, "start") or day_before(end, _DEFAULT_DAYS - 1)
     if start > end:
         raise InvalidRequestError.at("start", f"must not be after end, which is {end}.")
-    page, groups, state = (
-        Page.of_request(default=100, most=1000, order="asc"),
-        _groups(),
-        current_app_state(),
-    )
-    query = UsageQuery(
+    page = Page.of(query, default=100, most=1000, order="asc")
+    groups = _groups(query)
+    wanted = UsageQuery(
         start=start,
         end=end,
         groups=groups,
-        key=own_name(),
+        key=caller.own_name,
         after=_after(page, groups),
         newest=page.newest,
         limit=page.limit + 1,
     )
-    await state.usage.save(state.store)
-    found = await state.store.do(lambda records: query.read(records.connection))
+    await app.usage.save(app.store)
+    found = await app.store.do(lambda records: wanted.read(records.connection))
     entries = [{"id": _id_of(each, groups), **each} for each in found]
-    return page.respond(entries, start=start, end=end)
+    return page.reply(entries, start=start, end=end)
 
 
-def _day(name: str) -> str | None:
-    given = request.args.get(name)
+def _day(query: Query, name: str) -> str | None:
+    given = query.get(name)
     if not given:
         return None
     try:
@@ -102,8 +98,8 @@ def _day(name: str) -> str | None:
     raise InvalidRequestError.at(name, "must be a day, as 2026-01-31.")
 
 
-def _groups() -> list[Group]:
-    given = request.args.get("group_by") or "day"
+def _groups(query: Query) -> list[Group]:
+    given = query.get("group_by") or "day"
     names = dict.fromkeys(given.split(","))
     if not names.keys() <= {*GROUPS}:
         raise InvalidRequestError.at("group_by", "must be day, key or model, or several of them.")

@@ -14,18 +14,17 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import attrs
 import httpcore2
 import trio
-from quart import Blueprint, Quart, current_app, request
-from quart_trio.wrappers import TrioResponse as Response
 
-from trioserve.api.base import access
-from trioserve.api.base.answers import Bytes
-from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.body import read_whole
-from trioserve.api.base.connection import Request, current_request
+from trioserve.api.base import answers
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import Pieces, Reply
+from trioserve.api.base.routes import Query, Routes, reads
+from trioserve.api.edge import access
 from trioserve.api.openapi import gives, takes
 from trioserve.config import Config
 from trioserve.errors import (
@@ -39,11 +38,12 @@ from trioserve.fair_limiter import FairLimiter
 from trioserve.log import get_logger
 from trioserve.server.media.fetch import FAILURES, Dialer, FetchRules, Target, parse_url, url_of
 
-blueprint = Blueprint("proxy", __name__)
+if TYPE_CHECKING:
+    from trioserve.api.service import AppState
+
+routes = Routes()
 
 _log = get_logger("trioserve.api")
-
-_NAME = "trioserve.proxy"  # in `app.extensions`
 
 #: Headers of this name with one of these in front are sent on, and no others.
 _PREFIXES = ("x-llama-server-proxy-header-", "x-trioserve-proxy-header-")
@@ -87,8 +87,8 @@ _CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 600.0
 
 
 @attrs.define(eq=False)
-class _Proxy:
-    """What the requests of an app share."""
+class Proxy:
+    """The requests of an app, as `AppState.proxy`."""
 
     dialer: Dialer
     #: Requests do not wait: those before them may last as long as an MCP server likes.
@@ -97,45 +97,41 @@ class _Proxy:
     )
 
     @classmethod
-    def of(cls, app: Quart, config: Config) -> _Proxy:
-        """The one of an app, made when it is first needed."""
-        if _NAME not in app.extensions:
-            rules = FetchRules(config.ui_mcp_proxy_hosts or ("all",), "--ui-mcp-proxy-hosts")
-            app.extensions[_NAME] = cls(Dialer(rules))
-        proxy = app.extensions[_NAME]
-        assert isinstance(proxy, _Proxy)
-        return proxy
+    def of(cls, config: Config) -> Proxy:
+        """Make the one of a configuration."""
+        rules = FetchRules(config.ui_mcp_proxy_hosts or ("all",), "--ui-mcp-proxy-hosts")
+        return cls(Dialer(rules))
 
 
-@blueprint.route("/cors-proxy", methods=["GET", "POST", "DELETE"])
+@routes.get("/cors-proxy")
+@routes.post("/cors-proxy")
+@routes.delete("/cors-proxy")
+@reads(bytes)
 @takes(None, query={"url": "where the request goes"})
-@gives(Bytes, "*/*")
-async def forward() -> Response:
+@gives(answers.Bytes, "*/*")
+async def forward(body: bytes, caller: Caller, app: AppState, query: Query) -> Reply:
     """Send a request of a page to an MCP server of another origin, with ``--ui-mcp-proxy``."""
-    config = current_app_state().config
+    config = app.config
     if not config.has_mcp_proxy:
         raise PermissionDeniedError("This feature is disabled. Start the server with "
                                     "--ui-mcp-proxy.")  # fmt: skip
-    access.check_embedding(request.headers, config)
-    if request.headers.get("Sec-Fetch-Dest", "empty") != "empty":
+    access.check_embedding(caller.headers, config)
+    if caller.headers.get("Sec-Fetch-Dest", "empty") != "empty":
         raise PermissionDeniedError("Only scripts of the page may send requests here.")
-    current = current_request()
-    target = _target(request.args.get("url", ""))
-    headers = [(b"host", target.netloc.encode()), *_headers(current)]
-    body, _ = await read_whole(lambda data: None)
-    if body or current.method == "POST":
+    target = _target(query.get("url", ""))
+    headers = [(b"host", target.netloc.encode()), *_headers(caller)]
+    if body or caller.method == "POST":
         headers.append((b"content-length", b"%d" % len(body)))
-    proxy, resources = _Proxy.of(current_app, config), current.resources
-    await resources.enter_async_context(proxy.places.place())
+    await caller.open(app.proxy.places.place())
     try:
-        connection = await proxy.dialer.connection(target)
+        connection = await app.proxy.dialer.connection(target)
     except InvalidMediaError as error:
         raise PermissionDeniedError(f"The MCP server {error.message}.") from None
-    await resources.enter_async_context(connection)
+    await caller.open(connection)
     answer = await _exchange(
         connection,
         httpcore2.Request(
-            current.method,
+            caller.method,
             url_of(target),
             headers=headers,
             content=body,
@@ -143,8 +139,10 @@ async def forward() -> Response:
         ),
         target,
     )
-    _log.info("forwarded", method=current.method, to=target.netloc, status=answer.status)
-    return Response(_body(answer), status=answer.status, headers=_shown(answer))
+    _log.info("forwarded", method=caller.method, to=target.netloc, status=answer.status)
+    shown = _shown(answer)
+    kind = shown.get("content-type", "")
+    return Pieces(pieces=_body(answer), status=answer.status, headers=shown, content_type=kind)
 
 
 def _target(url: str) -> Target:
@@ -157,9 +155,9 @@ def _target(url: str) -> Target:
         raise InvalidRequestError(f"The MCP server {error.message}.", param="url") from None
 
 
-def _headers(current: Request) -> Iterator[tuple[bytes, bytes]]:
+def _headers(caller: Caller) -> Iterator[tuple[bytes, bytes]]:
     """The headers that the page wants to be sent. Raises InvalidRequestError."""
-    for name, value in current.headers.items():
+    for name, value in caller.headers.items():
         prefix = next((one for one in _PREFIXES if name.lower().startswith(one)), None)
         if prefix is None:
             continue

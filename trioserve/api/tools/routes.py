@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from msgspec import UNSET, UnsetType
-from quart import Blueprint, request
-from quart_trio.wrappers import TrioResponse as Response
+from werkzeug.http import parse_options_header
 
 from trioserve.api.base import errors, readers, sse
 from trioserve.api.base.answers import Answer
-from trioserve.api.base.app_state import AppState, current_app_state
-from trioserve.api.base.body import read_body_as
-from trioserve.api.base.connection import KeepAlive, current_request
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import (
     RequestBody,
     field,
 )
-from trioserve.api.base.http import uncounted_context
+from trioserve.api.base.reply import Data, KeepAlive, Pieces, Reply
+from trioserve.api.base.routes import Query, Routes
 from trioserve.api.openapi import gives, takes
 from trioserve.concurrency import Bell, alongside
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
@@ -32,7 +30,10 @@ from trioserve.fair_limiter import offload
 from trioserve.server.observers.observer import ToolRecord, observed_tool
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
-blueprint = Blueprint("tools", __name__)
+if TYPE_CHECKING:
+    from trioserve.api.service import AppState
+
+routes = Routes()
 
 #: What is up to the client is in headers.
 _IN_HEADERS = {"cwd": "X-Tool-Cwd", "runtime": "X-Tool-Runtime", "resp_type": "X-Resp-Type"}
@@ -53,14 +54,12 @@ class CallRequest(RequestBody):
     stream: bool = False
 
 
-def _life() -> AppState:
-    """The service behind the current app. Raises PermissionDeniedError: it has no tools."""
-    life = current_app_state()
-    if not life.config.has_tools:
+def _check(app: AppState) -> None:
+    """Raise PermissionDeniedError if an app has no tools."""
+    if not app.config.has_tools:
         raise PermissionDeniedError(
             "This feature is disabled. Start the server with --tools or --mcp-servers-config."
         )
-    return life
 
 
 # -- the list
@@ -81,11 +80,12 @@ class _Tool(Answer):
     mcp_server: str | UnsetType = UNSET
 
 
-@blueprint.get("/tools")
+@routes.get("/tools")
 @gives(list[_Tool])
-async def tools() -> Response:
+async def tools(query: Query, caller: Caller, app: AppState) -> Reply:
     """List the tools that the server runs for clients and models."""
-    return await _json([_described(tool.info) for tool in _life().tools.tools.values()])
+    _check(app)
+    return await _json([_described(tool.info) for tool in app.tools.tools.values()], caller)
 
 
 def _described(info: ToolInfo) -> _Tool:
@@ -104,28 +104,31 @@ def _described(info: ToolInfo) -> _Tool:
 # -- a call
 
 
-@blueprint.post("/tools")
+@routes.post("/tools")
 @takes(CallRequest)
 @gives(dict[str, Any])
-async def call() -> Response:
+async def call(request: CallRequest, caller: Caller, app: AppState) -> Reply:
     """Call a tool, and answer with its result; with `stream`, with its output as it comes.
 
     The header `X-Tool-Cwd` names the folder that the tool works in, and `X-Tool-Runtime` the
     container or the host. A client that leaves ends the call.
     """
-    life = _life()
-    if request.mimetype != "application/json":  # a page of another site can send other types
+    _check(app)
+    kind, _ = parse_options_header(caller.headers.get("Content-Type", ""))
+    if kind != "application/json":  # a page of another site can send other types
         raise InvalidRequestError("The Content-Type must be application/json.")
-    asked = await read_body_as(CallRequest.parse)
-    tool = life.tools.find(asked.tool, streams=asked.stream)
-    running = _StreamedCall(life, tool, _arguments(tool, asked.params))
-    if not asked.stream:
+    tool = app.tools.find(request.tool, streams=request.stream)
+    running = _StreamedCall(app, caller, tool, _arguments(tool, request.params))
+    if not request.stream:
         result = await running.run()
-        return await _json(result.answer)
-    await current_request().resources.enter_async_context(alongside(running.run_streamed))
-    if (interval := life.config.sse_ping_interval) > 0:
-        current_request().keep_alive = KeepAlive(interval)
-    return Response(running.events(), headers=sse.HEADERS, content_type=sse.CONTENT_TYPE)
+        return await _json(result.answer, caller)
+    await caller.open(alongside(running.run_streamed))
+    return Pieces(
+        pieces=running.events(),
+        headers=dict(sse.HEADERS),
+        content_type=sse.CONTENT_TYPE,
+        keep_alive=KeepAlive.every(app.config.sse_ping_interval),
+    )
 
 
 def _arguments(tool: Tool, params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -138,15 +141,17 @@ def _arguments(tool: Tool, params: Mapping[str, Any]) -> Mapping[str, Any]:
 class _StreamedCall:
     """One call, and its output on the way to the client."""
 
-    def __init__(self, life: AppState, tool: Tool, arguments: Mapping[str, Any]) -> None:
-        self._life = life
+    def __init__(
+        self, app: AppState, caller: Caller, tool: Tool, arguments: Mapping[str, Any]
+    ) -> None:
+        self._app = app
         self._tool = tool
         self._arguments = arguments
-        self._record = ToolRecord(tool.info.name, tool.info.kind, context=uncounted_context())
+        self._record = ToolRecord(tool.info.name, tool.info.kind, context=caller.context())
         self._context = ToolCallContext(
-            cwd=_header("cwd") or None,
-            runtime=_header("runtime") or None,
-            response_type=_header("resp_type"),
+            cwd=_header(caller, "cwd") or None,
+            runtime=_header(caller, "runtime") or None,
+            response_type=_header(caller, "resp_type"),
             on_output=self._add,
         )
         self._output: list[str] = []  # that is not written yet
@@ -156,8 +161,8 @@ class _StreamedCall:
 
     async def run(self) -> ToolResult:
         """Call the tool. Raises as `ClientToolCalls.run`."""
-        with observed_tool(self._life.observers, self._record):
-            return await self._life.tool_calls.run(
+        with observed_tool(self._app.observers, self._record):
+            return await self._app.tool_calls.run(
                 self._tool, self._arguments, self._context, self._record
             )
 
@@ -196,9 +201,9 @@ class _StreamedCall:
                 return
 
 
-def _header(field: str) -> str:
+def _header(caller: Caller, field: str) -> str:
     """The value of one of the headers. Pages send Latin-1, and others UTF-8."""
-    value = request.headers.get(_IN_HEADERS[field], "").strip()
+    value = caller.headers.get(_IN_HEADERS[field], "").strip()
     try:
         return value.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:
@@ -216,10 +221,10 @@ def _event(value: Any) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
 
 
-async def _json(value: Any) -> Response:
+async def _json(value: Any, caller: Caller) -> Data:
     data = await offload(partial(_encode, value), _size(value), _SHORT)
-    current_request().held.grow(len(data))
-    return Response(data, content_type="application/json")
+    caller.held.grow(len(data))
+    return Data(body=data)
 
 
 def _size(value: Any) -> int:

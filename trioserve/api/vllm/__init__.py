@@ -5,4 +5,4 @@ from __future__ import annotations
 from trioserve.api.base.vendors import Vendor
 from trioserve.api.vllm import routes
 
-VENDOR = Vendor(routes=(routes.blueprint,))
+VENDOR = Vendor(name="vllm", routes=(routes.routes,))

@@ -8,11 +8,10 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 import numpy as np
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.answers import Answer
+from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import (
     STRING,
     MismatchError,
@@ -24,16 +23,17 @@ from trioserve.api.base.fields import (
     naming,
 )
 from trioserve.api.base.generation import check_pools
-from trioserve.api.base.http import current_context, json_response, long_response
+from trioserve.api.base.models import Models
 from trioserve.api.base.output import new_id
 from trioserve.api.base.readers import RawPrompt
-from trioserve.api.base.service import current_server, read_for_model
+from trioserve.api.base.reply import Json, Reply, json, long_json
+from trioserve.api.base.routes import Query, Routes, of_kind
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server.server import Server
 from trioserve.types import place_of
 
-blueprint = Blueprint("vllm", __name__)
+routes = Routes(of_model=True)
 
 _T = TypeVar("_T")
 
@@ -142,40 +142,45 @@ class Scores(_List, kw_only=True):
     data: Sequence[_Score]
 
 
-@blueprint.post("/score")
-@blueprint.post("/v1/score")
-@takes(ScoreRequest)
-@gives(Scores)
-async def score() -> Response:
-    """Score how well texts fit others: by a reranker, or by the cosine of their embeddings."""
-    request, server = await read_for_model(ScoreRequest.parse, _check_scores)
-    find = _by_reranker if server.model.pooling == "rank" else _by_cosine
-    scores, n_tokens = await find(server, request)
-    data = sse.LazyList(lambda index: _Score(index, scores[index]), range(len(scores)))
-    return await _respond(Scores, "score", server, data, n_tokens, len(scores))
-
-
 def _check_scores(server: Server) -> None:
     server.model.check_scores()
     if server.model.pooling != "rank":
         check_pools(server)
 
 
-async def _by_reranker(server: Server, request: ScoreRequest) -> tuple[Sequence[float], int]:
+@routes.post("/score")
+@routes.post("/v1/score")
+@of_kind(_check_scores)
+@takes(ScoreRequest)
+@gives(Scores)
+async def score(request: ScoreRequest, caller: Caller, models: Models) -> Reply:
+    """Score how well texts fit others: by a reranker, or by the cosine of their embeddings."""
+    server = models.use(request.model, caller)
+    find = _by_reranker if server.model.pooling == "rank" else _by_cosine
+    scores, n_tokens = await find(server, request, caller)
+    data = sse.LazyList(lambda index: _Score(index, scores[index]), range(len(scores)))
+    return _reply(Scores, "score", server, data, n_tokens, len(scores))
+
+
+async def _by_reranker(
+    server: Server, request: ScoreRequest, caller: Caller
+) -> tuple[Sequence[float], int]:
     queries: str | Sequence[str] = request.text_1
     with naming({"query": "text_1", "documents": "text_2"}):
         ranking = await server.rerank(
             queries[0] if len(queries) == 1 else queries,
             request.text_2,
             priority=request.priority,
-            context=current_context(request.timeout, request.keep_alive),
+            context=caller.counted(server, request.timeout, request.keep_alive),
         )
     request.check_activation(ranking.are_probs)
     scores = ranking.shares if request.use_activation else ranking.scores
     return scores, sum(ranking.n_tokens)
 
 
-async def _by_cosine(server: Server, request: ScoreRequest) -> tuple[Sequence[float], int]:
+async def _by_cosine(
+    server: Server, request: ScoreRequest, caller: Caller
+) -> tuple[Sequence[float], int]:
     if not request.use_activation:
         raise InvalidRequestError.at(
             "use_activation", "must be true: an embedding model gives cosines."
@@ -192,7 +197,7 @@ async def _by_cosine(server: Server, request: ScoreRequest) -> tuple[Sequence[fl
             (*request.text_1, *request.text_2),
             normalize=2,
             priority=request.priority,
-            context=current_context(request.timeout, request.keep_alive),
+            context=caller.counted(server, request.timeout, request.keep_alive),
         )
     first, second = np.stack(done.vectors[:n_first]), np.stack(done.vectors[n_first:])
     scores: list[float] = (first * second).sum(axis=1).tolist()
@@ -222,19 +227,18 @@ class Classes(_List, kw_only=True):
     data: Sequence[_Class]
 
 
-@blueprint.post("/classify")
-@blueprint.post("/v1/classify")
+@routes.post("/classify")
+@routes.post("/v1/classify")
+@of_kind(lambda server: server.model.check_classifies())
 @takes(ClassifyRequest)
 @gives(Classes)
-async def classify() -> Response:
+async def classify(request: ClassifyRequest, caller: Caller, models: Models) -> Reply:
     """Find the class of each text."""
-    request, server = await read_for_model(
-        ClassifyRequest.parse, lambda server: server.model.check_classifies()
-    )
+    server = models.use(request.model, caller)
     found = await server.classify(
         request.input,
         priority=request.priority,
-        context=current_context(request.timeout, request.keep_alive),
+        context=caller.counted(server, request.timeout, request.keep_alive),
     )
     request.check_activation(found.are_probs)
     scores = found.probs if request.use_activation else found.scores
@@ -246,17 +250,17 @@ async def classify() -> Response:
 
     data = sse.LazyList(write, range(len(scores)))
     n_tokens = sum(found.n_tokens)
-    return await _respond(Classes, "classify", server, data, n_tokens, sum(map(len, scores)))
+    return _reply(Classes, "classify", server, data, n_tokens, sum(map(len, scores)))
 
 
-async def _respond(
+def _reply(
     form: type[_List],
     kind: str,
     server: Server,
     data: sse.LazyList,
     n_tokens: int,
     n_numbers: int,
-) -> Response:
+) -> Json:
     written = form(
         id=new_id(kind),
         created=int(time.time()),
@@ -264,7 +268,7 @@ async def _respond(
         data=data,
         usage=_ListUsage(prompt_tokens=n_tokens, total_tokens=n_tokens),
     )
-    return await long_response(lambda: written, n_numbers + 32 * len(data))
+    return long_json(lambda: written, n_numbers + 32 * len(data))
 
 
 # -- the tokenizer
@@ -281,13 +285,13 @@ class TokenizerInfo(Answer, kw_only=True):
     chat_template: str | None
 
 
-@blueprint.get("/tokenizer_info")
+@routes.get("/tokenizer_info")
 @takes(None, query={"model": "the name of the model, in a router"})
 @gives(TokenizerInfo)
-async def tokenizer_info() -> Response:
+async def tokenizer_info(query: Query, caller: Caller, models: Models) -> Reply:
     """Describe the tokenizer and the chat template."""
-    model = current_server().model
-    return json_response(
+    model = models.use(query.get("model"), caller).model
+    return json(
         TokenizerInfo(
             bos_token=model.info.bos_token or None,
             eos_token=model.info.eos_token or None,

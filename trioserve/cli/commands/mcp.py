@@ -116,7 +116,7 @@ async def _serve_http(
     """Serve until cancelled."""
     import hypercorn.trio
 
-    from trioserve.api.base.tcp import raise_limit
+    from trioserve.api.edge.tcp import raise_limit
     from trioserve.cli.mcp_http import PATH, mcp_app
 
     raise_limit()

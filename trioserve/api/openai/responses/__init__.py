@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from trioserve.api.base.vendors import PromptFields, Vendor
+from trioserve.api.base.vendors import Vendor
 from trioserve.api.openai.responses import events, routes
 
-_PROMPT = PromptFields(head=("instructions", "tools"), turns=("input",))
-
 VENDOR = Vendor(
+    name="responses",
     paths=("/v1/responses", "/responses"),
-    routes=(routes.blueprint,),
+    routes=(routes.routes,),
     errors=events.SHAPE,
-    prompts={"/v1/responses": _PROMPT, "/responses": _PROMPT},
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal, Self
 
@@ -20,8 +20,7 @@ from msgspec import UNSET, UnsetType
 from trioserve.api.base import errors, sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.chat_request import ChatRequest
-from trioserve.api.base.connection import current_request
-from trioserve.api.base.http import LONG, current_request_id
+from trioserve.api.base.reply import LONG
 from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of
 from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.api.base.timings import LiveTimings, timings_of
@@ -49,6 +48,7 @@ from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.engine.backend import Vocab
 from trioserve.errors import TrioServeError
 from trioserve.fair_limiter import offload
+from trioserve.log import request_id
 from trioserve.server.runs.events import (
     EndReason,
     RunEnded,
@@ -202,7 +202,6 @@ class ResponseBuilder:
     Args:
         model: the name that the response gives.
         request: what was asked for; the response repeats most of it.
-        chat: the same, as a chat.
         params: how it is answered.
         n_prompt: the tokens of the prompt.
         vocab: what the tokens stand for.
@@ -214,17 +213,16 @@ class ResponseBuilder:
         self,
         model: str,
         request: ResponsesRequest,
-        chat: ChatRequest,
         params: GenerationParams,
         n_prompt: int,
         vocab: Vocab,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        self._chat, self._params = chat, params
+        self._chat, self._params = request.chat, params
         self._n_prompt, self._vocab = n_prompt, vocab
         self._tokens = TokensOfText(vocab.pieces)
         self._labels = labels
-        self._of_client = frozenset(chat.tool_names)
+        self._of_client = frozenset(request.chat.tool_names)
         self._offered = request.offer.tools
         self._calls: dict[str, MadeCallItem] = {}  # of the server, without a result, by their ids
         self._n_reasoning = 0
@@ -314,7 +312,7 @@ class ResponseBuilder:
     def fail(self, error: TrioServeError) -> list[Event]:
         """Take an error in place of the end."""
         self._close("incomplete")
-        message = errors.message_of(error, current_request_id())
+        message = errors.message_of(error, request_id())
         failed = {"code": code_of(error.status), "message": message}
         self.response = self._response("failed", error=failed)
         return [{"type": "response.failed", "response": self.response}]
@@ -438,6 +436,10 @@ def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, 
     }
 
 
+#: The events that have the whole response.
+_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
 class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
     """Writes the stream of a response."""
 
@@ -447,12 +449,15 @@ class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
         self._builder, self._chat = builder, chat
         self._repeated = repeated
         self._n_events = 0
+        #: The event with the whole response, and what follows it; and the events before.
+        self.end_of_stream, self.n_before_end = b"", 0
         self._live = LiveTimings(n_prompt, monotonic)
 
     @classmethod
-    async def of(cls, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int) -> Self:
-        """Encode once what several events repeat of the current request, which may be long."""
-        size = current_request().held.n_bytes
+    async def of(
+        cls, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int, size: int
+    ) -> Self:
+        """Encode once what several events repeat of the request, which has about `size` bytes."""
         repeated = await offload(lambda: sse.encode(builder.repeated), size, LONG)
         return cls(builder, chat, n_prompt, repeated)
 
@@ -488,8 +493,18 @@ class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
         events = self._builder.fail(known) if self._builder.begun else []
         return self._write_all([*events, as_event(errors.body(known))])
 
-    def _write_all(self, events: Iterable[Event]) -> bytes:
-        return b"".join(map(self._write, events))
+    def _write_all(self, events: Sequence[Event]) -> bytes:
+        written = [self._write(each) for each in events]
+        kinds = [each["type"] for each in events]
+        if (end := next((i for i, kind in enumerate(kinds) if kind in _ENDS), None)) is not None:
+            self.end_of_stream = b"".join(written[end:])
+            self.n_before_end = self._n_events - len(events) + end
+        return b"".join(written)
+
+    @property
+    def response(self) -> Mapping[str, Any] | None:
+        """The response as it is, once it has begun."""
+        return self._builder.response if self._builder.begun else None
 
     def _write(self, event: Event) -> bytes:
         kind = event["type"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -16,7 +16,6 @@ import attrs
 
 from trioserve.api.base.chat_request import as_content
 from trioserve.api.base.fields import mapping, named, objects, one_of, required, text
-from trioserve.api.base.stored_as import StoredAs
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS, ClientTool
 from trioserve.chat.messages import (
     INPUT_ARGUMENT,
@@ -212,8 +211,8 @@ class Conversation:
         return match[0].removesuffix(".function") if i is None else places[i]
 
 
-def read_input(body: Mapping[str, Any]) -> Conversation:
-    """Read ``instructions`` and ``input``.
+def read_input(body: Mapping[str, Any], before: Sequence[Item] = ()) -> Conversation:
+    """Read ``instructions`` and ``input``, with stored items before the client's.
 
     Raises:
         UnsupportedFieldError: an item or a part of one is of a type that cannot be given here.
@@ -223,14 +222,17 @@ def read_input(body: Mapping[str, Any]) -> Conversation:
     chat = Conversation()
     if (instructions := body.get("instructions")) is not None:
         chat.add("instructions", "system", named(text, instructions, "instructions"))
-    given, n_before = body.get("input"), StoredAs.of(body).n_before
+    given = body.get("input")
+    if isinstance(given, list):
+        what = "items with those that are stored" if before else "items"
+        check_count(len(before) + len(given), MAX_MESSAGES, "input", what)
+    for item in before:
+        _read_item(chat, item, "previous_response_id")
     if isinstance(given, str):
         chat.add("input", "user", given)
     elif isinstance(given, list):
-        what = "items with those that are stored" if n_before else "items"
-        check_count(len(given), MAX_MESSAGES, "input", what)
-        for i, item in enumerate(given, -n_before):
-            _read_item(chat, item, "previous_response_id" if i < 0 else f"input[{i}]")
+        for i, item in enumerate(given):
+            _read_item(chat, item, f"input[{i}]")
     else:
         problem = "is required" if given is None else "must be a string or a list of items"
         raise InvalidRequestError.at("input", f"{problem}.")

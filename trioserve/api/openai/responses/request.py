@@ -7,7 +7,7 @@ has are read here. All others, such as ``temperature``, mean the same as for a c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import attrs
 
@@ -21,6 +21,7 @@ from trioserve.api.base.fields import (
     STRING,
     MismatchError,
     Only,
+    PromptFields,
     RequestBody,
     field,
     json_type,
@@ -29,12 +30,12 @@ from trioserve.api.base.fields import (
     named,
     object_schema,
     objects,
-    refuse_unsupported,
+    of_fields,
     strings,
+    structure,
     text,
 )
-from trioserve.api.base.request_schemas import of_fields
-from trioserve.api.base.stored_as import StoredAs
+from trioserve.api.base.stored_as import NOT_STORED, StoredAs
 from trioserve.api.openai.responses.input import Conversation, read_input
 from trioserve.api.openai.responses.tools import Offer
 from trioserve.chat.messages import MAX_MESSAGES, MAX_TOOLS, NOT_HOSTED, check_count
@@ -54,13 +55,6 @@ _UNSUPPORTED: Mapping[str, Only] = {
     "reasoning_format": Only("auto", "deepseek", "none"),
     "truncation": Only("disabled", harmless="a prompt that is too long is an error"),
     "verbose": Only(False),
-}
-
-#: What `trioserve.api.stored` has taken out of a body before it is read here.
-_OF_THE_STORE: Mapping[str, Only] = {
-    "background": Only(False),
-    "conversation": Only(),
-    "previous_response_id": Only(""),
 }
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -185,6 +179,7 @@ class ResponsesRequest(StoringRequest):
     """``POST /v1/responses``. `for_chats` holds what a chat request understands as it is."""
 
     unsupported = _UNSUPPORTED
+    prompt_fields = PromptFields(head=("instructions", "tools"), turns=("input",))
     for_chats: dict[str, Any] = field(whole=_for_chats)
     input: Conversation = field(
         whole=json_type(
@@ -209,7 +204,8 @@ class ResponsesRequest(StoringRequest):
     user: str | None = field(read=readers.name, default=None)
     safety_identifier: str | None = field(read=readers.name, default=None)
     prompt_cache_key: str | None = field(read=readers.name, default=None)
-    stored: StoredAs = field(whole=StoredAs.of)
+    stored: StoredAs = attrs.field(init=False, default=NOT_STORED)
+    chat: ChatRequest = attrs.field(init=False)
     offer: Offer = attrs.field(init=False)
 
     @offer.default
@@ -218,14 +214,17 @@ class ResponsesRequest(StoringRequest):
         return Offer([*given, *self.input.tools])
 
     @classmethod
-    def parse_with_chat(cls, body: Mapping[str, Any]) -> tuple[ResponsesRequest, ChatRequest]:
+    def parse(cls, body: Mapping[str, Any], stored: StoredAs = NOT_STORED) -> Self:
         """Read a body, and make the chat request of it.
+
+        Args:
+            body: of the request.
+            stored: how the response is stored.
 
         Raises:
             InvalidRequestError: `param` names the field at fault.
         """
-        refuse_unsupported(body, _OF_THE_STORE)
-        request = cls.parse(body)
+        request = structure(cls, body, input=read_input(body, stored.before))
         if request.top_logprobs and _LOGPROBS not in request.include:
             raise InvalidRequestError.at("top_logprobs", f"needs {_LOGPROBS!r} in 'include'.")
         request.input.tool_places = request.offer.places
@@ -243,7 +242,9 @@ class ResponsesRequest(StoringRequest):
         if chat.grammar is not None and chat.grammar.param.startswith("response_format"):
             param = chat.grammar.param.replace("response_format", "text.format", 1)
             chat = attrs.evolve(chat, grammar=attrs.evolve(chat.grammar, param=param))
-        return request, chat
+        object.__setattr__(request, "stored", stored)
+        object.__setattr__(request, "chat", chat)
+        return request
 
     def _in_chat(self) -> dict[str, Any]:
         """The body of a chat request that asks for the same."""

@@ -3,8 +3,8 @@
 quart-trio runs a request in a nursery and cancels it when the client disconnects. This subclass
 keeps that behavior and adds to it:
 
-- Resources that a handler opens for its response (such as a stream of tokens) are kept in
-  `Request.resources`, and closed in the same task once the response has been sent or cut off.
+- Resources that a handler opens for its answer (such as a stream of tokens) are kept in
+  `Caller.resources`, and closed in the same task once the answer has been sent or cut off.
 - A client that sends a body over the limit gets the response before the connection closes, and
   Hypercorn's reader does not wait forever for a consumer of the rest. The response announces the
   close, so that the client does not send its next request on this connection.
@@ -19,62 +19,46 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import AsyncExitStack, contextmanager
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable
+from contextlib import aclosing
 from functools import partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any, cast
 
-import attrs
 import trio
-from quart import request
 from quart.utils import encode_headers
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
-from trio_util import AsyncValue
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from trioserve.api.base.app_state import app_state_of
-from trioserve.concurrency import alongside
-from trioserve.errors import TrioServeError
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import KeepAlive
+from trioserve.api.base.routes import Route
+from trioserve.concurrency import Patience, alongside
+from trioserve.errors import BodyTimeoutError, PayloadTooLargeError, TrioServeError
 from trioserve.types import CancelReason
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
     from quart import Request as QuartRequest
 
-    from trioserve.config.keys import Key
-    from trioserve.server.limits.memory import MemoryReservation
+    from trioserve.api.edge.app import App
 
+_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?", re.ASCII)
 
 #: `app.config` key: the path that comes before all routes.
 PREFIX = "TRIOSERVE_PREFIX"
 
+#: The header of requests and answers with the id of the request.
+ID_HEADER = "X-Request-Id"
+
 #: The header with the seconds that a request has already waited in a proxy.
 WAITED_HEADER = "X-Request-Waited"
 
-#: The header with what a router has decided about storing the answer to a request.
-STORED_HEADER = "X-Trioserve-Stored"
-
 #: Seconds after the response in which a client may still send a body, which is discarded.
 LINGER = 2.0
-
-#: A comment, which clients skip. It keeps proxies from closing a silent connection.
-PING = b":\n\n"
-
-
-async def ping() -> bytes:
-    """Return an empty SSE comment."""
-    return PING
-
-
-@attrs.frozen
-class KeepAlive:
-    """Comments to send after `interval` seconds of silence in a response; `comment` makes each."""
-
-    interval: float
-    comment: Callable[[], Awaitable[bytes]] = ping
 
 
 class Body:
@@ -121,29 +105,48 @@ class Body:
 
 
 class Request(TrioRequest):
-    """A request with what belongs to its response.
+    """A request with what belongs to its answer.
 
-    `arrived` is when its head had been read (`trio.current_time`), here or at a proxy that says in
-    `WAITED_HEADER` how long ago that was. `received` is set when the whole body has been, or the
-    client has left. `api_key` is the valid key that it showed, which says who the client is; empty
-    when none was needed. `key` is what that key may do; None when none was needed.
-    `limited_as` is whose rate limits it counts for, once it was counted. `held` is what it takes
-    of the memory that requests may have, and `overload` is why its body was not kept. `resources`
-    is unwound after the response, in the request's own task. `keep_alive` is what is sent in
-    silence.
+    Attributes:
+        caller: its client, and what it holds.
+        route: of its path, once it was looked for; None: there is none of ours.
+        received: set when the whole body has been, or the client has left.
+        overload: why its body was not kept.
+        keep_alive: what is sent in silence.
     """
 
     body_class = Body  # type: ignore[assignment]
     body: Body  # type: ignore[assignment]
-    arrived: float
+    caller: Caller
+    route: Route | None = None
     received: trio.Event
-    api_key: str = ""
-    key: Key | None = None
-    limited_as: str = ""
-    held: MemoryReservation
     overload: TrioServeError | None = None
-    resources: AsyncExitStack
     keep_alive: KeepAlive | None = None
+
+    async def receive_whole(self, max_size: int | None, patience: float) -> bytes:
+        """Receive the body, which is not kept.
+
+        Raises:
+            PayloadTooLargeError: it is larger than `max_size`.
+            BodyTimeoutError: nothing of it came for `patience` seconds.
+            MemoryFullError: requests hold too much memory as it is.
+        """
+
+        async def receive() -> bytes:
+            return await self.body
+
+        try:
+            data = await Patience(patience).wait(receive)
+        except trio.TooSlowError:
+            raise BodyTimeoutError(f"No more of the body came for {patience:g} seconds.") from None
+        except RequestEntityTooLarge:
+            raise PayloadTooLargeError(
+                f"The body is larger than max_body_size, which is {max_size} bytes."
+            ) from None
+        self.body.clear()
+        if self.overload is not None:
+            raise self.overload
+        return data
 
 
 def address_of(request: Request) -> str:
@@ -164,11 +167,6 @@ def network_of(address: str) -> str:
     if parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
     return str(IPv6Network((int(parsed), 64), strict=False))
-
-
-def current_request() -> Request:
-    """The request that this task handles."""
-    return cast(Request, request._get_current_object())  # type: ignore[attr-defined]
 
 
 class Sender:
@@ -217,6 +215,8 @@ class Sender:
 class Connection(TrioASGIHTTPConnection):
     """Handles one request. See the text at the top of the module."""
 
+    app: App
+
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Run the request. Returns when the response is sent or the client has disconnected."""
         if prefix := self.app.config.get(PREFIX):
@@ -225,20 +225,24 @@ class Connection(TrioASGIHTTPConnection):
             self.scope = {**self.scope, "root_path": prefix, "path": path}
         request = self._create_request_from_scope(send)
         assert isinstance(request, Request)
-        request.arrived = trio.current_time() - _waited(request.headers.get(WAITED_HEADER, ""))
         self._answered = False  # there is a response, maybe of a body that is still on its way
         request.received = trio.Event()
-        request.resources = AsyncExitStack()
         self._sender = Sender(send)
-        state = app_state_of(self.app)
-        request.held = state.memory.hold()
-        with (
-            counted(state.n_answering),
-            request.held,
-            trio.CancelScope() as scope,
-        ):
-            async with alongside(partial(self.handle_messages, scope, request, receive)) as nursery:
-                await self.handle_request(nursery, request, self._sender)
+        headers = request.headers
+        with self.app.state.request() as held:
+            request.caller = Caller(
+                request_id=choose_id(headers.get(ID_HEADER)),
+                method=request.method,
+                path=request.path,
+                arrived=trio.current_time() - _waited(headers.get(WAITED_HEADER, "")),
+                held=held,
+                address=address_of(request),
+                headers=headers,
+            )
+            with trio.CancelScope() as scope:
+                receiving = partial(self.handle_messages, scope, request, receive)
+                async with alongside(receiving) as nursery:
+                    await self.handle_request(nursery, request, self._sender)
 
     async def handle_messages(  # type: ignore[override]
         self, scope: trio.CancelScope, request: QuartRequest, receive: ASGIReceiveCallable
@@ -263,11 +267,11 @@ class Connection(TrioASGIHTTPConnection):
         if self._answered or request.overload is not None:
             return
         try:
-            request.held.grow(len(data))
+            request.caller.held.grow(len(data))
         except TrioServeError as error:
             request.overload = error
             request.body.clear()
-            request.held.release()
+            request.caller.held.release()
             request.body.set_complete()
         else:
             request.body.append(data)
@@ -278,28 +282,31 @@ class Connection(TrioASGIHTTPConnection):
         """Call the handler and send its response."""
         assert isinstance(request, Request)
         assert isinstance(send, Sender)
-        async with request.resources:
-            response: Any = await self.app.handle_request(request)
+        async with request.caller.resources:
+            response = await self.app.respond(request)
             self._answered = True
             request.body.clear()
             headers = encode_headers(response.headers)
             if _has_body(request) and not request.received.is_set():
                 headers.append((b"connection", b"close"))
             await send(
-                {
-                    "type": "http.response.start",
-                    "status": response.status_code,
-                    "headers": headers,
-                }
+                {"type": "http.response.start", "status": response.status, "headers": headers}
             )
             if request.keep_alive is not None:
                 nursery.start_soon(send.keep_alive, request.keep_alive)
-            async with response.response as parts:
-                async for part in parts:
-                    await send(_part(part.encode() if isinstance(part, str) else part))
+            await self._send_body(response.pieces)
             await _linger(request)
             await send.close(_part(b"", more=False))
             await _linger(request)  # until Hypercorn has closed the connection, take what comes
+
+    async def _send_body(self, pieces: Iterable[bytes] | AsyncIterable[bytes]) -> None:
+        if not isinstance(pieces, AsyncIterable):
+            for piece in pieces:
+                await self._sender(_part(piece))
+            return
+        async with aclosing(cast(AsyncGenerator[bytes, None], pieces)) as parts:
+            async for part in parts:
+                await self._sender(_part(part))
 
 
 async def _linger(request: Request) -> None:
@@ -309,14 +316,11 @@ async def _linger(request: Request) -> None:
             await request.received.wait()
 
 
-@contextmanager
-def counted(counter: AsyncValue[int]) -> Iterator[None]:
-    """Count the block for as long as it lasts."""
-    counter.value += 1
-    try:
-        yield
-    finally:
-        counter.value -= 1
+def choose_id(offered: str | None) -> str:
+    """Use the id that a client offers, if it is safe in a log line; else make one."""
+    if offered is not None and _ID.fullmatch(offered):
+        return offered
+    return secrets.token_hex(12)
 
 
 def _waited(value: str) -> float:

@@ -18,18 +18,21 @@ to use a server without keys.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from quart import request
-from quart_trio.wrappers import TrioResponse as Response
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base import rights, vendors
-from trioserve.api.base.app_state import current_app_state
-from trioserve.api.base.connection import address_of, current_request
+from trioserve.api.base import vendors
+from trioserve.api.base.reply import Data, Reply
 from trioserve.config import Config
 from trioserve.errors import PermissionDeniedError
 from trioserve.fair_limiter import set_client
 from trioserve.hosts import is_local, parse_authority, parse_origin
+
+if TYPE_CHECKING:
+    from trioserve.api.edge.app import Outgoing
+    from trioserve.api.edge.connection import Request
+    from trioserve.api.service import AppState
 
 # -- API keys: ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic's clients send
 
@@ -64,25 +67,20 @@ def shown_key(headers: Headers) -> str:
     return key_in(headers.get("Authorization"), headers.get("X-Api-Key"))
 
 
-async def check_key() -> None:
-    """Refuse the current request if it has no valid key, once the configuration has keys.
-
-    From here on, the task works for the client with this key, or else this address.
-    """
-    state = current_app_state()
-    set_client(address_of(current_request()))
+async def check_key(state: AppState, request: Request) -> None:
+    """Refuse a request that has no valid key. From here on, the task works for the key's client."""
     # By the rule, not by the path: a path may lead out of its beginning again.
-    rule = request.url_rule.rule if request.url_rule is not None else ""
-    if not state.keys.needed or request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
+    rule = "" if request.route is None else request.route.path
+    if request.path in PUBLIC or rule.startswith(PUBLIC_RULES):
         return
     if state.config.static_path is None and rule.startswith(PAGE_RULES):
         return
-    current = current_request()
-    shown = shown_key(request.headers)
-    current.key = await state.keys.check(shown)
-    current.api_key = shown
-    rights.check_route()
-    current.held.belongs_to(shown)
+    caller, shown = request.caller, shown_key(request.headers)
+    caller.key = await state.keys.check(shown)
+    caller.api_key = shown
+    if request.route is not None and request.route.manages:
+        caller.check_manages(f"{request.method} {request.path}")
+    caller.held.belongs_to(shown)
     set_client(shown)
 
 
@@ -140,17 +138,16 @@ def headers_for(origin: str, method: str, config: Config) -> dict[str, str]:
     return headers
 
 
-async def answer_preflight() -> Response | None:
+async def answer_preflight(request: Request) -> Reply | None:
     """Answer a preflight request without checking the key, which browsers do not send."""
-    return Response() if request.method == "OPTIONS" else None  # 200, as in llama-server
+    return Data() if request.method == "OPTIONS" else None  # 200, as in llama-server
 
 
-async def allow_origin(response: Response) -> Response:
+def allow_origin(config: Config, request: Request, outgoing: Outgoing) -> None:
     """Add the CORS headers to a response."""
     origin = request.headers.get("Origin", "")
-    response.headers.add("Vary", "Origin")
-    response.headers.update(headers_for(origin, request.method, current_app_state().config))
-    return response
+    outgoing.headers.add("Vary", "Origin")
+    outgoing.headers.update(headers_for(origin, request.method, config))
 
 
 # -- Requests from pages of other sites
@@ -218,7 +215,7 @@ def check_embedding(headers: Headers, config: Config) -> None:
         raise PermissionDeniedError("Pages of other sites may not use this route.")
 
 
-async def check_site() -> None:
-    """Refuse the current request if it comes from another site. Call this before the key checks."""
+async def check_site(config: Config, request: Request) -> None:
+    """Refuse a request that comes from another site. Call this before the key checks."""
     server = request.scope.get("server") or ("",)  # none: a Unix socket
-    check(request.path, request.headers, server[0], current_app_state().config)
+    check(request.path, request.headers, server[0], config)

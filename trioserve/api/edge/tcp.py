@@ -48,8 +48,8 @@ from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 
 from trioserve.api.base import errors, sse
-from trioserve.api.base.app_state import NAME, Connections
-from trioserve.api.base.connection import network_of
+from trioserve.api.connections import NAME, Connections
+from trioserve.api.edge.connection import network_of
 from trioserve.concurrency import Patience
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError, first_error
 from trioserve.hosts import parse_authority

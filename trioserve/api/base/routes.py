@@ -1,0 +1,285 @@
+"""`Route`: a method, a path, and the function that answers.
+
+A handler is a function of explicit values: ``await handler(request, caller, models)``, and of the
+parts of the path that its rule names. `request` is the instance of its request class; of a route
+without one, the parameters in the URL. So the edge calls it, and so do a batch, a session and a
+test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property, partial
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import attrs
+
+from trioserve.api.base.body import Incoming
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.fields import PromptFields
+from trioserve.api.base.models import Models
+from trioserve.api.base.reply import Reply
+from trioserve.api.base.request_schemas import of_fields
+from trioserve.api.base.vendors import vendor_of
+from trioserve.config import Config
+from trioserve.errors import InvalidRequestError
+from trioserve.server import Server
+
+#: The parameters in a URL.
+Query: TypeAlias = Mapping[str, str]
+
+Handler: TypeAlias = Callable[..., Awaitable[Reply]]
+_Handler = TypeVar("_Handler", bound=Callable[..., Any])
+
+
+def _needs_it(fields: Mapping[str, Any]) -> None:
+    return None
+
+
+class Responder(Protocol):
+    """Answers what came from a caller.
+
+    `values` are the parts of the path that the rule names, and `more` what the request class takes
+    beside the body.
+    """
+
+    async def __call__(
+        self, incoming: Incoming, caller: Caller, values: Mapping[str, str], **more: Any
+    ) -> Reply: ...
+
+
+@attrs.frozen
+class Waiting:
+    """How a client is answered whose model is not loaded.
+
+    Attributes:
+        ping: writes what keeps a stream alive, of the name of the model; none: comments, which tell
+            where the request stands.
+        answer: the answer to a request that needs no model loaded, by its fields; none: it does.
+    """
+
+    ping: Callable[[str], bytes] | None = None
+    answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = _needs_it
+
+
+_LOADED = Waiting()
+
+
+@attrs.frozen(eq=False, slots=False)  # for `cached_property`
+class Route:
+    """One of an app's routes.
+
+    Attributes:
+        method: of HTTP. GET stands for HEAD, too.
+        path: the rule of the path, as werkzeug writes it.
+        handler: answers.
+        of_model: whether it is about a request to a model.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    of_model: bool = False
+
+    @property
+    def takes(self) -> Any:
+        """The class that the body becomes; None: there is no body to read."""
+        return getattr(self.handler, "takes", None)
+
+    @property
+    def query(self) -> Query:
+        """The parameters in the URL, with what each does."""
+        query: Query = getattr(self.handler, "query", {})
+        return query
+
+    @property
+    def streams(self) -> str:
+        """The type of its answer where the body asks for a stream."""
+        return str(getattr(self.handler, "streams", ""))
+
+    @property
+    def prompt_fields(self) -> PromptFields | None:
+        """The fields of the prompt, if it can be cached."""
+        return getattr(self.takes, "prompt_fields", None)
+
+    @cached_property
+    def streams_by_default(self) -> bool | None:
+        """The default of the body's field ``stream``; None: it has no such field."""
+        schema = None if self.takes is None else of_fields(self.takes).get("stream")
+        return None if schema is None else bool(schema["default"])
+
+    def asks_for_stream(self, fields: Mapping[str, Any]) -> bool:
+        """Whether a body asks for a stream."""
+        stream = fields.get("stream")
+        return stream is True or (stream is None and bool(self.streams_by_default))
+
+    def model_in(self, fields: Mapping[str, Any], query: Query) -> str | None:
+        """The name of the model in a request; None: there is none. Raises InvalidRequestError."""
+        for name in getattr(self.takes, "model_names", ("model",)):
+            if (given := fields.get(name)) is None:
+                continue
+            if not isinstance(given, str):
+                raise InvalidRequestError.at(name, "must be a string.")
+            return given or None
+        return query.get("model") or None
+
+    @property
+    def waiting(self) -> Waiting:
+        """How a client is answered whose model is not loaded."""
+        waiting: Waiting = getattr(self.handler, "waiting", _LOADED)
+        return waiting
+
+    @property
+    def lists(self) -> Callable[[str], Mapping[str, Any]] | None:
+        """Of a route that lists models: makes the list of one that has only a name."""
+        return getattr(self.handler, "lists", None)
+
+    @property
+    def about_answer(self) -> bool:
+        """Whether requests are about an answer that another one began: only its server knows it."""
+        return bool(getattr(self.handler, "about_answer", False))
+
+    @property
+    def manages(self) -> bool:
+        """Whether it changes the server, or what other clients have."""
+        return bool(getattr(self.handler, "manages", False))
+
+    @property
+    def is_form(self) -> bool:
+        """Whether the body is a form with files."""
+        return bool(getattr(self.handler, "content", "") == FORM)
+
+    def answered_by(self, models: Models) -> Responder:
+        """Make the function that answers with the handler and some models."""
+
+        async def answer(
+            incoming: Incoming, caller: Caller, values: Mapping[str, str], **more: Any
+        ) -> Reply:
+            request = await self.read(incoming, caller, models, **more)
+            also = {"query": incoming.query} if self.query and request is not incoming.query else {}
+            return await self.handler(request, caller, models, **values, **also)
+
+        return answer
+
+    async def read(self, incoming: Incoming, caller: Caller, models: Models, **more: Any) -> Any:
+        """Make the request that the handler takes; `more` is for its class.
+
+        Raises:
+            InvalidRequestError: a field of the body is wrong.
+            TrioServeError: as `Incoming.fields`, and from the check of `of_kind`.
+        """
+        if (parse := getattr(self.handler, "reads", None)) is not None:
+            return await incoming.read(parse)
+        if (takes := self.takes) is None:
+            return incoming.query
+        if self.is_form:
+            form = await incoming.form()
+            return await incoming.aside(partial(takes.parse, form))
+        fields = await incoming.fields()
+        if (check := getattr(self.handler, "check_kind", None)) is not None:
+            # That the model is of another kind comes before whatever else is wrong.
+            name = fields.get("model")
+            check(models.use(name if isinstance(name, str) else None, caller))
+        _adapt(fields, self.path, models.config)
+        return await incoming.aside(partial(takes.parse, fields, **more))
+
+
+#: The type of a body that is a form with files.
+FORM = "multipart/form-data"
+
+
+def _adapt(fields: dict[str, Any], path: str, config: Config) -> None:
+    """Change fields as flags say that they are meant."""
+    is_reversed = config.priority_order == "lower-first" and not vendor_of(path).orders_priorities
+    if is_reversed and type(fields.get("priority")) is int:
+        fields["priority"] = -fields["priority"]
+    if not config.prefill_assistant and fields.get("continue_final_message") is None:
+        fields["continue_final_message"] = False
+
+
+# -- declaring routes
+
+
+class Routes(list[Route]):
+    """The routes of a module, in the order of their declaration.
+
+    Args:
+        of_model: whether each is about a request to a model.
+    """
+
+    def __init__(self, *, of_model: bool = False) -> None:
+        super().__init__()
+        self.of_model = of_model
+
+    def get(self, path: str) -> Callable[[_Handler], _Handler]:
+        """Declare the handler of GET, and so of HEAD."""
+        return self.add("GET", path)
+
+    def post(self, path: str) -> Callable[[_Handler], _Handler]:
+        """Declare the handler of POST."""
+        return self.add("POST", path)
+
+    def delete(self, path: str) -> Callable[[_Handler], _Handler]:
+        """Declare the handler of DELETE."""
+        return self.add("DELETE", path)
+
+    def add(self, method: str, path: str) -> Callable[[_Handler], _Handler]:
+        """Declare the handler of a method."""
+
+        def declare(handler: _Handler) -> _Handler:
+            self.append(Route(method, path, handler, self.of_model))
+            return handler
+
+        return declare
+
+
+def manages(handler: _Handler) -> _Handler:
+    """Mark a handler that changes the server, or what other clients have."""
+    handler.manages = True  # type: ignore[attr-defined]
+    return handler
+
+
+def while_unloaded(waiting: Waiting) -> Callable[[_Handler], _Handler]:
+    """Tell of a handler how a client is answered whose model is not loaded."""
+
+    def tell(handler: _Handler) -> _Handler:
+        handler.waiting = waiting  # type: ignore[attr-defined]
+        return handler
+
+    return tell
+
+
+def lists_models(list_of: Callable[[str], Mapping[str, Any]]) -> Callable[[_Handler], _Handler]:
+    """Tell of a handler that it lists models; `list_of` makes the list of one by its name."""
+
+    def tell(handler: _Handler) -> _Handler:
+        handler.lists = list_of  # type: ignore[attr-defined]
+        return handler
+
+    return tell
+
+
+def reads(parse: Callable[[bytes], Any]) -> Callable[[_Handler], _Handler]:
+    """Tell of a handler that its request is made of the bytes of the body, by a function."""
+
+    def tell(handler: _Handler) -> _Handler:
+        handler.reads = parse  # type: ignore[attr-defined]
+        return handler
+
+    return tell
+
+
+def about_answer(handler: _Handler) -> _Handler:
+    """Mark a handler whose requests are about an answer that another request began."""
+    handler.about_answer = True  # type: ignore[attr-defined]
+    return handler
+
+
+def of_kind(check: Callable[[Server], object]) -> Callable[[_Handler], _Handler]:
+    """Tell of a handler that its model is of a kind, which a function checks."""
+
+    def tell(handler: _Handler) -> _Handler:
+        handler.check_kind = check  # type: ignore[attr-defined]
+        return handler
+
+    return tell

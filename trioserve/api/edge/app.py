@@ -1,0 +1,234 @@
+"""`App`: from requests to handlers, and from their replies to responses.
+
+Quart reads requests and finds their routes. A handler of a `Route` needs none of its contexts, so
+that it is called directly; what a program adds to the app is Quart's to serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import attrs
+import structlog
+from quart.routing import QuartRule
+from quart_trio import QuartTrio
+from werkzeug.datastructures import Headers
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.routing import BaseConverter
+
+from trioserve.api.base import errors
+from trioserve.api.base.body import Incoming
+from trioserve.api.base.reply import Reply
+from trioserve.api.base.routes import Responder, Route
+from trioserve.api.base.vendors import vendor_of
+from trioserve.api.edge import access, tcp
+from trioserve.api.edge.connection import ID_HEADER, PREFIX, Connection, Request
+from trioserve.config import Config
+from trioserve.errors import (
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    raised_alone,
+)
+from trioserve.fair_limiter import set_client
+
+if TYPE_CHECKING:
+    from trioserve.api.service import AppState
+
+#: Looks at a request before it is answered: raises, or answers it itself.
+Check: TypeAlias = Callable[[Request], Awaitable[Reply | None]]
+
+
+@attrs.define(eq=False)
+class Outgoing:
+    """A response: its head, and the pieces of its body."""
+
+    status: int
+    headers: Headers
+    pieces: Iterable[bytes] | AsyncIterable[bytes]
+    route: str = ""  # the rule of its path
+
+
+class _Rule(QuartRule):
+    """A route that is found by its URL only. To build URLs from it, werkzeug would compile two
+    functions for each route, which takes most of the time that an app takes to make.
+    """
+
+    def _compile_builder(self, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
+        return _build_nothing
+
+
+def _build_nothing(rule: _Rule, *_: object, **__: object) -> tuple[str, str]:
+    raise NotImplementedError(f"{rule.rule}: URLs are not built")
+
+
+class ResponseId(BaseConverter):
+    """The id of a response in a path: other names below ``/v1/responses`` are no routes."""
+
+    regex = "resp_[^/]+"
+
+
+class App(QuartTrio):
+    """The ASGI app of a state.
+
+    Args:
+        state: what answers.
+
+    Attributes:
+        state: the same, also in `extensions` by the name "trioserve".
+        checks: what looks at each request first, in this order.
+        finishers: what adds to the head of each response.
+        otherwise: answers where there is no route; none: with an error.
+    """
+
+    url_rule_class = _Rule  # type: ignore[assignment]
+    asgi_http_class = Connection
+    request_class = Request
+
+    def __init__(self, state: AppState) -> None:
+        super().__init__("trioserve", static_folder=None)
+        tcp.install()
+        self.state = self.extensions["trioserve"] = state
+        self.config["RESPONSE_TIMEOUT"] = None  # a stream lasts as long as it lasts
+        # Stopping waits for the inference thread, which a long step can hold.
+        self.config["BACKGROUND_TASK_SHUTDOWN_TIMEOUT"] = 60.0
+        self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+        self.url_map.merge_slashes = False  # a path with two slashes is unknown, not redirected
+        self.url_map.converters["response"] = ResponseId
+        self.checks: list[Check] = []
+        self.finishers: list[Callable[[Request, Outgoing], object]] = []
+        self.otherwise: Callable[[str, str], Awaitable[Reply]] | None = None
+        self._served: dict[str, tuple[Route, Responder]] = {}
+        self._exact: dict[tuple[str, str], tuple[Route, Responder]] = {}
+        self.after_serving(state.stop)
+
+    def serve(self, route: Route, answer: Responder) -> None:
+        """Add a route, and the function that answers it."""
+        name = f"{route.method} {route.path}"
+        self._served[name] = route, answer
+        if "<" not in route.path:
+            self._exact[route.method, route.path] = route, answer
+        self.add_url_rule(route.path, name, _only_here, methods=[route.method])
+
+    def configure(self, config: Config) -> None:
+        """Compose what requests go through. To be done before they come."""
+        self.config["MAX_CONTENT_LENGTH"] = config.max_body_size
+        self.config["BODY_TIMEOUT"] = None  # counted here
+        self.config[PREFIX] = config.api_prefix
+        self.checks[:] = [access.answer_preflight, partial(access.check_site, config)]
+        if config.has_api_keys:
+            self.checks.append(partial(access.check_key, self.state))
+        self.finishers[:0] = [_show_id, self._count, partial(access.allow_origin, config)]
+        if config.has_rate_limits:
+            self.finishers.append(_show_rate_limits)
+
+    async def respond(self, request: Request) -> Outgoing:
+        """Responder a request. Errors have the form of its path."""
+        caller = request.caller
+        structlog.contextvars.bind_contextvars(request_id=caller.request_id)
+        set_client(caller.address)
+        try:
+            outgoing = await self._answer(request)
+        except Exception as error:
+            outgoing = await _outgoing(errors.reply(self._known(error), caller.path))
+            if isinstance(error, MethodNotAllowed):
+                outgoing.headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
+        for finish in self.finishers:
+            finish(request, outgoing)
+        return outgoing
+
+    async def _answer(self, request: Request) -> Outgoing:
+        served, values, problem = self._find(request)
+        request.route = None if served is None else served[0]
+        for check in self.checks:
+            if (reply := await check(request)) is not None:
+                return await _outgoing(reply)
+        if served is not None:
+            reply = await served[1](self._incoming(request), request.caller, values)
+        elif isinstance(problem, NotFound) and self.otherwise is not None:
+            reply = await self.otherwise(request.method, request.path)
+        elif problem is not None:
+            raise problem
+        else:
+            return await _of_quart(await self.handle_request(request))
+        request.keep_alive = reply.keep_alive
+        return await _outgoing(reply)
+
+    def _find(
+        self, request: Request
+    ) -> tuple[tuple[Route, Responder] | None, Mapping[str, str], HTTPException | None]:
+        """The route of a request, and the parts of its path; or why there is none."""
+        method = "GET" if request.method == "HEAD" else request.method
+        if (served := self._exact.get((method, request.path))) is not None:
+            return served, {}, None
+        try:
+            rule, values = self.create_url_adapter(request).match(return_rule=True)  # type: ignore[union-attr]
+        except HTTPException as error:
+            return None, {}, error
+        return self._served.get(rule.endpoint), values, None
+
+    def _incoming(self, request: Request) -> Incoming:
+        config = self.state.config
+        return Incoming(
+            method=request.method,
+            path=request.path,
+            receive=partial(request.receive_whole, config.max_body_size, config.timeout),
+            held=request.caller.held,
+            query=request.args,
+            content_type=request.headers.get("Content-Type", ""),
+            query_string=request.query_string.decode("ascii", "replace"),
+            keeps_data=self.state.forwards,
+        )
+
+    def _known(self, error: Exception) -> Exception:
+        """Translate an error of werkzeug into a `TrioServeError`."""
+        error = raised_alone(error)
+        if not isinstance(error, HTTPException):
+            return error
+        if error.code == 404:
+            return NotFoundError("File Not Found")
+        if error.code == 405:
+            return MethodNotAllowedError("This route does not take this method.")
+        translated = InvalidRequestError(error.description or error.name)
+        translated.status = error.code or 400  # type: ignore[misc]
+        return translated
+
+    def _count(self, request: Request, outgoing: Outgoing) -> None:
+        route = "" if request.route is None else request.route.path
+        self.state.n_answers[route, outgoing.status] += 1
+
+
+async def _only_here(**values: str) -> NoReturn:
+    raise NotImplementedError("`App` answers this route itself")
+
+
+async def _outgoing(reply: Reply) -> Outgoing:
+    pieces = await reply.write()
+    headers = Headers(reply.headers)
+    headers.setdefault("Content-Type", reply.content_type)
+    if not isinstance(pieces, AsyncIterable):
+        headers.setdefault("Content-Length", str(sum(map(len, pieces))))
+    return Outgoing(reply.status, headers, pieces)
+
+
+async def _of_quart(response: Any) -> Outgoing:
+    async def pieces() -> AsyncIterator[bytes]:
+        async with response.response as parts:
+            async for part in parts:
+                yield part.encode() if isinstance(part, str) else part
+
+    return Outgoing(response.status_code, response.headers, pieces())
+
+
+def _show_id(request: Request, outgoing: Outgoing) -> None:
+    outgoing.headers[ID_HEADER] = request.caller.request_id
+    if (name := vendor_of(request.path).id_header) is not None:
+        outgoing.headers[name] = request.caller.request_id
+
+
+def _show_rate_limits(request: Request, outgoing: Outgoing) -> None:
+    """Add the remaining limits to a response, if its request was counted."""
+    if left := request.caller.limits_left():
+        outgoing.headers.extend(vendor_of(request.path).rate_limits.write(left))

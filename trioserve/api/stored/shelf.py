@@ -1,0 +1,84 @@
+"""`Shelf`: what a client has stored, as one of its requests reads it.
+
+It is counted in the memory of the request before it is read, in pieces between which other clients
+have their turns, and decoded in a thread if it is long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import attrs
+
+from trioserve.api.base.body import parse_json
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import Json, long_json
+from trioserve.api.service import AppState
+from trioserve.errors import InvalidRequestError
+from trioserve.fair_limiter import offload
+from trioserve.server.limits.memory import MemoryReservation, weight_of
+from trioserve.store import Records, Ref, Store, damaged
+
+_T = TypeVar("_T")
+
+#: Bytes that are decoded on the event loop.
+_SHORT = 32 * 1024
+
+#: Bytes of JSON that count as a number of a list, for `Json.size`.
+PER_NUMBER = 8
+
+
+@attrs.frozen(eq=False)
+class Shelf:
+    """The records of one client.
+
+    Attributes:
+        store: where they are.
+        owner: whose they are: those of an API key, if there are any.
+        held: the memory of the request.
+    """
+
+    store: Store
+    owner: bytes
+    held: MemoryReservation
+
+    @classmethod
+    def of(cls, caller: Caller, app: AppState) -> Self:
+        """The records of a caller. Raises as `AppState.store`."""
+        store = app.store
+        return cls(store, store.owner_of(caller.api_key), caller.held)
+
+    async def look_up(self, work: Callable[[Records], _T]) -> _T:
+        """Run work that reads. Raises as `Store.do`, and what `MemoryBudget.take` raises."""
+        return await self.store.do(work, self.held.grow)
+
+    async def bodies(self, refs: Sequence[Ref]) -> list[bytes]:
+        """Read parts. Raises as `look_up`, and NotFoundError: one was deleted meanwhile."""
+        return [part.body for part in await self.store.read(refs, self.held.grow)]
+
+    async def values(self, data: Sequence[bytes]) -> list[Any]:
+        """Decode what was read. Raises StoreError: it is damaged; MemoryFullError."""
+        n_bytes = await self._weigh(data)
+        return await offload(partial(decoded, data), n_bytes, _SHORT)
+
+    async def reply(self, data: Sequence[bytes], make: Callable[[], Any]) -> Json:
+        """Answer with what was read, which `make` decodes. Raises as `values`."""
+        await self._weigh(data)  # beside what was read before
+        return long_json(make, self.held.n_bytes // PER_NUMBER)
+
+    async def _weigh(self, data: Sequence[bytes]) -> int:
+        """Count the memory of values, and of one more text of them; returns the bytes."""
+        n_bytes = sum(map(len, data))
+        weight = await offload(lambda: sum(map(weight_of, data)), n_bytes, _SHORT)
+        self.held.grow(weight)
+        return n_bytes
+
+
+def decoded(data: Sequence[bytes]) -> list[Any]:
+    """Decode what was read, in the thread that calls this. Raises StoreError: it is damaged."""
+    try:
+        return [parse_json(each) for each in data]
+    except InvalidRequestError:
+        raise damaged() from None
