@@ -235,11 +235,12 @@ def reference() -> dict[str, Any]:
 
 def described() -> Any:
     """Our HTTP interface, as OpenAPI: of a server with one model, and what a router has beside."""
-    description = openapi.describe(create_app())
-    router = openapi.describe(create_router(Config(), nullcontext))
+    description = openapi.describe(create_app().state.routes)
+    router = openapi.describe(create_router(Config(), nullcontext).state.routes)
     paths = description["paths"]
     for path, methods in router["paths"].items():
         paths[path] = methods | paths.get(path, {})
+    description["components"]["schemas"] |= router["components"]["schemas"]
     return description
 
 

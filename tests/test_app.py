@@ -12,6 +12,7 @@ import httpx
 import pytest
 import trio
 from hypercorn.utils import LifespanFailureError
+from quart import request
 from structlog.testing import capture_logs
 
 from tests.support.http_server import serving
@@ -139,6 +140,20 @@ async def test_the_environment_is_read_when_serving(monkeypatch: pytest.MonkeyPa
             answer = await client.post("/completion", json={"prompt": "abcdef"})
     assert answer.json()["content"] == "ABC"
     assert configured[0].n_predict == 3
+
+
+async def test_a_program_may_add_routes_of_quart() -> None:
+    app = create_app(Config(api_keys=("key",)), load=scripted(ScriptedBackend()))
+
+    @app.get("/own/<name>")
+    async def own(name: str) -> str:
+        return f"{name} by {request.method}"
+
+    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+        assert (await client.get("/own/a")).status_code == 401
+        answer = await client.get("/own/a", headers={"Authorization": "Bearer key"})
+        assert (answer.status_code, answer.text) == (200, "a by GET")
+        assert "X-Request-Id" in answer.headers
 
 
 async def test_a_bad_environment_is_told_at_start(monkeypatch: pytest.MonkeyPatch) -> None:

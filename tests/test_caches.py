@@ -27,10 +27,8 @@ OF_ONE = {
 OF_THE_SERVER = {
     "api/base/fields.py:cache",
     "api/base/generation_request.py:cache",
-    "api/base/vendors.py:cache",
     "api/openapi.py:cache",
     "api/pages.py:cache",
-    "api/streams.py:cache",
     "chat/markers.py:cache",
     "chat/formats/syntax.py:lru_cache",  # markers of chat formats
     "llama/devices.py:cache",

@@ -26,6 +26,7 @@ from .errors import (
     AmbiguousModelError as AmbiguousModelError,
     AuthenticationError as AuthenticationError,
     BackendMismatchError as BackendMismatchError,
+    BodyTimeoutError as BodyTimeoutError,
     BridgeError as BridgeError,
     ConfigError as ConfigError,
     ContextLengthExceededError as ContextLengthExceededError,

@@ -47,7 +47,7 @@ async def test_a_router_forwards_it_to_the_model_that_it_names() -> None:
 
 async def test_a_stream_that_waits_for_its_model_has_its_form() -> None:
     async with routed({"two": None}) as router:
-        body = {**QUESTION, "live": True, "sse_ping_interval": 0.1}
+        body = {**QUESTION, "stream": True, "sse_ping_interval": 0.1}
         async with router.client.stream("POST", made_up.PATH, json=body) as answer:
             assert answer.headers["content-type"] == made_up.CONTENT_TYPE
             lines = answer.aiter_lines()

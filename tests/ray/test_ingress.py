@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 
 import pytest
-from trioserve.api.base.app_state import NOT_RUNNING
 
 from tests.server.test_keys import table
 from tests.support.ray_replicas import (
@@ -20,6 +19,7 @@ from tests.support.ray_replicas import (
     never,
     text_answer,
 )
+from trioserve.api.base.running import NOT_RUNNING
 from trioserve.config import Config
 from trioserve.ray.calls import HEAD, TAKEN, Part
 

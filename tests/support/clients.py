@@ -13,10 +13,10 @@ import attrs
 import httpx
 import openai
 import trio
-from quart_trio import QuartTrio
 
 from tests.support.http_server import serving, serving_script
 from tests.support.scripts import ENDLESS
+from trioserve.api import App
 from trioserve.api.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
@@ -49,7 +49,7 @@ async def client_of(
 
 
 @asynccontextmanager
-async def client_of_app(app: QuartTrio) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of_app(app: App) -> AsyncIterator[httpx.AsyncClient]:
     """Serve an app and wait until its model is loaded; gives a client."""
     async with (
         serving(app) as url,

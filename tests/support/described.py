@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterable
 from typing import Any
 
 from jsonschema import Draft202012Validator
-from quart import request
-from quart_trio import QuartTrio
-from quart_trio.wrappers import TrioResponse as Response
 
 from trioserve.api import openapi
+from trioserve.api.base.routes import Route
+from trioserve.api.edge.app import App, Outgoing
+from trioserve.api.edge.connection import Request
 from trioserve.api.service import Service
-
-#: Blueprints of a router whose answers are its own; all others are a child's.
-_OF_ROUTER = ("router", "router_ollama")
 
 #: Bytes of an answer that is compared: a longer one would hold up the event loop.
 _MOST = 2**16
@@ -25,30 +23,28 @@ _known: dict[frozenset[str], _Described] = {}
 def watch(app: Any) -> list[str]:
     """Compare all answers of an app from now on; what differs comes into the list."""
     problems: list[str] = []
-    if not isinstance(app, QuartTrio) or "trioserve" not in app.extensions:
+    if not isinstance(app, App):
         return problems
 
-    async def compare(response: Response) -> Response:
-        rule = request.url_rule
-        is_json = (response.content_type or "").startswith("application/json")
-        if rule is None or not is_json or response.status_code not in (200, 202):
-            return response
-        if (response.content_length or 0) > _MOST:
-            return response
-        is_server = isinstance(app.extensions["trioserve"], Service)
-        if is_server or rule.endpoint.partition(".")[0] in _OF_ROUTER:
-            problem = _described(app).problem(
-                rule.rule, str(response.status_code), await response.get_data()
-            )
+    def compare(request: Request, outgoing: Outgoing) -> None:
+        is_json = outgoing.headers.get("Content-Type", "").startswith("application/json")
+        is_own = isinstance(app.state, Service) or not (request.route and request.route.of_model)
+        if request.route is None or not is_own or not is_json:
+            return
+        if outgoing.status not in (200, 202) or isinstance(outgoing.pieces, AsyncIterable):
+            return
+        body = b"".join(outgoing.pieces)
+        outgoing.pieces = (body,)
+        if len(body) <= _MOST:
+            problem = _described(app).problem(request.route, str(outgoing.status), body)
             problems.extend([f"{request.method} {request.path}: {problem}"] if problem else [])
-        return response
 
-    app.after_request(compare)
+    app.finishers.append(compare)
     return problems
 
 
-def _described(app: QuartTrio) -> _Described:
-    key = frozenset(f"{rule.rule} {rule.endpoint}" for rule in app.url_map.iter_rules())
+def _described(app: App) -> _Described:
+    key = frozenset(f"{route.method} {route.path} {route.handler!r}" for route in app.state.routes)
     if key not in _known:
         _known[key] = _Described(app)
     return _known[key]
@@ -57,16 +53,15 @@ def _described(app: QuartTrio) -> _Described:
 class _Described:
     """The description of an app, in which objects have no other fields than those it names."""
 
-    def __init__(self, app: QuartTrio) -> None:
-        described = _closed(openapi.describe(app))
+    def __init__(self, app: App) -> None:
+        described = _closed(openapi.describe(app.state.routes))
         self._components = described["components"]
         self._paths = described["paths"]
         self._validators: dict[tuple[str, str, str], Draft202012Validator] = {}
 
-    def problem(self, rule: str, status: str, body: Any) -> str:
+    def problem(self, route: Route, status: str, body: bytes) -> str:
         """Say what is wrong with an answer; empty if nothing is."""
-        method = request.method.lower()
-        path = openapi.path_of(rule)
+        method, path = route.method.lower(), openapi.path_of(route.path)
         if method not in self._paths.get(path, {}) or not body:
             return ""
         key = (path, method, status)

@@ -15,7 +15,8 @@ import trio
 
 from tests.support.scripts import answering
 from trioserve.api import streams
-from trioserve.api.edge.connection import Connection, current_request
+from trioserve.api.base.caller import Caller
+from trioserve.api.edge.connection import Connection
 from trioserve.testing import ScriptedBackend
 
 
@@ -49,19 +50,19 @@ def connections_of_readers(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[],
     """Note the readers of streams in the order in which they come: each can be cut off."""
     connections: list[Callable[[], None]] = []
     scopes: dict[str, trio.CancelScope] = {}
-    call, respond = Connection.__call__, streams.respond
+    call, follow = Connection.__call__, streams.follow
 
     async def cuttable(self: Connection, receive: Any, send: Any) -> None:
         with trio.CancelScope() as scope:
             scopes[self.scope["path"]] = scope
             await call(self, receive, send)
 
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        connections.append(scopes[current_request().path].cancel)
-        return respond(*args, **kwargs)
+    def noted(caller: Caller, *args: Any, **kwargs: Any) -> Any:
+        connections.append(scopes[caller.path].cancel)
+        return follow(caller, *args, **kwargs)
 
     monkeypatch.setattr(Connection, "__call__", cuttable)
-    monkeypatch.setattr(streams, "respond", noted)
+    monkeypatch.setattr(streams, "follow", noted)
     return connections
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import attrs
 
-from trioserve.api.base.vendors import prompt_fields
 from trioserve.config import Config
 from trioserve.ray import prefix_affinity
 from trioserve.ray.calls import HEAD, TAKEN, ModelTarget, Part, Targets
-from trioserve.ray.incoming import Sent
+from trioserve.ray.incoming import RouteTable, Sent
 from trioserve.ray.ingress import Ingress
 from trioserve.ray.lifelines import Anchor
 from trioserve.ray.prefix_affinity import RoutingHint
@@ -204,4 +203,5 @@ async def ask(
 
 def hint_of(route: str, body: object, key: str | None = None) -> RoutingHint:
     """The hint for a request to this route."""
-    return prefix_affinity.hint_of(body, prompt_fields(route.partition("?")[0]), key)
+    known = RouteTable().at("POST", route.partition("?")[0])
+    return prefix_affinity.hint_of(body, known.prompt_fields, key)

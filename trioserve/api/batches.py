@@ -241,24 +241,24 @@ class Batches:
             with self._app.request() as held:
                 held.grow(await offload(partial(weight_of, line.body), len(line.body)))
                 asked = await offload(partial(_Asked.of, line, lowest), len(line.body))
-                caller = Caller.of_own(held, asked.path, key)
-                async with caller.resources:
-                    reply = await self._reply(asked, caller)
-                    if not _is_final(reply.status):
-                        return reply
-                    write = partial(_Written.of, batch.id, line.n, asked, caller.request_id)
-                    return await write(reply)
+                return await self._ask(batch, line, asked, Caller.of_own(held, asked.path, key))
         except RecordDamagedError:
             return _Written(ERRORS, _line(batch.id, line.n, None, error=_DAMAGED))
         except TrioServeError as error:  # there is no memory, or too much waits for a thread
             return Reply(status=error.status)
 
-    async def _reply(self, asked: _Asked, caller: Caller) -> Reply:
+    async def _ask(
+        self, batch: Record, line: Part, asked: _Asked, caller: Caller
+    ) -> _Written | Reply:
         if self._app.keys.needed:
             caller.key = await self._app.keys.check(caller.api_key)
             caller.held.belongs_to(caller.api_key)
-        incoming = Incoming.of_fields(asked.path, asked.fields, caller.held)
-        return await self._app.reply_to(incoming, caller)
+        async with caller.resources:
+            incoming = Incoming.of_fields(asked.path, asked.fields, caller.held)
+            reply = await self._app.reply_to(incoming, caller)
+            if not _is_final(reply.status):
+                return reply
+            return await _Written.of(batch.id, line.n, asked, caller.request_id, reply)
 
     def _may_begin(self) -> bool:
         return self._app.gate.phase.value is Phase.OPEN

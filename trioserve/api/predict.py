@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import trio
 
-from trioserve.api.base import errors
+from trioserve.api.base import errors, sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
@@ -133,8 +133,10 @@ def _request_of(instance: Any, formats: Mapping[str, str]) -> tuple[str, dict[st
 
 async def _ask(app: AppState, caller: Caller, path: str, fields: dict[str, Any]) -> tuple[Any, int]:
     """Answer an instance, for the same client; gives the value, and about how many bytes it has."""
+    weight = caller.held.n_bytes  # of all instances
     with app.request() as held:
         held.belongs_to(caller.held.owner)
+        held.grow(await offload(lambda: len(sse.encode(fields)), weight, LONG))
         own = Caller.of_own(
             held,
             path,

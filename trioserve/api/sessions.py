@@ -19,7 +19,7 @@ import attrs
 import trio
 
 from trioserve.api.base import errors
-from trioserve.api.base.reply import Reply
+from trioserve.api.base.reply import Reply, value_of
 from trioserve.concurrency import Bell, Jobs, alongside, repeat
 from trioserve.config import Config
 from trioserve.errors import (
@@ -242,6 +242,7 @@ class StreamSession:
         self.is_stream = False  # the reply is a stream of the requested type, and has begun
         self.reply: Reply | None = None  # once it has begun
         self.failure: Exception | None = None  # why the stream is incomplete or missing
+        self._problem: Mapping[str, Any] | None = None  # the same, as a reply that is no stream
         self._framing = Framing(form.content_type)
         self.ring = Ring(max_bytes, self._framing.mark)
         self._whole = False  # the answer is complete
@@ -269,6 +270,9 @@ class StreamSession:
         kind = reply.content_type.partition(";")[0]
         self.is_stream = reply.status == 200 and kind == self.form.content_type
         if not self.is_stream:
+            make, _ = await value_of(reply)
+            self._problem = make() if reply.status >= 400 else None
+            self.failure = NotSupportedError("The answer is not a stream.")
             return
         self._answered.set()
         pieces = await reply.write()
@@ -288,9 +292,7 @@ class StreamSession:
         if self._whole:
             self.failure = None  # stopped after the last event
         elif self.failure is None:
-            missing = "The server ended before the stream did."
-            other = NotSupportedError("The answer is not a stream.")
-            self.failure = ServerClosingError(missing) if self.reply is None else other
+            self.failure = ServerClosingError("The server ended before the stream did.")
         if self.failure is not None:
             event = self.event_of(self.failure)
             self._append(self._framing.write(event, self.ring.end))
@@ -316,7 +318,7 @@ class StreamSession:
 
     def event_of(self, error: Exception) -> bytes:
         """Encode an error as the last event for a reader."""
-        return self.form.event(self.form.body(error), self._framing.n_events)
+        return self.form.event(self._problem or self.form.body(error), self._framing.n_events)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -114,6 +114,9 @@ async def _follow(
 #: Seconds that a client waits for its 202 or for an error, without ``wait=N``.
 WAIT = 0.25
 
+#: The headers of a POST that ask for a session.
+_OF_SESSIONS = frozenset({ID.lower(), "prefer"})
+
 _WAIT_SECONDS = re.compile(r'wait\s*=\s*"?([0-9]{1,9})"?', re.ASCII)
 
 
@@ -206,8 +209,14 @@ def start(
     secret: bool = False,
 ) -> StreamSession:
     """Have a request of a caller answered in a session. Raises as `Sessions.start`."""
-    asking = partial(asked, caller, caller.another(), ask)
+    asking = partial(asked, caller, other_of(caller), ask)
     return app.streams.start(caller.api_key, conversation, form, asking, secret=secret)
+
+
+def other_of(caller: Caller) -> Caller:
+    """Make the caller in whose name a session asks, for a reply of the usual kind."""
+    kept = [each for each in caller.headers if each[0].lower() not in _OF_SESSIONS]
+    return attrs.evolve(caller.another(), headers=Headers(kept))
 
 
 @asynccontextmanager

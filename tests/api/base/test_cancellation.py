@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import trio
-from quart_trio import QuartTrio
 
 from tests.support.cancellation import CancelAtStep
 from trioserve import api
@@ -21,7 +20,7 @@ CHAT = {"messages": [{"role": "user", "content": "some text"}], "max_tokens": 3}
 
 
 async def _request(
-    app: QuartTrio, path: str, body: dict[str, Any], sent: list[dict[str, Any]]
+    app: api.App, path: str, body: dict[str, Any], sent: list[dict[str, Any]]
 ) -> None:
     """Make a request as a server would that has no sockets; adds the answer to `sent`."""
     messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]

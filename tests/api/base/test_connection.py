@@ -14,17 +14,17 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
-from werkzeug.exceptions import RequestTimeout
 
 from tests.support.clients import client_of
 from tests.support.http_server import connected, post, serving_script, slots_in_use
 from tests.support.scripts import endless
 from tests.support.waiting import patiently, until
-from trioserve.api.base import body as body_module, connection
-from trioserve.api.edge.connection import Body
+from trioserve.api.base.reply import KeepAlive
+from trioserve.api.edge.connection import Body, Request, Sender
 from trioserve.api.service import Service
 from trioserve.app import create_app
 from trioserve.config import Config
+from trioserve.errors import BodyTimeoutError
 from trioserve.testing import ScriptedBackend, scripted
 
 
@@ -243,14 +243,13 @@ async def test_a_disconnect_in_the_last_message_cancels_nothing() -> None:
 
 
 async def test_a_pause_of_the_server_costs_an_upload_one_second(
-    monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+    mock_clock: MockClock,
 ) -> None:
-    state = Mock(config=Config(timeout=3))
-    monkeypatch.setattr("trioserve.api.base.body.current_app_state", lambda: state)
     bodies: list[bytes] = []
 
     async def read(arriving: Body) -> None:
-        bodies.append(await body_module._received(Mock(body=arriving)))
+        request = Mock(body=arriving, overload=None)
+        bodies.append(await Request.receive_whole(request, None, patience=3))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read, arriving := Body(None, None))
@@ -266,7 +265,7 @@ async def test_a_pause_of_the_server_costs_an_upload_one_second(
             for _ in range(3):
                 await wait_all_tasks_blocked()
                 mock_clock.jump(3600)
-    assert caught.group_contains(RequestTimeout)
+    assert caught.group_contains(BodyTimeoutError)
 
 
 async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockClock) -> None:
@@ -279,10 +278,10 @@ async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockCl
     async def beat() -> bytes:
         return b"beat"
 
-    sender = connection.Sender(send)
+    sender = Sender(send)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
-        nursery.start_soon(sender.keep_alive, connection.KeepAlive(10, beat))
+        nursery.start_soon(sender.keep_alive, KeepAlive(10, beat))
         await trio.sleep(24)
         await sender({"body": b"a"})
         await trio.sleep(9.5)  # it is 35.5, and a beat began at 35
@@ -312,10 +311,10 @@ async def test_a_beat_is_not_sent_when_something_else_was(autojump_clock: MockCl
         await trio.sleep(5)
         return b"beat"
 
-    sender = connection.Sender(send)
+    sender = Sender(send)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
-        nursery.start_soon(sender.keep_alive, connection.KeepAlive(10, slow_beat))
+        nursery.start_soon(sender.keep_alive, KeepAlive(10, slow_beat))
         await trio.sleep(12)
         await sender({"body": b"a"})  # a beat was being made
         await trio.sleep(9)

@@ -176,10 +176,9 @@ async def a_body_that_is_not_json() -> httpx.Response:
 
 
 @answers(
-    errors.InvalidRequestError,
+    errors.BodyTimeoutError,
     408,
-    "The server closed the network connection because the browser didn't finish the "
-    "request within the specified time.",
+    "No more of the body came for 0.05 seconds.",
 )
 async def a_body_that_does_not_come() -> httpx.Response:
     async with serving_script(timeout=0.05) as (url, _), connected(url) as stream:
@@ -492,7 +491,7 @@ async def an_engine_that_breaks() -> httpx.Response:
 async def a_mistake_of_ours() -> httpx.Response:
     async with client_of() as client:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(admin, "_guidance", lambda server: 1 / 0)
+            patch.setattr(admin, "openai_model", lambda server: 1 / 0)
             return await client.get("/v1/models", headers=ID)
 
 
@@ -540,7 +539,7 @@ async def a_file_larger_than_the_store() -> httpx.Response:
 @answers(
     errors.RecordTooLargeError,
     413,
-    "This cannot be stored: its fields take 4999917 bytes, and 4194304 is the most.",
+    "This cannot be stored: its fields take 4999907 bytes, and 4194304 is the most.",
     code="record_too_large",
 )
 async def a_record_larger_than_what_is_written_at_once() -> httpx.Response:

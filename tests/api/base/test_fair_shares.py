@@ -11,13 +11,13 @@ import httpx
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
-from trioserve.api.base.app_state import ClientToolCalls
 
 from tests.support.clients import TIMEOUT, client_of
 from tests.support.http_server import serving
 from tests.support.scripts import answering
 from tests.support.waiting import patiently, until
 from trioserve.api.base.body import LongReader
+from trioserve.api.tools.calls import ClientToolCalls
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import QueueFullError

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import AsyncMock
+
 import httpx
 import pytest
 
-from trioserve.api.base.body import Form, boundary_of, parse_form, with_field
+from trioserve.api.base.body import Form, Incoming, boundary_of, parse_form
 from trioserve.api.base.limits import MAX_FORM_FIELDS, MAX_FORM_PARTS
 from trioserve.errors import InvalidRequestError, PayloadTooLargeError
+from trioserve.server.limits.memory import MemoryBudget
 
 
 def written(fields: dict[str, list[str]], files: dict[str, bytes]) -> tuple[bytes, bytes]:
@@ -88,8 +91,24 @@ def test_the_head_of_a_part_has_a_limit() -> None:
         ({"stream": ["0"]}, False),
     ],
 )
-def test_flags_and_fields_that_are_added(fields: dict[str, list[str]], flag: bool | None) -> None:
+async def test_flags_and_a_form_that_is_to_be_a_stream(
+    fields: dict[str, list[str]], flag: bool | None
+) -> None:
     data, boundary = written(fields, {"file": b"any"})
-    assert parse_form(data, boundary).flag("stream") is flag
-    added = parse_form(with_field(data, boundary, "prompt", "Zoë"), boundary)
-    assert added == Form(fields={"prompt": ["Zoë"], **fields}, files={"file": b"any"}, names=NAMES)
+    with MemoryBudget(10**6).hold() as held:
+        incoming = Incoming(
+            method="POST",
+            path="/v1/audio/transcriptions",
+            receive=AsyncMock(return_value=data),
+            held=held,
+            content_type=f"multipart/form-data; boundary={boundary.decode()}",
+            keeps_data=True,
+        )
+        form = await incoming.form()
+        assert form.flag("stream") is flag
+        incoming.ask_for_stream()
+        assert (await incoming.form()).flag("stream") is True
+    assert incoming.data is not None
+    sent = parse_form(incoming.data, boundary)  # as it is passed on
+    assert sent.fields["stream"] == ["true", *fields.get("stream", [])]
+    assert (sent.files, sent.names) == ({"file": b"any"}, NAMES)

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import httpx
-from trioserve.api.base.http import LONG
 
 from tests.support.clients import client_of
 from tests.support.json_on_loop import watched
 from tests.support.scripts import answering
 from tests.support.waiting import until
+from trioserve.api.base.reply import LONG
 
 #: Longer than what is read and written on the event loop. It is not in the prompt.
 SCHEMA = {"type": "object", "description": "x" * (LONG + 2**16)}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import pytest
-from quart import Quart
-from werkzeug.routing import Rule
 
 from tests.server.test_keys import replace, table
 from tests.support.clients import client_and_service, client_of
 from tests.support.fake_fleet import routed
+from trioserve.api import App
+from trioserve.api.base.routes import Route
 from trioserve.app import create_app, create_router
 from trioserve.config import Config
 from trioserve.router.states import FleetEvent
@@ -83,34 +82,31 @@ MANAGEMENT = {
 }  # fmt: skip
 
 
-def apps() -> tuple[Quart, Quart]:
+def apps() -> tuple[App, App]:
     return create_app(Config()), create_router(Config(), cast(Any, None))
 
 
-def routes(app: Quart) -> Iterator[tuple[str, Rule]]:
-    for rule in app.url_map.iter_rules():
-        for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
-            yield f"{method} {rule.rule}", rule
+def routes(app: App) -> dict[str, Route]:
+    return {f"{route.method} {route.path}": route for route in app.state.routes}
 
 
-def managing(app: Quart) -> list[str]:
+def managing(app: App) -> list[str]:
     """The routes whose handlers are marked with `manages`."""
-    views = app.view_functions
-    return sorted(r for r, rule in routes(app) if getattr(views[rule.endpoint], "manages", False))
+    return sorted(name for name, route in routes(app).items() if route.manages)
 
 
 @pytest.mark.parametrize("app", apps(), ids=["server", "router"])
-def test_each_route_is_for_all_keys_or_for_management(app: Quart) -> None:
+def test_each_route_is_for_all_keys_or_for_management(app: App) -> None:
     """A new route belongs into CLIENTS here, or its handler is marked with `manages`."""
     marked = set(managing(app))
-    for route, rule in routes(app):
-        is_for_all = route in CLIENTS or rule.rule in CLIENTS
-        assert (route in marked) != is_for_all, route
+    for name, route in routes(app).items():
+        is_for_all = name in CLIENTS or route.path in CLIENTS
+        assert (name in marked) != is_for_all, name
     assert marked <= MANAGEMENT
 
 
 def test_every_entry_of_the_lists_is_a_route() -> None:
-    known = {route for app in apps() for route, _ in routes(app)}
+    known = {name for app in apps() for name in routes(app)}
     assert known >= MANAGEMENT
     assert {route.rpartition(" ")[2] for route in known} >= {c.rpartition(" ")[2] for c in CLIENTS}
 

@@ -228,7 +228,7 @@ COMPLETION = {
 
 REQUESTS: Mapping[str, tuple[Callable[[dict[str, Any]], object], dict[str, Any]]] = {
     "chat": (ChatRequest.parse, CHAT),
-    "responses": (ResponsesRequest.parse_with_chat, RESPONSES),
+    "responses": (ResponsesRequest.parse, RESPONSES),
     "messages": (MessagesRequest.parse, MESSAGES),
     "ollama": (OllamaChatRequest.parse, OLLAMA),
     "generate": (OllamaGenerateRequest.parse, GENERATE),

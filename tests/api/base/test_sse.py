@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -14,9 +13,10 @@ import trio
 from hypothesis import given, settings, strategies as st
 from trio.testing import MockClock
 
-from trioserve.api.base import sse
+from trioserve.api.base import reply, sse
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import EventSource
 from trioserve.api.base.sse import PING
-from trioserve.api.edge.connection import Request
 from trioserve.errors import DecodeError
 from trioserve.types import Chunk, Finished, FinishReason, Timings
 
@@ -74,18 +74,20 @@ class FakePings(sse.Pings):
 
 
 async def write(
-    source: sse.EventSource,
+    source: EventSource[sse.Event],
     interval: float = 30,
     places: Sequence[bytes] = (),
     tell_place: bool = False,
 ) -> list[bytes]:
-    request = cast(Request, SimpleNamespace())
     pings = FakePings(interval, tell_place=tell_place, places=list(places))
-    response = await sse.respond(request, source, Names(), pings, on_error)
-    assert request.keep_alive is not None and request.keep_alive.interval == interval
-    assert response.headers["Cache-Control"] == "no-cache"
-    async with response.response as parts:
-        return [part async for part in parts]
+    answer = await reply.stream(source, Names(), pings, on_error)
+    assert answer.keep_alive is not None and answer.keep_alive.interval == interval
+    assert answer.headers["Cache-Control"] == "no-cache"
+    return [part async for part in await answer.write()]
+
+
+def a_caller() -> Caller:
+    return Caller(request_id="any", path="/", arrived=0, held=Mock())
 
 
 def test_events_are_lines_of_json() -> None:
@@ -94,32 +96,32 @@ def test_events_are_lines_of_json() -> None:
 
 async def test_a_stream_to_its_end(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((0, Chunk(1, "a", (1,))), (0, Chunk(1, "", (2,))), (0, finished()))
-    assert await write(sse.EventSource.of(stream.next_event)) == [b"0:a ", b"0:finished end"]
+    assert await write(EventSource.of(stream.next_event)) == [b"0:a ", b"0:finished end"]
 
 
 async def test_a_response_begins_with_a_ping_when_nothing_comes(
     autojump_clock: MockClock,
 ) -> None:
     stream: Any = FakeStream((70, Chunk(1, "a", (1,))), (10, finished()))
-    assert await write(sse.EventSource.of(stream.next_event)) == [PING, b"0:a ", b"0:finished end"]
+    assert await write(EventSource.of(stream.next_event)) == [PING, b"0:a ", b"0:finished end"]
     assert trio.current_time() == pytest.approx(80)
 
 
 async def test_pings_can_be_off(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((1e6, finished()))
-    assert await write(sse.EventSource.of(stream.next_event), math.inf) == [b"0:finished end"]
+    assert await write(EventSource.of(stream.next_event), math.inf) == [b"0:finished end"]
 
 
 async def test_the_place_in_the_queue_is_told_when_it_changes(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((10, Chunk(1, "a", (1,))), (0, finished()))
     places = [b"2nd", b"2nd", b"1st"]
-    parts = await write(sse.EventSource.of(stream.next_event), places=places, tell_place=True)
+    parts = await write(EventSource.of(stream.next_event), places=places, tell_place=True)
     assert parts == [b"2nd", b"1st", b"0:a ", b"0:finished end"]
 
 
 async def test_a_place_that_nobody_asked_for_is_told_at_a_ping(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((31, Chunk(1, "a", (1,))), (0, finished()))
-    parts = await write(sse.EventSource.of(stream.next_event), places=[b"2nd", b"1st"])
+    parts = await write(EventSource.of(stream.next_event), places=[b"2nd", b"1st"])
     assert parts == [b"2nd", b"0:a ", b"0:finished end"]
 
 
@@ -129,21 +131,21 @@ async def test_an_error_before_the_first_event_is_raised(
 ) -> None:
     stream: Any = FakeStream((delay, DecodeError("no")))
     with pytest.raises(DecodeError):  # nothing was sent, so it has a status
-        await write(sse.EventSource.of(stream.next_event), places=places, tell_place=True)
+        await write(EventSource.of(stream.next_event), places=places, tell_place=True)
 
 
 async def test_an_error_later_is_an_event(autojump_clock: MockClock) -> None:
     stream: Any = FakeStream((0, Chunk(1, "a", (1,))), (0, DecodeError("no")))
-    assert await write(sse.EventSource.of(stream.next_event)) == [b"0:a ", b"error no"]
+    assert await write(EventSource.of(stream.next_event)) == [b"0:a ", b"error no"]
     stream = FakeStream((31, ValueError("odd")))
-    assert await write(sse.EventSource.of(stream.next_event)) == [PING, b"error odd"]
+    assert await write(EventSource.of(stream.next_event)) == [PING, b"error odd"]
 
 
 async def test_several_streams_come_as_they_are_ready(autojump_clock: MockClock) -> None:
     first: Any = FakeStream((2, Chunk(1, "a", (1,))), (2, finished()))
     second: Any = FakeStream((1, Chunk(1, "b", (1,))), (2, finished()))
-    async with AsyncExitStack() as resources:
-        source = await sse.open_source(resources, [first, second])
+    async with (caller := a_caller()).resources:
+        source = await reply.open_source(caller, [first, second])
         parts = await write(source)
     assert parts == [b"1:b ", b"0:a ", b"1:finished ", b"0:finished end"]
 
@@ -151,8 +153,8 @@ async def test_several_streams_come_as_they_are_ready(autojump_clock: MockClock)
 async def test_an_error_of_one_ends_all(autojump_clock: MockClock) -> None:
     first: Any = FakeStream((1e6, finished()))
     second: Any = FakeStream((1, Chunk(1, "b", (1,))), (2, DecodeError("no")))
-    async with AsyncExitStack() as resources:
-        source = await sse.open_source(resources, [first, second])
+    async with (caller := a_caller()).resources:
+        source = await reply.open_source(caller, [first, second])
         assert await write(source) == [b"1:b ", b"error no"]
     assert trio.current_time() == pytest.approx(3)
 

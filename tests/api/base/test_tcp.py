@@ -16,7 +16,6 @@ import trio
 import trio.testing
 import trustme
 from hypercorn.events import RawData, Updated
-from quart_trio.wrappers import TrioResponse
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -31,8 +30,11 @@ from tests.support.http_server import (
 )
 from tests.support.scripts import endless
 from tests.support.waiting import patiently, until
-from trioserve.api.base import connection as requests, tcp
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import Pieces, Reply
+from trioserve.api.base.routes import Query, Route
 from trioserve.api.connections import NAME, Connections
+from trioserve.api.edge import connection as requests, tcp
 from trioserve.api.edge.tcp import Reset, TCPConnection
 from trioserve.api.service import Service
 from trioserve.app import create_app
@@ -384,10 +386,11 @@ async def serving_body(make: Any, **config: object) -> AsyncIterator[str]:
     """Serve ``GET /body``, whose body `make` returns."""
     app = create_app(Config(**config), load=scripted(ScriptedBackend()))
 
-    async def answer() -> TrioResponse:
-        return TrioResponse(make(), content_type="text/plain")
+    async def answer(query: Query, caller: Caller, service: Service) -> Reply:
+        return Pieces(pieces=make(), content_type="text/plain")
 
-    app.add_url_rule("/body", "body", answer)
+    route = Route("GET", "/body", answer)
+    app.serve(route, app.state.answer_of(route))
     async with serving(app) as url:
         await app.extensions[NAME].wait_loaded()
         yield url

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from functools import partial
-from typing import Any
 
 import httpx
+import structlog
 import trio
-from quart import Quart
 from structlog.testing import capture_logs
-from trioserve.api.base.http import json_response
 
-from tests.support.clients import client_and_service, client_of, error_body
+from tests.support.clients import client_and_service, client_of, client_of_app, error_body
 from tests.support.waiting import patiently
-from trioserve.api.base import access, errors, http
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import Reply, json
+from trioserve.api.base.routes import Query, Routes
+from trioserve.api.edge import access
+from trioserve.api.edge.connection import choose_id
+from trioserve.api.service import Service
+from trioserve.app import create_app
+from trioserve.config import Config
 from trioserve.errors import QueueFullError
-from trioserve.testing import ScriptedBackend
+from trioserve.testing import ScriptedBackend, scripted
 
 
 async def test_health() -> None:
@@ -250,7 +254,7 @@ async def test_only_pages_of_this_machine_may_read_answers() -> None:
 
 async def test_request_ids() -> None:
     async with client_of() as client:
-        with capture_logs([http.structlog.contextvars.merge_contextvars]) as logs:
+        with capture_logs([structlog.contextvars.merge_contextvars]) as logs:
             answer = await client.post(
                 "/completion", json={"prompt": "a"}, headers={"X-Request-Id": "my-id_1.2"}
             )
@@ -259,8 +263,8 @@ async def test_request_ids() -> None:
         assert [line["request_id"] for line in lines] == ["my-id_1.2"] * 2
         made = [(await client.get("/nope")).headers["X-Request-Id"] for _ in range(2)]
         assert made[0] != made[1]
-    assert http.choose_id("bad id\n") != "bad id\n"
-    assert len(http.choose_id("x" * 129)) < 129
+    assert choose_id("bad id\n") != "bad id\n"
+    assert len(choose_id("x" * 129)) < 129
 
 
 async def test_errors_have_one_shape() -> None:
@@ -276,39 +280,31 @@ async def test_errors_have_one_shape() -> None:
 
 
 async def test_what_nobody_expected_is_logged_under_the_id_of_the_request() -> None:
-    app = Quart(__name__)
-    app.before_request(http.give_id)
-    app.after_request(http.show_id)
-    errors.install(app)
+    routes = Routes()
 
-    @app.get("/broken")
-    async def broken() -> None:
+    @routes.get("/broken")
+    async def broken(query: Query, caller: Caller, service: Service) -> Reply:
         raise LookupError("the secret cause")
 
-    @app.get("/full")
-    async def full() -> None:
+    @routes.get("/full")
+    async def full(query: Query, caller: Caller, service: Service) -> Reply:
         raise QueueFullError("Too many.", retry_after=2.5)
 
-    @app.get("/fine")
-    async def fine() -> Any:
-        return json_response({"a": 1})
+    @routes.get("/fine")
+    async def fine(query: Query, caller: Caller, service: Service) -> Reply:
+        return json({"a": 1})
 
-    # Quart's own client runs on asyncio; the handlers are the same.
-
-    def use() -> None:
-        async def run() -> None:
-            client = app.test_client()
-            with capture_logs() as logs:
-                answer = await client.get("/broken", headers={"X-Request-Id": "abc"})
-            assert answer.status_code == 500
-            message = (await answer.get_json())["error"]["message"]
-            assert "abc" in message
-            assert "secret" not in message
-            assert isinstance(logs[0]["exc_info"], LookupError)
-            answer = await client.get("/full")
-            assert (answer.status_code, answer.headers["Retry-After"]) == (429, "3")
-            assert (await client.get("/fine")).status_code == 200
-
-        asyncio.run(run())
-
-    await trio.to_thread.run_sync(use)
+    app = create_app(Config(), load=scripted(ScriptedBackend()))
+    for route in routes:
+        app.serve(route, app.state.answer_of(route))
+    async with client_of_app(app) as client:
+        with capture_logs() as logs:
+            answer = await client.get("/broken", headers={"X-Request-Id": "abc"})
+        assert answer.status_code == 500
+        message = answer.json()["error"]["message"]
+        assert "abc" in message
+        assert "secret" not in message
+        assert isinstance(logs[0]["exc_info"], LookupError)
+        answer = await client.get("/full")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (429, "3")
+        assert (await client.get("/fine")).json() == {"a": 1}

@@ -2,68 +2,88 @@
 
 from __future__ import annotations
 
-from quart import Blueprint
-from quart_trio.wrappers import TrioResponse as Response
-from trioserve.api.base.http import current_context, json_response
+import attrs
 
+from trioserve.api.base import readers
 from trioserve.api.base.answers import Answer
-from trioserve.api.base.body import read_body
-from trioserve.api.base.vendors import (
-    ErrorShape,
-    PromptFields,
-    RateLimitHeaders,
-    StreamForm,
-    Vendor,
-)
-from trioserve.api.openapi import gives
-from trioserve.api.service import awake_server
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.fields import PromptFields, RequestBody, field
+from trioserve.api.base.models import Models
+from trioserve.api.base.reply import Data, Reply, json
+from trioserve.api.base.routes import Query, Routes, Waiting, lists_models, while_unloaded
+from trioserve.api.base.vendors import ErrorShape, RateLimitHeaders, Vendor
+from trioserve.api.openapi import gives, takes
 from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError
 
 PATH = "/made-up/chat"
 CONTENT_TYPE = "text/x-made-up"
 
-blueprint = Blueprint("made_up", __name__)
+routes, of_server = Routes(of_model=True), Routes()
 
 
-class _Said(Answer):
+@attrs.frozen(kw_only=True)
+class Question(RequestBody):
+    """``POST /made-up/chat``."""
+
+    model_names = ("engine",)
+    prompt_fields = PromptFields(turns=("question",))
+    question: str | None = None
+    engine: str | None = field(read=readers.model_name, default=None)
+    stream: bool = False
+
+
+class MadeUpAnswer(Answer):
+    """An answer."""
+
     answer: str
 
 
-@blueprint.post(PATH)
-@gives(_Said)
-async def chat() -> Response:
+class Engines(Answer):
+    """The engines."""
+
+    engines: list[str]
+
+
+@routes.post(PATH)
+@while_unloaded(Waiting(ping=lambda model: f"{model}?\n".encode()))
+@takes(Question, streams=CONTENT_TYPE)
+@gives(MadeUpAnswer)
+async def chat(request: Question, caller: Caller, models: Models) -> Reply:
     """Answer a question."""
-    body = await read_body()
-    if not isinstance(body.get("question"), str):
+    if request.question is None:
         raise InvalidRequestError("There is no question.", param="question")
-    server = await awake_server(body.get("engine"))
-    messages = [{"role": "user", "content": body["question"]}]
+    server = models.use(request.engine, caller)
+    await caller.keep_awake(server)
+    messages = [{"role": "user", "content": request.question}]
     opened = server.stream_chats(
-        messages, await server.params({}), ChatParams(), context=current_context(None)
+        messages, await server.params({}), ChatParams(), context=caller.counted(server)
     )
     async with opened as (stream,):
         answer = (await stream.read()).message.content
-    if body.get("live"):
-        return Response(f"{answer}\n", content_type=CONTENT_TYPE)
-    return json_response(_Said(answer))
+    if request.stream:
+        return Data(body=f"{answer}\n".encode(), content_type=CONTENT_TYPE)
+    return json(MadeUpAnswer(answer))
+
+
+@of_server.get("/made-up/engines")
+@lists_models(lambda name: {"engines": [name]})
+@gives(Engines)
+async def engines(query: Query, caller: Caller, models: Models) -> Reply:
+    """List the engines."""
+    return json(Engines([models.use(None, caller).model.info.name]))
 
 
 VENDOR = Vendor(
+    name="made_up",
     paths=("/made-up",),
-    routes=(blueprint,),
+    routes=(routes,),
+    routes_of_server=(of_server,),
     errors=ErrorShape(
         body=lambda error, request_id: {"oh": error.message},
         event=lambda body, n_before: f"oh: {body['oh']}\n".encode(),
         status=lambda error: 418,
+        content_type=CONTENT_TYPE,
     ),
     rate_limits=RateLimitHeaders("Made-Up-{kind}-{part}"),
-    streams=StreamForm(
-        content_type=CONTENT_TYPE,
-        is_asked=lambda path, fields: fields.get("live") is True,
-        ping=lambda path, model: f"{model}?\n".encode(),
-    ),
-    model_fields=("engine",),
-    prompts={PATH: PromptFields(turns=("question",))},
-    lists={"/made-up/engines": lambda name: {"engines": [name]}},
 )

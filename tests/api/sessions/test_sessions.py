@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.api import metrics
-from trioserve.api.sessions import Send, Sessions, StreamFormat, StreamSession
+from trioserve.api.base.reply import Data, Pieces, Reply, json as json_reply
+from trioserve.api.sessions import Ask, Sessions, StreamFormat, StreamSession
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import QueueFullError, ServerClosingError, StreamStoppedError
@@ -27,26 +28,18 @@ FORM = StreamFormat(
     lambda body, n_before: b"data: %b\n\n" % json.dumps({**body, "n": n_before}).encode(),
 )
 
-HEAD = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [(b"content-type", b"text/event-stream")],
-}
-
 
 class Writer:
-    """A request that sends events when it is told to."""
+    """A request whose reply has events when it is told to."""
 
     def __init__(self) -> None:
         self.into, self.out = trio.open_memory_channel[bytes](1000)
         self.cancelled = False
 
-    async def __call__(self, send: Send) -> None:
+    @asynccontextmanager
+    async def __call__(self) -> AsyncIterator[Reply]:
         try:
-            await send(HEAD)
-            async for part in self.out:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            yield Pieces(pieces=self.out, content_type="text/event-stream")
         except trio.Cancelled:
             self.cancelled = True
             raise
@@ -71,7 +64,7 @@ async def opened(**config: Any) -> AsyncIterator[Sessions]:
 
 def begin(
     sessions: Sessions,
-    ask: Callable[[Send], Any] | None = None,
+    ask: Ask | None = None,
     *,
     key: str = "",
     conversation: str | None = None,
@@ -141,28 +134,24 @@ async def test_stopping_twice_or_too_late(autojump_clock: MockClock) -> None:
 
 
 async def test_an_answer_that_is_no_stream(autojump_clock: MockClock) -> None:
-    async def refuse(send: Send) -> None:
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 418, "headers": headers})
-        await send(
-            {"type": "http.response.body", "body": b'{"error": {"kind": ', "more_body": True}
-        )
-        await send({"type": "http.response.body", "body": b'"Teapot"}}', "more_body": False})
+    @asynccontextmanager
+    async def refuse() -> AsyncIterator[Reply]:
+        yield refusal
 
+    refusal = json_reply({"error": {"kind": "Teapot"}}, status=418)
     async with opened() as sessions:
         session = begin(sessions, refuse)
         await session.wait_answer()
         assert not session.is_stream
-        assert session.head is not None
-        assert (session.head.status, session.body) == (418, b'{"error": {"kind": "Teapot"}}')
+        assert session.reply is refusal
         assert last_error(session) == {"kind": "Teapot"}
 
 
 @pytest.mark.parametrize("body", [b"{}", b"hello"])
 async def test_neither_a_stream_nor_an_error(body: bytes, autojump_clock: MockClock) -> None:
-    async def answer(send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+    @asynccontextmanager
+    async def answer() -> AsyncIterator[Reply]:
+        yield Data(body=body)
 
     async with opened() as sessions:
         session = begin(sessions, answer)
@@ -171,19 +160,25 @@ async def test_neither_a_stream_nor_an_error(body: bytes, autojump_clock: MockCl
 
 
 async def test_a_request_that_breaks_ends_its_own_stream_only(autojump_clock: MockClock) -> None:
-    async def break_(send: Send) -> None:
-        await send(HEAD)
-        raise ZeroDivisionError("oh")
+    @asynccontextmanager
+    async def break_() -> AsyncIterator[Reply]:
+        yield Pieces(pieces=broken_pieces(), content_type="text/event-stream")
 
-    async def say_nothing(send: Send) -> None:
-        await trio.lowlevel.checkpoint()
+    async def broken_pieces() -> AsyncGenerator[bytes, None]:
+        raise ZeroDivisionError("oh")
+        yield b""
+
+    @asynccontextmanager
+    async def refuse() -> AsyncIterator[Reply]:
+        raise QueueFullError("No.")
+        yield Reply()
 
     async with opened() as sessions:
-        broken, silent, whole = begin(sessions, break_), begin(sessions, say_nothing), Writer()
+        broken, refused, whole = begin(sessions, break_), begin(sessions, refuse), Writer()
         session = begin(sessions, whole)
         await whole.write(b"data: 1\n\n")
-        assert last_error(broken)["kind"] == "ZeroDivisionError"
-        assert last_error(silent)["kind"] == "ServerClosingError"
+        assert last_error(broken)["kind"] == "InternalError"
+        assert last_error(refused) == {"kind": "QueueFullError", "message": "No."}
         await whole.end()
         assert read(session) == ["data: 1"]
 

@@ -199,7 +199,7 @@ async def test_an_end_waits_for_a_store_that_fails(monkeypatch: pytest.MonkeyPat
         n_failed += 1
         raise StoreError("The disk is full.")
 
-    monkeypatch.setattr("trioserve.api.stored.responses._PAUSE", 0.001)
+    monkeypatch.setattr("trioserve.api.stored.runs._PAUSE", 0.001)
     backend, gate = gated(TEXT)
     async with client_and_service(backend) as (client, service):
         id_ = await begun(client)

@@ -13,7 +13,6 @@ import pytest
 import trio
 import trio.testing
 from structlog.testing import capture_logs
-from trioserve.api.within import Answer
 
 from tests.api.stored.test_batches import (
     CHATS,
@@ -32,6 +31,9 @@ from tests.support.http_server import serving
 from tests.support.scripts import CHAT, answering, endless
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
+from trioserve.api.base.body import Incoming
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import Reply
 from trioserve.api.batches import KIND, PENDING
 from trioserve.api.service import AppState, Service
 from trioserve.app import create_app
@@ -45,15 +47,15 @@ class Gated:
     """Plays the app to the batches of a service: it answers a number of lines, and then waits."""
 
     def __init__(self, service: AppState, n_free: int) -> None:
-        self.n_asked, self._n_free, self._ask = 0, n_free, service.batches.ask
+        self.n_asked, self._n_free, self._reply_to = 0, n_free, service.reply_to
         self.opened = trio.Event()
-        service.batches.ask = self._ask_later
+        service.reply_to = self._reply_later
 
-    async def _ask_later(self, *request: Any) -> Answer:
+    async def _reply_later(self, *request: Any) -> Reply:
         self.n_asked += 1
         if self.n_asked > self._n_free:
             await self.opened.wait()
-        return await self._ask(*request)
+        return await self._reply_to(*request)
 
 
 async def shown(client: httpx.AsyncClient, id_: str) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_open_batches_of_one_key_need_no_place_in_a_queue() -> None:
     async with client_and_service(parallel=32) as (client, service):
-        service.batches.ask = never
+        service.reply_to = never
         file = await upload(client, [line(n) for n in range(128)])
         wanted = {"input_file_id": file, "endpoint": CHATS}
         ids = [(await client.post("/v1/batches", json=wanted)).json()["id"] for _ in range(18)]
@@ -82,14 +84,14 @@ async def test_open_batches_of_one_key_need_no_place_in_a_queue() -> None:
 
 async def test_a_batch_that_fails_fails_alone() -> None:
     async with client_and_service(answering("Hello")) as (client, service):
-        ask = service.batches.ask
+        reply_to = service.reply_to
 
-        async def fail(key: str, path: str, body: bytes) -> Answer:
-            if b"fail" in body:
+        async def fail(incoming: Incoming, caller: Caller) -> Reply:
+            if "fail" in str(await incoming.fields()):
                 raise MemoryError("no more")
-            return await ask(key, path, body)
+            return await reply_to(incoming, caller)
 
-        service.batches.ask = fail
+        service.reply_to = fail
         with capture_logs() as logged:
             wrong = await begin(client, [line(0, "Hi"), line(1, "fail"), line(2, "Hi")])
             right = await begin(client, [line(n) for n in range(8)])
@@ -191,7 +193,7 @@ async def test_a_batch_that_is_stored_is_started_even_if_the_store_fails_then(
 async def test_a_damaged_record_of_one_batch_is_one_batch_that_failed(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     async with client_and_service(store=str(path)) as (client, service):
-        service.batches.ask = never
+        service.reply_to = never
         file = await upload(client, [line(0)])
         wanted = {"input_file_id": file, "endpoint": CHATS, "metadata": {"a": "mark this"}}
         damaged = (await client.post("/v1/batches", json=wanted)).json()["id"]
@@ -302,7 +304,7 @@ async def test_a_batch_waits_while_its_key_is_not_in_the_file(tmp_path: Path, so
 async def test_a_batch_expires_in_a_full_store(tmp_path: Path) -> None:
     path, body = str(tmp_path / "a.db"), {"max_tokens": 1}
     async with client_and_service(store=path) as (client, service):
-        service.batches.ask = never
+        service.reply_to = never
         made = await begin(client, [line(n, **body) for n in range(2000)])
         await client.delete(f"/v1/files/{made['input_file_id']}")
 
@@ -323,7 +325,7 @@ async def test_a_batch_expires_in_a_full_store(tmp_path: Path) -> None:
 
 async def test_open_batches_of_one_key_leave_room_for_other_keys() -> None:
     async with client_and_service(api_keys=("1", "2"), store_size=2**20) as (client, service):
-        service.batches.ask = never
+        service.reply_to = never
         client.headers["Authorization"] = "Bearer 1"
         lines = file_of([line(n, "x" * 1000) for n in range(100)])
         statuses = []

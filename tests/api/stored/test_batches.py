@@ -13,7 +13,6 @@ import openai
 import pytest
 import trio
 import trio.testing
-from trioserve.api.within import Answer
 
 from tests.server.test_keys import table
 from tests.support.clients import client_and_service, client_of, use_openai
@@ -22,6 +21,9 @@ from tests.support.fake_fleet import routed
 from tests.support.scripts import answering, noting
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
+from trioserve.api.base.body import Incoming
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import Reply, json as json_reply
 from trioserve.api.batches import KIND
 from trioserve.api.service import AppState
 from trioserve.concurrency import Phase
@@ -233,7 +235,7 @@ async def test_after_a_restart_a_batch_waits_for_its_key_of_a_file(tmp_path: Pat
     keys.write_text(table("one", "1") + table("two", "2"))
     config: Mapping[str, Any] = {"store": str(tmp_path / "a.db"), "keys_file": str(keys)}
     async with client_and_service(**config) as (client, service):
-        service.batches.ask = never
+        service.reply_to = never
         client.headers["Authorization"] = "Bearer 1"
         made = await begin(client, [line(0)])
     async with client_and_service(answering("Hello"), **config) as (client, service):
@@ -276,7 +278,7 @@ async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
 # -- the place of a batch
 
 
-async def never(*_request: Any) -> Answer:
+async def never(*_request: Any) -> Reply:
     """Answer no line."""
     await trio.sleep_forever()
     raise AssertionError
@@ -288,13 +290,13 @@ class Asked:
     def __init__(self, service: AppState, status: Callable[[int], int] = lambda n: 200) -> None:
         self.n_asked, self._status = 0, status
         self.bodies: list[dict[str, Any]] = []
-        service.batches.ask = self._ask
+        service.reply_to = self._reply_to
 
-    async def _ask(self, key: str, path: str, body: bytes) -> Answer:
+    async def _reply_to(self, incoming: Incoming, caller: Caller) -> Reply:
         self.n_asked += 1
-        self.bodies.append(json.loads(body))
+        self.bodies.append(await incoming.fields())
         await trio.lowlevel.checkpoint()
-        return Answer(self._status(self.n_asked), {b"retry-after": b"0"}, b"{}")
+        return json_reply({}, self._status(self.n_asked), **{"Retry-After": "0"})
 
 
 async def test_lines_have_the_lowest_priority_beside_other_requests() -> None:

@@ -15,12 +15,12 @@ import attrs
 import httpx
 import pytest
 import trio
-from trioserve.api.within import Answer
 
 from tests.support.clients import client_and_service, client_of
 from tests.support.scripts import CHAT, answering
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
+from trioserve.api.base.reply import Reply
 from trioserve.errors import StoreError
 from trioserve.store import Database, database as database_module
 from trioserve.store.database import problems
@@ -99,13 +99,13 @@ async def test_only_what_needs_the_store_fails_until_it_works_again(
     path = str(tmp_path / "a.db")
     async with client_and_service(answering("Hello"), store=path) as (client, service):
         before = await stored(client)
-        may_answer, ask = trio.Event(), service.batches.ask
+        may_answer, reply_to = trio.Event(), service.reply_to
 
-        async def ask_later(*request: Any) -> Answer:
+        async def reply_later(*request: Any) -> Reply:
             await may_answer.wait()
-            return await ask(*request)
+            return await reply_to(*request)
 
-        service.batches.ask = ask_later
+        service.reply_to = reply_later
         batch = (await begin_batch(client, 20))["id"]
         with failure(path):
             may_answer.set()
@@ -145,7 +145,7 @@ def test_a_locked_file_ends_the_start(tmp_path: Path, monkeypatch: pytest.Monkey
 # -- damage
 
 
-async def never(*_request: Any) -> Answer:
+async def never(*_request: Any) -> Reply:
     """Answer no line of a batch."""
     await trio.sleep_forever()
     raise AssertionError
@@ -157,7 +157,7 @@ async def filled(path: str) -> dict[str, str]:
         responses = [await stored(client) for _ in range(8)]
         items = [{"role": "user", "content": f"Hi {n}"} for n in range(20)]
         made = await client.post("/v1/conversations", json={"items": items})
-        service.batches.ask = never
+        service.reply_to = never
         batch = await begin_batch(client, 200)
     return {
         "responses": responses[0],

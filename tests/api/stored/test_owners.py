@@ -10,32 +10,39 @@ from typing import Any
 
 import httpx
 import pytest
-from quart_trio import QuartTrio
 
 from tests.support.clients import client_and_service
 from tests.support.fake_fleet import routed
 from tests.support.scripts import answering
 from tests.support.waiting import until
 from trioserve.api.base.request_schemas import of_fields
-from trioserve.api.stored import BLUEPRINTS
+from trioserve.api.base.routes import Route
+from trioserve.api.stored import ROUTES
 from trioserve.app import create_app
 from trioserve.config import Config
 
 KEYS = ("one", "two")
 CHATS = "/v1/chat/completions"
-#: Of what has ids. Usage has none.
-BLUEPRINT_NAMES = {each.name for each in BLUEPRINTS} - {"usage"}
+
+
+def kind_of(route: Route) -> str:
+    """What a route is about: the name of the module that declares it."""
+    return str(route.handler.__module__.rpartition(".")[2])
+
+
+#: What has ids. Usage has none.
+KINDS = {kind_of(each) for each in ROUTES} - {"usage"}
 
 #: What the POSTs below an id need in their bodies.
 BODIES = {
-    "stored_conversations.change": {"metadata": {"of": "two"}},
-    "stored_conversations.add_items": {"items": [{"role": "user", "content": "Hi"}]},
+    "/v1/conversations/<id_>": {"metadata": {"of": "two"}},
+    "/v1/conversations/<id_>/items": {"items": [{"role": "user", "content": "Hi"}]},
 }
-#: The fields that name something stored, and the blueprint of what they name.
+#: The fields that name something stored, and what they name.
 REFERENCES = {
-    "previous_response_id": "stored_responses",
-    "conversation": "stored_conversations",
-    "input_file_id": "stored_files",
+    "previous_response_id": "responses",
+    "conversation": "conversations",
+    "input_file_id": "files",
 }
 #: Reads go first, and what deletes comes last.
 ORDER = ("HEAD", "GET", "POST", "DELETE")
@@ -84,7 +91,7 @@ async def over(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
 
 
 async def stored(client: httpx.AsyncClient) -> dict[str, dict[str, str]]:
-    """Store one of each kind; gives the parts of their paths, by the blueprint of their routes."""
+    """Store one of each kind; gives the parts of their paths, by kind."""
     asked = {"model": "a", "messages": [{"role": "user", "content": "Hi"}]}
     line = {"custom_id": "1", "url": CHATS, "body": asked}
     form = {"purpose": "batch"}
@@ -98,46 +105,41 @@ async def stored(client: httpx.AsyncClient) -> dict[str, dict[str, str]]:
     assert (await over(client, f"/v1/responses/{response['id']}"))["status"] == "completed"
     items = (await client.get(f"/v1/conversations/{conversation}/items")).json()["data"]
     return {
-        "stored_files": {"id_": batch["output_file_id"]},
-        "stored_batches": {"id_": batch["id"]},
-        "stored_conversations": {"id_": conversation, "item": items[0]["id"]},
-        "stored_responses": {"id_": response["id"]},
+        "files": {"id_": batch["output_file_id"]},
+        "batches": {"id_": batch["id"]},
+        "conversations": {"id_": conversation, "item": items[0]["id"]},
+        "responses": {"id_": response["id"]},
     }
 
 
 def requests_to(
-    app: QuartTrio, names: dict[str, dict[str, str]]
+    names: dict[str, dict[str, str]],
 ) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
     """The method, path and body of a request to each route below the id of something stored."""
-    found = [rule for rule in app.url_map.iter_rules() if rule.arguments]
+    found = [each for each in ROUTES if "<" in each.path]
+    assert {kind_of(each) for each in found} == KINDS
     for method in ORDER:
         # The routes of items before those of what they belong to.
-        for rule in sorted(found, key=lambda rule: -len(rule.rule)):
-            blueprint = rule.endpoint.partition(".")[0]
-            if blueprint in BLUEPRINT_NAMES and method in (rule.methods or ()):
-                path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule).format(**names[blueprint])
-                yield method, path, BODIES.get(rule.endpoint, {}) if method == "POST" else None
+        for route in sorted(found, key=lambda route: -len(route.path)):
+            if route.method == ("GET" if method == "HEAD" else method):
+                parts = names[kind_of(route)]
+                path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.path).format(**parts)
+                yield method, path, BODIES.get(route.path, {}) if method == "POST" else None
 
 
-def references_in(app: QuartTrio) -> Iterator[tuple[str, str]]:
+def references() -> Iterator[tuple[str, str]]:
     """The paths of POSTs that may name something stored in their bodies, and those fields."""
-    for rule in app.url_map.iter_rules():
-        request_class = getattr(app.view_functions[rule.endpoint], "takes", None)
-        fields = {} if request_class is None else of_fields(request_class)
-        yield from ((rule.rule, name) for name in sorted(REFERENCES.keys() & fields.keys()))
-
-
-@pytest.fixture(scope="module")
-def app() -> QuartTrio:
-    return create_app(Config())
+    for route in create_app(Config()).state.routes:
+        fields = {} if route.takes is None else of_fields(route.takes)
+        yield from ((route.path, name) for name in sorted(REFERENCES.keys() & fields.keys()))
 
 
 @pytest.mark.parametrize("place", ["model", "router"])
-async def test_another_key_finds_nothing(app: QuartTrio, place: str) -> None:
+async def test_another_key_finds_nothing(place: str) -> None:
     async with clients(place) as (one, two):
         names = await stored(one)
-        assert names.keys() == BLUEPRINT_NAMES
-        wanted = list(requests_to(app, names))
+        assert names.keys() == KINDS
+        wanted = list(requests_to(names))
         assert len(wanted) >= 22
         for method, path, body in wanted:
             answer = await two.request(method, path, json=body)
@@ -150,13 +152,11 @@ async def test_another_key_finds_nothing(app: QuartTrio, place: str) -> None:
             assert answer.status_code == expected, (method, path, answer.text)
 
 
-async def test_another_key_lists_nothing(app: QuartTrio) -> None:
+async def test_another_key_lists_nothing() -> None:
     lists = [
-        rule.rule
-        for rule in app.url_map.iter_rules()
-        if rule.endpoint.partition(".")[0] in BLUEPRINT_NAMES
-        and not rule.arguments
-        and "GET" in (rule.methods or ())
+        each.path
+        for each in ROUTES
+        if kind_of(each) in KINDS and each.method == "GET" and "<" not in each.path
     ]
     assert lists
     async with clients("model") as (one, two):
@@ -169,8 +169,8 @@ async def test_another_key_lists_nothing(app: QuartTrio) -> None:
 
 
 @pytest.mark.parametrize("place", ["model", "router"])
-async def test_another_key_continues_nothing(app: QuartTrio, place: str) -> None:
-    wanted = list(references_in(app))
+async def test_another_key_continues_nothing(place: str) -> None:
+    wanted = list(references())
     assert {name for _, name in wanted} == REFERENCES.keys()
     async with clients(place) as (one, two):
         names = await stored(one)
@@ -181,7 +181,7 @@ async def test_another_key_continues_nothing(app: QuartTrio, place: str) -> None
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, name), path
             if path != "/v1/batches":  # whose file has answers, and no requests
                 assert (await one.post(path, json=body)).status_code == 200, path
-        item = {"type": "item_reference", "id": names["stored_conversations"]["item"]}
+        item = {"type": "item_reference", "id": names["conversations"]["item"]}
         for path in ("/v1/responses", "/v1/responses/input_tokens"):
             body = {"model": "a", "input": [item]}
             assert (await two.post(path, json=body)).status_code == 400

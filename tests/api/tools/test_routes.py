@@ -22,8 +22,8 @@ from tests.support.fake_fleet import routed
 from tests.support.http_server import chunks_of, connected, post, serving_script
 from tests.support.scripts import answering
 from tests.support.waiting import patiently
-from trioserve.api.base import app_state
 from trioserve.api.service import Service
+from trioserve.api.tools import calls
 from trioserve.errors import ToolError, ToolRuntimeError
 from trioserve.fair_limiter import tool_calls
 from trioserve.tools.registry import ToolRegistry
@@ -358,7 +358,7 @@ async def test_the_end_of_the_server_waits_for_calls_but_not_for_ever() -> None:
 async def test_a_server_that_ends_soon_ends_calls_of_mcp_servers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app_state, "_MCP_SECONDS", 0.0)
+    monkeypatch.setattr(calls, "_MCP_SECONDS", 0.0)
     of_mcp, own = (
         Played(kind="mcp", name="of_mcp", go_on=trio.Event()),
         Played(name="own", go_on=trio.Event()),

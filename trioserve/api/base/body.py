@@ -415,8 +415,11 @@ class Incoming:
         elif self._fields is not None:
             self._fields["stream"], self.data = True, None
 
-    async def fields(self) -> dict[str, Any]:
+    async def fields(self, *, may_be_empty: bool = False) -> dict[str, Any]:
         """Read the JSON object that is the body. It is parsed once.
+
+        Args:
+            may_be_empty: an empty body is an empty object.
 
         Raises:
             InvalidRequestError: it is not a JSON object.
@@ -424,7 +427,9 @@ class Incoming:
             MemoryFullError: requests hold too much memory as it is.
         """
         if self._fields is None:
-            self._fields = await self.read(parse_object)
+            self._fields = await self.read(
+                lambda data: {} if may_be_empty and not data else parse_object(data)
+            )
         return self._fields
 
     async def form(self) -> Form:

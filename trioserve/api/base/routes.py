@@ -168,6 +168,8 @@ class Route:
             InvalidRequestError: a field of the body is wrong.
             TrioServeError: as `Incoming.fields`, and from the check of `of_kind`.
         """
+        if (check := getattr(self.handler, "check_first", None)) is not None:
+            check(models)
         if (parse := getattr(self.handler, "reads", None)) is not None:
             return await incoming.read(parse)
         if (takes := self.takes) is None:
@@ -175,11 +177,11 @@ class Route:
         if self.is_form:
             form = await incoming.form()
             return await incoming.aside(partial(takes.parse, form))
-        fields = await incoming.fields()
-        if (check := getattr(self.handler, "check_kind", None)) is not None:
+        fields = await incoming.fields(may_be_empty=bool(self.query))
+        if (check_kind := getattr(self.handler, "check_kind", None)) is not None:
             # That the model is of another kind comes before whatever else is wrong.
             name = fields.get("model")
-            check(models.use(name if isinstance(name, str) else None, caller))
+            check_kind(models.use(name if isinstance(name, str) else None, caller))
         _adapt(fields, self.path, models.config)
         return await incoming.aside(partial(takes.parse, fields, **more))
 
@@ -233,53 +235,47 @@ class Routes(list[Route]):
         return declare
 
 
+# -- what a handler tells of itself
+
+
+def _tells(name: str, value: Any) -> Callable[[_Handler], _Handler]:
+    def tell(handler: _Handler) -> _Handler:
+        setattr(handler, name, value)
+        return handler
+
+    return tell
+
+
 def manages(handler: _Handler) -> _Handler:
     """Mark a handler that changes the server, or what other clients have."""
-    handler.manages = True  # type: ignore[attr-defined]
-    return handler
-
-
-def while_unloaded(waiting: Waiting) -> Callable[[_Handler], _Handler]:
-    """Tell of a handler how a client is answered whose model is not loaded."""
-
-    def tell(handler: _Handler) -> _Handler:
-        handler.waiting = waiting  # type: ignore[attr-defined]
-        return handler
-
-    return tell
-
-
-def lists_models(list_of: Callable[[str], Mapping[str, Any]]) -> Callable[[_Handler], _Handler]:
-    """Tell of a handler that it lists models; `list_of` makes the list of one by its name."""
-
-    def tell(handler: _Handler) -> _Handler:
-        handler.lists = list_of  # type: ignore[attr-defined]
-        return handler
-
-    return tell
-
-
-def reads(parse: Callable[[bytes], Any]) -> Callable[[_Handler], _Handler]:
-    """Tell of a handler that its request is made of the bytes of the body, by a function."""
-
-    def tell(handler: _Handler) -> _Handler:
-        handler.reads = parse  # type: ignore[attr-defined]
-        return handler
-
-    return tell
+    return _tells("manages", True)(handler)
 
 
 def about_answer(handler: _Handler) -> _Handler:
     """Mark a handler whose requests are about an answer that another request began."""
-    handler.about_answer = True  # type: ignore[attr-defined]
-    return handler
+    return _tells("about_answer", True)(handler)
+
+
+def while_unloaded(waiting: Waiting) -> Callable[[_Handler], _Handler]:
+    """Tell of a handler how a client is answered whose model is not loaded."""
+    return _tells("waiting", waiting)
+
+
+def lists_models(list_of: Callable[[str], Mapping[str, Any]]) -> Callable[[_Handler], _Handler]:
+    """Tell of a handler that it lists models; `list_of` makes the list of one by its name."""
+    return _tells("lists", list_of)
+
+
+def reads(parse: Callable[[bytes], Any]) -> Callable[[_Handler], _Handler]:
+    """Tell of a handler that its request is made of the bytes of the body, by a function."""
+    return _tells("reads", parse)
+
+
+def only_if(check: Callable[[Any], object]) -> Callable[[_Handler], _Handler]:
+    """Tell of a handler that a function looks first whether the app has the feature, or raises."""
+    return _tells("check_first", check)
 
 
 def of_kind(check: Callable[[Server], object]) -> Callable[[_Handler], _Handler]:
     """Tell of a handler that its model is of a kind, which a function checks."""
-
-    def tell(handler: _Handler) -> _Handler:
-        handler.check_kind = check  # type: ignore[attr-defined]
-        return handler
-
-    return tell
+    return _tells("check_kind", check)

@@ -125,7 +125,7 @@ class App(QuartTrio):
             self.finishers.append(_show_rate_limits)
 
     async def respond(self, request: Request) -> Outgoing:
-        """Responder a request. Errors have the form of its path."""
+        """Answer a request. Errors have the form of its path."""
         caller = request.caller
         structlog.contextvars.bind_contextvars(request_id=caller.request_id)
         set_client(caller.address)
@@ -200,6 +200,10 @@ class App(QuartTrio):
         self.state.n_answers[route, outgoing.status] += 1
 
 
+#: The statuses of answers that have no body.
+_EMPTY = frozenset({204, 304})
+
+
 async def _only_here(**values: str) -> NoReturn:
     raise NotImplementedError("`App` answers this route itself")
 
@@ -207,8 +211,9 @@ async def _only_here(**values: str) -> NoReturn:
 async def _outgoing(reply: Reply) -> Outgoing:
     pieces = await reply.write()
     headers = Headers(reply.headers)
-    headers.setdefault("Content-Type", reply.content_type)
-    if not isinstance(pieces, AsyncIterable):
+    if reply.status not in _EMPTY:
+        headers.setdefault("Content-Type", reply.content_type)
+    if reply.status not in _EMPTY and not isinstance(pieces, AsyncIterable):
         headers.setdefault("Content-Length", str(sum(map(len, pieces))))
     return Outgoing(reply.status, headers, pieces)
 

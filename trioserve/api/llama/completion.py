@@ -17,6 +17,7 @@ from trioserve.api.base.fields import (
     NAME,
     STRING,
     MismatchError,
+    PromptFields,
     RequestBody,
     field,
     json_type,
@@ -71,6 +72,7 @@ class LlamaRequest(GenerationRequest):
 class LlamaCompletionRequest(LlamaRequest):
     """``POST /completion``."""
 
+    prompt_fields = PromptFields(turns=("prompt",))
     prompts: tuple[GivenPrompt, ...] = field("prompt", read=readers.prompts)
 
 
@@ -97,6 +99,7 @@ def _extra_files(value: Any) -> tuple[File, ...]:
 class InfillRequest(LlamaRequest):
     """``POST /infill``: text with a gap. `prompt` is what the gap begins with."""
 
+    prompt_fields = PromptFields(turns=("input_extra", "input_prefix"))
     input_prefix: RawPrompt = field(read=readers.content)
     input_suffix: RawPrompt = field(read=readers.content)
     input_extra: tuple[File, ...] = field(read=_extra_files, default=())

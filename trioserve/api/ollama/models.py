@@ -283,6 +283,7 @@ def _list_of(name: str) -> dict[str, Any]:
 class _NamedRequest(RequestBody):
     """A request that names a model; `name` is what older clients call the field."""
 
+    model_names = ("model", "name")
     model: str = field("model", "name", read=readers.name)
 
 

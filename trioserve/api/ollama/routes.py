@@ -210,6 +210,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 class _EmbeddingRequest(RequestBody):
     """Fields of both embedding routes."""
 
+    model_names = ("model", "name")
     model: str | None = field(read=readers.model_name, default=None)
     options: ContextOptions = attrs.field(factory=ContextOptions)
     priority: int = 0

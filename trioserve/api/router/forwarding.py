@@ -313,9 +313,9 @@ class Forwarder:
                     content_type=wanted.content_type,
                     keep_alive=KeepAlive(wanted.ping_interval, place.beat),
                 )
+            connection = place.connection
             with suppress(NotTakenError):
-                answer = await place.connection.ask(wanted.sent())
-                passed = await pass_on(answer, _passed(wanted))
+                passed = await pass_on(await connection.ask(wanted.sent()), _passed(wanted))
                 return await typed(passed) if is_stored else passed
 
     async def _forward_to_owner(self, wanted: ForwardedRequest, caller: Caller) -> Reply:
@@ -506,6 +506,7 @@ async def typed(reply: Reply) -> Reply:
     return reply
 
 
+_MARK = b"\n\n"
 _ENDS = tuple(b"event: response.%b\n" % end for end in (b"completed", b"incomplete", b"failed"))
 
 
@@ -533,29 +534,22 @@ class PassedResponse(Ending):
         rest, last = b"", b""
         async with aclosing(cast(AsyncGenerator[bytes, None], self.pieces)) as pieces:
             async for piece in pieces:
-                *events, rest = (rest + piece).split(b"\n\n")
-                for event in events:
-                    last += event + b"\n\n"
-                    if not event.startswith(b":"):
-                        await self._look(event)
+                *events, rest = (rest + piece).split(_MARK)
+                last += b"".join([await self._look(event) for event in events])
                 if not self.end_of_stream and last:
                     yield last
                     last = b""
-        last += rest
-        if self.end_of_stream:
-            last = last.removesuffix(self.end_of_stream) + self.end_of_stream
-        yield last if self.at_end is None else await self.at_end(last)
+        yield last + rest if self.at_end is None else await self.at_end(last + rest)
 
-    async def _look(self, event: bytes) -> None:
-        if self.end_of_stream:
-            self.end_of_stream += event + b"\n\n"
-            return
+    async def _look(self, event: bytes) -> bytes:
+        """Look at an event, and give it as it is sent."""
+        sent = event + _MARK
         is_end = event.startswith(_ENDS)
+        if self.end_of_stream or is_end:
+            self.end_of_stream += sent
         if is_end or self.response is None:
             data = event.partition(b"\ndata: ")[2]
-            fields = await offload(lambda: json.loads(data), len(data))
+            fields = await offload(lambda: json.loads(data or b"{}"), len(data))
             self.response = fields.get("response", self.response)
-        if is_end:
-            self.end_of_stream = event + b"\n\n"
-        else:
-            self.n_before_end += 1
+        self.n_before_end += not self.end_of_stream and not event.startswith(b":")
+        return sent

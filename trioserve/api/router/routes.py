@@ -13,7 +13,7 @@ from trioserve.api import metrics as base_metrics
 from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer, Health, Metrics, Properties, Success
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.fields import MismatchError, RequestBody, field, json_type, text
+from trioserve.api.base.fields import NAME, MismatchError, RequestBody, field, json_type, text
 from trioserve.api.base.reply import Data, KeepAlive, Pieces, Reply, json as json_reply
 from trioserve.api.base.routes import Query, Routes, manages
 from trioserve.api.llama.admin import Model, description
@@ -133,7 +133,7 @@ def status(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
 routes = Routes()
 
 
-@json_type({"type": "string", "minLength": 1})
+@json_type({**NAME, "minLength": 1})
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise MismatchError("a non-empty string")

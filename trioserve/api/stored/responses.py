@@ -93,7 +93,7 @@ def stored(route: Route, app: AppState, answer: Responder) -> Responder:
     async def in_background(
         run: StoredRun, how: StoredAs, incoming: Incoming, caller: Caller
     ) -> Reply:
-        fields, other = await incoming.fields(), caller.another()
+        fields, other = await incoming.fields(), streams.other_of(caller)
         wants_stream = fields.get("stream") is True
         incoming.ask_for_stream()
         run.queued, run.size = _queued(run, fields), incoming.size
@@ -167,7 +167,7 @@ async def _prepare(
         gate=app.gate,
         options=options,
         path=incoming.path,
-        is_asked=is_asked or bool(before),
+        is_asked=bool(is_asked or options.previous_response_id or options.conversation),
         input=[],
     )
     for name in attrs.fields_dict(StoringRequest):

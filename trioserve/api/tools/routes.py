@@ -22,7 +22,7 @@ from trioserve.api.base.fields import (
     field,
 )
 from trioserve.api.base.reply import Data, KeepAlive, Pieces, Reply
-from trioserve.api.base.routes import Query, Routes
+from trioserve.api.base.routes import Query, Routes, only_if
 from trioserve.api.openapi import gives, takes
 from trioserve.concurrency import Bell, alongside
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
@@ -81,10 +81,10 @@ class _Tool(Answer):
 
 
 @routes.get("/tools")
+@only_if(_check)
 @gives(list[_Tool])
 async def tools(query: Query, caller: Caller, app: AppState) -> Reply:
     """List the tools that the server runs for clients and models."""
-    _check(app)
     return await _json([_described(tool.info) for tool in app.tools.tools.values()], caller)
 
 
@@ -105,6 +105,7 @@ def _described(info: ToolInfo) -> _Tool:
 
 
 @routes.post("/tools")
+@only_if(_check)
 @takes(CallRequest)
 @gives(dict[str, Any])
 async def call(request: CallRequest, caller: Caller, app: AppState) -> Reply:
@@ -113,7 +114,6 @@ async def call(request: CallRequest, caller: Caller, app: AppState) -> Reply:
     The header `X-Tool-Cwd` names the folder that the tool works in, and `X-Tool-Runtime` the
     container or the host. A client that leaves ends the call.
     """
-    _check(app)
     kind, _ = parse_options_header(caller.headers.get("Content-Type", ""))
     if kind != "application/json":  # a page of another site can send other types
         raise InvalidRequestError("The Content-Type must be application/json.")

@@ -62,7 +62,7 @@ class Made:
             "include": ["message.output_text.logprobs"],
             "top_logprobs": 1,
         }
-        wanted, chat = ResponsesRequest.parse_with_chat(body)
+        wanted = ResponsesRequest.parse(body)
         numbers = iter(range(99))
         parser = message_parser(
             format,
@@ -70,7 +70,7 @@ class Made:
             prompt_tail=prompt,
             new_id=lambda: f"call_{next(numbers)}",
         )
-        self.builder = ResponseBuilder("m", wanted, chat, GenerationParams(), 3, byte_vocab)
+        self.builder = ResponseBuilder("m", wanted, GenerationParams(), 3, byte_vocab)
         self.events: list[Event] = self.builder.begin()
         for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
             tokens = tuple(text[start:end].encode())
@@ -203,9 +203,9 @@ def test_no_output_has_no_items() -> None:
 
 
 def test_an_error_before_the_response_began_is_the_only_event() -> None:
-    wanted, chat = ResponsesRequest.parse_with_chat({"input": "Hi", "stream": True})
-    builder = ResponseBuilder("m", wanted, chat, GenerationParams(), 1, byte_vocab)
-    data = ResponseEvents(builder, chat, 1, "{}").fail(DeadlineExceededError("Too late."))
+    wanted = ResponsesRequest.parse({"input": "Hi", "stream": True})
+    builder = ResponseBuilder("m", wanted, GenerationParams(), 1, byte_vocab)
+    data = ResponseEvents(builder, wanted.chat, 1, "{}").fail(DeadlineExceededError("Too late."))
     assert data.decode() == (
         'event: error\ndata: {"type":"error","sequence_number":0,"code":"deadline_exceeded",'
         '"message":"Too late.","param":null,"error":{"code":"deadline_exceeded",'

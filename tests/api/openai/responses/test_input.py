@@ -19,8 +19,7 @@ WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object
 
 
 def messages_of(items: Any, **fields: Any) -> list[dict[str, Any]]:
-    _, chat = ResponsesRequest.parse_with_chat({"input": items, **fields})
-    return list(chat.messages)
+    return list(ResponsesRequest.parse({"input": items, **fields}).chat.messages)
 
 
 def test_text_and_instructions() -> None:
@@ -172,7 +171,7 @@ def test_the_fields_that_a_chat_has_under_other_names() -> None:
         "top_k": 3,
         "stream_options": {"include_obfuscation": False},
     }
-    _, chat = ResponsesRequest.parse_with_chat(body)
+    chat = ResponsesRequest.parse(body).chat
     assert chat.max_tokens == 7
     assert chat.template_kwargs == {"reasoning_effort": "low", "verbosity": "low"}
     assert chat.grammar is not None and chat.grammar.param == "text.format"
@@ -337,9 +336,6 @@ FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"temperature": "hot"}, "temperature", "must be a number."),
 ]
 NO_EFFECT = {
-    "background": True,
-    "conversation": "conv_1",
-    "previous_response_id": "resp_1",
     "prompt": {"id": "pmpt_1"},
     "n": 2,
 }
@@ -386,7 +382,7 @@ def test_messages_of_agents_and_files_of_codex() -> None:
 @pytest.mark.parametrize(("body", "param", "problem"), [*refused()])
 def test_what_is_wrong_is_named(body: dict[str, Any], param: str, problem: str | None) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        ResponsesRequest.parse_with_chat(body)
+        ResponsesRequest.parse(body)
     assert caught.value.param == param
     assert caught.value.status == 400
     if problem is not None:
@@ -432,7 +428,7 @@ def test_what_changes_nothing_is_taken() -> None:
     ],
 )
 def test_errors_of_chats_name_items(message: str, param: str, expected: tuple[str, str]) -> None:
-    request, _ = ResponsesRequest.parse_with_chat(
+    request = ResponsesRequest.parse(
         {"instructions": "x", "input": [{"role": "user", "content": "y"}]}
     )
     with pytest.raises(InvalidRequestError) as caught, request.input.naming_items():
@@ -442,12 +438,13 @@ def test_errors_of_chats_name_items(message: str, param: str, expected: tuple[st
 
 async def test_a_call_without_an_answer_cannot_go_on() -> None:
     items = [{"role": "user", "content": "Hi"}, CALL]
-    request, chat = ResponsesRequest.parse_with_chat({"input": items})
+    request = ResponsesRequest.parse({"input": items})
     backend = ScriptedBackend(chat_template=CHATML)
     async with Server(load=scripted(backend)) as server:
         with pytest.raises(InvalidRequestError) as caught, request.input.naming_items():
             await server.render(
-                chat.messages, continue_final_message=chat.continuation.continue_final_message
+                request.chat.messages,
+                continue_final_message=request.chat.continuation.continue_final_message,
             )
     assert caught.value.message == "'input[1]' has tool calls, so it cannot be continued."
     assert caught.value.param == "input[1]"
@@ -473,7 +470,7 @@ fields = st.sampled_from(FIELDS.split())
 @given(json_values | st.just("Hi"), st.dictionaries(fields, json_values, max_size=2))
 def test_whatever_comes_is_a_chat_or_a_400(items: Any, body: dict[str, Any]) -> None:
     try:
-        request, chat = ResponsesRequest.parse_with_chat({"input": items, **body})
+        request = ResponsesRequest.parse({"input": items, **body})
     except InvalidRequestError:
         return
-    assert len(request.input.places) == len(chat.messages)
+    assert len(request.input.places) == len(request.chat.messages)

@@ -45,7 +45,8 @@ def stable(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def chat_of(*tools: Any, **body: Any) -> tuple[ResponsesRequest, Any]:
-    return ResponsesRequest.parse_with_chat({"input": "Hi", "tools": [*tools], **body})
+    request = ResponsesRequest.parse({"input": "Hi", "tools": [*tools], **body})
+    return request, request.chat
 
 
 # -- namespaces
@@ -144,7 +145,7 @@ def test_tools_in_namespaces_count(choice: Any) -> None:
     if choice != "auto":
         request = {"tool_choice": {**choice, "tools": inner}}
     with pytest.raises(InvalidRequestError, match="and 1024 are allowed") as raised:
-        ResponsesRequest.parse_with_chat({"input": "Hi", **request})
+        ResponsesRequest.parse({"input": "Hi", **request})
     assert raised.value.param == ("tools" if choice == "auto" else "tool_choice.tools")
 
 

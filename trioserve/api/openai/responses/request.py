@@ -30,11 +30,11 @@ from trioserve.api.base.fields import (
     named,
     object_schema,
     objects,
-    of_fields,
     strings,
     structure,
     text,
 )
+from trioserve.api.base.request_schemas import of_fields
 from trioserve.api.base.stored_as import NOT_STORED, StoredAs
 from trioserve.api.openai.responses.input import Conversation, read_input
 from trioserve.api.openai.responses.tools import Offer
