@@ -188,6 +188,7 @@ def main() -> None:
         case "forks":
             if os.fork():
                 os._exit(0)
+            time.sleep(5)  # it is to be ended before it answers, however busy the machine is
         case "fails once":
             if not FILE.exists():
                 FILE.touch()
