@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from tests.support.clients import client_of
 from trioserve.api import openapi
 from trioserve.api.base import limits, request_schemas
+from trioserve.api.base.answers import Answer
 from trioserve.api.base.fields import NAME, field, fields_of, json_type, list_schema
 from trioserve.app import create_app
 from trioserve.errors import TrioServeError
@@ -87,6 +88,15 @@ def test_the_names_of_operations_are_unique() -> None:
     names = [operation["operationId"] for _, _, operation in operations()]
     assert len(names) == len(set(names))
     assert all(operation["summary"].endswith(".") for _, _, operation in operations())
+
+
+def test_the_names_of_answers_are_unique() -> None:
+    def below(cls: type[Answer]) -> Iterator[type[Answer]]:
+        for one in cls.__subclasses__():
+            yield one
+            yield from below(one)
+
+    assert set(below(Answer)) == set(Answer.known.values())
 
 
 def test_every_reference_leads_somewhere() -> None:

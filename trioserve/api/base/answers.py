@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
@@ -19,6 +20,10 @@ class Answer(msgspec.Struct):
     """
 
     is_open: ClassVar[bool] = False
+    known: ClassVar[dict[str, type[Answer]]] = {}  # all classes, by their names
+
+    def __init_subclass__(cls) -> None:
+        Answer.known[cls.__name__] = cls
 
 
 def schema_of(type_: Any, components: dict[str, Any]) -> Any:
@@ -26,19 +31,30 @@ def schema_of(type_: Any, components: dict[str, Any]) -> Any:
 
     The schemas of private classes stand in the places where they are used.
     """
+    schema, found = _schemas_of(type_)
+    components |= found
+    return schema
+
+
+@cache
+def _schemas_of(type_: Any) -> tuple[Any, Mapping[str, Any]]:
     (schema,), found = msgspec.json.schema_components([type_], ref_template=f"{COMPONENTS}{{name}}")
     for name, about in found.items():
-        cls = _answers()[name]
-        fields = msgspec.structs.fields(cls)
-        names = [each.encode_name for each in fields if UnsetType not in get_args(each.type)]
-        tag = cls.__struct_config__.tag_field
-        about["required"] = [*([tag] if tag else []), *names]
-        about |= {"additionalProperties": True} if cls.is_open else {}
+        about["required"] = _required(Answer.known[name])
+        about |= {"additionalProperties": True} if Answer.known[name].is_open else {}
         for one in (about, *about["properties"].values()):
             one.pop("title", None)
             one.pop("default", None)
-    components |= {name: _inlined(one, found) for name, one in found.items() if name[0] != "_"}
-    return _inlined(schema, found)
+    public = {name: _inlined(one, found) for name, one in found.items() if name[0] != "_"}
+    return _inlined(schema, found), public
+
+
+@cache
+def _required(cls: type[Answer]) -> Sequence[str]:
+    """The names of the fields that are always written."""
+    tag, fields = cls.__struct_config__.tag_field, msgspec.structs.fields(cls)
+    names = [each.encode_name for each in fields if UnsetType not in get_args(each.type)]
+    return [tag, *names] if tag else names
 
 
 def _inlined(value: Any, found: Mapping[str, Any]) -> Any:
@@ -50,17 +66,6 @@ def _inlined(value: Any, found: Mapping[str, Any]) -> Any:
     if name.startswith("_"):
         return _inlined(found[name], found)
     return {key: _inlined(one, found) for key, one in value.items()}
-
-
-def _answers() -> dict[str, type[Answer]]:
-    """All classes of answers, by their names."""
-    found: dict[str, type[Answer]] = {}
-    waiting = [Answer]
-    while waiting:
-        below = waiting.pop().__subclasses__()
-        found |= {each.__name__: each for each in below}
-        waiting += below
-    return found
 
 
 #: A file, or what another server has answered.
