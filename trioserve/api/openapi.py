@@ -13,7 +13,7 @@ import inspect
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -27,6 +27,7 @@ from trioserve.api.base.request_schemas import classes_in, of_class, of_fields
 from trioserve.api.base.routes import Query, Route, Routes
 from trioserve.api.edge.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
 from trioserve.errors import NotFoundError, TrioServeError
+from trioserve.fair_limiter import text_threads
 
 if TYPE_CHECKING:
     from trioserve.api.service import AppState
@@ -138,7 +139,7 @@ def gives(
 @gives(dict[str, Any])
 async def serve(query: Query, caller: Caller, app: AppState) -> Reply:
     """Describe the routes of this server."""
-    return _described(app, None)
+    return await _described(app, None)
 
 
 @routes.get("/openapi/<api>.json")
@@ -147,12 +148,13 @@ async def serve_one(query: Query, caller: Caller, app: AppState, api: str) -> Re
     """Describe the routes of one API: openai, anthropic, ollama, or llama, which has the others."""
     if api not in APIS:
         raise NotFoundError(f"There is no API {api!r:.80}; there are {', '.join(APIS)}.")
-    return _described(app, api)
+    return await _described(app, api)
 
 
-def _described(app: AppState, api: str | None) -> Reply:
+async def _described(app: AppState, api: str | None) -> Reply:
     if api not in app.descriptions:
-        app.descriptions[api] = describe(app.routes, with_keys=app.keys.needed, api=api)
+        make = partial(describe, app.routes, with_keys=app.keys.needed, api=api)
+        app.descriptions[api] = await text_threads().run_sync(make)
     return json(app.descriptions[api] | {"servers": [{"url": app.config.api_prefix or "/"}]})
 
 
