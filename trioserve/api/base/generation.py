@@ -9,6 +9,7 @@ from functools import partial
 import attrs
 
 from trioserve.api.base import errors, reply, sse
+from trioserve.api.base.answers import InputTokens
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest, RunToolsOptions
 from trioserve.api.base.generation_request import GenerationRequest
@@ -153,7 +154,7 @@ async def counted_tokens(request: ChatRequest, caller: Caller, models: Models) -
         run = [tool.info.definition for tool in await tools_to_run(server, request.run_tools)]
         chat = attrs.evolve(chat, tools=[*request.tools, *run])
     n_tokens = len(await server.chat_prompt(request.messages, chat))
-    return reply.json({"input_tokens": n_tokens, "object": "response.input_tokens"})
+    return reply.json(InputTokens(n_tokens, "response.input_tokens"))
 
 
 #: Tools times patterns that are compared on the event loop.

@@ -23,6 +23,7 @@ from trioserve.api.base.fields import (
     object_schema,
     objects,
     strings,
+    text,
 )
 from trioserve.chat.markers import media_marker, split_at
 from trioserve.chat.messages import MAX_PARTS, parse_media_part, source_of
@@ -175,8 +176,11 @@ def text_of(limit: int) -> Callable[[Any], str]:
 
 salt = text_of(MAX_SALT)
 
-#: A name or an id.
-name = text_of(limits.MAX_NAME)
+
+@json_type(NAME)
+def name(value: Any) -> str:
+    """Read a name or an id."""
+    return text(value)
 
 
 @json_type(

@@ -71,7 +71,7 @@ async def set_scales(scales: Scales, caller: Caller, models: Models) -> Reply:
     server = models.use(None, caller)
     await caller.keep_awake(server)
     server.adapters.scales.set(dict(scales))
-    return json({"success": True})
+    return json(Success(True))
 
 
 @attrs.frozen(kw_only=True)

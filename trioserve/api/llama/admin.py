@@ -36,7 +36,7 @@ routes = Routes()
 async def ready(query: Query, caller: Caller, service: Service) -> Reply:
     """Say whether requests are taken."""
     service.check_ready()
-    return json({"status": "ok"})
+    return json(Health())
 
 
 @routes.get("/health/live")
@@ -44,7 +44,7 @@ async def ready(query: Query, caller: Caller, service: Service) -> Reply:
 async def live(query: Query, caller: Caller, service: Service) -> Reply:
     """Say whether the engine works. A model that loads is alive."""
     service.check_live()
-    return json({"status": "ok"})
+    return json(Health())
 
 
 class _Architecture(Answer):
@@ -265,7 +265,7 @@ async def set_props(query: Query, caller: Caller, service: Service) -> Reply:
         raise NotSupportedError(
             "This server does not support changing global properties. Start it with `--props`"
         )
-    return json({"success": True})
+    return json(Success(True))
 
 
 @routes.get("/metrics")

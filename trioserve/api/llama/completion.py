@@ -479,15 +479,15 @@ async def control(request: ControlRequest, caller: Caller, models: Models) -> Re
         return _refuse(NOT_RUNNING)
     if request.action == "cancel":
         response.cancel()
-        return json({"success": True})
+        return json(Success(True))
     if not response.reasoning_control:
         return _refuse(_NOT_ENABLED)
     live = response.live
     if any([await stream.end_reasoning() for stream in live]):
-        return json({"success": True})
+        return json(Success(True))
     ended = all(stream.mailbox.is_over for stream in live)  # meanwhile; else the model has none
     return _refuse(NOT_RUNNING if ended else _NOT_ENABLED)
 
 
 def _refuse(message: str) -> Json:
-    return json({"success": False, "message": message})
+    return json(Success(False, message))

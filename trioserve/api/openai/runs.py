@@ -162,7 +162,7 @@ async def approve(request: ApproveRequest, caller: Caller, models: Models, id_: 
         run.approve(request.call_id)
     else:
         run.deny(request.call_id, request.reason)
-    return reply.json({"success": True})
+    return reply.json(Success(True))
 
 
 @routes.post("/v1/chat/completions/<id_>/stop")
@@ -173,7 +173,7 @@ async def approve(request: ApproveRequest, caller: Caller, models: Models, id_: 
 async def stop(request: StopRequest, caller: Caller, models: Models, id_: str) -> Reply:
     """Stop a call that waits or runs. Its result tells the model that a person stopped it."""
     _find(models, caller, id_).stop(request.call_id)
-    return reply.json({"success": True})
+    return reply.json(Success(True))
 
 
 def _find(models: Models, caller: Caller, id_: str) -> AgentRun:

@@ -158,7 +158,7 @@ class ModelRequest(RequestBody):
 async def health(query: Query, caller: Caller, router: RouterService) -> Reply:
     """Report whether the router accepts requests. The list of models has the state of each."""
     _ = router.fleet
-    return json_reply({"status": "ok"})
+    return json_reply(Health())
 
 
 @routes.get("/props")
@@ -246,7 +246,7 @@ async def models(query: Query, caller: Caller, router: RouterService) -> Reply:
 async def download(request: ModelRequest, caller: Caller, router: RouterService) -> Reply:
     """Begin to download a model from the hub."""
     name = await router.downloads.start(request.model)
-    return json_reply({"success": True, "model": name})
+    return json_reply(DownloadStarted(True, name))
 
 
 @routes.delete("/models")
@@ -256,7 +256,7 @@ async def download(request: ModelRequest, caller: Caller, router: RouterService)
 async def delete(query: Query, caller: Caller, router: RouterService) -> Reply:
     """Delete a model that was downloaded."""
     await router.downloads.remove(_known(router, query.get("model", ""), caller, exact=True))
-    return json_reply({"success": True})
+    return json_reply(Success(True))
 
 
 @routes.get("/models/<path:name>")
@@ -276,7 +276,7 @@ async def model(query: Query, caller: Caller, router: RouterService, name: str) 
 async def load(request: ModelRequest, caller: Caller, router: RouterService) -> Reply:
     """Begin to load a model."""
     await router.fleet.load(_known(router, request.model, caller))
-    return json_reply({"success": True})
+    return json_reply(Success(True))
 
 
 @routes.post("/models/unload")
@@ -287,7 +287,7 @@ async def unload(request: ModelRequest, caller: Caller, router: RouterService) -
     """Begin to unload a model, or cancel its download."""
     if not router.downloads.cancel(request.model):
         await router.fleet.unload(router.find(request.model, caller, exact=True))
-    return json_reply({"success": True})
+    return json_reply(Success(True))
 
 
 @routes.get("/models/sse")

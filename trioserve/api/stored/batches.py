@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -112,7 +112,7 @@ def _digest(text: str) -> str:
 class Batches(PageOf):
     """Some batches."""
 
-    data: list[Batch]
+    data: Sequence[Batch]
 
 
 @attrs.frozen(kw_only=True)

@@ -32,7 +32,7 @@ from trioserve.api.stored.listing import (
     StoredItem,
     StoredItems,
     missing,
-    page_body,
+    page_of,
 )
 from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded
 from trioserve.chat.messages import MAX_MESSAGES
@@ -60,9 +60,9 @@ class Conversation(Answer):
     """A conversation, without its items."""
 
     id: str
-    object: Literal["conversation"]
     created_at: int
     metadata: dict[str, str]
+    object: Literal["conversation"] = "conversation"
 
 
 @attrs.frozen(kw_only=True)
@@ -149,7 +149,7 @@ async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply
     """Delete a conversation with its items. Responses that continued it stay."""
     await _find(Shelf.of(caller, app), id_)
     await app.store.delete(id_)
-    return json({"id": id_, "object": "conversation.deleted", "deleted": True})
+    return json(DeletedRecord(id_, "conversation.deleted"))
 
 
 @routes.post("/v1/conversations/<id_>/items")
@@ -163,7 +163,7 @@ async def add_items(request: ItemsRequest, caller: Caller, app: AppState, id_: s
         lambda records: add_to_conversation(records, _found(records, id_, shelf.owner), parts)
     )
     size = sum(len(part.body) for part in parts)
-    return long_json(lambda: page_body(items), size // PER_NUMBER)
+    return long_json(lambda: page_of(items), size // PER_NUMBER)
 
 
 @routes.get("/v1/conversations/<id_>/items")
@@ -219,10 +219,5 @@ def _found(records: Records, id_: str, owner: bytes) -> Record:
     return record
 
 
-def _shown(record: Record) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "object": CONVERSATION,
-        "created_at": int(record.created),
-        **record.body,
-    }
+def _shown(record: Record) -> Conversation:
+    return Conversation(record.id, int(record.created), **record.body)

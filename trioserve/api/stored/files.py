@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Self
 
@@ -38,7 +38,7 @@ _PIECE = 2**18
 class Files(PageOf):
     """Some files."""
 
-    data: list[File]
+    data: Sequence[File]
 
 
 @attrs.frozen

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import attrs
 
+from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.reply import Json, json
 from trioserve.api.base.routes import Query
@@ -46,7 +47,7 @@ class PageOf(Answer, kw_only=True):
     """A page of a list."""
 
     object: Literal["list"] = "list"
-    data: list[Any]
+    data: Sequence[Any]
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -55,7 +56,7 @@ class PageOf(Answer, kw_only=True):
 class StoredItems(PageOf):
     """Some items."""
 
-    data: list[StoredItem]
+    data: Sequence[StoredItem]
 
 
 class DeletedRecord(Answer):
@@ -93,7 +94,7 @@ class Page:
         """
         refs = await shelf.look_up(lambda records: self._refs(records, find(records)))
         data, more = await shelf.bodies(refs[: self.limit]), len(refs) > self.limit
-        return await shelf.reply(data, lambda: page_body(decoded(data), more=more))
+        return await shelf.reply(data, lambda: page_of(decoded(data), more=more))
 
     def reply(self, entries: Sequence[dict[str, Any]], **fields: Any) -> Json:
         """Answer with a page, of its entries and one more if there is one.
@@ -101,7 +102,7 @@ class Page:
         `fields` are other fields.
         """
         more = len(entries) > self.limit
-        return json({**page_body(entries[: self.limit], more=more), **fields})
+        return json({**sse.fields_of(page_of(entries[: self.limit], more=more)), **fields})
 
     def _refs(self, records: Records, sides: Sequence[Side]) -> list[Ref]:
         """Find the items of a page, and one more, without reading them."""
@@ -155,7 +156,7 @@ class Page:
         shown, more = found[: self.limit], len(found) > self.limit
         return await shelf.reply(
             [each.data for each in shown],
-            lambda: page_body([body for _, body in _sound(shown, entry)], more=more),
+            lambda: page_of([body for _, body in _sound(shown, entry)], more=more),
         )
 
     def _some(
@@ -175,15 +176,10 @@ def _sound(records: Sequence[Record], read: Callable[[Record], _T]) -> Iterator[
             yield each, read(each)
 
 
-def page_body(shown: Sequence[dict[str, Any]], *, more: bool = False) -> dict[str, Any]:
+def page_of(shown: Sequence[dict[str, Any]], *, more: bool = False) -> PageOf:
     """A page with some entries, and whether there are more."""
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": more,
-    }
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return PageOf(data=shown, first_id=first, last_id=last, has_more=more)
 
 
 def missing(kind: str, id_: str) -> NotFoundError:
@@ -193,4 +189,4 @@ def missing(kind: str, id_: str) -> NotFoundError:
 
 def deleted(kind: str, id_: str) -> Json:
     """Tell what was deleted."""
-    return json({"id": id_, "object": kind, "deleted": True})
+    return json(DeletedRecord(id_, kind))

@@ -46,7 +46,7 @@ class _Used(Answer):
 class UsagePage(PageOf, kw_only=True):
     """What API keys have used, from a day to another."""
 
-    data: list[_Used]
+    data: Sequence[_Used]
     start: str
     end: str
 
