@@ -62,6 +62,35 @@ async def test_a_stream_that_does_not_ask_gets_pings() -> None:
                 assert await next_chunk() == ": loading the model, 25%\n\n"
 
 
+@pytest.mark.system
+async def test_a_stream_that_is_stored_tells_where_it_stands(tmp_path: Any) -> None:
+    path, body = "/v1/responses", {**TELLING, "input": "Hi"}
+    async with routed({"one": None}) as router:
+        router.fleet.news = [QueueStatus(position=1, status=Status.UNLOADED)]
+        async with streaming(router, body, path) as next_chunk:
+            assert await next_chunk() == ": waiting for the model, position 2\n\n"
+            async with child_app(tmp_path / "one.sock", answering("Hello")):
+                router.fleet.sockets["one"] = tmp_path / "one.sock"
+                router.fleet.change()
+                rest = ""
+                while "event: response.completed" not in rest:
+                    rest += await next_chunk()
+        response = json.loads(rest.rpartition("\ndata: ")[2])["response"]
+        assert (await router.client.get(f"{path}/{response['id']}")).json() == response
+
+
+async def test_a_response_in_the_background_says_why_its_model_cannot_be_loaded() -> None:
+    async with routed({"one": None}) as router:
+        body = {"input": "Hi", "background": True, "queue_comments": True}
+        made = (await router.client.post("/v1/responses", json=body)).json()
+        assert made["status"] == "queued"
+        router.fleet.failures["one"] = ModelLoadError("It is broken.")
+        router.fleet.change()
+        await until(lambda: not router.service.stored_runs)
+        found = (await router.client.get(f"/v1/responses/{made['id']}")).json()
+        assert (found["status"], found["error"]["message"]) == ("failed", "It is broken.")
+
+
 @pytest.mark.parametrize("body", [CHAT, STREAM])
 async def test_a_model_that_cannot_be_loaded(body: dict[str, Any]) -> None:
     async with routed({"one": None}) as router:
@@ -101,8 +130,10 @@ async def test_a_request_may_do_without_loading() -> None:
             answer = await router.client.post(f"/completion?autoload={autoload}", json={})
             assert answer.status_code == 400
             assert "not loaded" in answer.json()["error"]["message"]
-        answer = await router.client.post("/completion?autoload=maybe", json={})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "autoload")
+        for method, path in (("POST", "/completion"), ("GET", "/slots"), ("GET", "/props")):
+            given = {"model": "one", "autoload": "maybe"}
+            answer = await router.client.request(method, path, params=given)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "autoload")
         for query in ("?model=one", "?model=one&autoload=true"):
             for path in ("/props", "/slots", "/metrics"):
                 answer = await router.client.get(path + query)

@@ -199,7 +199,8 @@ class Forwarder:
             wanted = await self._read(route, incoming, caller, stored)
             if route.about_answer and wanted.model is None:
                 return await self._forward_to_owner(wanted, caller)
-            return await self._forward(wanted, caller, is_stored=stored is not None)
+            reply = await self._forward(wanted, caller)
+            return reply if stored is None else await typed(reply)
 
         return answer
 
@@ -212,7 +213,7 @@ class Forwarder:
             sent=lambda: question(path, caller, urlencode(query)),
             path=path,
             model=query.get("model") or None,
-            autoload=caller.method == "POST" and self._autoload(query),
+            autoload=self._autoload(query, caller),
             deadline=_deadline({}, caller),
         )
         return await self._forward(wanted, caller)
@@ -238,15 +239,16 @@ class Forwarder:
             data = await incoming.aside(partial(_written, fields, stored))
         incoming.forget()
         caller.held.shrink_to(min(len(data), caller.held.n_bytes))
-        config, streams = self._router.config, route.asks_for_stream(fields)
+        # One in the background has a session, which sends pings and stores how it fails.
+        is_apart = stored is not None and bool(stored.repeated.get("background"))
+        config, streams = self._router.config, not is_apart and route.asks_for_stream(fields)
         interval = _ping_interval(fields, config.sse_ping_interval) if streams else math.inf
         model, waiting = route.model_in(fields, incoming.query), route.waiting
         return ForwardedRequest(
             sent=lambda: outgoing(incoming, caller, data, stored),
             path=incoming.path,
             model=model,
-            # A GET changes nothing: a page of another site can have a browser send one.
-            autoload=incoming.method == "POST" and self._autoload(incoming.query),
+            autoload=self._autoload(incoming.query, caller),
             deadline=_deadline(fields, caller),
             ping_interval=interval,
             tells_place=streams and fields.get("queue_comments") is True,
@@ -255,17 +257,17 @@ class Forwarder:
             if_unloaded=waiting.answer(fields),
         )
 
-    def _autoload(self, query: Mapping[str, str]) -> bool:
+    def _autoload(self, query: Mapping[str, str], caller: Caller) -> bool:
         value = query.get("autoload", "")
         if value and value not in _YES | _NO:
             raise InvalidRequestError(
                 f"'autoload' must be true or false, not {value!r:.40}.", param="autoload"
             )
-        return value in _YES if value else self._router.config.models_autoload
+        may = value in _YES if value else self._router.config.models_autoload
+        # A GET changes nothing: a page of another site can have a browser send one.
+        return may and caller.method == "POST"
 
-    async def _forward(
-        self, wanted: ForwardedRequest, caller: Caller, *, is_stored: bool = False
-    ) -> Reply:
+    async def _forward(self, wanted: ForwardedRequest, caller: Caller) -> Reply:
         """Answer a request as the child of its model does.
 
         Raises:
@@ -285,7 +287,7 @@ class Forwarder:
                 return json_reply(wanted.if_unloaded)
         caller.enter(router.forwarded())
         try:
-            reply = await self._reply(fleet, entry, wanted, caller, is_stored=is_stored)
+            reply = await self._reply(fleet, entry, wanted, caller)
         except TrioServeError as error:
             router.metrics.answered(entry.name, error.status)
             raise
@@ -293,19 +295,12 @@ class Forwarder:
         return reply
 
     async def _reply(
-        self,
-        fleet: Fleet,
-        entry: ModelEntry,
-        wanted: ForwardedRequest,
-        caller: Caller,
-        *,
-        is_stored: bool,
+        self, fleet: Fleet, entry: ModelEntry, wanted: ForwardedRequest, caller: Caller
     ) -> Reply:
         """Wait for the child, but only until it is time to say something to the client."""
         while True:
             place = await caller.open(place_at(fleet, entry, wanted))
-            patience = sse.SOON if wanted.tells_place else wanted.ping_interval
-            await place.wait(math.inf if is_stored else patience)
+            await place.wait(sse.SOON if wanted.tells_place else wanted.ping_interval)
             if not place.decided:
                 return Pieces(
                     pieces=_answer_late(place, wanted, _passed(wanted)),
@@ -315,8 +310,7 @@ class Forwarder:
                 )
             connection = place.connection
             with suppress(NotTakenError):
-                passed = await pass_on(await connection.ask(wanted.sent()), _passed(wanted))
-                return await typed(passed) if is_stored else passed
+                return await pass_on(await connection.ask(wanted.sent()), _passed(wanted))
 
     async def _forward_to_owner(self, wanted: ForwardedRequest, caller: Caller) -> Reply:
         """Answer as the child does that knows the id, or else as the last one.
@@ -501,7 +495,10 @@ async def typed(reply: Reply) -> Reply:
         return Json(make=lambda: whole, size=len(body) // 32, status=reply.status, headers=headers)
     if isinstance(reply, Pieces) and reply.content_type.startswith(sse.CONTENT_TYPE):
         return PassedResponse(
-            pieces=reply.pieces, headers=reply.headers, content_type=reply.content_type
+            pieces=reply.pieces,
+            headers=reply.headers,
+            content_type=reply.content_type,
+            keep_alive=reply.keep_alive,
         )
     return reply
 
