@@ -60,14 +60,7 @@ def make_app(state: AppState) -> App:
     own = (openapi.routes, pages.routes, proxy.routes, tools.routes, stored.ROUTES, streams.routes)
     for routes in own:
         _add(app, state, routes)
-    if not isinstance(state, Service):
-        from trioserve.api.router import routes as of_router
-
-        _add(app, state, of_router.routes)
-    for vendor in vendors.registered:
-        more = vendor.routes_of_server if isinstance(state, Service) else vendor.routes_of_router()
-        for routes in (*more, *vendor.routes):
-            _add(app, state, routes)
+    _add(app, state, vendors.known_routes())
     return app
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import math
+import time
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 from trio_util import AsyncValue
 
+from trioserve.api import metrics
 from trioserve.api.base import errors
+from trioserve.api.base.answers import Success
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.reply import Reply
+from trioserve.api.base.described import Model, adapters_of, of_server, properties_of
+from trioserve.api.base.models import Card, Details, Loaded, Models, abilities
+from trioserve.api.base.reply import Data, Reply, json
 from trioserve.api.base.routes import Responder, Route
 from trioserve.api.base.running import Responses
 from trioserve.api.batches import Batches
@@ -23,13 +29,15 @@ from trioserve.api.connections import Connections
 from trioserve.api.sessions import Sessions
 from trioserve.api.tools.calls import ClientToolCalls
 from trioserve.api.tools.proxy import Proxy
-from trioserve.concurrency import Gate, Phase, alongside
+from trioserve.concurrency import Feed, Gate, Phase, alongside
 from trioserve.config import Config
 from trioserve.errors import (
     ModelLoadingError,
     NotFoundError,
+    NotSupportedError,
     TrioServeError,
     UnavailableError,
+    UnknownModelError,
     raised_alone,
 )
 from trioserve.log import get_logger
@@ -38,10 +46,16 @@ from trioserve.server import Server
 from trioserve.server.keys import Keys
 from trioserve.server.lifecycle.engine import Loader
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation
+from trioserve.server.model import LoadedModel
+from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import Observer
+from trioserve.server.prompts.infill import missing_tokens
 from trioserve.server.usage import Usage
 from trioserve.store import Records, Store, open_store
 from trioserve.tools.registry import ToolRegistry
+
+if TYPE_CHECKING:
+    from trioserve.router.states import FleetEvent
 
 _T = TypeVar("_T")
 
@@ -288,22 +302,6 @@ class Service(AppState):
         """The server that answers requests. Raises as `_there`."""
         return self._there(self._server)
 
-    def use(self, name: str | None, caller: Caller) -> Server:
-        """The server, whose model answers to any name. It may sleep. Raises as `Models.use`."""
-        server = self.server
-        if caller.key is not None:
-            caller.check_model(*server.model.names)
-        return server
-
-    def may_use(self, caller: Caller) -> bool:
-        """Whether a caller may use the model. Raises as `server`."""
-        server = self.server
-        return caller.may_use(*server.model.names)
-
-    def answer_of(self, route: Route) -> Responder:
-        """Make the function that answers a route: its handler does."""
-        return route.answered_by(self)
-
     @property
     def tools(self) -> ToolRegistry:
         """The tools that the server runs. Raises as `server`."""
@@ -314,18 +312,9 @@ class Service(AppState):
         """The observers of the server. Raises as `server`."""
         return self.server.observers
 
-    def check_ready(self) -> None:
-        """Check that the server accepts requests. Raises as `server`, or UnavailableError."""
-        if self.failure is not None:
-            raise UnavailableError(self.failure.message)
-        self.server.lifecycle.check_ready()
-
-    def check_live(self) -> None:
-        """Check that the engine works, if the model is loaded. Raises UnavailableError."""
-        if self.failure is not None:
-            raise UnavailableError(self.failure.message)
-        if self._server is not None:
-            self._server.lifecycle.check_live()
+    def answer_of(self, route: Route) -> Responder:
+        """Make the function that answers a route: its handler does."""
+        return route.answered_by(self)
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         """Load the model and serve it.
@@ -373,3 +362,172 @@ class Service(AppState):
         self.tool_calls.gate.refuse()
         await self._server.drain(timeout)
         await self.tool_calls.drain(deadline)
+
+    # -- the model
+
+    def use(self, name: str | None, caller: Caller) -> Server:
+        """The server, whose model answers to any name. It may sleep."""
+        server = self.server
+        if caller.key is not None:
+            caller.check_model(*server.model.names)
+        return server
+
+    def _named(self, name: str, caller: Caller) -> Server:
+        """The server, if its model has a name. Ollama's tag "latest" says nothing.
+
+        Raises:
+            UnknownModelError: it is the name of another model.
+            TrioServeError: as `use`.
+        """
+        server = self.use(name, caller)
+        if not {name, name.removesuffix(":latest")} & {*server.model.names}:
+            raise UnknownModelError(
+                f"There is no model {name!r} here. The model is {server.model.info.name!r}.",
+                param="model",
+            )
+        return server
+
+    def check_ready(self) -> None:
+        """Check that the server accepts requests. Raises as `server`, or UnavailableError."""
+        if self.failure is not None:
+            raise UnavailableError(self.failure.message)
+        self.server.lifecycle.check_ready()
+
+    def check_live(self) -> None:
+        """Check that the engine works, if the model is loaded. Raises UnavailableError."""
+        if self.failure is not None:
+            raise UnavailableError(self.failure.message)
+        if self._server is not None:
+            self._server.lifecycle.check_live()
+
+    def _mine(self, caller: Caller) -> list[Server]:
+        """The server, if a caller may use its model. Raises as `server`."""
+        server = self.server
+        return [server] if caller.may_use(*server.model.names) else []
+
+    async def listed(self, caller: Caller, *, reload: bool = False) -> Sequence[Model]:
+        """Describe the model and its LoRA adapters."""
+        servers = self._mine(caller)
+        return [one for each in servers for one in (of_server(each), *adapters_of(each))]
+
+    async def describe(self, name: str, caller: Caller) -> Model:
+        """Describe the model by any of its names, or one of its LoRA adapters."""
+        adapters = {each.id: each for each in adapters_of(self.use(name, caller))}
+        return adapters.get(name) or of_server(self._named(name, caller))
+
+    async def cards(self, caller: Caller) -> Sequence[Card]:
+        """Describe the file of the model."""
+        return [_card(each) for each in self._mine(caller)]
+
+    async def details(self, name: str, caller: Caller) -> Details:
+        """Describe the model by all that is known of it."""
+        server = self._named(name, caller)
+        model = server.model
+        return Details(
+            card=_card(server),
+            path=model.info.path,
+            template=model.template.source,
+            metadata=model.info.metadata,
+            defaults=model.defaults,
+            n_ctx=model.n_ctx_seq,
+            abilities=_abilities(model),
+        )
+
+    async def in_memory(self, caller: Caller) -> Sequence[Loaded]:
+        """Describe the model, unless it sleeps."""
+        return [
+            Loaded(card=_card(each), n_ctx=each.model.n_ctx_seq, expires=_expires(each))
+            for each in self._mine(caller)
+            if not each.lifecycle.sleeping
+        ]
+
+    async def properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
+        """Describe the server."""
+        return json(properties_of(self.server))
+
+    async def set_properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
+        """Say yes, if flags allow to change properties: there is none to change yet."""
+        if not self.server.config.props_endpoint:
+            raise NotSupportedError(
+                "This server does not support changing global properties. Start it with `--props`"
+            )
+        return json(Success(True))
+
+    async def metrics(self, query: Mapping[str, str], caller: Caller) -> Reply:
+        """Write the metrics of the server."""
+        server, measured = self._measured()
+        own = measured.render(await server.status())
+        return Data(
+            body=own + await metrics.render(self, caller),
+            headers={"Process-Start-Time-Unix": str(int(measured.started))},
+            content_type=metrics.CONTENT_TYPE,
+        )
+
+    async def snapshot(self, query: Mapping[str, str], caller: Caller) -> Reply:
+        """Write the same as one JSON object."""
+        server, measured = self._measured()
+        return json(measured.snapshot(await server.status()))
+
+    def _measured(self) -> tuple[Server, Metrics]:
+        """The server and its metrics. Raises NotSupportedError where there are none."""
+        metrics.check(self.config)
+        server = self.server
+        assert server.metrics is not None
+        return server, server.metrics
+
+    async def load(self, name: str, caller: Caller) -> None:
+        """Load the model, if it sleeps, and wait for that."""
+        server = self._named(name, caller)
+        await caller.keep_awake(server, caller.context())
+
+    async def unload(self, name: str, caller: Caller) -> None:
+        """Put the model to sleep once no request runs, and wait for that."""
+        await self._named(name, caller).sleep()
+
+    async def download(self, name: str, *, again: bool = False) -> str:
+        """Refuse to download a model."""
+        raise _only_one()
+
+    async def remove(self, name: str, caller: Caller) -> None:
+        """Refuse to delete the model."""
+        self._named(name, caller)
+        raise NotSupportedError(
+            f"This server runs {name!r}, so it does not delete it; the command 'trioserve rm' "
+            "removes models that were pulled."
+        )
+
+    def news(self) -> AbstractContextManager[Feed[FleetEvent]]:
+        """Refuse to follow the model."""
+        raise _only_one()
+
+
+def _only_one() -> NotSupportedError:
+    return NotSupportedError(
+        "This server has one model, and /health and /props tell its state. To use more, run "
+        "'trioserve pull', and start the server without a model: it serves all that are downloaded."
+    )
+
+
+def _card(server: Server) -> Card:
+    info = server.model.info
+    return Card(
+        name=info.name,
+        size=info.size,
+        modified=info.modified,
+        architecture=info.metadata.get("general.architecture", ""),
+        n_params=info.n_params,
+        quantization=info.ftype,
+    )
+
+
+def _expires(server: Server) -> float | None:
+    """When an idle model goes to sleep, as `Loaded` has it."""
+    seconds = server.lifecycle.idle_until - trio.current_time()
+    return time.time() + seconds if math.isfinite(seconds) else None
+
+
+def _abilities(model: LoadedModel) -> Sequence[str]:
+    if model.pooling is not None:
+        return ["embedding"] if model.pooling != "rank" else []
+    fills_gaps = not missing_tokens(model.vocab)
+    return abilities(model.template, fills_gaps=fills_gaps, modalities=model.modalities)

@@ -252,7 +252,7 @@ async def _follow_model(
     service: Service | RouterService, status: StatusPipe, nursery: trio.Nursery
 ) -> None:
     """Report each load and unload of the model. Starts garbage collection at the first load."""
-    from trioserve.api.llama.admin import openai_model
+    from trioserve.api.base.described import of_server
     from trioserve.api.service import Service
     from trioserve.server import ServerState
 
@@ -265,7 +265,7 @@ async def _follow_model(
     model = service.server.model
     _log.info("ready", model=model.info.name, slots=model.n_slots, longest_request=model.n_ctx_seq)
     _advise(service.server)
-    status.tell("ready", info=msgspec.to_builtins(openai_model(service.server)))
+    status.tell("ready", info=msgspec.to_builtins(of_server(service.server)))
     if status.is_open:
         nursery.start_soon(_report_usage, service.server, status)
     told = ServerState.READY

@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 
 from trioserve.api import metrics
 from trioserve.api.base import sse, vendors
+from trioserve.api.base.described import page, properties_of_many
 from trioserve.api.base.running import is_unknown
-from trioserve.api.router import proxy
 from trioserve.api.router.metrics import label, merged
 from trioserve.api.streams import ID
 from trioserve.config import Config
@@ -305,7 +305,7 @@ class Routes:
             for field, value in listed.items():
                 merged[field] = [*merged.get(field, ()), *value] if type(value) is list else value
         if "data" in merged:
-            merged |= proxy.page(merged["data"])
+            merged |= page(merged["data"])
         return IngressReply.json(merged)
 
     async def _ready(self, request: Incoming) -> IngressReply:
@@ -324,7 +324,7 @@ class Routes:
         """Describe the model, or several as a router does."""
         if len(self._targets) == 1 or request.args.get("model"):
             return await self._targets.ask(self._targets.of(request), request)
-        described = proxy.properties(self._config, max_models=len(self._targets), autoload=False)
+        described = properties_of_many(self._config, max_models=len(self._targets), autoload=False)
         return IngressReply.json(described)
 
 

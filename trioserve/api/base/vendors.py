@@ -81,9 +81,7 @@ class Vendor:
     Attributes:
         name: of the vendor.
         paths: what has the vendor's forms: these paths, and all below them.
-        routes: about requests to a model.
-        routes_of_server: further ones of a server that has one model.
-        routes_of_router: returns those of a router in place of them, which only a router imports.
+        routes: its paths, each with its handler.
         errors: the form of errors; none: the common one.
         rate_limits: the headers that tell of rate limits.
         id_header: another header with the id of the request.
@@ -93,8 +91,6 @@ class Vendor:
     name: str
     paths: tuple[str, ...] = ()
     routes: tuple[Routes, ...] = ()
-    routes_of_server: tuple[Routes, ...] = ()
-    routes_of_router: Callable[[], tuple[Routes, ...]] = tuple
     errors: ErrorShape | None = None
     rate_limits: RateLimitHeaders = RateLimitHeaders()
     id_header: str | None = None
@@ -126,7 +122,7 @@ def vendor_of(path: str) -> Vendor:
 
 
 def known_routes() -> Iterator[Route]:
-    """The routes of all vendors, in a server with one model."""
+    """The routes of all vendors."""
     for vendor in registered:
-        for routes in (*vendor.routes, *vendor.routes_of_server):
+        for routes in vendor.routes:
             yield from routes

@@ -7,6 +7,5 @@ from trioserve.api.llama import adapters, admin, completion, rerank, slots
 
 VENDOR = Vendor(
     name="llama",
-    routes=(adapters.routes, completion.routes, rerank.routes, slots.routes),
-    routes_of_server=(admin.routes,),
+    routes=(admin.routes, adapters.routes, completion.routes, rerank.routes, slots.routes),
 )

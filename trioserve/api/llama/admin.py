@@ -1,30 +1,28 @@
-"""Routes about the server: health, models, properties."""
+"""Routes about the server and its models: health, lists, properties, metrics, commands."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, UnsetType
+import attrs
 
-from trioserve.api import metrics as base
-from trioserve.api.base.answers import Answer, Guidance, Health, Metrics, Properties, Success
+from trioserve.api.base import sse
+from trioserve.api.base.answers import Answer, Health, Metrics, Properties, Success
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.output import FINGERPRINT
-from trioserve.api.base.reply import Data, Reply, json
+from trioserve.api.base.described import Model, ModelList, names, page
+from trioserve.api.base.fields import NAME, MismatchError, RequestBody, field, json_type, text
+from trioserve.api.base.models import Models
+from trioserve.api.base.reply import KeepAlive, Pieces, Reply, json
 from trioserve.api.base.routes import Query, Routes, lists_models, manages
-from trioserve.api.base.settings import generation_settings
 from trioserve.api.openapi import gives, takes
-from trioserve.api.service import Service
-from trioserve.chat.markers import media_marker
-from trioserve.config.extras import has_extra
-from trioserve.errors import NotFoundError, NotSupportedError
-from trioserve.models import introduction
-from trioserve.server.observers import metrics as observed
-from trioserve.server.runs.params import that_fit
-from trioserve.server.server import Server
+from trioserve.concurrency import Feed
+from trioserve.config.keys import Key
+from trioserve.errors import NotFoundError, UnknownModelError
+
+if TYPE_CHECKING:
+    from trioserve.router.states import FleetEvent
 
 routes = Routes()
 
@@ -33,267 +31,176 @@ routes = Routes()
 @routes.get("/v1/health")
 @routes.get("/health/ready")
 @gives(Health)
-async def ready(query: Query, caller: Caller, service: Service) -> Reply:
-    """Say whether requests are taken."""
-    service.check_ready()
+async def ready(query: Query, caller: Caller, models: Models) -> Reply:
+    """Say whether requests are taken. The list of models has the state of each."""
+    models.check_ready()
     return json(Health())
 
 
 @routes.get("/health/live")
 @gives(Health)
-async def live(query: Query, caller: Caller, service: Service) -> Reply:
+async def live(query: Query, caller: Caller, models: Models) -> Reply:
     """Say whether the engine works. A model that loads is alive."""
-    service.check_live()
+    models.check_live()
     return json(Health())
 
 
-class _Architecture(Answer):
-    input_modalities: Sequence[str]
-    output_modalities: Sequence[str] = ("text",)
-
-
-class _Meta(Answer):
-    vocab_type: int
-    n_vocab: int
-    n_ctx: int
-    n_ctx_train: int
-    n_embd: int
-    n_params: int
-    size: int
-    ftype: str
-
-
-class Model(Guidance, kw_only=True):
-    """A model, or one of its LoRA adapters, which has only its names."""
-
-    id: str
-    aliases: Sequence[str] | UnsetType = UNSET
-    tags: Sequence[str] | UnsetType = UNSET
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "trioserve"
-    architecture: _Architecture | UnsetType = UNSET
-    meta: _Meta | UnsetType = UNSET
-    root: str | UnsetType = UNSET
-    parent: str | UnsetType | None = UNSET
-
-
-class ModelList(Answer, kw_only=True):
-    """The models: in OpenAI's form, and in Ollama's."""
-
-    models: Sequence[dict[str, Any]]
-    object: Literal["list"] = "list"
-    data: Sequence[Model]
-
-
-def description(name: str, created: int = 0) -> dict[str, Any]:
-    """Describe a model by its name alone, for the clients of all APIs."""
-    at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
-    return {
-        "id": name,
-        "object": "model",
-        "owned_by": "trioserve",
-        "created": created,
-        # as Anthropic's clients read it
-        "type": "model",
-        "display_name": name,
-        "created_at": at,
-    }
-
-
-def _list_of(name: str) -> dict[str, Any]:
-    described = {**description(name), "name": name, "model": name}
-    return {"data": [described], "models": [described]}
-
-
-@routes.get("/models")
-@routes.get("/v1/models")
-@lists_models(_list_of)
-@gives(ModelList)
-async def models(query: Query, caller: Caller, service: Service) -> Reply:
-    """List the one model: in OpenAI's form, and in Ollama's, as llama-server does.
-
-    In OpenAI's form, its LoRA adapters follow, as in vLLM's.
-    """
-    server = service.server
-    listed = service.may_use(caller)
-    return json(
-        ModelList(
-            models=[_ollama_model(server)] if listed else [],
-            data=[openai_model(server), *_adapters(server)] if listed else [],
-        )
-    )
-
-
-@routes.get("/models/<path:name>")
-@routes.get("/v1/models/<path:name>")
-@gives(Model)
-async def model(query: Query, caller: Caller, service: Service, name: str) -> Reply:
-    """Describe the one model, by any of its names."""
-    server = service.use(name, caller)
-    for adapter in _adapters(server):
-        if adapter.id == name:
-            return json(adapter)
-    if name not in server.model.names:
-        raise NotFoundError(
-            f"There is no model {name!r} here. The model is {server.model.info.name!r}.",
-            param="model",
-        )
-    return json(openai_model(server))
-
-
-def openai_model(server: Server) -> Model:
-    """Describe the one model, as lists of models have it."""
-    info = server.model.info
-    return Model(
-        id=info.name,
-        aliases=server.config.aliases or [info.name],
-        tags=server.config.tags,
-        created=info.modified,
-        architecture=_Architecture(server.model.modalities.names),
-        meta=_Meta(
-            info.vocab_type,
-            info.n_vocab,
-            server.model.n_ctx_seq,
-            info.n_ctx_train,
-            info.n_embd,
-            info.n_params,
-            info.size,
-            info.ftype,
-        ),
-        **_guidance(server),
-    )
-
-
-def _adapters(server: Server) -> list[Model]:
-    """Describe the LoRA adapters that requests can name."""
-    base = server.model.info
-    paths = server.adapters.paths.items()
-    return [
-        Model(id=name, created=base.modified, root=path, parent=base.name) for name, path in paths
-    ]
-
-
-def _guidance(server: Server) -> dict[str, Any]:
-    """What a user should know before the first chat."""
-    return {
-        **introduction(Path(server.model.info.path)),
-        "has_chat_template": server.model.has_chat_template,
-        "context_advice": server.model.context_advice,
-        "suggested_tools": [
-            tool.info.name for tool in that_fit(server.tools.tools.values(), server.model.n_ctx_seq)
-        ],
-    }
-
-
-def _ollama_model(server: Server) -> dict[str, Any]:
-    name = server.model.info.name
-    takes_media = server.model.modalities.take(None)
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": "",
-        "size": "",
-        "digest": "",
-        "type": "model",
-        "description": "",
-        "tags": [""],
-        "capabilities": ["completion", "multimodal"] if takes_media else ["completion"],
-        "parameters": "",
-        "details": {
-            "parent_model": "",
-            "format": "gguf",
-            "family": "",
-            "families": [""],
-            "parameter_size": "",
-            "quantization_level": "",
-        },
-    }
-
-
 @routes.get("/props")
+@takes(None, query={"model": "of many models, describe this one"})
 @gives(Properties)
-async def props(query: Query, caller: Caller, service: Service) -> Reply:
-    """Describe the model, and the defaults of requests."""
-    server = service.server
-    info, modalities = server.model.info, server.model.modalities
-    return json(
-        {
-            "default_generation_settings": {
-                "params": generation_settings(
-                    server.model.defaults, draft_types=server.config.draft_types
-                ),
-                "n_ctx": server.model.n_ctx_seq,
-            },
-            "total_slots": server.model.n_slots,
-            "model_alias": info.name,
-            "model_ftype": info.ftype,
-            "model_path": info.path,
-            "modalities": {
-                "vision": modalities.vision,
-                "video": modalities.video,
-                "audio": modalities.audio,
-            },
-            "media_marker": media_marker(),
-            "takes_pdf": has_extra("pdf"),
-            "endpoint_slots": server.config.slots_endpoint,
-            "endpoint_props": server.config.props_endpoint,
-            "endpoint_metrics": server.config.metrics_endpoint,
-            "endpoint_tools": server.config.has_tools,
-            "ui": server.config.ui,
-            "ui_settings": server.config.ui_settings,
-            "chat_template": server.model.template.source,
-            "chat_template_caps": server.model.template.capabilities.as_flags(),
-            "bos_token": info.bos_token,
-            "eos_token": info.eos_token,
-            "build_info": FINGERPRINT,
-            "is_sleeping": server.lifecycle.sleeping,
-            "cors_proxy_enabled": server.config.has_mcp_proxy,
-            **_guidance(server),
-            "priority_order": server.config.priority_order,
-        }
-    )
+async def props(query: Query, caller: Caller, models: Models) -> Reply:
+    """Describe the server, and the defaults of requests."""
+    return await models.properties(query, caller)
 
 
 @routes.post("/props")
 @manages
 @takes(None)
 @gives(Success)
-async def set_props(query: Query, caller: Caller, service: Service) -> Reply:
+async def set_props(query: Query, caller: Caller, models: Models) -> Reply:
     """Say yes and change nothing, as llama-server does: there is no property to change yet."""
-    if not service.server.config.props_endpoint:
-        raise NotSupportedError(
-            "This server does not support changing global properties. Start it with `--props`"
-        )
-    return json(Success(True))
+    return await models.set_properties(query, caller)
 
 
 @routes.get("/metrics")
+@takes(None, query={"model": "of many models, the metrics of this one only, as it has them"})
 @gives(str, "text/plain")
-async def metrics(query: Query, caller: Caller, service: Service) -> Reply:
-    """Write what the server has done so far, in Prometheus's text format."""
-    server, metrics = _measured(service)
-    status = await server.status()
-    return Data(
-        body=metrics.render(status) + await base.render(service, caller),
-        headers={"Process-Start-Time-Unix": str(int(metrics.started))},
-        content_type=base.CONTENT_TYPE,
-    )
+async def metrics(query: Query, caller: Caller, models: Models) -> Reply:
+    """Write what the server and its models have done so far, in Prometheus's text format."""
+    return await models.metrics(query, caller)
 
 
 @routes.get("/v1/metrics")
+@takes(None, query={"model": "of many models, the metrics of this one only"})
 @gives(Metrics)
-async def metrics_as_json(query: Query, caller: Caller, service: Service) -> Reply:
-    """Tell what the server has done so far and what it does now, as one JSON object."""
-    server, metrics = _measured(service)
-    return json(metrics.snapshot(await server.status()))
+async def metrics_as_json(query: Query, caller: Caller, models: Models) -> Reply:
+    """Tell what the server has done so far and what it does now, as one JSON object.
+
+    Of many models, each that is loaded has its own.
+    """
+    return await models.snapshot(query, caller)
 
 
-def _measured(service: Service) -> tuple[Server, observed.Metrics]:
-    """The server and its metrics. Raises NotSupportedError where there are none."""
-    server = service.server
-    if server.metrics is None:
-        raise NotSupportedError(
-            "This server does not support metrics endpoint. Start it with `--metrics`"
-        )
-    return server, server.metrics
+# -- the models
+
+
+@contextmanager
+def _unknown_is_404() -> Iterator[None]:
+    """Say that a model is not found, where the address names it."""
+    try:
+        yield
+    except UnknownModelError as error:
+        raise NotFoundError(error.message, param="model") from None
+
+
+@json_type({**NAME, "minLength": 1})
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise MismatchError("a non-empty string")
+    return text(value)
+
+
+@attrs.frozen(kw_only=True)
+class ModelRequest(RequestBody):
+    """A request that names a model."""
+
+    model: str = field(read=_name)
+
+
+class DownloadStarted(Answer):
+    """A model that is coming."""
+
+    success: bool
+    model: str
+
+
+@routes.get("/models")
+@routes.get("/v1/models")
+@lists_models(lambda name: page([names(name)]))
+@takes(None, query={"reload": "of many models, look for them again first"})
+@gives(ModelList)
+async def listed(query: Query, caller: Caller, models: Models) -> Reply:
+    """List the models and what each of them does: in OpenAI's form, and in Ollama's.
+
+    In OpenAI's form, LoRA adapters that requests can name follow their model, as in vLLM's.
+    """
+    reload = bool(query.get("reload"))
+    if reload:
+        caller.check_manages("?reload=")
+    return json(page(await models.listed(caller, reload=reload)))
+
+
+@routes.get("/models/<path:name>")
+@routes.get("/v1/models/<path:name>")
+@gives(Model)
+async def described(query: Query, caller: Caller, models: Models, name: str) -> Reply:
+    """Describe one model, by any of its names."""
+    with _unknown_is_404():
+        return json(await models.describe(name, caller))
+
+
+@routes.post("/models")
+@manages
+@takes(ModelRequest)
+@gives(DownloadStarted)
+async def download(request: ModelRequest, caller: Caller, models: Models) -> Reply:
+    """Begin to download a model from the hub."""
+    return json(DownloadStarted(True, await models.download(request.model)))
+
+
+@routes.delete("/models")
+@manages
+@takes(None, query={"model": "the name of the model, whole"})
+@gives(Success)
+async def delete(query: Query, caller: Caller, models: Models) -> Reply:
+    """Delete a model that was downloaded."""
+    with _unknown_is_404():
+        await models.remove(query.get("model", ""), caller)
+    return json(Success(True))
+
+
+@routes.post("/models/load")
+@manages
+@takes(ModelRequest)
+@gives(Success)
+async def load(request: ModelRequest, caller: Caller, models: Models) -> Reply:
+    """Load a model. Of many models, this only begins it; ``/models/sse`` tells the rest."""
+    with _unknown_is_404():
+        await models.load(request.model, caller)
+    return json(Success(True))
+
+
+@routes.post("/models/unload")
+@manages
+@takes(ModelRequest)
+@gives(Success)
+async def unload(request: ModelRequest, caller: Caller, models: Models) -> Reply:
+    """Free the memory of a model, or cancel its download.
+
+    A server with one model waits until no request runs; its next one loads the model again.
+    """
+    await models.unload(request.model, caller)
+    return json(Success(True))
+
+
+@routes.get("/models/sse")
+@gives(str, "text/event-stream")
+async def events(query: Query, caller: Caller, models: Models) -> Reply:
+    """Stream the events of the models from now on."""
+    return Pieces(
+        pieces=_write(caller.enter(models.news()), caller.key),
+        headers=dict(sse.HEADERS),
+        content_type=sse.CONTENT_TYPE,
+        keep_alive=KeepAlive.every(models.config.sse_ping_interval),
+    )
+
+
+async def _write(received: Feed[FleetEvent], key: Key | None) -> AsyncGenerator[bytes, None]:
+    yield sse.PING  # or a client would not know that it is heard
+    async for each in received:
+        if key is not None and not key.may_use(each.model):
+            continue
+        written: dict[str, Any] = {"model": each.model, "event": each.event}
+        if each.data is not None:
+            written["data"] = each.data
+        yield sse.event(written)

@@ -1,36 +1,36 @@
-"""Ollama's routes about models, in a server with one model; and how they describe a model."""
+"""Ollama's routes about models, and how they describe one."""
 
 from __future__ import annotations
 
 import hashlib
-import math
+import json
 import re
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
-import trio
 from msgspec import UNSET, UnsetType
 
 from trioserve._version import __version__
-from trioserve.api.base import readers
+from trioserve.api.base import readers, reply
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import Only, RequestBody, field
-from trioserve.api.base.reply import Reply, json
+from trioserve.api.base.models import Card, Details, Loaded, Models
+from trioserve.api.base.reply import Data, Pieces, Reply
 from trioserve.api.base.routes import Query, Routes, lists_models, manages
-from trioserve.api.ollama.events import CONTENT_TYPE
+from trioserve.api.ollama.events import CONTENT_TYPE, line
 from trioserve.api.openapi import gives, takes
-from trioserve.api.service import Service
-from trioserve.chat.template.render import ChatTemplate
-from trioserve.errors import NotSupportedError, UnknownModelError
-from trioserve.server.prompts.infill import missing_tokens
-from trioserve.server.server import Server
-from trioserve.types import GenerationParams, Modalities
+from trioserve.concurrency import Feed
+from trioserve.errors import HubError
+from trioserve.types import GenerationParams
 
-# -- descriptions of models, made from plain data: a server has one model, a router many
+if TYPE_CHECKING:
+    from trioserve.router.states import FleetEvent
+
+# -- descriptions of models
 
 
 #: The version of Ollama whose API the routes follow: the first one with the Responses API (0.13.3)
@@ -112,110 +112,71 @@ class OllamaStatus(Answer):
     status: str
 
 
-@attrs.frozen(kw_only=True)
-class Described:
-    """The description of a model."""
-
-    name: str
-    size: int  # bytes
-    modified: float  # seconds since the epoch
-    architecture: str = ""
-    n_params: int = 0
-    quantization: str = ""  # as llama.cpp writes it, such as "Q4_K - Medium"
-
-    def entry(self) -> tuple[str, str, int, str, _OllamaDetails]:
-        """The fields that it has in every list."""
-        return self.name, self.name, self.size, self.digest, self.details
-
-    @property
-    def digest(self) -> str:
-        """A number that changes with the file. Ollama's is a hash of the content."""
-        return hashlib.sha256(f"{self.name}\n{int(self.modified)}".encode()).hexdigest()
-
-    @property
-    def details(self) -> _OllamaDetails:
-        """The details, in the lists and in the description of one model."""
-        return _OllamaDetails(
-            family=self.architecture,
-            families=[self.architecture] if self.architecture else [],
-            parameter_size=human_number(self.n_params),
-            quantization_level=quantization_name(self.quantization),
-        )
+def digest(card: Card) -> str:
+    """A number that changes with the file. Ollama's is a hash of the content."""
+    return hashlib.sha256(f"{card.name}\n{int(card.modified)}".encode()).hexdigest()
 
 
-def describe_tags(models: Iterable[Described]) -> OllamaModels:
+def _details(card: Card) -> _OllamaDetails:
+    return _OllamaDetails(
+        family=card.architecture,
+        families=[card.architecture] if card.architecture else [],
+        parameter_size=human_number(card.n_params),
+        quantization_level=quantization_name(card.quantization),
+    )
+
+
+def _entry(card: Card) -> tuple[str, str, int, str, _OllamaDetails]:
+    """The fields that a model has in every list."""
+    return card.name, card.name, card.size, digest(card), _details(card)
+
+
+def describe_tags(cards: Iterable[Card]) -> OllamaModels:
     """Answer ``GET /api/tags``: all models, newest first."""
-    newest_first = sorted(models, key=lambda one: -one.modified)
-    return OllamaModels([_OllamaTag(*one.entry(), _moment(one.modified)) for one in newest_first])
-
-
-@attrs.frozen(kw_only=True)
-class Loaded:
-    """A model that is in memory, and until when: seconds since the epoch; None: for good."""
-
-    model: Described
-    n_ctx: int
-    expires: float | None = None
+    newest_first = sorted(cards, key=lambda one: -one.modified)
+    return OllamaModels([_OllamaTag(*_entry(one), _moment(one.modified)) for one in newest_first])
 
 
 def describe_processes(models: Iterable[Loaded]) -> OllamaProcesses:
     """Answer ``GET /api/ps``: the models that are in memory."""
     return OllamaProcesses(
-        [_OllamaProcess(*one.model.entry(), _expiry(one.expires), one.n_ctx) for one in models]
+        [_OllamaProcess(*_entry(one.card), _expiry(one.expires), one.n_ctx) for one in models]
     )
 
 
-def describe_model(
-    model: Described,
-    *,
-    path: str,
-    template: str,
-    metadata: Mapping[str, Any],
-    parameters: Mapping[str, Any],
-    capabilities: Sequence[str],
-) -> OllamaModel:
-    """Answer ``POST /api/show``.
-
-    Args:
-        model: what the lists say of it.
-        path: of its first file.
-        template: the chat template, in Jinja.
-        metadata: of the GGUF file.
-        parameters: what holds for requests that do not say.
-        capabilities: such as "completion" and "tools".
-    """
+def describe_model(model: Details) -> OllamaModel:
+    """Answer ``POST /api/show``."""
+    metadata, parameters = model.metadata, _parameters(model.defaults, model.n_ctx)
     info = {key: _value(key, value) for key, value in metadata.items() if key not in _NOT_SHOWN}
     return OllamaModel(
         license=str(metadata.get("general.license", "")),
-        modelfile=f"FROM {path}\n",
+        modelfile=f"FROM {model.path}\n",
         parameters="\n".join(f"{name:<30} {value}" for name, value in _pairs(parameters)),
-        template=template,
-        details=model.details,
-        model_info=info | {"general.parameter_count": model.n_params},
-        capabilities=capabilities,
-        modified_at=_moment(model.modified),
+        template=model.template,
+        details=_details(model.card),
+        model_info=info | {"general.parameter_count": model.card.n_params},
+        capabilities=model.abilities,
+        modified_at=_moment(model.card.modified),
     )
 
 
-def can_think(template: ChatTemplate) -> bool:
-    """Whether a model may reason before it answers, judging by its template."""
-    return template.format.thinking is not None or template.capabilities.supports_enable_thinking
-
-
-def capabilities(template: ChatTemplate, *, fills_gaps: bool, modalities: Modalities) -> list[str]:
-    """Say what a model that makes text can do, in Ollama's words."""
-    can = {
-        "completion": True,
-        "tools": template.capabilities.supports_tools,
-        "thinking": can_think(template),
-        "insert": fills_gaps,
-        "vision": modalities.vision,
-        "audio": modalities.audio,
-    }
-    return [name for name, is_so in can.items() if is_so]
-
-
 _NOT_SHOWN = frozenset({"general.name", "tokenizer.chat_template"})  # as in Ollama
+
+
+def _parameters(defaults: GenerationParams, n_ctx: int) -> dict[str, Any]:
+    """What holds for requests that do not say, by Ollama's names; a context of 0 is not known."""
+    sampling = defaults.sampling
+    return {
+        **({"num_ctx": n_ctx} if n_ctx else {}),
+        "num_predict": defaults.max_tokens,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_last_n": sampling.repeat_last_n,
+        "repeat_penalty": sampling.repeat_penalty,
+        "stop": defaults.stop,
+    }
 
 
 def _pairs(parameters: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
@@ -314,132 +275,76 @@ class OllamaDeleteRequest(_NamedRequest):
 
 @routes.get("/api/version")
 @gives(OllamaVersion)
-async def version(query: Query, caller: Caller, service: Service) -> Reply:
+async def version(query: Query, caller: Caller, models: Models) -> Reply:
     """Report the version of Ollama's API, and the version of trioserve."""
-    return json(OllamaVersion())
+    return reply.json(OllamaVersion())
 
 
 @routes.get("/api/tags")
 @lists_models(_list_of)
 @gives(OllamaModels)
-async def tags(query: Query, caller: Caller, service: Service) -> Reply:
-    """List the model of this server."""
-    shown = [described(service.server)] if service.may_use(caller) else []
-    return json(describe_tags(shown))
+async def tags(query: Query, caller: Caller, models: Models) -> Reply:
+    """List the models."""
+    return reply.json(describe_tags(await models.cards(caller)))
 
 
 @routes.get("/api/ps")
 @lists_models(_list_of)
 @gives(OllamaProcesses)
-async def processes(query: Query, caller: Caller, service: Service) -> Reply:
-    """List the one model, if it is in memory."""
-    server = service.server
-    if server.lifecycle.sleeping or not service.may_use(caller):
-        return json(describe_processes([]))
-    seconds = server.lifecycle.idle_until - trio.current_time()
-    loaded = Loaded(
-        model=described(server),
-        n_ctx=server.model.n_ctx_seq,
-        expires=time.time() + seconds if math.isfinite(seconds) else None,
-    )
-    return json(describe_processes([loaded]))
+async def processes(query: Query, caller: Caller, models: Models) -> Reply:
+    """List the models that are in memory."""
+    return reply.json(describe_processes(await models.in_memory(caller)))
 
 
 @routes.post("/api/show")
 @takes(OllamaShowRequest)
 @gives(OllamaModel)
-async def show(request: OllamaShowRequest, caller: Caller, service: Service) -> Reply:
-    """Describe the one model, by any of its names."""
-    server = service.use(request.model, caller)
-    check_name(server, request.model)
-    model = server.model
-    return json(
-        describe_model(
-            described(server),
-            path=model.info.path,
-            template=model.template.source,
-            metadata=model.info.metadata,
-            parameters=parameters_of(model.defaults, model.n_ctx_seq),
-            capabilities=_capabilities(server),
-        )
-    )
+async def show(request: OllamaShowRequest, caller: Caller, models: Models) -> Reply:
+    """Describe a model, by any of its names; of many models by its file, without loading it."""
+    return reply.json(describe_model(await models.details(request.model, caller)))
 
 
 @routes.post("/api/pull")
 @manages
 @takes(OllamaPullRequest, streams=CONTENT_TYPE)
 @gives(OllamaStatus)
-async def pull(request: OllamaPullRequest, caller: Caller, service: Service) -> Reply:
-    """Refuse to download a model: this server has one."""
-    raise NotSupportedError(
-        f"This server has one model, and cannot pull {request.model!r}. Run 'trioserve pull', "
-        "and start the server without a model to serve all downloaded models."
-    )
+async def pull(request: OllamaPullRequest, caller: Caller, models: Models) -> Reply:
+    """Download a model from the hub, and report the progress."""
+    events = caller.enter(models.news())
+    name = await models.download(request.model, again=True)
+    lines = _pulling(name, events)
+    if request.stream:
+        return Pieces(pieces=lines, content_type=CONTENT_TYPE)
+    async with aclosing(lines):
+        *_, last = [each async for each in lines]
+    if (message := json.loads(last).get("error")) is not None:
+        raise HubError(message)
+    return Data(body=last)
+
+
+async def _pulling(name: str, events: Feed[FleetEvent]) -> AsyncGenerator[bytes, None]:
+    """Report a download as Ollama does."""
+    yield line({"status": "pulling manifest"})
+    async for each in events:
+        if each.model != name:
+            continue
+        if each.event == "download_progress":
+            for url, file in (each.data or {}).items():
+                total = {"total": file["total"], "completed": file["done"]}
+                yield line({"status": f"pulling {url.rpartition('/')[2]}", "digest": url, **total})
+        elif each.event == "download_finished":
+            yield line({"status": "success"})
+            return
+        elif each.event == "download_failed":
+            yield line({"error": (each.data or {}).get("message", "The download failed.")})
+            return
 
 
 @routes.delete("/api/delete")
 @manages
 @takes(OllamaDeleteRequest)
-@gives(OllamaStatus)
-async def delete(request: OllamaDeleteRequest, caller: Caller, service: Service) -> Reply:
-    """Refuse to delete the one model that the server runs."""
-    check_name(service.server, request.model)
-    raise NotSupportedError(
-        f"This server runs {request.model!r}, so it does not delete it; the command 'trioserve rm' "
-        "removes models that were pulled."
-    )
-
-
-def described(server: Server) -> Described:
-    """Describe the model of a server for Ollama's clients."""
-    info = server.model.info
-    return Described(
-        name=info.name,
-        size=info.size,
-        modified=info.modified,
-        architecture=info.metadata.get("general.architecture", ""),
-        n_params=info.n_params,
-        quantization=info.ftype,
-    )
-
-
-def parameters_of(defaults: GenerationParams, n_ctx: int) -> dict[str, Any]:
-    """What holds for requests that do not say, by Ollama's names; a context of 0 is not known."""
-    sampling = defaults.sampling
-    return {
-        **({"num_ctx": n_ctx} if n_ctx else {}),
-        "num_predict": defaults.max_tokens,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repeat_last_n": sampling.repeat_last_n,
-        "repeat_penalty": sampling.repeat_penalty,
-        "stop": defaults.stop,
-    }
-
-
-def check_name(server: Server, name: str) -> None:
-    """Refuse a name that the model does not have. The tag "latest" says nothing.
-
-    Raises:
-        UnknownModelError: it is the name of another model.
-    """
-    names = {*server.model.names}
-    if name not in names and name.removesuffix(":latest") not in names:
-        raise UnknownModelError(
-            f"Model {name!r} not found; the model here is {server.model.info.name!r}.",
-            param="model",
-        )
-
-
-def _capabilities(server: Server) -> list[str]:
-    """Say what the model can do, in Ollama's words."""
-    if (pooling := server.model.pooling) is not None:
-        return ["embedding"] if pooling != "rank" else []
-    model = server.model
-    return capabilities(
-        model.template,
-        fills_gaps=not missing_tokens(model.vocab),
-        modalities=model.modalities,
-    )
+@gives(None, status=200)
+async def delete(request: OllamaDeleteRequest, caller: Caller, models: Models) -> Reply:
+    """Delete a model that was downloaded."""
+    await models.remove(request.model, caller)
+    return Data()

@@ -42,7 +42,7 @@ from trioserve.api.base.fields import (
     text,
 )
 from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.ollama.models import can_think
+from trioserve.api.base.models import can_think
 from trioserve.chat.messages import (
     MAX_MESSAGES,
     MAX_PARTS,

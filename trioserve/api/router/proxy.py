@@ -6,18 +6,15 @@ Both that of many models on one machine (`trioserve.api.router`) and that of an 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 from trioserve.api.base import errors
 from trioserve.api.base.body import Form, boundary_of, is_form, parse_form, parse_json
-from trioserve.api.base.output import FINGERPRINT
 from trioserve.api.base.vendors import Fields
 from trioserve.api.edge.connection import ID_HEADER, WAITED_HEADER
-from trioserve.config import Config
-from trioserve.config.extras import has_extra
 from trioserve.errors import TrioServeError
 from trioserve.router.forward import Headers
 
@@ -115,37 +112,3 @@ class PassedStream:
     def write(self, body: Mapping[str, Any]) -> bytes:
         """Write the body of an error as the last event."""
         return self._shape.event(body, self.n_events)
-
-
-# -- what a server of many models says of itself
-
-
-def page(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make the answer that lists models. It is always one page, in Anthropic's words."""
-    return {
-        "data": models,
-        "object": "list",
-        "has_more": False,
-        "first_id": models[0]["id"] if models else None,
-        "last_id": models[-1]["id"] if models else None,
-    }
-
-
-def properties(config: Config, *, max_models: int, autoload: bool) -> dict[str, Any]:
-    """Describe a server of many models, as llama-server's router does."""
-    return {
-        "role": "router",
-        "max_instances": max_models,
-        "models_autoload": autoload,
-        # What clients of a server with one model look for.
-        "model_alias": "trioserve",
-        "model_path": "none",
-        "default_generation_settings": {"params": {}, "n_ctx": 0},
-        "ui_settings": config.ui_settings,
-        "build_info": FINGERPRINT,
-        "is_sleeping": False,
-        "takes_pdf": has_extra("pdf"),
-        "endpoint_tools": config.has_tools,
-        "cors_proxy_enabled": config.has_mcp_proxy,
-        "priority_order": config.priority_order,
-    }

@@ -60,8 +60,7 @@ class RouterService(AppState):
         self._fleet: Fleet | None = None
         self._tools: ToolRegistry | None = None
         self._downloads: Downloads | None = None
-        self._summaries: dict[ModelEntry, GgufSummary | None] = {}
-        self._modalities: dict[ModelEntry, Modalities] = {}
+        self._files = Files()
 
     @property
     def fleet(self) -> Fleet:
@@ -134,24 +133,114 @@ class RouterService(AppState):
         assert self.fleet is not None and self._downloads is not None
         return self._downloads
 
-    async def summary_of(self, entry: ModelEntry) -> GgufSummary | None:
-        """What the file of a model says; None when it is not there, or broken. Remembered."""
-        if entry.path is None:
-            return None
-        if entry not in self._summaries:
-            try:
-                self._summaries[entry] = await trio.to_thread.run_sync(describe, entry.path)
-            except ModelLoadError:
-                self._summaries[entry] = None
-        return self._summaries[entry]
+    # -- the models
 
-    async def modalities_of(self, entries: Iterable[ModelEntry]) -> Mapping[str, Modalities]:
-        """What models take beside text, by their files, which need not be there. Remembered."""
-        entries = list(entries)
-        if new := [one for one in entries if one not in self._modalities]:
-            found = await trio.to_thread.run_sync(lambda: [_modalities_of(one) for one in new])
-            self._modalities.update(zip(new, found, strict=True))
-        return {one.name: self._modalities[one] for one in entries}
+    def check_ready(self) -> None:
+        """Check that requests are taken. Raises as `fleet`."""
+        _ = self.fleet
+
+    def check_live(self) -> None:
+        """Check that nothing is broken for good. Raises as `fleet`."""
+        _ = self.fleet
+
+    async def listed(self, caller: Caller, *, reload: bool = False) -> Sequence[dict[str, Any]]:
+        """Describe the models, and those that are being downloaded."""
+        fleet = self.fleet
+        if reload:
+            await fleet.reload()
+        entries = fleet.catalog.entries
+        modalities = await self._files.modalities(entries.values())
+        listed = [
+            files.described(one, fleet.state(one.name), modalities.get(one.name, Modalities()))
+            for one in self._visible(caller)
+        ]
+        coming = self.downloads.running
+        new = filter(caller.may_use, coming.keys() - fleet.catalog.entries)
+        return [*listed, *(files.download(name, coming[name].progress()) for name in new)]
+
+    def _visible(self, caller: Caller) -> Iterator[ModelEntry]:
+        for one in self.fleet.catalog.entries.values():
+            if not one.hidden and caller.may_use(one.name, *one.aliases):
+                yield one
+
+    async def describe(self, name: str, caller: Caller) -> dict[str, Any]:
+        """Describe a model by its state and its files."""
+        entry = self.find(name, caller)
+        modalities = (await self._files.modalities([entry]))[entry.name]
+        return files.described(entry, self.fleet.state(entry.name), modalities)
+
+    async def cards(self, caller: Caller) -> Sequence[Card]:
+        """Describe the models whose files are here."""
+        here = [one for one in self._visible(caller) if one.path is not None]
+        return [await self._files.card(one) for one in here]
+
+    async def details(self, name: str, caller: Caller) -> Details:
+        """Describe a model by its file, without loading it."""
+        return await self._files.details(self.find(name, caller))
+
+    async def in_memory(self, caller: Caller) -> Sequence[Loaded]:
+        """Describe the models that are loaded, as the process of each tells it.
+
+        One that has ended or is busy with something is left out. The question keeps none awake.
+        """
+        found = await self._ask_all("/api/ps", caller, patience=_WORD)
+        fleet, loaded = self.fleet, []
+        for one in self._visible(caller):
+            told = decode(found.get(one.name, b"{}"), type=_Processes).models
+            if told: 
+                ...
+...
+
+    async def properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
+        """Describe the router, or a model."""
+        if query.get("model"):
+            return await self.forwarder.of_model("/props", query, caller)
+        config, _ = self.config, self.fleet
+        most, autoload = config.models_max, config.models_autoload
+        return json(properties_of_many(config, max_models=most, autoload=autoload))
+
+    async def set_properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
+        """Have a model set its properties."""
+        return await self.forwarder.of_model("/props", query, caller)
+
+    async def metrics(self, query: Mapping[str, str], caller: Caller) -> Reply:
+        """Write the metrics of the router, and of the models that are loaded."""
+        if query.get("model"):
+            return await self.forwarder.of_model("/metrics", query, caller)
+        metrics.check(self.config)
+        own = self.counted.render(self.fleet) + await metrics.render(self, caller)
+        found = await self._ask_all("/metrics", caller)
+        text = joined(own.decode(), {name: text.decode() for name, text in found.items()})
+        return Data(body=text.encode(), content_type=metrics.CONTENT_TYPE)
+
+    async def snapshot(self, query: Mapping[str, str], caller: Caller) -> Reply:
+        """Write those of the models as one JSON object."""
+        if query.get("model"):
+            return await self.forwarder.of_model("/v1/metrics", query, caller)
+        metrics.check(self.config)
+        found = await self._ask_all("/v1/metrics", caller)
+        return json({"object": "metrics", "models": {name: loads(one) for name, one in found.items()}})
+
+    async def load(self, name: str, caller: Caller) -> None:
+        """Begin to load a model."""
+        await self.fleet.load(self.find(name, caller))
+
+    async def unload(self, name: str, caller: Caller) -> None:
+        """Begin to unload a model, or cancel its download."""
+        if not self.downloads.cancel(name):
+            await self.fleet.unload(self.find(name, caller, exact=True))
+
+    async def download(self, name: str, *, again: bool = False) -> str:
+        """Begin to download a model."""
+        return await self.downloads.start(name, again=again)
+
+    async def remove(self, name: str, caller: Caller) -> None:
+        """Delete a model from the cache, and stop it if it runs."""
+        await self.downloads.remove(self.find(name, caller, exact=True))
+
+    def news(self) -> AbstractContextManager[Feed[FleetEvent]]:
+        """Follow the fleet. As `fleet`."""
+        return self.fleet.subscribe()
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         async with (
@@ -182,11 +271,3 @@ class RouterService(AppState):
         await self.tool_calls.drain(deadline)
         with trio.move_on_after(_FAREWELL):
             await self.n_forwarded.wait_value(0)
-
-
-def _modalities_of(entry: ModelEntry) -> Modalities:
-    try:
-        config = parse(entry.args, {}).config
-        return Modalities() if config.reranking else modalities_in(resolve_projector(config))
-    except TrioServeError:  # loading it raises the same error
-        return Modalities()

@@ -1,0 +1,245 @@
+"""Models and servers as ``/v1/models`` and ``/props`` describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from trioserve.api.base.answers import Answer, Guidance
+from trioserve.api.base.output import FINGERPRINT
+from trioserve.api.base.settings import generation_settings
+from trioserve.chat.markers import media_marker
+from trioserve.config import Config
+from trioserve.config.extras import has_extra
+from trioserve.models import introduction
+from trioserve.server import Server
+from trioserve.server.runs.params import that_fit
+
+
+class _Architecture(Answer):
+    input_modalities: Sequence[str]
+    output_modalities: Sequence[str] = ("text",)
+
+
+class _Meta(Answer):
+    vocab_type: int
+    n_vocab: int
+    n_ctx: int
+    n_ctx_train: int
+    n_embd: int
+    n_params: int
+    size: int
+    ftype: str
+
+
+class _Status(Answer):
+    value: str
+    args: list[str] | UnsetType = UNSET
+    pid: int | UnsetType = UNSET
+    last_used: float | UnsetType = UNSET
+    failed: bool | UnsetType = UNSET
+    exit_code: int | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    log: list[str] | UnsetType = UNSET
+    progress: float | dict[str, Any] | UnsetType = UNSET
+
+
+class Model(Guidance, kw_only=True):
+    """A model, or one of its LoRA adapters.
+
+    A server of many models also gives its status and its file, and `architecture` and `meta` only
+    as far as they are known without loading it.
+    """
+
+    is_open = True
+    id: str
+    aliases: Sequence[str] | UnsetType = UNSET
+    tags: Sequence[str] | UnsetType = UNSET
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "trioserve"
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    architecture: _Architecture | UnsetType = UNSET
+    meta: _Meta | UnsetType = UNSET
+    root: str | UnsetType = UNSET
+    parent: str | UnsetType | None = UNSET
+    status: _Status | UnsetType = UNSET
+    source: str | UnsetType = UNSET
+    can_remove: bool | UnsetType = UNSET
+    path: str | UnsetType | None = UNSET
+    size: int | UnsetType = UNSET
+
+
+class ModelList(Answer, kw_only=True):
+    """The models, always in one page: in the form of OpenAI and Anthropic, and in Ollama's."""
+
+    models: Sequence[dict[str, Any]]
+    object: Literal["list"] = "list"
+    data: Sequence[Model]
+    has_more: bool = False
+    first_id: str | None
+    last_id: str | None
+
+
+def names(name: str, created: int = 0) -> dict[str, Any]:
+    """Describe a model by its name alone, for the clients of all APIs."""
+    at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "id": name,
+        "object": "model",
+        "owned_by": "trioserve",
+        "created": created,
+        # as Anthropic's clients read it
+        "type": "model",
+        "display_name": name,
+        "created_at": at,
+    }
+
+
+def page(models: Sequence[Any]) -> dict[str, Any]:
+    """Make the list of some models, each a `Model` or the object of one."""
+    data: list[dict[str, Any]] = msgspec.to_builtins(models)
+    return msgspec.to_builtins(
+        ModelList(
+            models=[_as_llama_server(each) for each in data],
+            data=data,
+            first_id=data[0]["id"] if data else None,
+            last_id=data[-1]["id"] if data else None,
+        )
+    )
+
+
+def _as_llama_server(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a model as llama-server does in the words of Ollama."""
+    takes_media = len(model.get("architecture", {}).get("input_modalities", ())) > 1
+    return {
+        "name": model["id"],
+        "model": model["id"],
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion", "multimodal"] if takes_media else ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [""],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
+
+
+# -- the model of a server
+
+
+def of_server(server: Server) -> Model:
+    """Describe the model of a server."""
+    info = server.model.info
+    return Model(
+        **names(info.name, info.modified),
+        aliases=server.config.aliases or [info.name],
+        tags=server.config.tags,
+        architecture=_Architecture(server.model.modalities.names),
+        meta=_Meta(
+            info.vocab_type,
+            info.n_vocab,
+            server.model.n_ctx_seq,
+            info.n_ctx_train,
+            info.n_embd,
+            info.n_params,
+            info.size,
+            info.ftype,
+        ),
+        **_guidance(server),
+    )
+
+
+def adapters_of(server: Server) -> Iterable[Model]:
+    """Describe the LoRA adapters that requests can name, which follow the model, as in vLLM."""
+    base = server.model.info
+    for name, path in server.adapters.paths.items():
+        yield Model(**names(name, base.modified), root=path, parent=base.name)
+
+
+def _guidance(server: Server) -> dict[str, Any]:
+    return {
+        **introduction(Path(server.model.info.path)),
+        "has_chat_template": server.model.has_chat_template,
+        "context_advice": server.model.context_advice,
+        "suggested_tools": [
+            tool.info.name for tool in that_fit(server.tools.tools.values(), server.model.n_ctx_seq)
+        ],
+    }
+
+
+# -- properties
+
+
+def _common(config: Config) -> dict[str, Any]:
+    """The properties of every server."""
+    return {
+        "ui_settings": config.ui_settings,
+        "build_info": FINGERPRINT,
+        "takes_pdf": has_extra("pdf"),
+        "endpoint_tools": config.has_tools,
+        "cors_proxy_enabled": config.has_mcp_proxy,
+        "priority_order": config.priority_order,
+    }
+
+
+def properties_of(server: Server) -> dict[str, Any]:
+    """Describe a server, its model, and the defaults of requests."""
+    model, config = server.model, server.config
+    info, modalities = model.info, model.modalities
+    params = generation_settings(model.defaults, draft_types=config.draft_types)
+    return {
+        "default_generation_settings": {"params": params, "n_ctx": model.n_ctx_seq},
+        "total_slots": model.n_slots,
+        "model_alias": info.name,
+        "model_ftype": info.ftype,
+        "model_path": info.path,
+        "modalities": {
+            "vision": modalities.vision,
+            "video": modalities.video,
+            "audio": modalities.audio,
+        },
+        "media_marker": media_marker(),
+        "endpoint_slots": config.slots_endpoint,
+        "endpoint_props": config.props_endpoint,
+        "endpoint_metrics": config.metrics_endpoint,
+        "ui": config.ui,
+        "chat_template": model.template.source,
+        "chat_template_caps": model.template.capabilities.as_flags(),
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_token,
+        "is_sleeping": server.lifecycle.sleeping,
+        **_guidance(server),
+        **_common(config),
+    }
+
+
+def properties_of_many(config: Config, *, max_models: int, autoload: bool) -> dict[str, Any]:
+    """Describe a server of many models, as llama-server's router does."""
+    return {
+        "role": "router",
+        "max_instances": max_models,
+        "models_autoload": autoload,
+        # What clients of a server with one model look for.
+        "model_alias": "trioserve",
+        "model_path": "none",
+        "default_generation_settings": {"params": {}, "n_ctx": 0},
+        "is_sleeping": False,
+        **_common(config),
+    }
