@@ -43,6 +43,8 @@ async def test_a_router_forwards_it_to_the_model_that_it_names() -> None:
         assert answer.json() == {"answer": "Of two."}
         wrong = await router.client.post(made_up.PATH, json={"engine": 1})
         assert (wrong.status_code, wrong.json()) == (418, {"oh": "'engine' must be a string."})
+        listed = await router.client.get("/made-up/engines")
+        assert listed.json() == {"engines": ["one", "two"]}
 
 
 async def test_a_stream_that_waits_for_its_model_has_its_form() -> None:

@@ -7,7 +7,13 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,7 +68,7 @@ _T = TypeVar("_T")
 _log = get_logger("trioserve.api")
 
 
-class AppState(Connections, ABC):
+class AppState(Connections, Models):
     """The state of an app: it counts connections and requests, and a server or a router answers.
 
     That begins with `run` and ends with `stop`.

@@ -491,7 +491,7 @@ async def an_engine_that_breaks() -> httpx.Response:
 async def a_mistake_of_ours() -> httpx.Response:
     async with client_of() as client:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(admin, "openai_model", lambda server: 1 / 0)
+            patch.setattr(admin, "page", lambda models: 1 / 0)
             return await client.get("/v1/models", headers=ID)
 
 

@@ -6,6 +6,7 @@ import threading
 from functools import partial
 
 import httpx
+import pytest
 import structlog
 import trio
 from structlog.testing import capture_logs
@@ -121,6 +122,32 @@ async def test_models() -> None:
             message = "There is no model 'three' here. The model is 'scripted'."
             wanted = error_body(message, "model", status=404, type="not_found_error")
             assert (answer.status_code, answer.json()) == (404, wanted)
+
+
+async def test_commands_to_the_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
+    async with client_of() as client:
+
+        async def tell(command: str, name: str) -> int:
+            return (await client.post(f"/models/{command}", json={"model": name})).status_code
+
+        async def sleeps() -> bool:
+            return bool((await client.get("/props")).json()["is_sleeping"])
+
+        for _ in range(2):
+            assert await tell("unload", "scripted") == 200
+            assert await sleeps()
+        assert await tell("load", "scripted") == 200
+        assert not await sleeps()
+        assert (await tell("load", "other"), await tell("unload", "other")) == (404, 400)
+        for method, path, body in (
+            ("POST", "/models", {"model": "a/b"}),
+            ("DELETE", "/models?model=scripted", None),
+            ("GET", "/models/sse", None),
+        ):
+            answer = await client.request(method, path, json=body)
+            assert answer.status_code == 501
+            assert answer.json()["error"]["type"] == "not_supported_error"
 
 
 async def test_props() -> None:

@@ -19,7 +19,7 @@ from trioserve.errors import InvalidRequestError
 PATH = "/made-up/chat"
 CONTENT_TYPE = "text/x-made-up"
 
-routes, of_server = Routes(of_model=True), Routes()
+routes, own = Routes(of_model=True), Routes()
 
 
 @attrs.frozen(kw_only=True)
@@ -66,19 +66,18 @@ async def chat(request: Question, caller: Caller, models: Models) -> Reply:
     return json(MadeUpAnswer(answer))
 
 
-@of_server.get("/made-up/engines")
+@own.get("/made-up/engines")
 @lists_models(lambda name: {"engines": [name]})
 @gives(Engines)
 async def engines(query: Query, caller: Caller, models: Models) -> Reply:
     """List the engines."""
-    return json(Engines([models.use(None, caller).model.info.name]))
+    return json(Engines([card.name for card in await models.cards(caller)]))
 
 
 VENDOR = Vendor(
     name="made_up",
     paths=("/made-up",),
-    routes=(routes,),
-    routes_of_server=(of_server,),
+    routes=(routes, own),
     errors=ErrorShape(
         body=lambda error, request_id: {"oh": error.message},
         event=lambda body, n_before: f"oh: {body['oh']}\n".encode(),

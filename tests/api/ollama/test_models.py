@@ -15,11 +15,13 @@ from tests.support.ollama_api import use_ollama
 from tests.support.scripts import answering
 from tests.support.served_model import served_model
 from trioserve._version import __version__
+from trioserve.api.base.models import Card, Details, Loaded
 from trioserve.api.ollama import models
-from trioserve.api.ollama.models import Described, Loaded, human_number, quantization_name
+from trioserve.api.ollama.models import digest, human_number, quantization_name
 from trioserve.models import BUNDLED
+from trioserve.types import GenerationParams
 
-GEMMA = Described(
+GEMMA = Card(
     name="gemma",
     size=5000,
     modified=1e9,
@@ -39,7 +41,7 @@ HEAD = {
     "name": "gemma",
     "model": "gemma",
     "size": 5000,
-    "digest": GEMMA.digest,
+    "digest": digest(GEMMA),
     "details": DETAILS,
 }
 
@@ -52,7 +54,7 @@ def test_models_are_listed_newest_first() -> None:
 
 
 def test_loaded_models_say_until_when() -> None:
-    given = [Loaded(model=GEMMA, n_ctx=4096), Loaded(model=GEMMA, n_ctx=1, expires=1e9)]
+    given = [Loaded(card=GEMMA, n_ctx=4096), Loaded(card=GEMMA, n_ctx=1, expires=1e9)]
     first, second = to_builtins(models.describe_processes(given))["models"]
     assert first == {**HEAD, "expires_at": "2318-01-01T00:00:00Z", "context_length": 4096}
     assert second["expires_at"] == "2001-09-09T01:46:40Z"
@@ -60,11 +62,11 @@ def test_loaded_models_say_until_when() -> None:
 
 def test_the_digest_tells_files_apart() -> None:
     others = [attrs.evolve(GEMMA, name="b"), attrs.evolve(GEMMA, modified=2)]
-    digests = {one.digest for one in (GEMMA, *others)}
+    digests = {digest(one) for one in (GEMMA, *others)}
     assert len(digests) == 3
     assert all(len(each) == 64 for each in digests)  # clients show the first twelve letters
     # A router knows the time to the nanosecond, and the size of the file, not of its tensors.
-    assert attrs.evolve(GEMMA, size=1, modified=1e9 + 0.5).digest == GEMMA.digest
+    assert digest(attrs.evolve(GEMMA, size=1, modified=1e9 + 0.5)) == digest(GEMMA)
 
 
 def test_a_model_is_shown() -> None:
@@ -82,17 +84,23 @@ def test_a_model_is_shown() -> None:
         "tokenizer.chat_template": "{{ x }}",
     }
     shown = models.describe_model(
-        GEMMA,
-        path="/m.gguf",
-        template="{{ x }}",
-        metadata=metadata,
-        parameters={"num_ctx": 4096, "stop": ("a", "b")},
-        capabilities=["completion", "tools"],
+        Details(
+            card=GEMMA,
+            path="/m.gguf",
+            template="{{ x }}",
+            metadata=metadata,
+            defaults=GenerationParams(stop=("a", "b")),
+            n_ctx=4096,
+            abilities=["completion", "tools"],
+        )
     )
+    parameters = shown.parameters.splitlines()
+    assert parameters[0] == f"{'num_ctx':<30} 4096"
+    assert parameters[-2:] == [f'{"stop":<30} "a"', f'{"stop":<30} "b"']
     assert to_builtins(shown) == {
         "license": "gemma",
         "modelfile": "FROM /m.gguf\n",
-        "parameters": f'{"num_ctx":<30} 4096\n{"stop":<30} "a"\n{"stop":<30} "b"',
+        "parameters": shown.parameters,
         "template": "{{ x }}",
         "details": DETAILS,
         "model_info": {
@@ -163,7 +171,7 @@ async def test_names_the_tag_latest_and_the_version() -> None:
         for wrong in ("scripted:7b", "third", ""):
             answer = await client.post("/api/show", json={"model": wrong})
             assert answer.status_code == 404
-            expected = f"Model {wrong!r} not found; the model here is 'scripted'."
+            expected = f"There is no model {wrong!r} here. The model is 'scripted'."
             assert answer.json() == {"error": expected}
         for field, value in (("system", "x"), ("options", {"seed": 1})):
             answer = await client.post("/api/show", json={"model": "scripted", field: value})

@@ -68,7 +68,7 @@ async def test_the_models_that_are_loaded_say_it_themselves(tmp_path: Path) -> N
 
         def use(client: ollama.Client) -> None:
             (running,) = client.ps().models
-            assert (running.name, running.context_length) == ("scripted", 4096)
+            assert (running.name, running.context_length) == ("one", 4096)
             assert running.expires_at is not None and running.expires_at.year < 2300
 
         await with_client(router.url, use)
@@ -79,7 +79,7 @@ async def test_the_models_that_are_loaded_say_it_themselves(tmp_path: Path) -> N
 async def test_a_process_that_does_not_answer_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trioserve.api.ollama.router._PATIENCE", 0.05)
+    monkeypatch.setattr("trioserve.api.router.service._WORD", 0.05)
     with trio.socket.socket(trio.socket.AF_UNIX) as silent:
         await silent.bind(str(tmp_path / "silent.sock"))
         silent.listen()

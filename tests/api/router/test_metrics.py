@@ -24,10 +24,10 @@ def test_each_metric_has_its_help_and_type_once() -> None:
     head = "# HELP a:b_total What it is\n# TYPE a:b_total counter\n"
     http = "# HELP trioserve:http_answers_total x\n# TYPE trioserve:http_answers_total counter\n"
     text = joined(
-        f"{http}trioserve:http_answers_total 3\n{head}a:b_total 1\n",
+        f"{http}trioserve:http_answers_total 3\n{head}a:b_total 1\n".encode(),
         {
-            "one": f"{head}a:b_total 2\n{http}trioserve:http_answers_total 2\n",
-            'a"b\\c': f'{head}a:b_total{{x="y"}} 3\na:b_total{{model_name="z"}} 4\n',
+            "one": f"{head}a:b_total 2\n{http}trioserve:http_answers_total 2\n".encode(),
+            'a"b\\c': f'{head}a:b_total{{x="y"}} 3\na:b_total{{model_name="z"}} 4\n'.encode(),
         },
     )
     assert text == (

@@ -15,7 +15,7 @@ import trio
 from tests.support.fake_fleet import entry, routed
 from tests.support.http_server import chunks_of
 from tests.support.media_models import write_projector
-from trioserve.api.router import routes, service
+from trioserve.api.router import files
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import Source
 from trioserve.router.states import FleetEvent, ModelState, Status
@@ -110,7 +110,7 @@ async def test_what_a_model_takes_is_known_before_it_is_loaded(
             listed = (await router.client.get("/v1/models")).json()["data"]
             found = {one["id"]: one["architecture"]["input_modalities"] for one in listed}
             assert found == expected
-            monkeypatch.setattr(service, "modalities_in", None)  # no file is read again
+            monkeypatch.setattr(files, "modalities_in", None)  # no file is read again
         one = (await router.client.get("/v1/models/sees")).json()
         assert one["architecture"]["input_modalities"] == expected["sees"]
 
@@ -256,7 +256,7 @@ async def test_the_api_is_described() -> None:
         paths = (await router.client.get("/openapi.json")).json()["paths"]
     assert {"get", "post", "delete"} <= paths["/models"].keys()
     assert "/v1/chat/completions" in paths
-    assert paths["/models/load"]["post"]["summary"] == "Begin to load a model."
+    assert paths["/models/load"]["post"]["summary"] == "Load a model."
 
 
 async def test_only_what_was_downloaded_is_deleted() -> None:
@@ -268,12 +268,12 @@ async def test_only_what_was_downloaded_is_deleted() -> None:
 
 
 def test_the_bundled_model_is_a_toy_before_it_is_loaded() -> None:
-    toy = routes.describe(entry("bundled", path=BUNDLED), ModelState(), Modalities())
+    toy = files.described(entry("bundled", path=BUNDLED), ModelState(), Modalities())
     assert (toy["is_toy"], len(toy["example_prompts"])) == (True, 3)
-    other = routes.describe(entry("one"), ModelState(), Modalities())
+    other = files.described(entry("one"), ModelState(), Modalities())
     assert (other["is_toy"], other["example_prompts"]) == (False, [])
 
 
 def test_sources_have_names() -> None:
     for source in Source:
-        routes.describe(entry("one", source=source), ModelState(), Modalities())
+        files.described(entry("one", source=source), ModelState(), Modalities())

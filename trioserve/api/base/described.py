@@ -81,9 +81,9 @@ class ModelList(Answer, kw_only=True):
     """The models, always in one page: in the form of OpenAI and Anthropic, and in Ollama's."""
 
     models: Sequence[dict[str, Any]]
-    object: Literal["list"] = "list"
+    object: Literal["list"]
     data: Sequence[Model]
-    has_more: bool = False
+    has_more: bool
     first_id: str | None
     last_id: str | None
 
@@ -106,14 +106,14 @@ def names(name: str, created: int = 0) -> dict[str, Any]:
 def page(models: Sequence[Any]) -> dict[str, Any]:
     """Make the list of some models, each a `Model` or the object of one."""
     data: list[dict[str, Any]] = msgspec.to_builtins(models)
-    return msgspec.to_builtins(
-        ModelList(
-            models=[_as_llama_server(each) for each in data],
-            data=data,
-            first_id=data[0]["id"] if data else None,
-            last_id=data[-1]["id"] if data else None,
-        )
-    )
+    return {
+        "models": [_as_llama_server(each) for each in data if "parent" not in each],
+        "object": "list",
+        "data": data,
+        "has_more": False,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+    }
 
 
 def _as_llama_server(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class Models(ABC):
     def check_live(self) -> None:
         """Check that nothing is broken for good. Raises UnavailableError."""
 
-    # -- what is told of them
+    # -- descriptions
 
     @abstractmethod
     async def listed(self, caller: Caller, *, reload: bool = False) -> Sequence[Any]:
@@ -158,7 +158,7 @@ class Models(ABC):
     async def snapshot(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Write the same as one JSON object."""
 
-    # -- what is done with them
+    # -- commands
 
     @abstractmethod
     async def load(self, name: str, caller: Caller) -> None:

@@ -164,7 +164,10 @@ async def delete(query: Query, caller: Caller, models: Models) -> Reply:
 @takes(ModelRequest)
 @gives(Success)
 async def load(request: ModelRequest, caller: Caller, models: Models) -> Reply:
-    """Load a model. Of many models, this only begins it; ``/models/sse`` tells the rest."""
+    """Load a model.
+
+    Of many models, this only begins it: follow ``/models/sse``.
+    """
     with _unknown_is_404():
         await models.load(request.model, caller)
     return json(Success(True))

@@ -1,4 +1,1 @@
-"""What an app with the models of a router has in place of one with one model.
-
-An unknown path is a 404, and loads no model.
-"""
+"""The models of a router: `RouterService` has the fleet, and its requests go to the processes."""

@@ -289,9 +289,9 @@ class Forwarder:
         try:
             reply = await self._reply(fleet, entry, wanted, caller)
         except TrioServeError as error:
-            router.metrics.answered(entry.name, error.status)
+            router.counted.answered(entry.name, error.status)
             raise
-        router.metrics.answered(entry.name, reply.status)
+        router.counted.answered(entry.name, reply.status)
         return reply
 
     async def _reply(

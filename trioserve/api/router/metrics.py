@@ -52,26 +52,23 @@ class RouterMetrics:
         yield gauge("router_requests_waiting", "Requests that wait for a model", waiting, "model")
 
 
-#: Seconds that a model may take. It waits 5 for a step to end; Prometheus waits 10 for everything.
-_PATIENCE = 7.0
-
 #: The router has these for all models.
 _OF_THE_ROUTER = ("trioserve:http_", "trioserve:stream", "trioserve:usage_")
 
 _MODEL_NAME = re.compile(r'\bmodel_name="(?:[^"\\]|\\.)*"')
 
 
-async def of_models(fleet: Fleet, request: Outgoing) -> dict[str, str]:
+async def of_models(fleet: Fleet, request: Outgoing, patience: float) -> dict[str, bytes]:
     """Send a request to each model that is loaded; gives what they answer.
 
-    None is loaded for this, or kept from being unloaded. One that does not answer, or has no
-    metrics, is left out.
+    None is loaded for this, or kept from being unloaded. One that does not answer well within
+    `patience` seconds is left out.
     """
-    found: dict[str, str] = {}
+    found: dict[str, bytes] = {}
 
     async def ask_one(name: str, path: Path) -> None:
-        if (text := await ask(path, request, patience=_PATIENCE)) is not None:
-            found[name] = text.decode()
+        if (body := await ask(path, request, patience=patience)) is not None:
+            found[name] = body
 
     async with trio.open_nursery() as nursery:
         for name in fleet.catalog.entries:
@@ -80,15 +77,15 @@ async def of_models(fleet: Fleet, request: Outgoing) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def joined(own: str, models: Mapping[str, str]) -> str:
+def joined(own: bytes, models: Mapping[str, bytes]) -> str:
     """Write metrics as one text, each with its help and type once.
 
     Args:
         own: those of the router.
         models: those of each model, which get its name as their label `model_name`.
     """
-    labelled = [(label("model_name", name), text) for name, text in models.items()]
-    return merged([("", own), *labelled], without=_OF_THE_ROUTER)
+    labelled = [(label("model_name", name), text.decode()) for name, text in models.items()]
+    return merged([("", own.decode()), *labelled], without=_OF_THE_ROUTER)
 
 
 def merged(texts: Iterable[tuple[str, str]], *, without: tuple[str, ...] = ()) -> str:

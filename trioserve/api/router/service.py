@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import TypeAlias
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from datetime import datetime
+from typing import Any, TypeAlias
 
+import attrs
 import trio
+from msgspec import Struct
+from msgspec.json import decode
 from trio_util import AsyncValue
 
+from trioserve.api import metrics
+from trioserve.api.base import reply
 from trioserve.api.base.caller import Caller
+from trioserve.api.base.described import properties_of_many
+from trioserve.api.base.models import Card, Details, Loaded
+from trioserve.api.base.reply import Data, Reply
 from trioserve.api.base.routes import Responder, Route
-from trioserve.api.router.forwarding import Forwarder
-from trioserve.api.router.metrics import RouterMetrics
+from trioserve.api.router import files
+from trioserve.api.router.forwarding import Forwarder, question
+from trioserve.api.router.metrics import RouterMetrics, joined, of_models
 from trioserve.api.service import AppState
-from trioserve.concurrency import alongside
+from trioserve.concurrency import Feed, alongside
 from trioserve.config import Config
-from trioserve.config.parse import parse
-from trioserve.errors import (
-    AmbiguousModelError,
-    ModelLoadError,
-    TrioServeError,
-    UnknownModelError,
-)
-from trioserve.models import resolve_projector
-from trioserve.models.catalog import GgufSummary, ModelEntry, describe, modalities_in
+from trioserve.errors import AmbiguousModelError, UnknownModelError
+from trioserve.models.catalog import ModelEntry
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
+from trioserve.router.states import FleetEvent, Status
 from trioserve.server import Server
 from trioserve.server.observers.observer import Observer, RequestLog
 from trioserve.tools.registry import ToolRegistry, open_registry
@@ -34,6 +39,22 @@ from trioserve.types import Modalities
 
 #: Seconds in which clients get what their models have sent last.
 _FAREWELL = 3.0
+
+#: Seconds that a model may take to write its metrics: it waits 5 for a step to end, and Prometheus
+#: waits 10 for everything. And seconds in which it says what it has in memory.
+_PATIENCE, _WORD = 7.0, 1.0
+
+
+class _Process(Struct):
+    expires_at: datetime
+    context_length: int
+
+
+class _Processes(Struct):
+    """What a process answers to Ollama's question for what is in memory."""
+
+    models: list[_Process]
+
 
 #: Makes the fleet, when the service runs.
 OpenFleet: TypeAlias = Callable[[], AbstractAsyncContextManager[Fleet]]
@@ -51,16 +72,16 @@ class RouterService(AppState):
         super().__init__(config)
         #: Requests that are with a child, or wait for one.
         self.n_forwarded = AsyncValue(0)
-        self.metrics = RouterMetrics()
+        self.counted = RouterMetrics()
         self.forwards = True
         #: Answers the routes about requests to models.
         self.forwarder = Forwarder(self)
-        self._observers = (RequestLog(), self.metrics)
+        self._observers = (RequestLog(), self.counted)
         self._open_fleet = open_fleet
         self._fleet: Fleet | None = None
         self._tools: ToolRegistry | None = None
         self._downloads: Downloads | None = None
-        self._files = Files()
+        self._files = files.Files()
 
     @property
     def fleet(self) -> Fleet:
@@ -74,7 +95,7 @@ class RouterService(AppState):
         return self.forwarder.answer_of(route) if route.of_model else route.answered_by(self)
 
     def use(self, name: str | None, caller: Caller) -> Server:
-        """Refuse to give a model: each is in a process of its own, which has its routes."""
+        """Refuse to give a model: the process of each has the routes about it."""
         raise NotImplementedError("the process of a model has the routes about it")
 
     @contextmanager
@@ -184,12 +205,24 @@ class RouterService(AppState):
         One that has ended or is busy with something is left out. The question keeps none awake.
         """
         found = await self._ask_all("/api/ps", caller, patience=_WORD)
-        fleet, loaded = self.fleet, []
-        for one in self._visible(caller):
-            told = decode(found.get(one.name, b"{}"), type=_Processes).models
-            if told: 
-                ...
-...
+        told = {name: decode(body, type=_Processes).models for name, body in found.items()}
+        return [
+            Loaded(
+                card=await self._files.card(one),
+                n_ctx=process.context_length,
+                expires=process.expires_at.timestamp(),
+            )
+            for one in self._visible(caller)
+            if self.fleet.state(one.name).value is Status.LOADED
+            for process in told.get(one.name, ())
+        ]
+
+    async def _ask_all(
+        self, path: str, caller: Caller, *, patience: float = _PATIENCE
+    ) -> Mapping[str, bytes]:
+        """Ask a question of a caller of all models that are loaded; see `of_models`."""
+        asked = attrs.evolve(question(path, caller), method="GET")
+        return await of_models(self.fleet, asked, patience)
 
     async def properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Describe the router, or a model."""
@@ -197,7 +230,7 @@ class RouterService(AppState):
             return await self.forwarder.of_model("/props", query, caller)
         config, _ = self.config, self.fleet
         most, autoload = config.models_max, config.models_autoload
-        return json(properties_of_many(config, max_models=most, autoload=autoload))
+        return reply.json(properties_of_many(config, max_models=most, autoload=autoload))
 
     async def set_properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Have a model set its properties."""
@@ -210,7 +243,7 @@ class RouterService(AppState):
         metrics.check(self.config)
         own = self.counted.render(self.fleet) + await metrics.render(self, caller)
         found = await self._ask_all("/metrics", caller)
-        text = joined(own.decode(), {name: text.decode() for name, text in found.items()})
+        text = joined(own, found)
         return Data(body=text.encode(), content_type=metrics.CONTENT_TYPE)
 
     async def snapshot(self, query: Mapping[str, str], caller: Caller) -> Reply:
@@ -219,7 +252,8 @@ class RouterService(AppState):
             return await self.forwarder.of_model("/v1/metrics", query, caller)
         metrics.check(self.config)
         found = await self._ask_all("/v1/metrics", caller)
-        return json({"object": "metrics", "models": {name: loads(one) for name, one in found.items()}})
+        models = {name: json.loads(text) for name, text in found.items()}
+        return reply.json({"object": "metrics", "models": models})
 
     async def load(self, name: str, caller: Caller) -> None:
         """Begin to load a model."""
