@@ -10,16 +10,19 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Set
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
+from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import attrs
+import structlog
 import trio
 
 from trioserve.api.base import errors
-from trioserve.api.base.reply import Reply, value_of
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import KeepAlive, Reply, value_of
+from trioserve.api.base.routes import Route
 from trioserve.concurrency import Bell, Jobs, alongside, repeat
 from trioserve.config import Config
 from trioserve.errors import (
@@ -189,20 +192,17 @@ class Framing:
 # -- sessions
 
 
+#: The header of a POST that names its stream.
+ID = "X-Conversation-Id"
+
+#: The headers of a POST that ask for a session.
+_OF_SESSIONS = frozenset({ID.lower(), "prefer"})
+
 #: Bytes that a forgotten session keeps for its readers.
 _REST = 2**16
 
-#: Answers the request of a session.
-Ask: TypeAlias = Callable[[], AbstractAsyncContextManager[Reply]]
-
-
-@attrs.frozen
-class StreamFormat:
-    """How an API writes its streams and their errors."""
-
-    content_type: str
-    body: Callable[[Exception], Mapping[str, Any]]  # of an error
-    event: Callable[[Mapping[str, Any], int], bytes]  # of the body, after n events
+#: Answers the request of a session, to a caller that stays to the end.
+Ask: TypeAlias = Callable[[Caller], Awaitable[Reply]]
 
 
 @attrs.frozen
@@ -223,18 +223,16 @@ class StreamSession:
 
     Args:
         names: the names that find it.
-        form: the format of its API.
+        route: of its request; errors have the form of its path.
         max_bytes: the size of its ring.
         on_change: called with the change in the number of bytes kept, which may be negative.
     """
 
-    def __init__(
-        self, names: Names, form: StreamFormat, max_bytes: int, on_change: OnChange
-    ) -> None:
+    def __init__(self, names: Names, route: Route, max_bytes: int, on_change: OnChange) -> None:
         self.names = names
         #: The client whose share of the limits it takes: its API key, or its address.
         self.client = names.key or current_client()
-        self.form = form
+        self.content_type = route.streams
         #: Unix times; the second is 0 while the stream runs.
         self.started_at = int(time.time())
         self.completed_at = 0
@@ -242,10 +240,13 @@ class StreamSession:
         self.is_stream = False  # the reply is a stream of the requested type, and has begun
         self.reply: Reply | None = None  # once it has begun
         self.failure: Exception | None = None  # why the stream is incomplete or missing
-        self._problem: Mapping[str, Any] | None = None  # the same, as a reply that is no stream
-        self._framing = Framing(form.content_type)
+        self.problem: Mapping[str, Any] | None = None  # the same, as a reply that is no stream
+        self._body_of = errors.bodies_on(route.path)
+        self._shape = errors.shape_of(route.path)
+        self._framing = Framing(route.streams)
         self.ring = Ring(max_bytes, self._framing.mark)
         self._whole = False  # the answer is complete
+        self._changed_at = 0.0  # when events were added last
         self._on_change = on_change
         self._scope = trio.CancelScope()
         self._answered = trio.Event()
@@ -253,12 +254,13 @@ class StreamSession:
 
     # -- as its request sees it
 
-    async def run(self, ask: Ask) -> None:
+    async def run(self, caller: Caller, ask: Ask) -> None:
         """Answer the request, and keep the stream, until it ends or `stop` is called."""
+        structlog.contextvars.bind_contextvars(request_id=caller.request_id)
         try:
-            with self._scope:
-                async with ask() as reply:
-                    await self._keep(reply)
+            with self._scope, caller.held:
+                async with caller.resources:
+                    await self._keep(await ask(caller))
         except* Exception as group:
             self.failure = errors.known(raised_alone(group))
         finally:
@@ -268,21 +270,35 @@ class StreamSession:
         """Keep a stream. It never waits for a reader."""
         self.reply = reply
         kind = reply.content_type.partition(";")[0]
-        self.is_stream = reply.status == 200 and kind == self.form.content_type
+        self.is_stream = reply.status == 200 and kind == self.content_type
         if not self.is_stream:
             make, _ = await value_of(reply)
-            self._problem = make() if reply.status >= 400 else None
+            self.problem = make() if reply.status >= 400 else None
             self.failure = NotSupportedError("The answer is not a stream.")
             return
         self._answered.set()
-        pieces = await reply.write()
-        assert isinstance(pieces, AsyncIterable)
-        async for piece in pieces:
-            if events := self._framing.feed(piece, self.ring.end):
-                self._append(events)
+        pieces = cast(AsyncGenerator[bytes, None], await reply.write())
+        silence = () if reply.keep_alive is None else (partial(self._fill, reply.keep_alive),)
+        self._changed_at = trio.current_time()
+        async with alongside(*silence), aclosing(pieces):
+            async for piece in pieces:
+                self._append(self._framing.feed(piece, self.ring.end))
         self._whole = True
 
+    async def _fill(self, silence: KeepAlive) -> None:
+        """Keep a comment after each `interval` without an event. Runs until cancelled."""
+        while True:
+            before = self._changed_at
+            await trio.sleep_until(before + silence.interval)
+            if before == self._changed_at:
+                comment = await silence.comment()
+                if before == self._changed_at:
+                    self._append(comment and self._framing.write(comment, self.ring.end))
+
     def _append(self, events: bytes) -> None:
+        self._changed_at = trio.current_time()
+        if not events:
+            return
         before = len(self.ring)
         self.ring.append(events)
         self._on_change(self, len(self.ring) - before)
@@ -318,7 +334,7 @@ class StreamSession:
 
     def event_of(self, error: Exception) -> bytes:
         """Encode an error as the last event for a reader."""
-        return self.form.event(self._problem or self.form.body(error), self._framing.n_events)
+        return self._shape.event(self.problem or self._body_of(error), self._framing.n_events)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -364,36 +380,12 @@ _RETRY_AFTER = 10.0
 _SHARE_TO_DROP = 8
 
 
-@attrs.frozen
-class StreamLimits:
-    """The limits on all sessions, and how long a session is kept after it ends."""
-
-    sessions: int
-    sessions_of_key: int
-    bytes_each: int
-    bytes_in_all: int
-    keep_seconds: float
-
-    @classmethod
-    def of(cls, config: Config) -> StreamLimits:
-        """The bounds that a configuration sets. Of several API keys, one has half of the sessions
-        at most.
-        """
-        n = config.stream_sessions
-        return cls(
-            sessions=n,
-            sessions_of_key=max(n // 2, 1) if config.has_several_keys else n,
-            bytes_each=config.stream_bytes,
-            bytes_in_all=config.stream_total_bytes,
-            keep_seconds=config.stream_keep_seconds,
-        )
-
-
 class Sessions:
     """The sessions of an app. They begin only while `run` is running.
 
-    Where the limits make it forget something, it is of the client that has most: so no client
-    loses what it needs to another one that has more.
+    Of several API keys, one has half of the sessions at most. Where the limits make it forget
+    something, it is of the client that has most: so no client loses what it needs to another one
+    that has more.
     """
 
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
@@ -401,7 +393,7 @@ class Sessions:
         self._bytes_of: Counter[str] = Counter()  # by client
         self.n_evicted = 0  # sessions forgotten early to make room
         self._clock = clock
-        self._limits: StreamLimits
+        self._config: Config
         self._jobs = Jobs()
         self._by_conversation: dict[tuple[str, str], StreamSession] = {}
         self._by_secret: dict[str, StreamSession] = {}
@@ -411,7 +403,7 @@ class Sessions:
 
     async def run(self, config: Config) -> None:
         """Run sessions until cancelled, which also cancels the sessions still running."""
-        self._limits = StreamLimits.of(config)
+        self._config = config
         async with alongside(partial(repeat, self._expire_next)):
             await self._jobs.run()
 
@@ -434,19 +426,19 @@ class Sessions:
 
     def start(
         self,
-        key: str,
+        caller: Caller,
         conversation: str | None,
-        form: StreamFormat,
+        route: Route,
         ask: Ask,
         *,
-        secret: bool,
+        secret: bool = False,
     ) -> StreamSession:
         """Start a stream. It replaces a stream with the same name.
 
         Args:
-            key: the client's API key.
+            caller: who asks for it.
             conversation: the client's name for the stream.
-            form: the format of its API.
+            route: of the request.
             ask: answers the request.
             secret: whether the stream also gets a name that cannot be guessed.
 
@@ -455,27 +447,30 @@ class Sessions:
             UnavailableError: as `check_open`.
         """
         self.check_open()
+        key = caller.api_key
         if conversation is not None and (old := self.find(key, conversation)) is not None:
             self.stop(old, "A newer request has the same conversation id.")
         self._make_room_for_one(key)
         names = Names(key, conversation, secrets.token_urlsafe(24) if secret else None)
-        session = StreamSession(names, form, self._limits.bytes_each, self._count)
+        session = StreamSession(names, route, self._config.stream_bytes, self._count)
         self._running[session] = None
         if names.conversation is not None:
             self._by_conversation[key, names.conversation] = session
         if names.secret is not None:
             self._by_secret[names.secret] = session
-        self._jobs.begin(partial(self._live, session, ask))
+        other = caller.another(without=_OF_SESSIONS)
+        caller.limits_left = lambda: other.limits_left()
+        self._jobs.begin(partial(self._live, session, other, ask))
         return session
 
-    async def _live(self, session: StreamSession, ask: Ask) -> None:
+    async def _live(self, session: StreamSession, caller: Caller, ask: Ask) -> None:
         set_client(session.client)
         try:
-            await session.run(ask)
+            await session.run(caller, ask)
         finally:
             if session in self._running:  # not forgotten meanwhile
                 del self._running[session]
-                self._finished[session] = self._clock() + self._limits.keep_seconds
+                self._finished[session] = self._clock() + self._config.stream_keep_seconds
                 self._has_finished.ring()
 
     def stop(self, session: StreamSession, why: str) -> None:
@@ -522,12 +517,13 @@ class Sessions:
     # -- bounds
 
     def _make_room_for_one(self, key: str) -> None:
-        limits, client = self._limits, key or current_client()
+        client, most = key or current_client(), self._config.stream_sessions
+        most_of_key = max(most // 2, 1) if self._config.has_several_keys else most
         everyone = set(self)
         own = {session for session in everyone if session.client == client}
-        if key and len(own) >= limits.sessions_of_key:
+        if key and len(own) >= most_of_key:
             self._evict_one_of(own, f"{len(own)} streams of this API key run, which is the most.")
-        elif len(everyone) >= limits.sessions:
+        elif len(everyone) >= most:
             n_of = Counter(session.client for session in everyone)
             able = {session for session in everyone if n_of[session.client] >= len(own)}
             self._evict_one_of(able, f"{len(everyone)} streams run, which is the most.", n_of)
@@ -556,7 +552,7 @@ class Sessions:
             del self._bytes_of[session.client]
         if n_bytes <= 0:
             return
-        while (excess := self.n_bytes - self._limits.bytes_in_all) > 0:
+        while (excess := self.n_bytes - self._config.stream_total_bytes) > 0:
             self._make_room_of(max(self._bytes_of, key=self._bytes_of.__getitem__), excess)
 
     def _make_room_of(self, client: str, n_bytes: int) -> None:
@@ -578,7 +574,7 @@ class Sessions:
             await trio.sleep(until - self._clock())
         elif session.n_readers:
             del self._finished[session]
-            self._finished[session] = self._clock() + self._limits.keep_seconds
+            self._finished[session] = self._clock() + self._config.stream_keep_seconds
         else:
             self.forget(session)
 

@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import attrs
-import structlog
 import trio
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base import errors, limits, readers, sse
+from trioserve.api.base import limits, readers, sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
@@ -35,15 +32,12 @@ from trioserve.api.base.routes import Query, Responder, Route, Routes
 from trioserve.api.edge import access
 from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState
-from trioserve.api.sessions import OffsetError, StreamFormat, StreamSession
+from trioserve.api.sessions import ID, OffsetError, StreamSession
 from trioserve.errors import InvalidRequestError, NotFoundError, PermissionDeniedError
 from trioserve.whole_numbers import whole_number
 
 # -- names
 
-
-#: The header of a POST that names its stream.
-ID = "X-Conversation-Id"
 
 MAX_CHARS = 256
 
@@ -84,7 +78,7 @@ def follow(
     return Pieces(
         pieces=_follow(session, offset, first, last),
         headers=dict(sse.HEADERS),
-        content_type=session.form.content_type,
+        content_type=session.content_type,
     )
 
 
@@ -114,9 +108,6 @@ async def _follow(
 #: Seconds that a client waits for its 202 or for an error, without ``wait=N``.
 WAIT = 0.25
 
-#: The headers of a POST that ask for a session.
-_OF_SESSIONS = frozenset({ID.lower(), "prefer"})
-
 _WAIT_SECONDS = re.compile(r'wait\s*=\s*"?([0-9]{1,9})"?', re.ASCII)
 
 
@@ -130,6 +121,8 @@ class _Wanted:
     @classmethod
     def read(cls, headers: Headers) -> _Wanted | None:
         """Read the headers; None: no session. Raises InvalidRequestError: the id is invalid."""
+        if ID not in headers and "Prefer" not in headers:
+            return None
         wanted = [
             each.partition(";")[0].strip().lower()
             for value in headers.getlist("Prefer")
@@ -152,8 +145,6 @@ def resumable(route: Route, app: AppState, answer: Responder) -> Responder:
     async def begin(
         incoming: Incoming, caller: Caller, values: Mapping[str, str], **more: Any
     ) -> Reply:
-        if ID not in caller.headers and "Prefer" not in caller.headers:
-            return await answer(incoming, caller, values, **more)
         wanted = _Wanted.read(caller.headers)
         if wanted is None:
             return await answer(incoming, caller, values, **more)
@@ -165,18 +156,15 @@ def resumable(route: Route, app: AppState, answer: Responder) -> Responder:
             incoming.held = other.held
             return await answer(incoming, other, values, **more)
 
-        session = start(
-            app,
-            caller,
-            wanted.conversation,
-            ask,
-            stream_format(route),
-            secret=wanted.wait is not None,
-        )
+        is_async = wanted.wait is not None
+        session = app.streams.start(caller, wanted.conversation, route, ask, secret=is_async)
         wait = math.inf if wanted.wait is None else wanted.wait
         if (failed := await reply_of_failed(app, session, wait)) is not None:
             return failed
-        return follow(caller, session, 0) if wanted.wait is None else _accepted(app, session)
+        if is_async:
+            return _accepted(app, session)
+        assert session.reply is not None
+        return attrs.evolve(follow(caller, session, 0), headers=session.reply.headers)
 
     return begin
 
@@ -185,57 +173,15 @@ async def _asks_for_stream(route: Route, incoming: Incoming, *, always: bool) ->
     """Whether a request asks for a stream, or with `always` is made to."""
     if incoming.is_form:
         form = await incoming.form()
-        asked, is_given = form.flag("stream"), "stream" in form.fields
-        if always and not is_given:
-            incoming.ask_for_stream()
-            return True
-        return asked is True
-    fields = await incoming.fields()
-    if route.asks_for_stream(fields):
-        return True
-    if always and fields.get("stream") in (None, False):
-        incoming.ask_for_stream()
-        return True
-    return False
-
-
-def start(
-    app: AppState,
-    caller: Caller,
-    conversation: str | None,
-    ask: Callable[[Caller], Awaitable[Reply]],
-    form: StreamFormat,
-    *,
-    secret: bool = False,
-) -> StreamSession:
-    """Have a request of a caller answered in a session. Raises as `Sessions.start`."""
-    asking = partial(asked, caller, other_of(caller), ask)
-    return app.streams.start(caller.api_key, conversation, form, asking, secret=secret)
-
-
-def other_of(caller: Caller) -> Caller:
-    """Make the caller in whose name a session asks, for a reply of the usual kind."""
-    kept = [each for each in caller.headers if each[0].lower() not in _OF_SESSIONS]
-    return attrs.evolve(caller.another(), headers=Headers(kept))
-
-
-@asynccontextmanager
-async def asked(
-    caller: Caller, other: Caller, ask: Callable[[Caller], Awaitable[Reply]]
-) -> AsyncIterator[Reply]:
-    """Ask for the reply to a caller, in the name of another one that stays to the end."""
-    caller.limits_left = lambda: other.limits_left()
-    structlog.contextvars.bind_contextvars(request_id=other.request_id)
-    with other.held:
-        async with other.resources:
-            yield await ask(other)
-
-
-def stream_format(route: Route) -> StreamFormat:
-    """The form of a route's streams, and of errors in them."""
-    return StreamFormat(
-        route.streams, errors.bodies_on(route.path), errors.shape_of(route.path).event
-    )
+        asked, can_be_made = form.flag("stream"), "stream" not in form.fields
+    else:
+        fields = await incoming.fields()
+        asked = route.asks_for_stream(fields)
+        can_be_made = (given := fields.get("stream")) is None or given is False
+    if asked or not (always and can_be_made):
+        return bool(asked)
+    incoming.ask_for_stream()
+    return True
 
 
 async def reply_of_failed(
@@ -365,7 +311,7 @@ async def read_secret(query: Query, caller: Caller, app: AppState, id_: str) -> 
     offset = _offset(query, caller, session)
     if session.ring.closed and offset == session.ring.end:
         return Data(status=204)  # which stops an EventSource from coming back
-    if session.form.content_type != sse.CONTENT_TYPE:
+    if session.content_type != sse.CONTENT_TYPE:
         return _read(caller, session, offset)
     return _read(caller, session, offset, _FIRST, _LAST)
 
@@ -395,7 +341,7 @@ def _read(
     caller: Caller, session: StreamSession, offset: int, first: bytes = b"", last: bytes = b""
 ) -> Reply:
     if caller.method == "HEAD":
-        return Data(headers=dict(sse.HEADERS), content_type=session.form.content_type)
+        return Data(headers=dict(sse.HEADERS), content_type=session.content_type)
     return follow(caller, session, offset, first=first, last=last)
 
 

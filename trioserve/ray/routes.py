@@ -18,7 +18,7 @@ from trioserve.api.base import sse, vendors
 from trioserve.api.base.described import page, properties_of_many
 from trioserve.api.base.running import is_unknown
 from trioserve.api.router.metrics import label, merged
-from trioserve.api.streams import ID
+from trioserve.api.sessions import ID
 from trioserve.config import Config
 from trioserve.errors import NotFoundError, NotSupportedError, TrioServeError
 from trioserve.ray.calls import CallOptions, IngressReply, ModelTarget, Targets

@@ -14,19 +14,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.api import metrics
-from trioserve.api.base.reply import Data, Pieces, Reply, json as json_reply
-from trioserve.api.sessions import Ask, Sessions, StreamFormat, StreamSession
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import Data, KeepAlive, Pieces, Reply, json as json_reply
+from trioserve.api.base.routes import Route
+from trioserve.api.openai.responses.routes import responses
+from trioserve.api.sessions import Ask, Sessions, StreamSession
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.errors import QueueFullError, ServerClosingError, StreamStoppedError
 from trioserve.fair_limiter import working_for
+from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.observers.metrics import prometheus_text
 
-FORM = StreamFormat(
-    "text/event-stream",
-    lambda error: {"error": {"kind": type(error).__name__, "message": str(error)}},
-    lambda body, n_before: b"data: %b\n\n" % json.dumps({**body, "n": n_before}).encode(),
-)
+ROUTE = Route("POST", "/v1/responses", responses)
+
+MEMORY = MemoryBudget(2**30)
 
 
 class Writer:
@@ -35,11 +37,17 @@ class Writer:
     def __init__(self) -> None:
         self.into, self.out = trio.open_memory_channel[bytes](1000)
         self.cancelled = False
+        self.keep_alive: KeepAlive | None = None
 
-    @asynccontextmanager
-    async def __call__(self) -> AsyncIterator[Reply]:
+    async def __call__(self, caller: Caller) -> Reply:
+        return Pieces(
+            pieces=self.pieces(), content_type="text/event-stream", keep_alive=self.keep_alive
+        )
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         try:
-            yield Pieces(pieces=self.out, content_type="text/event-stream")
+            async for piece in self.out:
+                yield piece
         except trio.Cancelled:
             self.cancelled = True
             raise
@@ -70,7 +78,8 @@ def begin(
     conversation: str | None = None,
     secret: bool = False,
 ) -> StreamSession:
-    return sessions.start(key, conversation, FORM, ask or Writer(), secret=secret)
+    caller = Caller.of_own(MEMORY.hold(), ROUTE.path, key)
+    return sessions.start(caller, conversation, ROUTE, ask or Writer(), secret=secret)
 
 
 def read(session: StreamSession) -> list[str]:
@@ -80,8 +89,8 @@ def read(session: StreamSession) -> list[str]:
 
 
 def last_error(session: StreamSession) -> dict[str, Any]:
-    error: dict[str, Any] = json.loads(read(session)[-1].removeprefix("data: "))["error"]
-    return error
+    event: dict[str, Any] = json.loads(read(session)[-1].partition("data: ")[2])
+    return event
 
 
 async def test_a_stream_ends_with_its_request(autojump_clock: MockClock) -> None:
@@ -113,8 +122,7 @@ async def test_one_conversation_has_one_stream(autojump_clock: MockClock) -> Non
         assert writer.cancelled
         assert sessions.find("", "a") is new
         assert sessions.find("another", "a") is other
-        assert last_error(old)["kind"] == "StreamStoppedError"
-        assert json.loads(read(old)[-1].removeprefix("data: "))["n"] == 2
+        assert last_error(old)["sequence_number"] == 2
         assert isinstance(old.failure, StreamStoppedError)
         assert sessions.n_bytes == 0  # of the old one, nothing counts any more
 
@@ -134,24 +142,23 @@ async def test_stopping_twice_or_too_late(autojump_clock: MockClock) -> None:
 
 
 async def test_an_answer_that_is_no_stream(autojump_clock: MockClock) -> None:
-    @asynccontextmanager
-    async def refuse() -> AsyncIterator[Reply]:
-        yield refusal
+    async def refuse(caller: Caller) -> Reply:
+        return refusal
 
-    refusal = json_reply({"error": {"kind": "Teapot"}}, status=418)
+    error = {"code": 418, "message": "Tea?", "type": "teapot", "param": None}
+    refusal = json_reply({"error": error}, status=418)
     async with opened() as sessions:
         session = begin(sessions, refuse)
         await session.wait_answer()
         assert not session.is_stream
         assert session.reply is refusal
-        assert last_error(session) == {"kind": "Teapot"}
+        assert last_error(session)["error"] == error
 
 
 @pytest.mark.parametrize("body", [b"{}", b"hello"])
 async def test_neither_a_stream_nor_an_error(body: bytes, autojump_clock: MockClock) -> None:
-    @asynccontextmanager
-    async def answer() -> AsyncIterator[Reply]:
-        yield Data(body=body)
+    async def answer(caller: Caller) -> Reply:
+        return Data(body=body)
 
     async with opened() as sessions:
         session = begin(sessions, answer)
@@ -160,25 +167,22 @@ async def test_neither_a_stream_nor_an_error(body: bytes, autojump_clock: MockCl
 
 
 async def test_a_request_that_breaks_ends_its_own_stream_only(autojump_clock: MockClock) -> None:
-    @asynccontextmanager
-    async def break_() -> AsyncIterator[Reply]:
-        yield Pieces(pieces=broken_pieces(), content_type="text/event-stream")
+    async def break_(caller: Caller) -> Reply:
+        return Pieces(pieces=broken_pieces(), content_type="text/event-stream")
 
     async def broken_pieces() -> AsyncGenerator[bytes, None]:
         raise ZeroDivisionError("oh")
         yield b""
 
-    @asynccontextmanager
-    async def refuse() -> AsyncIterator[Reply]:
+    async def refuse(caller: Caller) -> Reply:
         raise QueueFullError("No.")
-        yield Reply()
 
     async with opened() as sessions:
         broken, refused, whole = begin(sessions, break_), begin(sessions, refuse), Writer()
         session = begin(sessions, whole)
         await whole.write(b"data: 1\n\n")
-        assert last_error(broken)["kind"] == "InternalError"
-        assert last_error(refused) == {"kind": "QueueFullError", "message": "No."}
+        assert last_error(broken)["message"].startswith("Internal error.")
+        assert last_error(refused)["message"] == "No."
         await whole.end()
         assert read(session) == ["data: 1"]
 
@@ -191,7 +195,8 @@ async def test_the_end_of_the_server_ends_streams(autojump_clock: MockClock) -> 
     assert writer.cancelled
     assert session.ring.closed
     assert len(read(session)) == 2
-    assert last_error(session)["kind"] == "ServerClosingError"
+    assert isinstance(session.failure, ServerClosingError)
+    assert last_error(session)["message"] == session.failure.message
     with pytest.raises(ServerClosingError):
         begin(sessions)
 
@@ -229,6 +234,36 @@ async def test_of_several_keys_one_has_half(autojump_clock: MockClock) -> None:
         await writer.end()
         begin(sessions, key="a")  # in place of its own
         assert kept in list(sessions)
+
+
+async def test_a_stream_that_is_refused_leaves_the_memory_to_its_request(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened(stream_sessions=1) as sessions:
+        begin(sessions)
+        with MEMORY.hold() as held:
+            held.grow(1000)
+            with pytest.raises(QueueFullError):
+                sessions.start(Caller.of_own(held, ROUTE.path), None, ROUTE, Writer())
+            assert held.n_bytes == 1000
+        assert MEMORY.n_held == 0
+
+
+async def test_what_is_sent_in_silence_is_a_part_of_the_stream(autojump_clock: MockClock) -> None:
+    async with opened() as sessions:
+        writer = Writer()
+        writer.keep_alive = KeepAlive.every(10)
+        session = begin(sessions, writer)
+        await writer.write(b"data: 1\n\n")
+        await trio.sleep(25)
+        await writer.write(b"data: 2\n\ndata: ")
+        await trio.sleep(9)
+        assert read(session) == ["data: 1", ":", ":", "data: 2"]
+        await trio.sleep(2)
+        await writer.write(b"3\n\n")
+        await writer.end()
+        await trio.sleep(100)
+        assert read(session) == ["data: 1", ":", ":", "data: 2", ":", "data: 3"]
 
 
 async def test_a_stream_is_kept_for_a_time(autojump_clock: MockClock) -> None:

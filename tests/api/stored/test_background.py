@@ -245,3 +245,26 @@ async def test_the_background_is_refused_while_the_model_loads() -> None:
         await app.extensions["trioserve"].wait_loaded()
         id_ = await begun(client)
         await until(lambda: ends_as(client, id_, "completed"))
+
+
+async def test_a_response_whose_end_is_not_stored_yet_is_not_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, gate = gated(TEXT)
+    async with client_and_service(backend) as (client, service):
+        id_ = await begun(client)
+        has_come, may_go_on = trio.Event(), trio.Event()
+
+        async def hold(do: Callable[[], Awaitable[Any]]) -> Any:
+            has_come.set()
+            await may_go_on.wait()
+            return await do()
+
+        Spy(service.store, monkeypatch).instead[1] = hold
+        gate.open()
+        await has_come.wait()
+        assert await status_of(client, id_) == "in_progress"
+        may_go_on.set()
+        await until(lambda: ends_as(client, id_, "completed"))
+        answer = await client.get(f"{RESPONSES}/{id_}")
+        assert answer.json()["output"][0]["content"][0]["text"] == TEXT

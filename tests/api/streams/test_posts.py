@@ -593,3 +593,45 @@ async def test_ollama_streams_without_being_asked() -> None:
         assert lines.headers["content-type"] == "application/x-ndjson"
         assert lines.content == (await client.get(at())).content
         assert json.loads(lines.content.splitlines()[-1])["done"]
+
+
+@pytest.mark.parametrize("stream", [0, "true"])
+async def test_what_is_no_boolean_asks_for_no_stream(stream: Any) -> None:
+    async with client_of(answering("Hello")) as client:
+        answer = await client.post(CHATS, json={**CHAT, "stream": stream}, headers=ASYNC)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+
+
+async def test_a_stream_in_which_nothing_comes_has_pings_for_all_of_its_readers() -> None:
+    backend, gate = gated("Hello")
+    async with client_of(backend) as client:
+        body = {**STREAM, "sse_ping_interval": 0.1}
+        answer = await client.post(CHATS, json=body, headers={**NAMED, **ASYNC})
+        assert answer.status_code == 202
+        async with client.stream("GET", at()) as reader:
+            pings = 0
+            async for line in reader.aiter_lines():
+                pings += line == ":"
+                if pings == 3:
+                    gate.open()
+            assert pings >= 3
+        assert text_in((await client.get(at())).content) == "Hello"
+
+
+async def test_the_first_reader_gets_the_headers_of_the_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with client_and_service(answering("Hello")) as (client, service):
+        start = service.streams.start
+
+        def start_with_header(caller: Any, name: Any, route: Any, ask: Any, **more: Any) -> Any:
+            async def asked(other: Any) -> Any:
+                reply = await ask(other)
+                reply.headers["X-Of-A-Child"] = "yes"
+                return reply
+
+            return start(caller, name, route, asked, **more)
+
+        monkeypatch.setattr(service.streams, "start", start_with_header)
+        answer = await client.post(CHATS, json=STREAM, headers=NAMED)
+        assert answer.headers["X-Of-A-Child"] == "yes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from functools import partial
 from typing import Any, TypeVar
@@ -174,12 +174,14 @@ class Caller:
 
     # -- its request in other hands
 
-    def another(self) -> Caller:
-        """Make a caller for the same client, whose request lasts on its own.
+    def another(self, *, without: Container[str] = ()) -> Caller:
+        """Make a caller for the same client, whose request lasts on its own, and lacks headers.
 
         It takes over the memory that this request holds.
         """
-        return attrs.evolve(self, held=self.held.detach(), resources=AsyncExitStack())
+        headers = Headers([each for each in self.headers if each[0].lower() not in without])
+        held, resources = self.held.detach(), AsyncExitStack()
+        return attrs.evolve(self, held=held, resources=resources, headers=headers)
 
 
 def waited(caller: Caller) -> float:

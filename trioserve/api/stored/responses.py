@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,7 +46,7 @@ from trioserve.api.stored.listing import (
     deleted,
     missing,
 )
-from trioserve.api.stored.runs import StoredRun
+from trioserve.api.stored.runs import OF_END, StoredRun
 from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded
 from trioserve.chat.messages import MAX_MESSAGES
 from trioserve.errors import InvalidRequestError, TrioServeError
@@ -93,30 +92,17 @@ def stored(route: Route, app: AppState, answer: Responder) -> Responder:
     async def in_background(
         run: StoredRun, how: StoredAs, incoming: Incoming, caller: Caller
     ) -> Reply:
-        fields, other = await incoming.fields(), streams.other_of(caller)
+        fields = await incoming.fields()
         wants_stream = fields.get("stream") is True
         incoming.ask_for_stream()
         run.queued, run.size = _queued(run, fields), incoming.size
 
         async def ask(other: Caller) -> Reply:
             incoming.held = other.held
-            return await answer(incoming, other, {}, stored=how)
+            await other.open(run.live(app.stored_runs))
+            return await run.stored(await answer(incoming, other, {}, stored=how))
 
-        @asynccontextmanager
-        async def asking() -> AsyncIterator[Reply]:
-            app.stored_runs[run.id] = run  # until its end is stored
-            try:
-                with other.held:
-                    async with run.live(streams.asked(caller, other, ask)) as reply:
-                        yield reply
-            finally:
-                if run.is_kept or not run.is_there:
-                    del app.stored_runs[run.id]
-                run.begun.set()
-                run.ended.set()
-
-        form = streams.stream_format(route)
-        run.session = app.streams.start(caller.api_key, run.id, form, asking, secret=False)
+        run.session = app.streams.start(caller, run.id, route, ask)
         await run.begun.wait()
         wait = streams.WAIT if run.is_there else math.inf  # without a record, it fails at once
         try:
@@ -190,10 +176,9 @@ async def _prepare(
 
 def _queued(run: StoredRun, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The response before its request has a place."""
-    none = ("completed_at", "error", "incomplete_details", "usage")
     given = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
     return {
-        **dict.fromkeys(none),
+        **dict.fromkeys(OF_END),
         **{name: fields.get(name) for name in given},
         "id": run.id,
         "object": "response",

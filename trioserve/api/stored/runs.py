@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -25,10 +25,14 @@ from trioserve.api.stored.items import (
 )
 from trioserve.api.stored.shelf import PER_NUMBER
 from trioserve.concurrency import Gate, Phase
-from trioserve.errors import StoreError, UnavailableError, raised_alone
+from trioserve.errors import StoreError, TrioServeError, UnavailableError, raised_alone
 from trioserve.fair_limiter import offload
 from trioserve.left_out import leave_out
+from trioserve.log import request_id
 from trioserve.store import Part, Records, Store
+
+#: Fields of a response that have values at its end.
+OF_END = ("completed_at", "error", "incomplete_details", "usage")
 
 #: The end of a response that ran when the server was killed.
 _CUT = {"status": "incomplete", "incomplete_details": {"reason": "server_restarted"}}
@@ -141,6 +145,9 @@ class StoredRun:
             return data  # it has failed before it began
         assert writer.response is not None
         response = dict(writer.response)
+        # Until it is stored, it is not over: whoever asks for it would miss its output.
+        is_running = {"status": "in_progress", "output": []}
+        self.writer, self.queued = None, {**response, **dict.fromkeys(OF_END), **is_running}
         if self.options.background and response["status"] == "failed" and self.has_to_end:
             response["status"] = "cancelled"
         pause = _PAUSE
@@ -164,46 +171,65 @@ class StoredRun:
         return data.removesuffix(writer.end_of_stream) + told
 
     @asynccontextmanager
-    async def live(self, asking: AbstractAsyncContextManager[Reply]) -> AsyncIterator[Reply]:
-        """Store that a response runs in the background, run it, and store how it ends."""
-        status, code, problem = "failed", code_of(500), {}
-        await self.add()
-        self.begun.set()
+    async def live(self, runs: dict[str, Any]) -> AsyncIterator[None]:
+        """Store that a response runs in the background, and, after the block, how it has ended.
+
+        It is in `runs` until its end is stored.
+        """
+        runs[self.id] = self
         try:
-            async with asking as reply:
-                if reply.status != 200:
-                    assert isinstance(reply, Json)
-                    code, problem = code_of(reply.status), reply.make()
-                yield await self.stored(reply)
+            await self.add()
+            self.begun.set()
+            async with self._stored_end():
+                yield
+        finally:
+            if self.is_kept or not self.is_there:
+                del runs[self.id]
+            self.begun.set()
+            self.ended.set()
+
+    @asynccontextmanager
+    async def _stored_end(self) -> AsyncIterator[None]:
+        """Store how a run has ended that does not come to its last event in the block."""
+        status, failure = "failed", None
+        try:
+            yield
         except trio.Cancelled:
             status = "cancelled"
             raise
         except Exception as group:
-            error = errors.known(raised_alone(group))
-            code, problem = code_of(error.status), errors.bodies_on(self.path)(error)
-            raise error from group
+            failure = errors.known(raised_alone(group))
+            raise failure from group
         finally:
             with trio.CancelScope(shield=True):
-                message = problem["error"]["message"] if problem else "The response has no end."
-                await self._keep_end(status, {"code": code, "message": message})
+                if not self.is_kept:
+                    await self._keep_end(status, failure)
 
-    async def _keep_end(self, status: str, error: Mapping[str, str]) -> None:
-        """Store how a run has ended that has not come to its last event."""
-        if self.is_kept:
-            return
+    async def _keep_end(self, status: str, failure: TrioServeError | None) -> None:
         if self.has_to_end:
             status = "cancelled"
-        failure = error if status == "failed" else None
-        body = {**self.body, "status": status, "error": failure, "output": []}
+        error = self._error(failure) if status == "failed" else None
+        body = {**self.body, "status": status, "error": error, "output": []}
         self.writer, self.queued = None, body
         try:
             await self.keep(body, 0)
         except UnavailableError as problem:
             leave_out("the end of a background response", problem.message)
 
+    def _error(self, failure: TrioServeError | None) -> dict[str, str]:
+        """The response's error: of what was raised, or of a reply that is no response."""
+        assert self.session is not None
+        reply, problem = self.session.reply, self.session.problem
+        if failure is not None:
+            status, message = failure.status, errors.message_of(failure, request_id())
+        elif reply is not None and problem is not None:
+            status, message = reply.status, problem["error"]["message"]
+        else:
+            status, message = 500, "The response has no end."
+        return {"code": code_of(status), "message": message}
+
     async def add(self) -> None:
         """Store the response before it is begun. Raises UnavailableError."""
-
         n_bytes = sum(len(each.body) for each in self.input)
 
         def check(records: Records) -> None:
