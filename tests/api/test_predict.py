@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypercorn.utils import LifespanFailureError
 
+from tests.server.test_keys import table
 from tests.support.clients import client_of
 from tests.support.configs import read, refused
 from tests.support.scripts import HI, answering
@@ -89,3 +91,22 @@ async def test_a_route_that_is_taken_is_an_error_at_the_start() -> None:
     app = create_app(Config(predict_route="/completion"))
     with pytest.raises(LifespanFailureError, match="/completion is a route of the server"):
         await app.startup()
+
+
+async def test_a_key_that_may_not_manage_the_server_does_not_do_it_here(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        "".join(table(*each) for each in (("chat", "c"), ("admin", "a", "manage = true")))
+    )
+    instance = {"@requestFormat": "/v1/unload_lora_adapter", "lora_name": "x"}
+    async with client_of(answering("Hi"), predict_route="/p", keys_file=str(file)) as client:
+        for key, status in (("c", 403), ("a", 501)):
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = await client.post("/p", json={"instances": [instance]}, headers=headers)
+            (error,) = answer.json()["predictions"]
+            assert error["error"]["code"] == status
+
+
+async def test_a_route_that_takes_no_object_says_so() -> None:
+    (answer,) = await predict({"@requestFormat": "/lora-adapters"})
+    assert answer["error"]["code"] == 400

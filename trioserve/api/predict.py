@@ -76,13 +76,13 @@ def routes_of(config: Config, routes: Iterable[Route]) -> list[Route]:
     return added
 
 
-def _formats(routes: Iterable[Route]) -> Mapping[str, str]:
-    """Find the paths of all routes that take a body, by path and by format."""
-    paths = [each.path for each in routes if each.method == "POST" and "<" not in each.path]
-    named: dict[str, str] = {}
-    for path in sorted(paths):
-        named.setdefault(_format_of(path), path)
-    return named | {path: path for path in paths}
+def _formats(routes: Iterable[Route]) -> Mapping[str, Route]:
+    """Find all routes that take a body, by path and by format."""
+    by_path = {each.path: each for each in routes if each.method == "POST" and "<" not in each.path}
+    named: dict[str, Route] = {}
+    for path in sorted(by_path):
+        named.setdefault(_format_of(path), by_path[path])
+    return named | by_path
 
 
 def _format_of(path: str) -> str:
@@ -91,7 +91,7 @@ def _format_of(path: str) -> str:
     return words[0] + "".join(word[:1].upper() + word[1:] for word in words[1:])
 
 
-def _predict(formats: Mapping[str, str]) -> Handler:
+def _predict(formats: Mapping[str, Route]) -> Handler:
     @takes(PredictRequest)
     @gives(_Predictions)
     async def predict(request: PredictRequest, caller: Caller, app: AppState) -> Reply:
@@ -101,8 +101,10 @@ def _predict(formats: Mapping[str, str]) -> Handler:
 
         async def fill(place: int) -> None:
             try:
-                path, fields = _request_of(instances[place], formats)
-                predictions[place], sizes[place] = await _ask(app, caller, path, fields)
+                route, fields = _request_of(instances[place], formats)
+                if route.manages:
+                    caller.check_manages(f"POST {route.path}")
+                predictions[place], sizes[place] = await _ask(app, caller, route.path, fields)
             except TrioServeError as error:
                 predictions[place] = errors.body(error)
 
@@ -114,21 +116,21 @@ def _predict(formats: Mapping[str, str]) -> Handler:
     return predict
 
 
-def _request_of(instance: Any, formats: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Find the path of an instance, and its fields. Raises InvalidRequestError."""
+def _request_of(instance: Any, formats: Mapping[str, Route]) -> tuple[Route, dict[str, Any]]:
+    """Find the route of an instance, and its fields. Raises InvalidRequestError."""
     if not isinstance(instance, Mapping) or not isinstance(instance.get(_FORMAT), str):
         raise InvalidRequestError(
             f"Each instance must be an object with the string '{_FORMAT}'.", param=_FORMAT
         )
-    path = formats.get(instance[_FORMAT])
-    if path is None:
+    route = formats.get(instance[_FORMAT])
+    if route is None:
         raise InvalidRequestError(
             f"There is no route for the '{_FORMAT}' {instance[_FORMAT]!r:.80}.", param=_FORMAT
         )
     fields = {name: value for name, value in instance.items() if name != _FORMAT}
     if "stream" in fields:
         fields["stream"] = False  # a prediction is whole
-    return path, fields
+    return route, fields
 
 
 async def _ask(app: AppState, caller: Caller, path: str, fields: dict[str, Any]) -> tuple[Any, int]:
