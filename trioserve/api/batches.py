@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-import attrs
 import msgspec
 import trio
 
@@ -34,7 +33,7 @@ from trioserve.errors import (
 )
 from trioserve.fair_limiter import FairLimiter, offload, set_client
 from trioserve.log import get_logger
-from trioserve.server.limits.memory import weight_of
+from trioserve.server.limits.memory import MemoryReservation, weight_of
 from trioserve.store import Part, Record, Records, Store, damaged, new_id
 from trioserve.whole_numbers import whole_number
 
@@ -50,18 +49,6 @@ PENDING, DATA = "pending", "data"
 #: A record that becomes a file when its batch ends, and the two kinds of such files.
 _GROWING = "batch_output"
 OUTPUT, ERRORS = "output", "error"
-
-#: The states of a batch that have a time.
-TIMES = (
-    "in_progress",
-    "expires",
-    "finalizing",
-    "completed",
-    "failed",
-    "expired",
-    "cancelling",
-    "cancelled",
-)
 
 #: The lowest `priority` of a request.
 _PRIORITY = -100
@@ -83,6 +70,13 @@ _DAMAGED = {"code": "line_damaged", "message": "The line in the store is damaged
 #: Statuses below 500 that are not about the request itself: of its API key, or of what the server
 #: does at the moment.
 _PASSING = frozenset({401, 403, 408, 409, 429})
+
+
+#: A line of a batch: its id, the path and the fields.
+_Request: TypeAlias = tuple[str, str, dict[str, Any]]
+
+#: A line of the output, or of the errors: `OUTPUT` or `ERRORS`, and the line.
+_Written: TypeAlias = tuple[str, Part]
 
 
 def _is_final(status: int) -> bool:
@@ -223,42 +217,48 @@ class Batches:
                 if not self._may_begin():
                     return
                 result = await self._try(batch, key, line)
-            if isinstance(result, _Written):
-                await self._surely(partial(_keep, batch=batch, written=result))
-                lines.note_end()
-            else:
+            if isinstance(result, Reply):
                 await trio.sleep(lines.pause_after(result))
                 lines.waiting.put(line.n)
+            else:
+                await self._surely(partial(_keep, batch=batch, written=result))
+                lines.note_end()
         finally:
             lines.room.release()
 
     async def _try(self, batch: Record, key: str, line: Part) -> _Written | Reply:
         """Answer a line. Gives what is to be written, if the reply is final."""
-        lowest = _PRIORITY
-        if self._app.config.priority_order == "lower-first":
-            lowest = -_PRIORITY
         try:
             with self._app.request() as held:
                 held.grow(await offload(partial(weight_of, line.body), len(line.body)))
-                asked = await offload(partial(_Asked.of, line, lowest), len(line.body))
-                return await self._ask(batch, line, asked, Caller.of_own(held, asked.path, key))
+                request = await offload(partial(_request_in, line), len(line.body))
+                return await self._ask(batch, line.n, request, held, key)
         except RecordDamagedError:
-            return _Written(ERRORS, _line(batch.id, line.n, None, error=_DAMAGED))
+            return ERRORS, _line(batch.id, line.n, None, error=_DAMAGED)
         except TrioServeError as error:  # there is no memory, or too much waits for a thread
             return Reply(status=error.status)
 
     async def _ask(
-        self, batch: Record, line: Part, asked: _Asked, caller: Caller
+        self, batch: Record, n: int, request: _Request, held: MemoryReservation, key: str
     ) -> _Written | Reply:
+        id_, path, fields = request
+        is_reversed = self._app.config.priority_order == "lower-first"
+        fields["priority"] = -_PRIORITY if is_reversed else _PRIORITY
+        caller = Caller.of_own(held, path, key)
         if self._app.keys.needed:
-            caller.key = await self._app.keys.check(caller.api_key)
-            caller.held.belongs_to(caller.api_key)
+            caller.key = await self._app.keys.check(key)
+            held.belongs_to(key)
         async with caller.resources:
-            incoming = Incoming.of_fields(asked.path, asked.fields, caller.held)
-            reply = await self._app.reply_to(incoming, caller)
+            reply = await self._app.reply_to(Incoming.of_fields(path, fields, held), caller)
             if not _is_final(reply.status):
                 return reply
-            return await _Written.of(batch.id, line.n, asked, caller.request_id, reply)
+            make, size = await value_of(reply)
+
+        def write() -> Part:
+            told = {"status_code": reply.status, "request_id": caller.request_id, "body": make()}
+            return _line(batch.id, n, id_, response=told)
+
+        return OUTPUT if reply.status == 200 else ERRORS, await offload(write, size, LONG)
 
     def _may_begin(self) -> bool:
         return self._app.gate.phase.value is Phase.OPEN
@@ -317,44 +317,13 @@ class _Lines:
         return self._until - now
 
 
-# -- the JSON of lines, which may be long
-
-
-@attrs.frozen
-class _Asked:
-    """The request of a line."""
-
-    custom_id: str
-    path: str
-    fields: dict[str, Any]
-
-    @classmethod
-    def of(cls, line: Part, priority: int) -> _Asked:
-        """Read a line. Raises RecordDamagedError."""
-        value = line.value
-        try:
-            return cls(value["custom_id"], value["url"], {**value["body"], "priority": priority})
-        except (TypeError, KeyError):
-            raise damaged() from None
-
-
-@attrs.frozen
-class _Written:
-    """A line of the output, or of the errors."""
-
-    to: str
-    part: Part
-
-    @classmethod
-    async def of(cls, id_: str, n: int, asked: _Asked, request_id: str, reply: Reply) -> _Written:
-        """Write the reply to a line of a batch."""
-        make, size = await value_of(reply)
-
-        def write() -> Part:
-            response = {"status_code": reply.status, "request_id": request_id, "body": make()}
-            return _line(id_, n, asked.custom_id, response=response)
-
-        return cls(OUTPUT if reply.status == 200 else ERRORS, await offload(write, size, LONG))
+def _request_in(line: Part) -> _Request:
+    """Read a line, which may be long. Raises RecordDamagedError."""
+    value = line.value
+    try:
+        return value["custom_id"], value["url"], {**value["body"]}
+    except (TypeError, KeyError):
+        raise damaged() from None
 
 
 def _line(id_: str, n: int, custom_id: str | None, **fields: Any) -> Part:
@@ -404,11 +373,12 @@ def _add_file(records: Records, batch: str, owner: bytes, name: str) -> str:
 
 def _keep(records: Records, *, batch: Record, written: _Written) -> None:
     """Put an answer in the place of a pending line."""
-    if not records.remove(batch.id, PENDING, written.part.n):
+    name, part = written
+    if not records.remove(batch.id, PENDING, part.n):
         return
-    records.check_share(batch.owner, len(written.part.body), has_begun=True)
-    records.append(_file_id(batch.id, written.to), DATA, [written.part])
-    _count(records, batch, "completed" if written.to == OUTPUT else "failed", 1)
+    records.check_share(batch.owner, len(part.body), has_begun=True)
+    records.append(_file_id(batch.id, name), DATA, [part])
+    _count(records, batch, "completed" if name == OUTPUT else "failed", 1)
 
 
 def _count(records: Records, batch: Record, name: str, number: int) -> None:
