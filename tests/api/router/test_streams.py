@@ -36,7 +36,8 @@ async def test_a_stream_is_resumed() -> None:
         assert text_in(data + rest.content) == "0123456789" * 20
         await router.service.n_forwarded.wait_value(0)
         assert router.fleet.users == []
-        # It is the router's: the model is not asked.
+        # It is the router's: the model has none, and is not asked.
+        assert list(router.children["two"].streams) == []
         router.fleet.sockets.clear()
         assert (await router.client.get(READ)).content == data + rest.content
         assert (await router.client.delete(READ)).status_code == 204

@@ -211,6 +211,28 @@ async def test_an_end_waits_for_a_store_that_fails(monkeypatch: pytest.MonkeyPat
         assert found["output"][0]["content"][0]["text"] == TEXT
 
 
+async def test_a_response_runs_until_its_end_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, may_store = trio.Event(), trio.Event()
+
+    async def store_later(do: Callable[[], Awaitable[Any]]) -> None:
+        ends.set()
+        await may_store.wait()
+        await do()
+
+    backend, gate = gated("Hello")
+    async with client_and_service(backend) as (client, service):
+        id_ = await begun(client)
+        Spy(service.store, monkeypatch).instead[1] = store_later
+        gate.open()
+        await ends.wait()
+        found = (await client.get(f"{RESPONSES}/{id_}")).json()
+        assert (found["status"], found["output"]) == ("in_progress", [])
+        assert found["completed_at"] is None and found["usage"] is None
+        may_store.set()
+        await until(lambda: ends_as(client, id_, "completed"))
+        assert (await client.get(f"{RESPONSES}/{id_}")).json()["output"]
+
+
 async def test_an_end_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     is_stored = trio.Event()
 
