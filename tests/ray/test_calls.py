@@ -26,10 +26,7 @@ def _no_pause(monkeypatch) -> None:
 
 async def _body(replicas: Replicas, patience: float = 5.0) -> bytes:
     answer = await call(replicas.target, SENT, RoutingHint(), patience=patience)
-    try:
-        return await answer.read()
-    finally:
-        answer.close()
+    return (await answer.whole()).body
 
 
 def test_an_answer_comes_in_parts() -> None:

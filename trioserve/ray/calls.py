@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
-from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack
+from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 from weakref import WeakValueDictionary
 
 import attrs
 
-from trioserve.api.base import sse
+from trioserve.api.base.reply import Data
+from trioserve.api.router import proxy
 from trioserve.config import Config
 from trioserve.errors import ModelFailedError, ModelProcessError, TrioServeError, UnknownModelError
 from trioserve.models.catalog import ModelEntry, Source
@@ -113,66 +107,54 @@ class ModelTarget:
     replicas: Callable[[], Sequence[str]]
 
 
-@attrs.frozen(kw_only=True)
-class IngressReply:
-    """An answer to a client, of the ingress itself or of a replica.
+@attrs.define(kw_only=True, eq=False)
+class ReplicaReply(Data):
+    """What a replica answers: `body` is the beginning of the body."""
 
-    `body` is the beginning of the body; `rest` yields the rest.
-    """
-
-    status: int = 200
-    headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", b"application/json"),)
-    body: bytes = b""
-    parts: ResponseParts | None = None
-    lost: tuple[type[Exception], ...] = ()
-
-    @classmethod
-    def json(cls, value: Any) -> Self:
-        """An answer in JSON."""
-        return cls(body=sse.encode(value).encode())
-
-    def header(self, name: bytes) -> bytes:
-        """The value of a header; empty when there is none."""
-        return next((value for each, value in self.headers if each == name), b"")
+    parts: ResponseParts
+    lost: tuple[type[Exception], ...]
 
     @property
     def is_whole(self) -> bool:
         """Whether the reply has its whole body."""
-        length = whole_number(self.header(b"content-length"), most=len(self.body))
-        return self.parts is None or length is not None
+        length = whole_number(self.headers.get("content-length", ""), most=len(self.body))
+        return length is not None
 
-    async def rest(self) -> AsyncGenerator[bytes, None]:
-        """What follows of the body, as it comes.
+    async def receive(self) -> bytes:
+        """Wait for more of the body. Empty at the end.
 
         Raises:
             ModelProcessError: the replica, or its child, has ended before.
         """
-        while self.parts and (part := await _next(self.parts, self.lost)) is not None:
-            if isinstance(part, tuple):
-                raise ModelProcessError
-            yield part
+        part = await _next(self.parts, self.lost)
+        if isinstance(part, tuple):
+            raise ModelProcessError
+        return part or b""
 
-    async def read(self) -> bytes:
-        """Wait for the whole body. Raises ModelProcessError."""
-        return b"".join([self.body, *[part async for part in self.rest()]])
-
-    async def whole(self) -> Self:
+    async def whole(self) -> Data:
         """Wait for the whole body, and end the call. Raises ModelProcessError."""
+        whole = [self.body]
         try:
-            return attrs.evolve(self, body=await self.read(), parts=None)
+            while part := await self.receive():
+                whole.append(part)
         finally:
             self.close()
+        return Data(
+            body=b"".join(whole),
+            status=self.status,
+            headers=self.headers,
+            content_type=self.content_type,
+        )
 
     def close(self) -> None:
         """End the call, if it has not ended: the replica cancels the request."""
-        if self.parts is not None:
-            self.parts.cancel()
+        self.parts.cancel()
 
 
 async def call(
     target: ModelTarget, sent: Sent, hint: RoutingHint, *, patience: float
-) -> IngressReply:
-    """Have a replica answer a request. The caller closes it.
+) -> ReplicaReply:
+    """Have a replica answer a request. The caller closes the reply.
 
     Args:
         target: the model.
@@ -206,9 +188,15 @@ async def call(
             if not head or head[0] != HEAD:
                 response.cancel()
         if head and head[0] == HEAD:
-            _, status, headers, body = head
-            return IngressReply(
-                status=status, headers=headers, body=body, parts=response, lost=target.lost
+            _, status, given, body = head
+            headers, kind = proxy.head_of(given)
+            return ReplicaReply(
+                status=status,
+                headers=headers,
+                content_type=kind,
+                body=body,
+                parts=response,
+                lost=target.lost,
             )
         n_lost += is_taken and head != (UNSENT,)
         if n_lost == _MAX_LOST:
@@ -328,8 +316,8 @@ class Targets:
 
     async def call(
         self, target: ModelTarget, request: Incoming, **options: Unpack[CallOptions]
-    ) -> IngressReply:
-        """Have a replica answer a request. The caller closes it.
+    ) -> ReplicaReply:
+        """Have a replica answer a request. The caller closes the reply.
 
         Raises:
             TrioServeError: no replica can answer it.
@@ -341,13 +329,13 @@ class Targets:
 
     async def ask(
         self, target: ModelTarget, request: Incoming, **options: Unpack[CallOptions]
-    ) -> IngressReply:
+    ) -> Data:
         """Like `call`, for an answer that is received as a whole."""
         return await (await self.call(target, request, **options)).whole()
 
     async def ask_all(
         self, request: Incoming, calls: Iterable[tuple[ModelTarget, CallOptions]]
-    ) -> list[IngressReply | TrioServeError]:
+    ) -> list[Data | TrioServeError]:
         """Ask at the same time; returns the answers, or errors, in the order of the calls.
 
         Each call has a separate context. Serve identifies a call by the request in its context, so
@@ -355,7 +343,7 @@ class Targets:
         """
         limit = asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(target: ModelTarget, options: CallOptions) -> IngressReply | TrioServeError:
+        async def ask(target: ModelTarget, options: CallOptions) -> Data | TrioServeError:
             try:
                 async with limit:
                     return await self.ask(target, request, **options)

@@ -8,19 +8,19 @@ the replica to say, which has the whole API.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable
+from contextlib import closing
 
 import structlog
 
-from trioserve.api.base import errors, sse
+from trioserve.api.base import errors
+from trioserve.api.base.reply import Data, Reply
 from trioserve.api.edge import access
 from trioserve.api.edge.connection import ID_HEADER, choose_id
-from trioserve.api.router.proxy import PassedStream, answer_headers
+from trioserve.api.router.proxy import PassedStream
 from trioserve.config import Config
-from trioserve.errors import ModelProcessError, TrioServeError
-from trioserve.ray.calls import IngressReply
+from trioserve.ray.calls import ReplicaReply
 from trioserve.ray.incoming import GoneError, Incoming, Receive, RouteTable, Scope, Send
 from trioserve.ray.lifelines import Anchor
 from trioserve.ray.routes import Routes
@@ -78,7 +78,7 @@ class Ingress:
         with self._memory.hold() as held:
             try:
                 if request.method == "OPTIONS":
-                    await client.reply(IngressReply(headers=()))
+                    await client.reply(Data())
                     return
                 access.check(request.path, request.headers, request.server, self._config)
                 held.belongs_to(await self._key_of(request))
@@ -86,12 +86,10 @@ class Ingress:
                 await client.reply(await self._routes.answer(request))
             except GoneError:
                 return
-            except TrioServeError as error:
-                await client.refuse(error)
             except Exception as error:
                 if client.has_begun:
                     raise  # which ends the connection: so the client sees that it is not whole
-                await client.refuse(errors.unexpected(error))
+                await client.reply(errors.reply(error, request.path))
 
     async def _key_of(self, request: Incoming) -> str:
         """The API key that a request shows. Raises AuthenticationError."""
@@ -113,60 +111,43 @@ class _Responder:
         self._request = request
         self._config = config
         self._send = send
-        self._shape = errors.shape_of(request.path)
 
-    async def reply(self, reply: IngressReply) -> None:
+    async def reply(self, reply: Reply) -> None:
         """Send an answer, as it comes. Whatever happens, the call that it is from is ended.
 
         Raises:
             ModelProcessError: the replica has died in the middle of what is no stream.
         """
-        with contextlib.ExitStack() as closing:
-            if not reply.is_whole:
-                closing.callback(reply.close)
-            await self._begin(reply.status, reply.headers)
-            await self._piece(reply.body, more=not reply.is_whole)
-            if not reply.is_whole:
-                await self._pass_on(reply)
+        if not isinstance(reply, ReplicaReply) or reply.is_whole:
+            pieces = await reply.write()
+            assert not isinstance(pieces, AsyncIterable)
+            body = b"".join(pieces)
+            if reply.status != 204:
+                reply.headers.setdefault("content-length", str(len(body)))
+            await self._begin(reply)
+            await self._piece(body, more=False)
+            return
+        with closing(reply):
+            await self._begin(reply)
+            await self._piece(reply.body, more=True)
+            passed = PassedStream(self._request.path, self._request.id, reply.body)
+            async for piece in passed.pieces(reply.receive, reply.content_type):
+                await self._piece(piece, more=True)
+            await self._piece(b"", more=False)
 
-    async def refuse(self, error: TrioServeError) -> None:
-        """Send an error as the answer; or end one that has begun, which cannot be told then."""
-        if self.has_begun:
-            raise error
-        body = sse.encode(self._shape.body(error, self._request.id)).encode()
-        own = _headers(errors.headers_of(error))
-        headers = [(b"content-type", b"application/json"), *own]
-        await self.reply(IngressReply(status=self._shape.status(error), headers=headers, body=body))
-
-    async def _pass_on(self, reply: IngressReply) -> None:
-        passed = PassedStream(self._request.path, self._request.id)
-        passed.n_events = reply.body.count(b"\n\n")
-        try:
-            async for part in reply.rest():
-                passed.n_events += part.count(b"\n\n")
-                await self._piece(part, more=True)
-        except ModelProcessError as error:
-            if not passed.can_end(reply.header(b"content-type")):
-                raise
-            await self._piece(passed.last_event(error), more=True)
-        await self._piece(b"", more=False)
-
-    async def _begin(self, status: int, given: Sequence[tuple[bytes, bytes]]) -> None:
-        headers = list(answer_headers(given))
-        headers.append((b"vary", b"Origin"))
+    async def _begin(self, reply: Reply) -> None:
+        kind = {"content-type": reply.content_type} if reply.content_type else {}
+        headers = {**kind, **reply.headers, "vary": "Origin"}
         if self._request.headers.get(ID_HEADER) != self._request.id:  # else the proxy says it
-            headers.append((ID_HEADER.lower().encode(), self._request.id.encode()))
+            headers[ID_HEADER] = self._request.id
         origin = self._request.headers.get("Origin", "")
-        allowing = access.headers_for(origin, self._request.method, self._config)
-        headers += _headers(allowing)
+        headers |= access.headers_for(origin, self._request.method, self._config)
+        written = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         self.has_begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send(
+            {"type": "http.response.start", "status": reply.status, "headers": written}
+        )
 
     async def _piece(self, body: bytes, *, more: bool) -> None:
         if body or not more:
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def _headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Write headers as ASGI has them."""
-    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]

@@ -16,16 +16,17 @@ from urllib.parse import urlencode
 from trioserve.api import metrics
 from trioserve.api.base import sse, vendors
 from trioserve.api.base.described import page, properties_of_many
+from trioserve.api.base.reply import Data, Reply, json as json_reply
 from trioserve.api.base.running import is_unknown
 from trioserve.api.router.metrics import label, merged
 from trioserve.api.sessions import ID
 from trioserve.config import Config
 from trioserve.errors import NotFoundError, NotSupportedError, TrioServeError
-from trioserve.ray.calls import CallOptions, IngressReply, ModelTarget, Targets
+from trioserve.ray.calls import CallOptions, ModelTarget, ReplicaReply, Targets
 from trioserve.ray.incoming import Incoming, Sent
 
 #: Answers a request.
-Handler: TypeAlias = Callable[[Incoming], Awaitable[IngressReply]]
+Handler: TypeAlias = Callable[[Incoming], Awaitable[Reply]]
 
 #: In a query: the name of the replica that is meant.
 _REPLICA = "replica"
@@ -87,7 +88,7 @@ class Routes:
             "/v1/stream/": self._stream_by_secret,
         }
 
-    async def answer(self, request: Incoming) -> IngressReply:
+    async def answer(self, request: Incoming) -> Reply:
         """Answer a request. The caller closes the reply.
 
         Raises:
@@ -103,7 +104,7 @@ class Routes:
 
     # -- states that each replica has alone
 
-    async def _one(self, request: Incoming) -> IngressReply:
+    async def _one(self, request: Incoming) -> Reply:
         """Have the replica that is named answer, or the only one.
 
         Raises:
@@ -122,7 +123,7 @@ class Routes:
         sent = request.sent(**{_REPLICA: None})
         return await self._targets.call(target, request, sent=sent, key=name)
 
-    async def _slots(self, request: Incoming) -> IngressReply:
+    async def _slots(self, request: Incoming) -> Reply:
         """List the slots of all replicas, each with the name of its replica."""
         target = self._targets.of(request)
         if target.is_single or request.args.get(_REPLICA):
@@ -132,9 +133,9 @@ class Routes:
             if reply.status != 200:
                 return reply
             listed += [{**slot, _REPLICA: name} for slot in json.loads(reply.body)]
-        return IngressReply.json(listed)
+        return json_reply(listed)
 
-    async def _all(self, request: Incoming) -> IngressReply:
+    async def _all(self, request: Incoming) -> Reply:
         """Have all replicas do something; gives the first answer that is an error, or any."""
         target = self._targets.of(request)
         if target.is_single or request.args.get(_REPLICA):
@@ -142,7 +143,7 @@ class Routes:
         replies = [reply for _, reply in await self._broadcast(target, request)]
         return next((reply for reply in replies if reply.status >= 400), replies[0])
 
-    async def _owner(self, request: Incoming) -> IngressReply:
+    async def _owner(self, request: Incoming) -> Reply:
         """Ask all replicas for the one that gives an answer: of one model, or of all."""
         targets = [self._targets.of(request)] if request.model else list(self._targets)
         replies = [reply for one in targets for _, reply in await self._broadcast(one, request)]
@@ -150,19 +151,18 @@ class Routes:
             (reply for reply in replies if not is_unknown(reply.status, reply.body)), replies[0]
         )
 
-    async def _metrics(self, request: Incoming) -> IngressReply:
+    async def _metrics(self, request: Incoming) -> Reply:
         """Write the metrics of all replicas of one model, or of all, each with its labels."""
         texts = []
-        headers = [(b"content-type", metrics.CONTENT_TYPE.encode())]
         for target in self._measured(request):
             for name, reply in await self._broadcast(target, request):
                 if reply.status != 200:
                     return reply
                 labels = ",".join((label("model_name", target.name), label(_REPLICA, name)))
                 texts.append((labels, reply.body.decode()))
-        return IngressReply(headers=headers, body=merged(texts).encode())
+        return Data(body=merged(texts).encode(), content_type=metrics.CONTENT_TYPE)
 
-    async def _snapshot(self, request: Incoming) -> IngressReply:
+    async def _snapshot(self, request: Incoming) -> Reply:
         """Gather the snapshots of all replicas of one model, or of all."""
         models = {}
         for target in self._measured(request):
@@ -170,7 +170,7 @@ class Routes:
             if wrong := [reply for _, reply in replies if reply.status != 200]:
                 return wrong[0]
             models[target.name] = {name: json.loads(reply.body) for name, reply in replies}
-        return IngressReply.json({"object": "metrics", "models": models})
+        return json_reply({"object": "metrics", "models": models})
 
     def _measured(self, request: Incoming) -> Iterable[ModelTarget]:
         """The models whose metrics are asked for. Raises NotSupportedError: there are none."""
@@ -179,7 +179,7 @@ class Routes:
 
     async def _broadcast(
         self, target: ModelTarget, request: Incoming
-    ) -> Sequence[tuple[str, IngressReply]]:
+    ) -> Sequence[tuple[str, Data]]:
         """Ask all replicas of a model; gives their names and answers.
 
         One that is lost meanwhile is left out, unless it is the last.
@@ -193,9 +193,7 @@ class Routes:
         )
         found = await self._targets.ask_all(request, calls)
         replies = [
-            (name, one)
-            for name, one in zip(names, found, strict=True)
-            if isinstance(one, IngressReply)
+            (name, one) for name, one in zip(names, found, strict=True) if isinstance(one, Data)
         ]
         if not replies and isinstance(found[0], TrioServeError):
             raise found[0]
@@ -219,7 +217,7 @@ class Routes:
 
     # -- streams that can be resumed
 
-    async def _pass_on(self, request: Incoming) -> IngressReply:
+    async def _pass_on(self, request: Incoming) -> Reply:
         """Have a replica answer a request, which may make a stream to be read again."""
         target, name = self._targets.of(request), request.headers.get(ID)
         is_for_later = "respond-async" in request.headers.get(_PREFER, "").lower()
@@ -232,11 +230,11 @@ class Routes:
         answer = await self._targets.call(target, request, key=key)
         return await _addressed(answer, target.name, key) if answer.status == 202 else answer
 
-    async def _stream_by_name(self, request: Incoming) -> IngressReply:
+    async def _stream_by_name(self, request: Incoming) -> Reply:
         """Read or stop the stream of a conversation: whichever model has it."""
         self._check_finds(request)
         key = request.args.get("conv_id")
-        missing: IngressReply | None = None
+        missing: Reply | None = None
         for target in self._targets:
             answer = await self._targets.call(target, request, key=key)
             if answer.status not in (204, 404):
@@ -245,7 +243,7 @@ class Routes:
         assert missing is not None
         return missing
 
-    async def _stream_by_secret(self, request: Incoming) -> IngressReply:
+    async def _stream_by_secret(self, request: Incoming) -> Reply:
         """Read or stop a stream by the address that its POST was given."""
         self._check_finds(request)
         try:
@@ -256,7 +254,7 @@ class Routes:
         sent = request.sent(**{_AT: None})
         return await self._targets.call(target, request, sent=sent, key=str(key))
 
-    async def _lookup(self, request: Incoming) -> IngressReply:
+    async def _lookup(self, request: Incoming) -> Reply:
         """Ask for each conversation where it would be."""
         self._check_finds(request)
         ids = request.fields.get("conversation_ids")
@@ -273,7 +271,7 @@ class Routes:
             if found.status != 200:
                 return found
             merged += json.loads(found.body)
-        return IngressReply.json(merged)
+        return json_reply(merged)
 
     def _check_finds(self, request: Incoming) -> None:
         if not self._finds_replicas:
@@ -284,7 +282,7 @@ class Routes:
 
     # -- all models
 
-    async def _each(self, request: Incoming) -> Mapping[str, IngressReply | TrioServeError]:
+    async def _each(self, request: Incoming) -> Mapping[str, Data | TrioServeError]:
         """Ask a replica of each model; gives the answers, or what went wrong."""
         calls: Iterable[tuple[ModelTarget, CallOptions]] = (
             (target, {"patience": _LIST_PATIENCE}) for target in self._targets
@@ -292,7 +290,7 @@ class Routes:
         found = await self._targets.ask_all(request, calls)
         return dict(zip(self._targets.by_name, found, strict=True))
 
-    async def _list(self, request: Incoming) -> IngressReply:
+    async def _list(self, request: Incoming) -> Reply:
         """Merge the lists of all models. One without a replica is there with its name alone."""
         merged: dict[str, Any] = {}
         for name, found in (await self._each(request)).items():
@@ -306,39 +304,37 @@ class Routes:
                 merged[field] = [*merged.get(field, ()), *value] if type(value) is list else value
         if "data" in merged:
             merged |= page(merged["data"])
-        return IngressReply.json(merged)
+        return json_reply(merged)
 
-    async def _ready(self, request: Incoming) -> IngressReply:
+    async def _ready(self, request: Incoming) -> Reply:
         """Say whether any model can be used; if none can, why the first one cannot."""
         found = list((await self._each(request)).values())
-        replies = [each for each in found if isinstance(each, IngressReply)]
+        replies = [each for each in found if isinstance(each, Data)]
         if isinstance(found[0], TrioServeError) and not replies:
             raise found[0]
         return next((each for each in replies if each.status == 200), replies[0])
 
-    async def _live(self, request: Incoming) -> IngressReply:
+    async def _live(self, request: Incoming) -> Reply:
         """Say that the ingress lives. Serve checks the replicas."""
-        return IngressReply(body=b'{"status":"ok"}')
+        return json_reply({"status": "ok"})
 
-    async def _props(self, request: Incoming) -> IngressReply:
+    async def _props(self, request: Incoming) -> Reply:
         """Describe the model, or several as a router does."""
         if len(self._targets) == 1 or request.args.get("model"):
             return await self._targets.ask(self._targets.of(request), request)
         described = properties_of_many(self._config, max_models=len(self._targets), autoload=False)
-        return IngressReply.json(described)
+        return json_reply(described)
 
 
-async def _addressed(answer: IngressReply, model: str, key: str) -> IngressReply:
+async def _addressed(answer: ReplicaReply, model: str, key: str) -> Reply:
     """Say in the address of a stream who has it."""
-    body = json.loads((await answer.whole()).body)
+    whole = await answer.whole()
+    body = json.loads(whole.body)
     at = base64.urlsafe_b64encode(json.dumps([model, key]).encode()).decode()
     location = f"{body['location']}?{urlencode({_AT: at})}"
-    headers = [each for each in answer.headers if each[0] not in (b"location", b"content-length")]
-    return IngressReply(
-        status=answer.status,
-        headers=[*headers, (b"location", location.encode())],
-        body=sse.encode({**body, "location": location}).encode(),
-    )
+    del whole.headers["content-length"]
+    headers = {**whole.headers, "location": location}
+    return json_reply({**body, "location": location}, whole.status, **headers)
 
 
 def _without_names(sent: Sent) -> Sent:

@@ -383,25 +383,30 @@ def outgoing(
     incoming: Incoming, caller: Caller, body: bytes, stored: StoredAs | None = None
 ) -> Outgoing:
     """Write a request for a child."""
-    sent = question(incoming.path, caller, incoming.query_string)
-    told = [] if stored is None else [(STORED_HEADER.lower().encode(), stored.told().encode())]
-    return attrs.evolve(sent, headers=[*sent.headers, *told], body=body)
+    headers = _headers(caller)
+    if stored is not None:
+        headers.append((STORED_HEADER.lower().encode(), stored.told().encode()))
+    target = proxy.target_of(incoming.path, incoming.query_string)
+    return Outgoing(incoming.method, target, headers, body)
 
 
 def question(path: str, caller: Caller, query: str = "") -> Outgoing:
     """Write a request of a caller without a body for a child."""
+    return Outgoing(caller.method, proxy.target_of(path, query), _headers(caller))
+
+
+def _headers(caller: Caller) -> list[tuple[bytes, bytes]]:
     came = [
         (name.lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in caller.headers.items()
         if name != "Remote-Addr"  # which Quart has added
     ]
-    headers = proxy.request_headers(
+    return proxy.request_headers(
         came,
         request_id=caller.request_id,
         waited=waited(caller),
         client=None if caller.address == "-" else caller.address,
     )
-    return Outgoing(caller.method, proxy.target_of(path, query), headers)
 
 
 #: Bodies up to this length (bytes) are received before the answer begins: it can still become an
@@ -415,44 +420,17 @@ async def pass_on(answer: ChildAnswer, passed: PassedStream) -> Reply:
     Raises:
         ModelProcessError: the child ended first.
     """
-    headers = {
-        name.decode("latin-1"): value.decode("latin-1")
-        for name, value in proxy.answer_headers(answer.headers)
-    }
-    kind, status = headers.pop("content-type", ""), answer.status
-    length = whole_number(answer.header(b"content-length")) or 0
-    if length:
-        headers["content-length"] = str(length)  # of a HEAD, too
-    if not answer.ended and not 0 < length <= _SHORT:
-        pieces = _parts(answer, passed)
-        return Pieces(pieces=pieces, status=status, headers=headers, content_type=kind)
+    headers, kind = proxy.head_of(answer.headers)
+    length = whole_number(headers.get("content-length", ""), most=_SHORT)
+    if not answer.ended and not length:
+        pieces = passed.pieces(answer.receive, kind)
+        return Pieces(pieces=pieces, status=answer.status, headers=headers, content_type=kind)
     body = await answer.receive_all()
-    return Data(body=body, status=status, headers=headers, content_type=kind)
+    return Data(body=body, status=answer.status, headers=headers, content_type=kind)
 
 
 def _passed(wanted: ForwardedRequest) -> PassedStream:
     return PassedStream(wanted.path, request_id())
-
-
-async def _parts(
-    answer: ChildAnswer, passed: PassedStream, *, begun: bool = False
-) -> AsyncGenerator[bytes, None]:
-    """Forward a body as it arrives. If the child ends early, a stream ends with an error, and
-    another body breaks off with a ModelProcessError.
-
-    With `begun`, the status of the response was sent before that of the answer was known.
-    """
-    try:
-        if begun and answer.status != 200:
-            yield passed.write(json.loads(await answer.receive_all()))
-            return
-        while part := await answer.receive():
-            passed.n_events += part.count(b"\n\n")
-            yield part
-    except ModelProcessError as error:
-        if not passed.can_end(answer.header(b"content-type")):
-            raise
-        yield passed.last_event(error)
 
 
 async def _answer_late(
@@ -460,7 +438,7 @@ async def _answer_late(
 ) -> AsyncGenerator[bytes, None]:
     """Send the status of the wait until the child is available, then forward its answer."""
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
-    said = b""
+    said = last = b""
     try:
         while not place.decided:
             if (comment := place.comment()) != said:
@@ -468,12 +446,16 @@ async def _answer_late(
             said = comment
             await place.wait(sse.LOOK_INTERVAL if wanted.tells_place else math.inf)
         answer = await place.connection.ask(wanted.sent())
+        if answer.status != 200:
+            last = passed.write(json.loads(await answer.receive_all()))
     except TrioServeError as error:
-        yield passed.last_event(error)
+        last = passed.last_event(error)
+    if last:
+        yield last
         return
-    async with aclosing(_parts(answer, passed, begun=True)) as parts:
-        async for part in parts:
-            yield part
+    async with aclosing(passed.pieces(answer.receive, wanted.content_type)) as pieces:
+        async for piece in pieces:
+            yield piece
 
 
 def _is_unknown(reply: Reply) -> bool:

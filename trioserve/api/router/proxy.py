@@ -6,16 +6,16 @@ Both that of many models on one machine (`trioserve.api.router`) and that of an 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
-from trioserve.api.base import errors
+from trioserve.api.base import errors, sse
 from trioserve.api.base.body import Form, boundary_of, is_form, parse_form, parse_json
 from trioserve.api.base.vendors import Fields
 from trioserve.api.edge.connection import ID_HEADER, WAITED_HEADER
-from trioserve.errors import TrioServeError
+from trioserve.errors import ModelProcessError, TrioServeError
 from trioserve.router.forward import Headers
 
 #: Headers of a request that end at a proxy: they are about the connection, or it has obeyed them.
@@ -62,13 +62,14 @@ def target_of(path: str, query: str) -> str:
 
 def request_headers(
     headers: Iterable[tuple[bytes, bytes]], *, request_id: str, waited: float, client: str | None
-) -> Headers:
+) -> list[tuple[bytes, bytes]]:
     """The headers of a request for a child: those that came, and what is known here.
 
-    `waited` is how long ago it came, in seconds. Without a `client`, a proxy has named it.
+    Names are in lower case. `waited` is how long ago it came, in seconds. Without a `client`, a
+    proxy has named it.
     """
     without = _REQUEST_HOP | {b"x-forwarded-for"} if client else _REQUEST_HOP
-    passed = [(name, value) for name, value in headers if name.lower() not in without]
+    passed = [each for each in headers if each[0] not in without]
     passed.append((ID_HEADER.lower().encode(), request_id.encode()))
     passed.append((WAITED_HEADER.lower().encode(), f"{max(0.0, waited):.6f}".encode()))
     if client:
@@ -79,31 +80,46 @@ def request_headers(
 # -- answers
 
 
-def answer_headers(headers: Headers) -> Headers:
-    """The headers of an answer that are passed on."""
-    return [
-        (name, value)
+def head_of(headers: Headers) -> tuple[dict[str, str], str]:
+    """The headers of an answer that are passed on, and its content type; empty: it has none."""
+    passed = {
+        name.decode("latin-1"): value.decode("latin-1")
         for name, value in headers
         if name not in _ANSWER_HOP and not name.startswith(b"access-control-")
-    ]
+    }
+    return passed, passed.pop("content-type", "")
 
 
 class PassedStream:
-    """A stream that is passed on, and the error that may end it after `n_events` of its events.
+    """A stream that is passed on, and the error that may end it.
 
     Args:
         path: that of the request.
         request_id: its id.
+        begun: what was passed on of it.
     """
 
-    def __init__(self, path: str, request_id: str) -> None:
+    def __init__(self, path: str, request_id: str, begun: bytes = b"") -> None:
         self._shape = errors.shape_of(path)
         self._request_id = request_id
-        self.n_events = 0
+        self._n_events = begun.count(b"\n\n")
 
-    def can_end(self, content_type: bytes) -> bool:
-        """Whether an answer of this type can tell in its body that it has failed."""
-        return content_type.startswith((b"text/event-stream", self._shape.content_type.encode()))
+    async def pieces(
+        self, receive: Callable[[], Awaitable[bytes]], content_type: str
+    ) -> AsyncGenerator[bytes, None]:
+        """Pass on what is received, until that is nothing.
+
+        If the process of the model ends early, a stream ends with an error, and an answer of
+        another type breaks off with a ModelProcessError.
+        """
+        try:
+            while part := await receive():
+                self._n_events += part.count(b"\n\n")
+                yield part
+        except ModelProcessError as error:
+            if not content_type.startswith((sse.CONTENT_TYPE, self._shape.content_type)):
+                raise
+            yield self.last_event(error)
 
     def last_event(self, error: TrioServeError) -> bytes:
         """Write an error as the last event."""
@@ -111,4 +127,4 @@ class PassedStream:
 
     def write(self, body: Mapping[str, Any]) -> bytes:
         """Write the body of an error as the last event."""
-        return self._shape.event(body, self.n_events)
+        return self._shape.event(body, self._n_events)
