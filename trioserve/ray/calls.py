@@ -22,7 +22,7 @@ from trioserve.config import Config
 from trioserve.errors import ModelFailedError, ModelProcessError, TrioServeError, UnknownModelError
 from trioserve.models.catalog import ModelEntry, Source
 from trioserve.models.catalog.catalog import find_named
-from trioserve.ray.incoming import Incoming, Sent
+from trioserve.ray.incoming import IngressRequest, Sent
 from trioserve.ray.prefix_affinity import RoutingHint, hint_of
 from trioserve.whole_numbers import whole_number
 
@@ -292,7 +292,7 @@ class Targets:
         """The models by their names, without the other ones."""
         return self._by_name
 
-    def of(self, request: Incoming) -> ModelTarget:
+    def of(self, request: IngressRequest) -> ModelTarget:
         """Find the model of a request. With one model, its name does not matter.
 
         Raises:
@@ -300,7 +300,7 @@ class Targets:
             AmbiguousModelError: the name may mean several.
         """
         path = request.path
-        of_any = path in _OF_ANY and not request.args.get("model")
+        of_any = path in _OF_ANY and not request.query.get("model")
         if len(self) == 1 or of_any or path.startswith("/assets/"):
             return self.first
         name = request.model
@@ -315,26 +315,26 @@ class Targets:
         return self._by_name[found.name]
 
     async def call(
-        self, target: ModelTarget, request: Incoming, **options: Unpack[CallOptions]
+        self, target: ModelTarget, request: IngressRequest, **options: Unpack[CallOptions]
     ) -> ReplicaReply:
         """Have a replica answer a request. The caller closes the reply.
 
         Raises:
             TrioServeError: no replica can answer it.
         """
-        hint = hint_of(request.fields, request.route.prompt_fields, options.get("key"))
+        hint = hint_of(request.given, request.route.prompt_fields, options.get("key"))
         sent = options.get("sent") or request.sent()
         patience = options.get("patience", self._patience)
         return await call(target, sent, hint, patience=patience)
 
     async def ask(
-        self, target: ModelTarget, request: Incoming, **options: Unpack[CallOptions]
+        self, target: ModelTarget, request: IngressRequest, **options: Unpack[CallOptions]
     ) -> Data:
         """Like `call`, for an answer that is received as a whole."""
         return await (await self.call(target, request, **options)).whole()
 
     async def ask_all(
-        self, request: Incoming, calls: Iterable[tuple[ModelTarget, CallOptions]]
+        self, request: IngressRequest, calls: Iterable[tuple[ModelTarget, CallOptions]]
     ) -> list[Data | TrioServeError]:
         """Ask at the same time; returns the answers, or errors, in the order of the calls.
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import attrs
 from werkzeug.datastructures import Headers
 
 from trioserve.api.base import vendors
+from trioserve.api.base.body import SHORT_BODY, Incoming
 from trioserve.api.base.reply import Reply
 from trioserve.api.base.routes import Route
 from trioserve.api.base.vendors import Fields
+from trioserve.api.edge.connection import ID_HEADER, choose_id
 from trioserve.api.router import proxy
 from trioserve.config import Config
 from trioserve.errors import BodyTimeoutError, PayloadTooLargeError, TrioServeError
@@ -28,8 +30,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 #: A request on its way: method, target, headers, body.
 Sent: TypeAlias = tuple[str, str, Sequence[tuple[bytes, bytes]], bytes]
 
-#: Bodies up to this length (bytes) are parsed on the event loop.
-_SHORT_BODY = 32 * 1024
+_T = TypeVar("_T")
 
 
 async def _nothing() -> Reply:
@@ -61,95 +62,58 @@ class GoneError(TrioServeError):
     """The client disconnected before it had sent its body."""
 
 
-@attrs.define(kw_only=True)
-class Incoming:
-    """A request. `body` and its `fields` are there once `read` has returned."""
+@attrs.define(kw_only=True, eq=False)
+class IngressRequest(Incoming):
+    """A request to an ingress. `given` has the fields of its body, once they were read."""
 
-    method: str
-    path: str
     route: Route
-    query: str
     headers: Headers
     raw_headers: Sequence[tuple[bytes, bytes]]
     server: str  # the address that received it
     client: str | None
     id: str
     arrived: float  # by the clock of the event loop
-    body: bytes = b""
-    fields: Fields = attrs.field(factory=dict)
+    given: Fields = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, scope: Scope, request_id: str, table: RouteTable) -> Incoming:
-        """Make it from an ASGI scope."""
+    def of(
+        cls,
+        scope: Scope,
+        route_at: Callable[[str, str], Route],
+        receive: Callable[[], Awaitable[bytes]],
+        held: MemoryReservation,
+    ) -> IngressRequest:
+        """Make it from an ASGI scope, the routes, and what receives its body."""
         raw = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
-        path = _without_prefix(scope["path"], scope.get("root_path", ""))
+        headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in raw)
+        method, path = scope["method"], _without_prefix(scope["path"], scope.get("root_path", ""))
+        query = scope.get("query_string", b"").decode("ascii", "replace")
         return cls(
-            method=scope["method"],
+            method=method,
             path=path,
-            route=table.at(scope["method"], path),
-            query=scope.get("query_string", b"").decode("ascii", "replace"),
-            headers=Headers(
-                (name.decode("latin-1"), value.decode("latin-1")) for name, value in raw
-            ),
+            receive=receive,
+            held=held,
+            query=dict(reversed(parse_qsl(query, keep_blank_values=True))),  # the first of a name
+            content_type=headers.get("Content-Type", ""),
+            query_string=query,
+            keeps_data=True,
+            route=route_at(method, path),
+            headers=headers,
             raw_headers=raw,
             server=(scope.get("server") or ("",))[0] or "",
             client=(scope.get("client") or (None,))[0],
-            id=request_id,
+            id=choose_id(headers.get(ID_HEADER)),
             arrived=asyncio.get_running_loop().time(),
         )
 
-    @property
-    def args(self) -> Mapping[str, str]:
-        """The fields of the query; of those with the same name, the first."""
-        pairs = parse_qsl(self.query, keep_blank_values=True)
-        return dict(reversed(pairs))
-
-    async def read(self, receive: Receive, config: Config, held: MemoryReservation) -> None:
-        """Receive the body, and parse it.
-
-        Raises:
-            PayloadTooLargeError: it is too large.
-            MemoryFullError: requests hold too much memory as it is.
-            InvalidRequestError: it is not JSON, where it should be.
-            BodyTimeoutError: it does not come.
-        """
-        try:
-            async with asyncio.timeout(config.timeout):
-                self.body = await self._receive(receive, config, held)
-        except TimeoutError:
-            raise BodyTimeoutError(
-                f"The body did not arrive within {config.timeout:g} seconds."
-            ) from None
-        if len(self.body) <= _SHORT_BODY:
-            self.fields = self._parse()
-        else:
-            self.fields = await asyncio.to_thread(self._parse)
-
-    async def _receive(self, receive: Receive, config: Config, held: MemoryReservation) -> bytes:
-        parts: list[bytes] = []
-        n_bytes = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise GoneError("The client has gone.")
-            part = message.get("body", b"")
-            n_bytes += len(part)
-            if n_bytes > config.max_body_size:
-                raise PayloadTooLargeError(
-                    f"The body is larger than max_body_size, which is {config.max_body_size} bytes."
-                )
-            held.grow(2 * len(part))  # with the decoded data
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
-
-    def _parse(self) -> Fields:
-        return proxy.fields_of(self.body, self.headers.get("Content-Type", ""))
+    async def aside(self, work: Callable[[], _T]) -> _T:
+        """Do work on the body, in a thread if it is long."""
+        return work() if self.size <= SHORT_BODY else await asyncio.to_thread(work)
 
     @property
     def model(self) -> str | None:
         """The name of the model that it gives. Raises InvalidRequestError: it is no name."""
-        return self.route.model_in(self.fields, self.args)
+        return self.route.model_in(self.given, self.query)
 
     def sent(self, *, path: str | None = None, body: bytes | None = None, **query: Any) -> Sent:
         """Write it for a child, possibly on another path or with another body.
@@ -162,8 +126,8 @@ class Incoming:
             waited=asyncio.get_running_loop().time() - self.arrived,
             client=self.client,
         )
-        target = proxy.target_of(path or self.path, _with(self.query, query))
-        return (self.method, target, headers, self.body if body is None else body)
+        target = proxy.target_of(path or self.path, _with(self.query_string, query))
+        return (self.method, target, headers, (self.data or b"") if body is None else body)
 
 
 def _without_prefix(path: str, prefix: str) -> str:
@@ -179,3 +143,33 @@ def _with(query: str, values: Mapping[str, Any]) -> str:
     pairs = [each for each in parse_qsl(query, keep_blank_values=True) if each[0] not in values]
     pairs += [(name, str(value)) for name, value in values.items() if value is not None]
     return urlencode(pairs)
+
+
+async def received(receive: Receive, config: Config, held: MemoryReservation) -> bytes:
+    """Receive a body.
+
+    Raises:
+        PayloadTooLargeError: it is too large.
+        MemoryFullError: requests hold too much memory as it is.
+        BodyTimeoutError: it does not come.
+        GoneError: the client has disconnected.
+    """
+    whole, more = bytearray(), True
+    while more:
+        try:
+            async with asyncio.timeout(config.timeout):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTimeoutError(
+                f"No more of the body came for {config.timeout:g} seconds."
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise GoneError("The client has gone.")
+        part, more = message.get("body", b""), message.get("more_body", False)
+        held.grow(len(part))
+        whole += part
+        if len(whole) > config.max_body_size:
+            raise PayloadTooLargeError(
+                f"The body is larger than max_body_size, which is {config.max_body_size} bytes."
+            )
+    return bytes(whole)

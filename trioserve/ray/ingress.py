@@ -11,17 +11,27 @@ import asyncio
 import logging
 from collections.abc import AsyncIterable
 from contextlib import closing
+from functools import partial
 
 import structlog
 
 from trioserve.api.base import errors
 from trioserve.api.base.reply import Data, Reply
 from trioserve.api.edge import access
-from trioserve.api.edge.connection import ID_HEADER, choose_id
+from trioserve.api.edge.connection import ID_HEADER
+from trioserve.api.router import proxy
 from trioserve.api.router.proxy import PassedStream
 from trioserve.config import Config
 from trioserve.ray.calls import ReplicaReply
-from trioserve.ray.incoming import GoneError, Incoming, Receive, RouteTable, Scope, Send
+from trioserve.ray.incoming import (
+    GoneError,
+    IngressRequest,
+    Receive,
+    RouteTable,
+    Scope,
+    Send,
+    received,
+)
 from trioserve.ray.lifelines import Anchor
 from trioserve.ray.routes import Routes
 from trioserve.server.keys import Keys
@@ -46,7 +56,7 @@ class Ingress:
         self._config = config
         self._routes = routes
         self._anchor = anchor
-        self._table = RouteTable()
+        self._route_at = RouteTable().at
         self._keys = Keys(config)
         self._memory = MemoryBudget.of(config)
 
@@ -55,10 +65,11 @@ class Ingress:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
-            offered = dict(scope["headers"]).get(ID_HEADER.lower().encode(), b"").decode("latin-1")
-            request = Incoming.of(scope, choose_id(offered or None), self._table)
-            with structlog.contextvars.bound_contextvars(request_id=request.id):
-                await self._serve(request, receive, _Responder(request, self._config, send))
+            with self._memory.hold() as held:
+                body = partial(received, receive, self._config, held)
+                request = IngressRequest.of(scope, self._route_at, body, held)
+                with structlog.contextvars.bound_contextvars(request_id=request.id):
+                    await self._serve(request, _Responder(request, self._config, send))
 
     def add_exception_handler(self, kind: type[Exception], handler: object) -> None:
         """Do nothing: Serve up to 2.49 says how its errors are to be answered, which we know."""
@@ -73,25 +84,24 @@ class Ingress:
         self._anchor.end()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _serve(self, request: Incoming, receive: Receive, client: _Responder) -> None:
+    async def _serve(self, request: IngressRequest, client: _Responder) -> None:
         """Answer a request. Errors have the form of its route."""
-        with self._memory.hold() as held:
-            try:
-                if request.method == "OPTIONS":
-                    await client.reply(Data())
-                    return
-                access.check(request.path, request.headers, request.server, self._config)
-                held.belongs_to(await self._key_of(request))
-                await request.read(receive, self._config, held)
-                await client.reply(await self._routes.answer(request))
-            except GoneError:
+        try:
+            if request.method == "OPTIONS":
+                await client.reply(Data())
                 return
-            except Exception as error:
-                if client.has_begun:
-                    raise  # which ends the connection: so the client sees that it is not whole
-                await client.reply(errors.reply(error, request.path))
+            access.check(request.path, request.headers, request.server, self._config)
+            request.held.belongs_to(await self._key_of(request))
+            request.given = await proxy.fields_of(request)
+            await client.reply(await self._routes.answer(request))
+        except GoneError:
+            return
+        except Exception as error:
+            if client.has_begun:
+                raise  # which ends the connection: so the client sees that it is not whole
+            await client.reply(errors.reply(error, request.path))
 
-    async def _key_of(self, request: Incoming) -> str:
+    async def _key_of(self, request: IngressRequest) -> str:
         """The API key that a request shows. Raises AuthenticationError."""
         path = request.path
         if not self._keys.needed or path in access.PUBLIC or path.startswith(_LOOKED_AT_AGAIN):
@@ -106,7 +116,7 @@ class Ingress:
 class _Responder:
     """Who gets the answer to a request."""
 
-    def __init__(self, request: Incoming, config: Config, send: Send) -> None:
+    def __init__(self, request: IngressRequest, config: Config, send: Send) -> None:
         self.has_begun = False
         self._request = request
         self._config = config
@@ -142,7 +152,9 @@ class _Responder:
             headers[ID_HEADER] = self._request.id
         origin = self._request.headers.get("Origin", "")
         headers |= access.headers_for(origin, self._request.method, self._config)
-        written = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        written = [
+            (name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()
+        ]
         self.has_begun = True
         await self._send(
             {"type": "http.response.start", "status": reply.status, "headers": written}

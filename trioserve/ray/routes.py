@@ -23,10 +23,10 @@ from trioserve.api.sessions import ID
 from trioserve.config import Config
 from trioserve.errors import NotFoundError, NotSupportedError, TrioServeError
 from trioserve.ray.calls import CallOptions, ModelTarget, ReplicaReply, Targets
-from trioserve.ray.incoming import Incoming, Sent
+from trioserve.ray.incoming import IngressRequest, Sent
 
 #: Answers a request.
-Handler: TypeAlias = Callable[[Incoming], Awaitable[Reply]]
+Handler: TypeAlias = Callable[[IngressRequest], Awaitable[Reply]]
 
 #: In a query: the name of the replica that is meant.
 _REPLICA = "replica"
@@ -88,7 +88,7 @@ class Routes:
             "/v1/stream/": self._stream_by_secret,
         }
 
-    async def answer(self, request: Incoming) -> Reply:
+    async def answer(self, request: IngressRequest) -> Reply:
         """Answer a request. The caller closes the reply.
 
         Raises:
@@ -104,7 +104,7 @@ class Routes:
 
     # -- states that each replica has alone
 
-    async def _one(self, request: Incoming) -> Reply:
+    async def _one(self, request: IngressRequest) -> Reply:
         """Have the replica that is named answer, or the only one.
 
         Raises:
@@ -112,7 +112,7 @@ class Routes:
             NotSupportedError: it is not said which.
         """
         target = self._targets.of(request)
-        name = request.args.get(_REPLICA)
+        name = request.query.get(_REPLICA)
         if name is None and not target.is_single:
             raise NotSupportedError(
                 f"{request.path} is about the state of one server, and the model {target.name!r} "
@@ -123,10 +123,10 @@ class Routes:
         sent = request.sent(**{_REPLICA: None})
         return await self._targets.call(target, request, sent=sent, key=name)
 
-    async def _slots(self, request: Incoming) -> Reply:
+    async def _slots(self, request: IngressRequest) -> Reply:
         """List the slots of all replicas, each with the name of its replica."""
         target = self._targets.of(request)
-        if target.is_single or request.args.get(_REPLICA):
+        if target.is_single or request.query.get(_REPLICA):
             return await self._one(request)
         listed = []
         for name, reply in await self._broadcast(target, request):
@@ -135,15 +135,15 @@ class Routes:
             listed += [{**slot, _REPLICA: name} for slot in json.loads(reply.body)]
         return json_reply(listed)
 
-    async def _all(self, request: Incoming) -> Reply:
+    async def _all(self, request: IngressRequest) -> Reply:
         """Have all replicas do something; gives the first answer that is an error, or any."""
         target = self._targets.of(request)
-        if target.is_single or request.args.get(_REPLICA):
+        if target.is_single or request.query.get(_REPLICA):
             return await self._one(request)
         replies = [reply for _, reply in await self._broadcast(target, request)]
         return next((reply for reply in replies if reply.status >= 400), replies[0])
 
-    async def _owner(self, request: Incoming) -> Reply:
+    async def _owner(self, request: IngressRequest) -> Reply:
         """Ask all replicas for the one that gives an answer: of one model, or of all."""
         targets = [self._targets.of(request)] if request.model else list(self._targets)
         replies = [reply for one in targets for _, reply in await self._broadcast(one, request)]
@@ -151,7 +151,7 @@ class Routes:
             (reply for reply in replies if not is_unknown(reply.status, reply.body)), replies[0]
         )
 
-    async def _metrics(self, request: Incoming) -> Reply:
+    async def _metrics(self, request: IngressRequest) -> Reply:
         """Write the metrics of all replicas of one model, or of all, each with its labels."""
         texts = []
         for target in self._measured(request):
@@ -162,7 +162,7 @@ class Routes:
                 texts.append((labels, reply.body.decode()))
         return Data(body=merged(texts).encode(), content_type=metrics.CONTENT_TYPE)
 
-    async def _snapshot(self, request: Incoming) -> Reply:
+    async def _snapshot(self, request: IngressRequest) -> Reply:
         """Gather the snapshots of all replicas of one model, or of all."""
         models = {}
         for target in self._measured(request):
@@ -172,13 +172,13 @@ class Routes:
             models[target.name] = {name: json.loads(reply.body) for name, reply in replies}
         return json_reply({"object": "metrics", "models": models})
 
-    def _measured(self, request: Incoming) -> Iterable[ModelTarget]:
+    def _measured(self, request: IngressRequest) -> Iterable[ModelTarget]:
         """The models whose metrics are asked for. Raises NotSupportedError: there are none."""
         metrics.check(self._config)
-        return [self._targets.of(request)] if request.args.get("model") else self._targets
+        return [self._targets.of(request)] if request.query.get("model") else self._targets
 
     async def _broadcast(
-        self, target: ModelTarget, request: Incoming
+        self, target: ModelTarget, request: IngressRequest
     ) -> Sequence[tuple[str, Data]]:
         """Ask all replicas of a model; gives their names and answers.
 
@@ -199,7 +199,7 @@ class Routes:
             raise found[0]
         return replies
 
-    async def _names(self, target: ModelTarget, request: Incoming) -> Sequence[str]:
+    async def _names(self, target: ModelTarget, request: IngressRequest) -> Sequence[str]:
         """The names of the replicas of a model. The only one may have none.
 
         Raises:
@@ -217,7 +217,7 @@ class Routes:
 
     # -- streams that can be resumed
 
-    async def _pass_on(self, request: Incoming) -> Reply:
+    async def _pass_on(self, request: IngressRequest) -> Reply:
         """Have a replica answer a request, which may make a stream to be read again."""
         target, name = self._targets.of(request), request.headers.get(ID)
         is_for_later = "respond-async" in request.headers.get(_PREFER, "").lower()
@@ -230,10 +230,10 @@ class Routes:
         answer = await self._targets.call(target, request, key=key)
         return await _addressed(answer, target.name, key) if answer.status == 202 else answer
 
-    async def _stream_by_name(self, request: Incoming) -> Reply:
+    async def _stream_by_name(self, request: IngressRequest) -> Reply:
         """Read or stop the stream of a conversation: whichever model has it."""
         self._check_finds(request)
-        key = request.args.get("conv_id")
+        key = request.query.get("conv_id")
         missing: Reply | None = None
         for target in self._targets:
             answer = await self._targets.call(target, request, key=key)
@@ -243,21 +243,21 @@ class Routes:
         assert missing is not None
         return missing
 
-    async def _stream_by_secret(self, request: Incoming) -> Reply:
+    async def _stream_by_secret(self, request: IngressRequest) -> Reply:
         """Read or stop a stream by the address that its POST was given."""
         self._check_finds(request)
         try:
-            name, key = json.loads(base64.urlsafe_b64decode(request.args.get(_AT, "")))
+            name, key = json.loads(base64.urlsafe_b64decode(request.query.get(_AT, "")))
             target = self._targets.by_name[name]
         except (ValueError, KeyError, TypeError):
             raise NotFoundError("Stream not found or expired") from None
         sent = request.sent(**{_AT: None})
         return await self._targets.call(target, request, sent=sent, key=str(key))
 
-    async def _lookup(self, request: Incoming) -> Reply:
+    async def _lookup(self, request: IngressRequest) -> Reply:
         """Ask for each conversation where it would be."""
         self._check_finds(request)
-        ids = request.fields.get("conversation_ids")
+        ids = request.given.get("conversation_ids")
         if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
             return await self._targets.ask(self._targets.first, request)
         calls: list[tuple[ModelTarget, CallOptions]] = []
@@ -273,7 +273,7 @@ class Routes:
             merged += json.loads(found.body)
         return json_reply(merged)
 
-    def _check_finds(self, request: Incoming) -> None:
+    def _check_finds(self, request: IngressRequest) -> None:
         if not self._finds_replicas:
             raise NotSupportedError(
                 f"{request.path} needs the router of requests, which finds the replica that has a "
@@ -282,7 +282,7 @@ class Routes:
 
     # -- all models
 
-    async def _each(self, request: Incoming) -> Mapping[str, Data | TrioServeError]:
+    async def _each(self, request: IngressRequest) -> Mapping[str, Data | TrioServeError]:
         """Ask a replica of each model; gives the answers, or what went wrong."""
         calls: Iterable[tuple[ModelTarget, CallOptions]] = (
             (target, {"patience": _LIST_PATIENCE}) for target in self._targets
@@ -290,7 +290,7 @@ class Routes:
         found = await self._targets.ask_all(request, calls)
         return dict(zip(self._targets.by_name, found, strict=True))
 
-    async def _list(self, request: Incoming) -> Reply:
+    async def _list(self, request: IngressRequest) -> Reply:
         """Merge the lists of all models. One without a replica is there with its name alone."""
         merged: dict[str, Any] = {}
         for name, found in (await self._each(request)).items():
@@ -306,7 +306,7 @@ class Routes:
             merged |= page(merged["data"])
         return json_reply(merged)
 
-    async def _ready(self, request: Incoming) -> Reply:
+    async def _ready(self, request: IngressRequest) -> Reply:
         """Say whether any model can be used; if none can, why the first one cannot."""
         found = list((await self._each(request)).values())
         replies = [each for each in found if isinstance(each, Data)]
@@ -314,13 +314,13 @@ class Routes:
             raise found[0]
         return next((each for each in replies if each.status == 200), replies[0])
 
-    async def _live(self, request: Incoming) -> Reply:
+    async def _live(self, request: IngressRequest) -> Reply:
         """Say that the ingress lives. Serve checks the replicas."""
         return json_reply({"status": "ok"})
 
-    async def _props(self, request: Incoming) -> Reply:
+    async def _props(self, request: IngressRequest) -> Reply:
         """Describe the model, or several as a router does."""
-        if len(self._targets) == 1 or request.args.get("model"):
+        if len(self._targets) == 1 or request.query.get("model"):
             return await self._targets.ask(self._targets.of(request), request)
         described = properties_of_many(self._config, max_models=len(self._targets), autoload=False)
         return json_reply(described)

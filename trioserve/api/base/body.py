@@ -349,7 +349,7 @@ class _FormParser:
 _T = TypeVar("_T")
 
 #: Bodies up to this length (bytes) are read on the event loop: it takes about 1 ms.
-_SHORT_BODY = 32 * 1024
+SHORT_BODY = 32 * 1024
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -451,13 +451,12 @@ class Incoming:
         self.size = len(data)
         self.data = data if self.keeps_data else None
         weigh = weight_of_form if self.is_form else weight_of
-        weight = await offload(partial(weigh, data), self.size, _SHORT_BODY)
-        self.held.grow(weight - self.size)
+        self.held.grow(await self.aside(partial(weigh, data)) - self.size)
         return await self.aside(partial(parse, data))
 
     async def aside(self, work: Callable[[], _T]) -> _T:
         """Do work on the body, in a thread if it is long."""
-        return await offload(work, self.size, _SHORT_BODY)
+        return await offload(work, self.size, SHORT_BODY)
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
@@ -476,7 +475,7 @@ def parse_json(data: bytes) -> Any:
     """
     try:
         text = data.decode("utf-8")
-        if len(data) <= _SHORT_BODY:
+        if len(data) <= SHORT_BODY:
             value = json.loads(text, parse_constant=_refuse_constant)
         else:
             value = LongReader(text, _refuse_constant).read()

@@ -227,14 +227,7 @@ class Forwarder:
             InvalidRequestError: the body is not JSON, or a value cannot be used.
             TrioServeError: the body is too large.
         """
-        fields: Mapping[str, Any]
-        if not incoming.is_read:
-            kind = incoming.content_type
-            fields = await incoming.read(lambda data: proxy.fields_of(data, kind))
-        elif incoming.is_form:
-            fields = proxy.fields_in(await incoming.form())
-        else:
-            fields = await incoming.fields()
+        fields = await proxy.fields_of(incoming)
         if (data := incoming.data) is None or stored is not None:
             data = await incoming.aside(partial(_written, fields, stored))
         incoming.forget()
@@ -364,11 +357,11 @@ def _ping(write: Callable[[str], bytes], model: str, _: object) -> bytes:
 
 def _deadline(fields: Mapping[str, Any], caller: Caller) -> float:
     """The deadline of a request. The child refuses an invalid timeout."""
-    given = fields.get("timeout")
+    given, header = fields.get("timeout"), caller.headers.get(TIMEOUT_HEADER)
+    if given is None and header is None:
+        return math.inf
     try:
-        if given is None:
-            given = float(caller.headers.get(TIMEOUT_HEADER, "inf"))
-        return caller.arrived + seconds(given)
+        return caller.arrived + seconds(float(header or "") if given is None else given)
     except (MismatchError, ValueError):
         return math.inf
 

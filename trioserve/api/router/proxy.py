@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from trioserve.api.base import errors, sse
-from trioserve.api.base.body import Form, boundary_of, is_form, parse_form, parse_json
+from trioserve.api.base.body import Form, Incoming, boundary_of, is_form, parse_form, parse_json
 from trioserve.api.base.vendors import Fields
 from trioserve.api.edge.connection import ID_HEADER, WAITED_HEADER
 from trioserve.errors import ModelProcessError, TrioServeError
@@ -33,21 +34,28 @@ _ANSWER_HOP = frozenset(
 # -- requests
 
 
-def fields_of(body: bytes, content_type: str) -> Fields:
-    """Parse a body, as far as it is an object, or a form with files.
+async def fields_of(incoming: Incoming) -> Fields:
+    """Read a body, as far as it is an object, or a form with files.
 
     Raises:
         InvalidRequestError: it is neither JSON nor a form.
+        TrioServeError: as `Incoming.read`.
     """
+    if not incoming.is_read:
+        return await incoming.read(partial(_parse, incoming.content_type))
+    return _fields_in(await incoming.form()) if incoming.is_form else await incoming.fields()
+
+
+def _parse(content_type: str, body: bytes) -> Fields:
     if not body:
         return {}
-    if not is_form(content_type):
-        value = parse_json(body)
-        return value if isinstance(value, dict) else {}
-    return fields_in(parse_form(body, boundary_of(content_type)))
+    if is_form(content_type):
+        return _fields_in(parse_form(body, boundary_of(content_type)))
+    value = parse_json(body)
+    return value if isinstance(value, dict) else {}
 
 
-def fields_in(form: Form) -> Fields:
+def _fields_in(form: Form) -> Fields:
     """The fields of a form, with the values that tell how to forward it."""
     fields: dict[str, Any] = {name: values[-1] for name, values in form.fields.items()}
     with suppress(KeyError, ValueError):  # it is not there, or the child will refuse it
