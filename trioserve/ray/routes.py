@@ -332,7 +332,7 @@ async def _addressed(answer: ReplicaReply, model: str, key: str) -> Reply:
     body = json.loads(whole.body)
     at = base64.urlsafe_b64encode(json.dumps([model, key]).encode()).decode()
     location = f"{body['location']}?{urlencode({_AT: at})}"
-    del whole.headers["content-length"]
+    whole.headers.pop("content-length", None)
     headers = {**whole.headers, "location": location}
     return json_reply({**body, "location": location}, whole.status, **headers)
 
