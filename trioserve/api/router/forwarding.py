@@ -16,7 +16,6 @@ from urllib.parse import urlencode
 
 import attrs
 import trio
-from outcome import Error, Outcome, Value
 
 from trioserve.api.base import errors, limits, sse
 from trioserve.api.base.body import Incoming
@@ -38,7 +37,7 @@ from trioserve.api.base.running import is_unknown
 from trioserve.api.base.stored_as import STORED_HEADER, StoredAs
 from trioserve.api.router import proxy
 from trioserve.api.router.proxy import PassedStream
-from trioserve.concurrency import alongside, deadline_scope
+from trioserve.concurrency import Feed, alongside, deadline_scope
 from trioserve.errors import (
     InvalidRequestError,
     ModelNotLoadedError,
@@ -69,62 +68,50 @@ Say: TypeAlias = Callable[[QueueStatus | None], bytes]
 
 
 class Place:
-    """The place of one request at the child of its model. Made by `place_at`."""
+    """The place of one request at the child of its model. Made by `place_at`.
+
+    Attributes:
+        connection: to the child; none: it is waited for.
+    """
 
     def __init__(self, wanted: ForwardedRequest) -> None:
+        self.connection: ChildConnection | None = None
         self._wanted = wanted
-        self._waiting: QueueStatus | None = None  # where the request stands
-        self._decided = trio.Event()
-        self._outcome: Outcome[ChildConnection] | None = None
+        self._status: QueueStatus | None = None  # where the request stands
+        self._found = Feed[ChildConnection]()
 
-    @property
-    def decided(self) -> bool:
-        """Whether a connection is available, or has failed."""
-        return self._decided.is_set()
-
-    @property
-    def connection(self) -> ChildConnection:
-        """The connection to the child, once it is decided. Raises as `connected`."""
-        assert self._outcome is not None
-        return self._outcome.unwrap()
-
-    def decide(self, outcome: Outcome[ChildConnection]) -> None:
-        """Take a connection, or the error in place of one."""
-        self._outcome = outcome
-        self._decided.set()
-
-    async def wait(self, patience: float) -> None:
-        """Wait until it is decided, for at most `patience` seconds.
+    async def connect(self, patience: float) -> ChildConnection | None:
+        """Wait for the connection, for at most `patience` seconds; None: it is not there yet.
 
         Raises:
             DeadlineExceededError: the request has no time left.
+            TrioServeError: as `connected`.
         """
-        if not self.decided:
+        if self.connection is None:
             with deadline_scope(self._wanted.deadline), trio.move_on_after(patience):
-                await self._decided.wait()
+                self.connection = await anext(self._found)
+        return self.connection
 
     async def keep(self, fleet: Fleet, entry: ModelEntry) -> None:
         """Take a connection, and keep it until cancelled."""
         autoload = self._wanted.autoload
         try:
             async with connected(fleet, entry, autoload=autoload, on_wait=self._note) as connection:
-                self.decide(Value(connection))
+                self._found.put(connection)
                 await trio.sleep_forever()
-        except TrioServeError as error:
-            self.decide(Error(error))
         except Exception as error:
-            self.decide(Error(errors.unexpected(error)))
+            self._found.end(errors.known(error))
 
-    def _note(self, waiting: QueueStatus) -> None:
-        self._waiting = waiting
+    def _note(self, status: QueueStatus) -> None:
+        self._status = status
 
     def comment(self) -> bytes:
         """Write the status of the wait, for a stream that is silent meanwhile."""
-        return self._wanted.say(self._waiting)
+        return self._wanted.say(self._status)
 
     async def beat(self) -> bytes:
-        """Write the same as a ping; nothing once it is decided, because the child sends its own."""
-        return b"" if self.decided else self.comment()
+        """Write the same as a ping; nothing once it is over, because the child sends its own."""
+        return self.comment() if self.connection is None else b""
 
 
 @asynccontextmanager
@@ -137,9 +124,10 @@ async def place_at(
         if fleet.is_ready(entry):  # there is nothing to wait for, and so no need for a task
             child = await stack.enter_async_context(fleet.use(entry, autoload=wanted.autoload))
             with suppress(ModelProcessError):
-                made = stack.enter_context(connect(child.socket_path, child.kept, child.ended))
-                place.decide(Value(made))
-        if not place.decided:
+                place.connection = stack.enter_context(
+                    connect(child.socket_path, child.kept, child.ended)
+                )
+        if place.connection is None:
             await stack.aclose()
             await stack.enter_async_context(alongside(partial(place.keep, fleet, entry)))
         yield place
@@ -293,15 +281,14 @@ class Forwarder:
         """Wait for the child, but only until it is time to say something to the client."""
         while True:
             place = await caller.open(place_at(fleet, entry, wanted))
-            await place.wait(sse.SOON if wanted.tells_place else wanted.ping_interval)
-            if not place.decided:
+            patience = sse.SOON if wanted.tells_place else wanted.ping_interval
+            if (connection := await place.connect(patience)) is None:
                 return Pieces(
                     pieces=_answer_late(place, wanted, _passed(wanted)),
                     headers=dict(sse.HEADERS),
                     content_type=wanted.content_type,
                     keep_alive=KeepAlive(wanted.ping_interval, place.beat),
                 )
-            connection = place.connection
             with suppress(NotTakenError):
                 return await pass_on(await connection.ask(wanted.sent()), _passed(wanted))
 
@@ -431,14 +418,15 @@ async def _answer_late(
 ) -> AsyncGenerator[bytes, None]:
     """Send the status of the wait until the child is available, then forward its answer."""
     # An async generator, so no nursery or cancel scope may be open at a `yield`.
-    said = last = b""
+    said, last, connection = b"", b"", None
+    patience = sse.LOOK_INTERVAL if wanted.tells_place else math.inf
     try:
-        while not place.decided:
+        while connection is None:
             if (comment := place.comment()) != said:
                 yield comment
             said = comment
-            await place.wait(sse.LOOK_INTERVAL if wanted.tells_place else math.inf)
-        answer = await place.connection.ask(wanted.sent())
+            connection = await place.connect(patience)
+        answer = await connection.ask(wanted.sent())
         if answer.status != 200:
             last = passed.write(json.loads(await answer.receive_all()))
     except TrioServeError as error:
