@@ -157,7 +157,7 @@ HERE, THERE = "http://localhost:3000", "https://example.com"
     ],
 )
 def test_which_origins_are_let_in(settings: dict[str, Any], origin: str, says: str | None) -> None:
-    assert access.allowed(origin, Config(**settings)) == says
+    assert access.Sites(Config(**settings)).allowed(origin) == says
 
 
 async def test_a_preflight_says_what_is_allowed() -> None:

@@ -19,7 +19,7 @@ from tests.support.ray_replicas import (
     never,
     text_answer,
 )
-from trioserve.api.base.running import NOT_RUNNING
+from trioserve.api.base.generation import NOT_RUNNING
 from trioserve.config import Config
 from trioserve.ray.calls import HEAD, TAKEN, Part
 

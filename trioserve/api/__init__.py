@@ -22,12 +22,13 @@ from trioserve.api import (
     openapi,
     pages,
     predict,
+    sessions,
     stored,
     streams,
     vllm,
 )
 from trioserve.api.base import vendors
-from trioserve.api.base.routes import Responder, Route
+from trioserve.api.base.routes import Route
 from trioserve.api.edge.app import App
 from trioserve.api.openai import responses
 from trioserve.api.openai.responses.request import StoringRequest
@@ -66,22 +67,15 @@ def make_app(state: AppState) -> App:
 
 def _add(app: App, state: AppState, routes: Iterable[Route]) -> None:
     for route in routes:
-        answer = _composed(route, state)
+        answer = state.answer_of(route)
+        if route.takes is not None and issubclass(route.takes, StoringRequest):
+            answer = stored.stored(route, state, answer)
+        asked = {}
+        if route.method == "POST" and route.streams_by_default is not None:
+            asked = dict.fromkeys(sessions.ASKED_BY, streams.resumable(route, state, answer))
         state.routes.append(route)
         state.answers[route.method, route.path] = answer
-        app.serve(route, answer)
-
-
-def _composed(route: Route, state: AppState) -> Responder:
-    """The function that answers a route, with what its requests may ask for beside an answer."""
-    answer = state.answer_of(route)
-    if route.takes is None:
-        return answer
-    if issubclass(route.takes, StoringRequest):
-        answer = stored.stored(route, state, answer)
-    if route.method == "POST" and route.streams_by_default is not None:
-        answer = streams.resumable(route, state, answer)
-    return answer
+        app.serve(route, answer, asked)
 
 
 def configure(app: App, config: Config) -> None:

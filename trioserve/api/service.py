@@ -26,10 +26,10 @@ from trioserve.api.base.answers import Success
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.described import Model, adapters_of, of_server, properties_of
+from trioserve.api.base.generation import Responses
 from trioserve.api.base.models import Card, Details, Loaded, Models, abilities
 from trioserve.api.base.reply import Data, Reply, json
 from trioserve.api.base.routes import Responder, Route
-from trioserve.api.base.running import Responses
 from trioserve.api.batches import Batches
 from trioserve.api.connections import Connections
 from trioserve.api.sessions import Sessions

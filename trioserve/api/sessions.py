@@ -195,8 +195,8 @@ class Framing:
 #: The header of a POST that names its stream.
 ID = "X-Conversation-Id"
 
-#: The headers of a POST that ask for a session.
-_OF_SESSIONS = frozenset({ID.lower(), "prefer"})
+#: The headers of a POST that may ask for a session.
+ASKED_BY = (ID.lower(), "prefer")
 
 #: Bytes that a forgotten session keeps for its readers.
 _REST = 2**16
@@ -458,7 +458,7 @@ class Sessions:
             self._by_conversation[key, names.conversation] = session
         if names.secret is not None:
             self._by_secret[names.secret] = session
-        other = caller.another(without=_OF_SESSIONS)
+        other = caller.another(without=ASKED_BY)
         caller.limits_left = lambda: other.limits_left()
         self._jobs.begin(partial(self._live, session, other, ask))
         return session

@@ -140,7 +140,7 @@ class _Wanted:
 
 
 def resumable(route: Route, app: AppState, answer: Responder) -> Responder:
-    """Have a route answer in a session where a POST asks for one. The route can stream."""
+    """Have a route, which can stream, answer in a session if a POST with such a header asks."""
 
     async def begin(
         incoming: Incoming, caller: Caller, values: Mapping[str, str], **more: Any

@@ -132,6 +132,7 @@ class McpApp:
         self.memory = MemoryBudget.of(config)
         self._manager = manager
         self._config = config
+        self._sites = access.Sites(config)
         self._keys = keys
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
@@ -142,7 +143,7 @@ class McpApp:
         headers = Headers([(name.decode("latin-1"), value.decode("latin-1"))
                            for name, value in scope["headers"]])  # fmt: skip
         method, config = scope["method"], self._config
-        allowing = access.headers_for(headers.get("Origin", ""), method, config)
+        allowing = self._sites.headers_for(headers.get("Origin", ""), method)
         send = _with_headers(send, {"Vary": "Origin", **allowing})
         if method == "OPTIONS":
             await Response()(scope, receive, send)
@@ -150,7 +151,7 @@ class McpApp:
         with self.memory.hold() as held:
             try:
                 path = scope["path"].removeprefix(config.api_prefix)
-                access.check(path, headers, (scope.get("server") or ("",))[0], config)
+                self._sites.check(path, headers, (scope.get("server") or ("",))[0])
                 if path in access.OPEN:
                     await JSONResponse({"status": "ok"})(scope, receive, send)
                     return

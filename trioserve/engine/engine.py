@@ -140,19 +140,22 @@ class Engine(EngineLoop):
         self.check_works()
         if not isinstance(task, Task):
             raise NotSupportedError("This engine makes text, and no embeddings.")
-        backend, prompt, params = self._backend, task.prompt, task.params
+        prompt, params = task.prompt, task.params
         if not prompt:
             raise InvalidRequestError("The prompt has no tokens.", param="prompt")
-        self.check_media(prompt, "prompt")
+        if prompt.media:
+            self.check_media(prompt, "prompt")
         if len(prompt) >= self.n_ctx_seq:
             raise ContextLengthExceededError(len(prompt), self.n_ctx_seq)
         prompt.check(self.vocab.n_tokens, "prompt")
-        backend.check_sampling(params.sampling)
+        if params.sampling.needs_vocab:
+            self._backend.check_sampling(params.sampling)
         if params.grammar is not None and task.constraint is None:
             raise EngineError("The grammar of the task was not compiled.")
         if params.id_slot >= self.n_slots:
             raise InvalidRequestError.at("id_slot", f"must be less than {self.n_slots}.")
-        self.adapter_table.check(task.root.adapters)
+        if task.root.adapters:
+            self.adapter_table.check(task.root.adapters)
 
     def cancel(self, task_id: int) -> None:
         """Drop a task. A decode that is for its prompt ends within milliseconds."""

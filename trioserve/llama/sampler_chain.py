@@ -13,18 +13,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import attrs
-
 from trioserve.errors import InvalidRequestError
 from trioserve.llama.context import Context
 from trioserve.llama.library import lib
 from trioserve.llama.vocab import LlamaVocab
 from trioserve.log import get_logger
 from trioserve.types import SamplingParams, TokenId
+from trioserve.types.params import MAX_FLOAT
 
-_MAX_FLOAT = 3.4028234e38
-_FLOATS = tuple(field.name for field in attrs.fields(SamplingParams) if str(field.type) == "float")
-_MAX_SAMPLERS = 32
 _MAX_BREAKERS = 32
 _MAX_BREAKER = 40  # bytes; llama.cpp cuts longer ones
 # The infill sampler compares all pairs of candidates, in buffers for pieces of 512 bytes.
@@ -35,20 +31,11 @@ _MIN_TEMPERATURE = 1e-30
 
 
 def check(params: SamplingParams, vocab: LlamaVocab) -> None:
-    """Check parameters that depend on the vocabulary, or would make llama.cpp abort.
+    """Check parameters that depend on the vocabulary; see `SamplingParams.needs_vocab`.
 
     Raises:
         InvalidRequestError: a value cannot be used; `param` names the field.
     """
-    for name in _FLOATS:
-        if abs(getattr(params, name)) > _MAX_FLOAT:
-            raise _invalid(name, f"must be between -{_MAX_FLOAT} and {_MAX_FLOAT}")
-    if params.repeat_penalty < 1e-37:
-        raise _invalid("repeat_penalty", "must be greater than 0")
-    if len(params.samplers) > _MAX_SAMPLERS:
-        raise _invalid(
-            "samplers", f"holds {len(params.samplers)}; at most {_MAX_SAMPLERS} are allowed"
-        )
     _check_biases(params, vocab)
     if uses_dry(params):
         _check_breakers(params)
@@ -214,7 +201,7 @@ def _check_biases(params: SamplingParams, vocab: LlamaVocab) -> None:
         raise _invalid("logit_bias", f"has more entries than the {vocab.n_tokens} tokens there are")
     vocab.check([token for token, _ in params.logit_bias], param="logit_bias")
     for token, bias in params.logit_bias:
-        if not (bias == -math.inf or abs(bias) <= _MAX_FLOAT):  # NaN is neither
+        if not (bias == -math.inf or abs(bias) <= MAX_FLOAT):  # NaN is neither
             raise _invalid(
                 "logit_bias", f"adds {bias} to token {token}; it must be a finite number"
             )

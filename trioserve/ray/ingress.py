@@ -59,6 +59,7 @@ class Ingress:
         self._route_at = RouteTable().at
         self._keys = Keys(config)
         self._memory = MemoryBudget.of(config)
+        self._sites = access.Sites(config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection, as ASGI has it. When cancelled, the replica cancels, too."""
@@ -69,7 +70,7 @@ class Ingress:
                 body = partial(received, receive, self._config, held)
                 request = IngressRequest.of(scope, self._route_at, body, held)
                 with structlog.contextvars.bound_contextvars(request_id=request.id):
-                    await self._serve(request, _Responder(request, self._config, send))
+                    await self._serve(request, _Responder(request, self._sites, send))
 
     def add_exception_handler(self, kind: type[Exception], handler: object) -> None:
         """Do nothing: Serve up to 2.49 says how its errors are to be answered, which we know."""
@@ -90,7 +91,7 @@ class Ingress:
             if request.method == "OPTIONS":
                 await client.reply(Data())
                 return
-            access.check(request.path, request.headers, request.server, self._config)
+            self._sites.check(request.path, request.headers, request.server)
             request.held.belongs_to(await self._key_of(request))
             request.given = await proxy.fields_of(request)
             await client.reply(await self._routes.answer(request))
@@ -116,10 +117,10 @@ class Ingress:
 class _Responder:
     """Who gets the answer to a request."""
 
-    def __init__(self, request: IngressRequest, config: Config, send: Send) -> None:
+    def __init__(self, request: IngressRequest, sites: access.Sites, send: Send) -> None:
         self.has_begun = False
         self._request = request
-        self._config = config
+        self._sites = sites
         self._send = send
 
     async def reply(self, reply: Reply) -> None:
@@ -151,7 +152,7 @@ class _Responder:
         if self._request.headers.get(ID_HEADER) != self._request.id:  # else the proxy says it
             headers[ID_HEADER] = self._request.id
         origin = self._request.headers.get("Origin", "")
-        headers |= access.headers_for(origin, self._request.method, self._config)
+        headers |= self._sites.headers_for(origin, self._request.method)
         written = [
             (name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()
         ]

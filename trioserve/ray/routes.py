@@ -16,8 +16,8 @@ from urllib.parse import urlencode
 from trioserve.api import metrics
 from trioserve.api.base import sse, vendors
 from trioserve.api.base.described import page, properties_of_many
+from trioserve.api.base.generation import is_unknown
 from trioserve.api.base.reply import Data, Reply, json as json_reply
-from trioserve.api.base.running import is_unknown
 from trioserve.api.router.metrics import label, merged
 from trioserve.api.sessions import ID
 from trioserve.config import Config

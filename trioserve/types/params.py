@@ -15,6 +15,9 @@ _T = TypeVar("_T", bound=attrs.AttrsInstance)
 
 INT32_MAX = 2**31 - 1
 
+#: The largest number that a float of C can hold.
+MAX_FLOAT = 3.4028234e38
+
 Validator: TypeAlias = "Callable[[Any, attrs.Attribute[Any], Any], None]"
 
 
@@ -22,26 +25,31 @@ def _wrong(attribute: attrs.Attribute[Any], must_be: str) -> InvalidRequestError
     return InvalidRequestError(f"'{attribute.name}' must be {must_be}.", param=attribute.name)
 
 
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that no float can hold
-        return False
-
-
 def in_range(low: float, high: float = math.inf) -> Validator:
-    """Make an attrs validator: a finite number with ``low <= value <= high``."""
+    """Make an attrs validator: a number of at least `low` and at most `high` that fits in C."""
 
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         wants = int if attribute.type in (int, "int", "int | None") else (int, float)
         if isinstance(value, bool) or not isinstance(value, wants):
             raise _wrong(attribute, "an integer" if wants is int else "a number")
-        if not _is_finite(value) or not low <= value <= high:
+        if not low <= value <= high:  # as NaN
             no_end = high == math.inf
             raise _wrong(attribute, f"at least {low}" if no_end else f"between {low} and {high}")
+        if abs(value) > MAX_FLOAT:
+            raise _wrong(attribute, f"between -{MAX_FLOAT} and {MAX_FLOAT}")
 
     check.bounds = (low, high)  # type: ignore[attr-defined]
     return check
+
+
+def _above_zero(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    _FROM_ZERO(instance, attribute, value)
+    if value < 1e-37:
+        raise _wrong(attribute, "greater than 0")
+
+
+_FROM_ZERO = in_range(0.0)
+_above_zero.bounds = _FROM_ZERO.bounds  # type: ignore[attr-defined]
 
 
 def is_bool(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -125,6 +133,8 @@ DEFAULT_SAMPLERS = (
 #: All the names that `SamplingParams.samplers` may hold.
 SAMPLER_NAMES = frozenset(DEFAULT_SAMPLERS) | {"infill", "adaptive_p"}
 
+_MAX_SAMPLERS = 32
+
 #: The letters that stand for samplers where a string gives their order.
 SAMPLER_LETTERS = {
     "e": "penalties",
@@ -143,6 +153,11 @@ SAMPLER_LETTERS = {
 
 def _known_samplers(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     are_strings(_instance, attribute, value)
+    if len(value) > _MAX_SAMPLERS:
+        raise InvalidRequestError(
+            f"'{attribute.name}' holds {len(value)}; at most {_MAX_SAMPLERS} are allowed.",
+            param=attribute.name,
+        )
     for name in value:
         if name not in SAMPLER_NAMES:
             raise InvalidRequestError(
@@ -188,7 +203,7 @@ class SamplingParams:
     repeat_last_n: int = _sampler(64, "--repeat-last-n", in_range(-1, INT32_MAX),
         "number of last tokens that the penalties look at; 0 = off, -1 = the whole context")
     repeat_penalty: float = _sampler(1.0, "--repeat-penalty LLAMA_ARG_REPEAT_PENALTY",
-        in_range(0.0), "penalty for repeating tokens; 1.0 = off")
+        _above_zero, "penalty for repeating tokens; 1.0 = off")
     presence_penalty: float = _sampler(0.0, "--presence-penalty LLAMA_ARG_PRESENCE_PENALTY",
         in_range(-math.inf), "penalty for tokens that have occurred; 0.0 = off")
     frequency_penalty: float = _sampler(0.0, "--frequency-penalty LLAMA_ARG_FREQUENCY_PENALTY",
@@ -229,6 +244,11 @@ class SamplingParams:
     logit_bias: tuple[tuple[TokenId, float], ...] = attrs.field(
         default=(), converter=to_tuple, validator=_are_pairs("token id and bias")
     )
+
+    @property
+    def needs_vocab(self) -> bool:
+        """Whether it depends on the vocabulary of the model if they can be used."""
+        return bool(self.logit_bias or self.dry_multiplier or "infill" in self.samplers)
 
 
 #: The largest scale of a LoRA adapter, either way. Useful ones are near 1.

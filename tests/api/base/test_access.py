@@ -84,8 +84,8 @@ def test_names() -> None:
 
 
 def test_an_address_of_ipv4_on_a_socket_of_ipv6_is_loopback_too() -> None:
-    headers = Headers({"Host": "evil.example"})
+    headers, sites = Headers({"Host": "evil.example"}), access.Sites(Config())
     for server in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
         with pytest.raises(PermissionDeniedError, match=r"evil\.example"):
-            access.check("/v1/models", headers, server, Config())
-    access.check("/v1/models", headers, "::ffff:10.0.0.1", Config())
+            sites.check("/v1/models", headers, server)
+    sites.check("/v1/models", headers, "::ffff:10.0.0.1")

@@ -11,9 +11,9 @@ import jinja2
 import jinja2.sandbox
 import pytest
 
-from trioserve.chat.template.budget import Limits
 from trioserve.chat.template.builtin import CHATML
 from trioserve.chat.template.render import ChatTemplate
+from trioserve.chat.template.sandbox import Limits
 from trioserve.errors import TemplateError
 
 USER = {"role": "user", "content": "Hi"}

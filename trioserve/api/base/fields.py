@@ -30,6 +30,7 @@ import attrs
 from trioserve.api.base import limits
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
+from trioserve.types.params import INT32_MAX
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -159,7 +160,8 @@ def field(
         names: its names in JSON when it has others, the one that wins first.
         read: turns the JSON value into the field's, or raises `MismatchError`. Without it, the
             type decides.
-        whole: makes the field from the whole JSON object.
+        whole: makes the field from the whole JSON object. If the field has a default, only of one
+            that has something for it; see `json_type`.
         schema: of the JSON value, where `read` does not say; see `json_type`.
         kwargs: what `attrs.field` takes, such as ``default``.
     """
@@ -211,17 +213,20 @@ def json_type(
     schema: Mapping[str, Any] | None = None,
     *,
     properties: Mapping[str, Mapping[str, Any]] | None = None,
+    others: Iterable[str] = (),
 ) -> Callable[[_F], _F]:
     """Declare the JSON that a reader takes, for `trioserve.api.openapi`.
 
     Args:
         schema: of the value that a `read` takes, as JSON Schema.
         properties: the schemas of the fields that a `whole` looks at, by name.
+        others: fields that it looks at, too, and that are not described.
     """
 
     def tell(reader: _F) -> _F:
         reader.json_schema = schema  # type: ignore[attr-defined]
         reader.json_properties = properties or {}  # type: ignore[attr-defined]
+        reader.looks_at = frozenset((*(properties or ()), *others))  # type: ignore[attr-defined]
         return reader
 
     return tell
@@ -320,8 +325,13 @@ def structure(cls: type[_T], body: Mapping[str, Any], path: str = "", **made: An
     values: dict[str, Any] = {}
     for each in _all_fields_of(cast(Hashable, cls)):
         if each.whole is not None:
-            values[each.name] = made[each.name] if each.name in made else each.whole(body)
-            each.check_properties(body, path)
+            is_there = not each.looks_at.isdisjoint(body)
+            if each.name in made:
+                values[each.name] = made[each.name]
+            elif is_there or each.required:
+                values[each.name] = each.whole(body)
+            if is_there:
+                each.check_properties(body, path)
             continue
         for name in each.names:
             if (value := body.get(name)) is not None:
@@ -342,6 +352,7 @@ class Field:
     names: tuple[str, ...]
     read: Any
     whole: Any
+    looks_at: frozenset[str]  # the fields that `whole` looks at
     inner: type | None  # the class of an object, whose fields are read in turn
     required: bool
     schema: Any  # of the JSON value
@@ -393,6 +404,7 @@ def _field_of(cls: Any, name: str) -> Field:
         names=attribute.metadata.get("names") or (name,),
         read=read,
         whole=whole,
+        looks_at=getattr(whole, "looks_at", frozenset()),
         inner=inner,
         required=attribute.default is attrs.NOTHING,
         schema=schema,
@@ -507,6 +519,21 @@ def one_of(*choices: str) -> Callable[[Any], str]:
         if value not in choices:
             raise MismatchError(expected)
         return str(value)
+
+    return read
+
+
+def integer_in(low: int, high: int | None = INT32_MAX) -> Callable[[Any], int]:
+    """Make a reader of whole numbers in a range; None: without an upper end."""
+    bounds = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
+    expected = f"at least {low}" if high is None else f"between {low} and {high}"
+
+    @json_type({"type": "integer", **bounds})
+    def read(value: Any) -> int:
+        given = integer(value)
+        if given < low or (high is not None and given > high):
+            raise MismatchError(expected)
+        return given
 
     return read
 

@@ -1,10 +1,15 @@
-"""Steps shared by all routes that generate: from the request's body to the response's streams."""
+"""Steps shared by all routes that generate: from the request's body to the response's streams.
+
+Other requests of a client can reach or end a response that is being sent: see `Responses`.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -13,9 +18,7 @@ from trioserve.api.base.answers import InputTokens
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest, RunToolsOptions
 from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.models import Models
-from trioserve.api.base.running import Running
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError, UnknownToolCallError, UnsupportedFieldError
 from trioserve.fair_limiter import offload
 from trioserve.server import RequestContext
 from trioserve.server.dispatch import Mailbox
@@ -24,12 +27,16 @@ from trioserve.server.prompts.infill import Gap, missing_tokens
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike
 from trioserve.server.runs.params import tools_of
+from trioserve.server.runs.run import AgentRun
 from trioserve.server.server import Server
 from trioserve.server.stream import ChatStream, Stream
 from trioserve.tools.registry import select
 from trioserve.tools.tool import Tool
 from trioserve.types import GenerationParams
 from trioserve.types.params import changed
+
+if TYPE_CHECKING:
+    from trioserve.api.base.models import Models
 
 
 async def admit(
@@ -137,14 +144,6 @@ async def stream_reply(
     )
 
 
-def findable(
-    models: Models, request: ChatRequest, caller: Caller, id_: str, streams: Sequence[ChatStream]
-) -> None:
-    """Have other requests of a client find its answer by the id in its chunks; see `Running`."""
-    running = Running(streams, caller.api_key, request.reasoning_control)
-    caller.enter(models.responses.running(id_, running))
-
-
 async def counted_tokens(request: ChatRequest, caller: Caller, models: Models) -> reply.Json:
     """Answer with the number of tokens in the prompt of a chat."""
     server = models.use(request.model, caller)
@@ -183,3 +182,74 @@ async def tools_to_run(server: Server, asked: RunToolsOptions) -> Sequence[Tool]
     except InvalidRequestError as error:
         error.param = f"{RUN_TOOLS}.tools"
         raise
+
+
+# -- responses that are being sent
+
+
+#: What is said of the id of a completion that is not running here.
+NOT_RUNNING = "no active completion for this id"
+
+
+@attrs.frozen(eq=False)
+class Running:
+    """A response that is being sent."""
+
+    streams: Sequence[ChatStream]  # of a run: that of its step
+    client: str  # who may find it
+    reasoning_control: bool  # whether the request allows that its reasoning is ended
+    run: AgentRun | None = None  # what it is the answer of, if the server runs tools for it
+
+    @property
+    def live(self) -> list[ChatStream]:
+        """The streams that have not ended."""
+        return [stream for stream in self.streams if not stream.mailbox.is_over]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing left to end. A run may be between two streams."""
+        return not self.live if self.run is None else self.run.is_over
+
+    def cancel(self) -> None:
+        """End it; its reader gets a `RequestEndedError`."""
+        if self.run is not None:
+            self.run.cancel()
+            return
+        for stream in self.live:
+            stream.cancel()
+
+
+def is_unknown(status: int, body: bytes) -> bool:
+    """Whether a server told, when it was asked about a response, that it does not send it.
+
+    `body` is JSON. A response whose calls of tools do not include the one in question is known.
+    """
+    told = json.loads(body)
+    if status == 404:
+        return bool(told["error"].get("code") != UnknownToolCallError.code)
+    return status == 200 and bool(told.get("message") == NOT_RUNNING)
+
+
+class Responses:
+    """The responses of an app, by id."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Running] = {}
+
+    def add(self, id_: str, response: Running, caller: Caller) -> None:
+        """Have its client find a response by the id in the chunks, until it has been sent."""
+        self._running[id_] = response
+        caller.resources.callback(self._running.pop, id_)
+
+    def find(self, id_: str, client: str) -> Running | None:
+        """Find a response that is being sent, unless it is another client's."""
+        found = self._running.get(id_)
+        return found if found is not None and found.client == client else None
+
+
+def findable(
+    models: Models, request: ChatRequest, caller: Caller, id_: str, streams: Sequence[ChatStream]
+) -> None:
+    """Have other requests of a client find its answer by the id in its chunks; see `Running`."""
+    running = Running(streams, caller.api_key, request.reasoning_control)
+    models.responses.add(id_, running, caller)

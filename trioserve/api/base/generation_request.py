@@ -169,8 +169,8 @@ class GenerationRequest(RequestBody):
     lora: tuple[tuple[int, float], ...] | None = field(read=readers.lora, default=None)
     seed: int | None = field(read=readers.seed, default=None)
     cache_salt: str | None = field(read=readers.salt, default=None)
-    grammar: Grammar | None = field(whole=read_grammar)
-    scalars: dict[str, Any] = field(whole=_read_scalars)
+    grammar: Grammar | None = field(whole=read_grammar, default=None)
+    scalars: dict[str, Any] = field(whole=_read_scalars, factory=dict)
 
     @property
     def asked_probs(self) -> tuple[int, str | None]:

@@ -64,7 +64,8 @@ _OLD_OPTIONS: Mapping[str, Only] = {
             structural_tag=_TAG,
         ),
         "structural_tag": _TAG,
-    }
+    },
+    others=_OLD_OPTIONS,
 )
 def read_grammar(body: Mapping[str, Any]) -> Grammar | None:
     """Read what the output must look like; None where any text will do.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from trioserve.api.base.caller import Caller
+from trioserve.api.base.generation import Responses
 from trioserve.api.base.reply import Reply
-from trioserve.api.base.running import Responses
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.concurrency import Feed
 from trioserve.config import Config

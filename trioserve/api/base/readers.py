@@ -17,6 +17,7 @@ from trioserve.api.base.fields import (
     MismatchError,
     check_count,
     integer,
+    integer_in,
     json_type,
     list_schema,
     number,
@@ -35,7 +36,6 @@ from trioserve.types import (
     GenerationParams,
     MediaSource,
 )
-from trioserve.types.params import INT32_MAX
 from trioserve.whole_numbers import whole_number
 
 #: A prompt before it is tokenized: text, or token ids and text mixed.
@@ -63,21 +63,6 @@ _PROMPT = {
     "base64. It must fit into the context of the model.",
 }
 _PROMPTS = {"anyOf": [_PROMPT, list_schema(_PROMPT, limits.MAX_PROMPTS, minItems=1)]}
-
-
-def integer_in(low: int, high: int | None = INT32_MAX) -> Callable[[Any], int]:
-    """Make a reader of whole numbers in a range; None: without an upper end."""
-    bounds = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
-    expected = f"at least {low}" if high is None else f"between {low} and {high}"
-
-    @json_type({"type": "integer", **bounds})
-    def read(value: Any) -> int:
-        given = integer(value)
-        if given < low or (high is not None and given > high):
-            raise MismatchError(expected)
-        return given
-
-    return read
 
 
 def _in_range_of(cls: type[attrs.AttrsInstance], name: str) -> Callable[[Any], int]:

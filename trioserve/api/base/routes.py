@@ -20,7 +20,7 @@ from trioserve.api.base.fields import PromptFields
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Reply
 from trioserve.api.base.request_schemas import of_fields
-from trioserve.api.base.vendors import vendor_of
+from trioserve.api.base.vendors import Vendor, vendor_of
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError
 from trioserve.server import Server
@@ -81,12 +81,17 @@ class Route:
     handler: Handler
     of_model: bool = False
 
-    @property
+    @cached_property
+    def vendor(self) -> Vendor:
+        """The vendor whose forms its path has."""
+        return vendor_of(self.path)
+
+    @cached_property
     def takes(self) -> Any:
         """The class that the body becomes; None: there is no body to read."""
         return getattr(self.handler, "takes", None)
 
-    @property
+    @cached_property
     def query(self) -> Query:
         """The parameters in the URL, with what each does."""
         query: Query = getattr(self.handler, "query", {})
@@ -144,11 +149,6 @@ class Route:
         """Whether it changes the server, or what other clients have."""
         return bool(getattr(self.handler, "manages", False))
 
-    @property
-    def is_form(self) -> bool:
-        """Whether the body is a form with files."""
-        return bool(getattr(self.handler, "content", "") == FORM)
-
     def answered_by(self, models: Models) -> Responder:
         """Make the function that answers with the handler and some models."""
 
@@ -174,7 +174,7 @@ class Route:
             return await incoming.read(parse)
         if (takes := self.takes) is None:
             return incoming.query
-        if self.is_form:
+        if getattr(self.handler, "content", "") == FORM:
             form = await incoming.form()
             return await incoming.aside(partial(takes.parse, form))
         fields = await incoming.fields(may_be_empty=bool(self.query))
@@ -182,21 +182,20 @@ class Route:
             # That the model is of another kind comes before whatever else is wrong.
             name = fields.get("model")
             check_kind(models.use(name if isinstance(name, str) else None, caller))
-        _adapt(fields, self.path, models.config)
+        self._adapt(fields, models.config)
         return await incoming.aside(partial(takes.parse, fields, **more))
+
+    def _adapt(self, fields: dict[str, Any], config: Config) -> None:
+        """Change fields as flags say that they are meant."""
+        is_reversed = config.priority_order == "lower-first" and not self.vendor.orders_priorities
+        if is_reversed and type(fields.get("priority")) is int:
+            fields["priority"] = -fields["priority"]
+        if not config.prefill_assistant and fields.get("continue_final_message") is None:
+            fields["continue_final_message"] = False
 
 
 #: The type of a body that is a form with files.
 FORM = "multipart/form-data"
-
-
-def _adapt(fields: dict[str, Any], path: str, config: Config) -> None:
-    """Change fields as flags say that they are meant."""
-    is_reversed = config.priority_order == "lower-first" and not vendor_of(path).orders_priorities
-    if is_reversed and type(fields.get("priority")) is int:
-        fields["priority"] = -fields["priority"]
-    if not config.prefill_assistant and fields.get("continue_final_message") is None:
-        fields["continue_final_message"] = False
 
 
 # -- declaring routes

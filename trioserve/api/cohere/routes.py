@@ -24,6 +24,7 @@ from trioserve.api.base.fields import (
     Only,
     RequestBody,
     field,
+    integer_in,
     json_type,
     list_schema,
     naming,
@@ -53,7 +54,7 @@ class _CohereRequest(RequestBody):
     """What the two routes have in common."""
 
     model: str | None = field(read=readers.model_name, default=None)
-    place: int = field("priority", read=readers.integer_in(0, _LAST), default=0)
+    place: int = field("priority", read=integer_in(0, _LAST), default=0)
     timeout: float | None = field(read=readers.seconds, default=None)
     keep_alive: float | None = field(read=readers.keep_alive, default=None)
 
@@ -80,8 +81,8 @@ class CohereRerankRequest(_CohereRequest):
 
     query: str
     documents: tuple[str, ...] = field(read=_texts)
-    top_n: int | None = field(read=readers.integer_in(1), default=None)
-    max_tokens_per_doc: int = field(read=readers.integer_in(1), default=4096)
+    top_n: int | None = field(read=integer_in(1), default=None)
+    max_tokens_per_doc: int = field(read=integer_in(1), default=4096)
     return_documents: bool = False
 
 
@@ -202,9 +203,9 @@ class CohereEmbedRequest(_CohereRequest):
         Literal["search_document", "search_query", "classification", "clustering", "image"] | None
     ) = None
     embedding_types: tuple[str, ...] = field(read=_types, default=("float",))
-    output_dimension: int | None = field(read=readers.integer_in(1), default=None)
+    output_dimension: int | None = field(read=integer_in(1), default=None)
     truncate: Literal["NONE", "START", "END"] = "END"
-    max_tokens: int | None = field(read=readers.integer_in(1), default=None)
+    max_tokens: int | None = field(read=integer_in(1), default=None)
 
     def __attrs_post_init__(self) -> None:
         given = [name for name in _INPUTS if getattr(self, name) is not None]

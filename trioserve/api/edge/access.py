@@ -18,6 +18,7 @@ to use a server without keys.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from werkzeug.datastructures import Headers
@@ -108,49 +109,11 @@ def is_of_this_machine(origin: str) -> bool:
     return parsed is not None and is_local(parsed[1].host)
 
 
-def allowed(origin: str, config: Config) -> str | None:
-    """The ``Access-Control-Allow-Origin`` for a page of this origin; None: no header."""
-    names = [name.strip() for name in config.cors_origins.split(",")]
-    if "*" in names:
-        # With credentials, browsers do not accept the star.
-        return origin if origin and config.cors_credentials else "*"
-    if origin in names or ("localhost" in names and is_of_this_machine(origin)):
-        return origin
-    return None
-
-
-def headers_for(origin: str, method: str, config: Config) -> dict[str, str]:
-    """The CORS headers that let a page of this origin read a response; empty: it may not."""
-    allowing = allowed(origin, config)
-    if not allowing:
-        return {}
-    of_limits = (name for each in vendors.registered for name in each.rate_limits.names())
-    headers = {
-        "Access-Control-Allow-Origin": allowing,
-        "Access-Control-Expose-Headers": ", ".join(dict.fromkeys((*_EXPOSED, *of_limits))),
-    }
-    if config.cors_credentials:
-        headers["Access-Control-Allow-Credentials"] = "true"
-    if method == "OPTIONS":
-        headers["Access-Control-Allow-Methods"] = config.cors_methods
-        headers["Access-Control-Allow-Headers"] = config.cors_headers
-        headers["Access-Control-Max-Age"] = _MAX_AGE
-    return headers
-
-
-async def answer_preflight(request: Request) -> Reply | None:
-    """Answer a preflight request without checking the key, which browsers do not send."""
-    return Data() if request.method == "OPTIONS" else None  # 200, as in llama-server
-
-
-def allow_origin(config: Config, request: Request, outgoing: Outgoing) -> None:
-    """Add the CORS headers to a response."""
-    origin = request.headers.get("Origin", "")
-    outgoing.headers.add("Vary", "Origin")
-    outgoing.headers.update(headers_for(origin, request.method, config))
-
-
 # -- Requests from pages of other sites
+
+
+#: Names of the server that clients have used, and are remembered.
+_MANY_NAMES = 64
 
 
 def answers_to(host: str, config: Config) -> bool:
@@ -171,37 +134,98 @@ def is_own(origin: str, authority: str) -> bool:
     return page is not None and server is not None and page[1] == server.at(page[0])
 
 
-def check(path: str, headers: Headers, server: str, config: Config) -> None:
-    """Check the origin of a request.
+class Sites:
+    """Which pages may use a server, and by which names clients reach it.
 
     Args:
-        path: what it asks for.
-        headers: its headers; ``Host``, ``Origin`` and ``Sec-Fetch-Site`` are looked at.
-        server: the address that it came to; empty for a Unix socket.
-        config: what the server lets in.
-
-    Raises:
-        PermissionDeniedError: the request is refused.
+        config: of the server.
     """
-    if path in OPEN:
-        return
-    authority, origin = headers.get("Host", ""), headers.get("Origin")
-    if not config.has_api_keys and is_local(server) and authority:
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._origins = [name.strip() for name in config.cors_origins.split(",")]
+        of_limits = (name for each in vendors.registered for name in each.rate_limits.names())
+        self._exposed = ", ".join(dict.fromkeys((*_EXPOSED, *of_limits)))
+        self._has_keys = config.has_api_keys
+        #: What it lets in, it remembers: clients call a server by the same few names.
+        self._check_name = lru_cache(_MANY_NAMES)(self._look_at_name)
+
+    def allowed(self, origin: str) -> str | None:
+        """The ``Access-Control-Allow-Origin`` for a page of this origin; None: no header."""
+        names = self._origins
+        if "*" in names:
+            # With credentials, browsers do not accept the star.
+            return origin if origin and self._config.cors_credentials else "*"
+        if origin in names or (origin and "localhost" in names and is_of_this_machine(origin)):
+            return origin
+        return None
+
+    def headers_for(self, origin: str, method: str) -> dict[str, str]:
+        """The CORS headers that let a page of this origin read a response; empty: it may not."""
+        config, allowing = self._config, self.allowed(origin)
+        if not allowing:
+            return {}
+        headers = {
+            "Access-Control-Allow-Origin": allowing,
+            "Access-Control-Expose-Headers": self._exposed,
+        }
+        if config.cors_credentials:
+            headers["Access-Control-Allow-Credentials"] = "true"
+        if method == "OPTIONS":
+            headers["Access-Control-Allow-Methods"] = config.cors_methods
+            headers["Access-Control-Allow-Headers"] = config.cors_headers
+            headers["Access-Control-Max-Age"] = _MAX_AGE
+        return headers
+
+    def check(self, path: str, headers: Headers, server: str) -> None:
+        """Check the origin of a request.
+
+        Args:
+            path: what it asks for.
+            headers: its headers; ``Host``, ``Origin`` and ``Sec-Fetch-Site`` are looked at.
+            server: the address that it came to; empty for a Unix socket.
+
+        Raises:
+            PermissionDeniedError: the request is refused.
+        """
+        if path in OPEN:
+            return
+        authority, origin = headers.get("Host", ""), headers.get("Origin")
+        if authority and not self._has_keys:
+            self._check_name(authority, server)
+        if origin and not is_own(origin, authority) and self.allowed(origin) is None:
+            raise PermissionDeniedError(
+                f"Pages of {origin} may not use this server; allow them with --cors-origins."
+            )
+        is_embedded = headers.get("Sec-Fetch-Site") == "cross-site" and not origin
+        if is_embedded and headers.get("Sec-Fetch-Mode") != "navigate" and not self.allowed(""):
+            raise PermissionDeniedError(
+                "Pages of other sites may not use this server; allow them with --cors-origins."
+            )
+
+    def _look_at_name(self, authority: str, server: str) -> None:
         named = parse_authority(authority)
-        if named is None or not answers_to(named.host, config):
+        if is_local(server) and (named is None or not answers_to(named.host, self._config)):
             raise PermissionDeniedError(
                 f"This server does not answer to the name {authority!r}. Start it with "
                 "--allowed-hosts, or with --api-key."
             )
-    if origin and not is_own(origin, authority) and allowed(origin, config) is None:
-        raise PermissionDeniedError(
-            f"Pages of {origin} may not use this server; allow them with --cors-origins."
-        )
-    is_embedded = headers.get("Sec-Fetch-Site") == "cross-site" and not origin
-    if is_embedded and headers.get("Sec-Fetch-Mode") != "navigate" and not allowed("", config):
-        raise PermissionDeniedError(
-            "Pages of other sites may not use this server; allow them with --cors-origins."
-        )
+
+    async def admit(self, request: Request) -> Reply | None:
+        """Refuse a request that comes from another site, before its key is checked. Answers a
+        preflight request, with which browsers send no key.
+        """
+        if request.method == "OPTIONS":
+            return Data()  # 200, as in llama-server
+        server = request.scope.get("server") or ("",)  # none: a Unix socket
+        self.check(request.path, request.headers, server[0])
+        return None
+
+    def allow_origin(self, request: Request, outgoing: Outgoing) -> None:
+        """Add the CORS headers to a response."""
+        outgoing.headers.add("Vary", "Origin")
+        origin = request.headers.get("Origin", "")
+        outgoing.headers.update(self.headers_for(origin, request.method))
 
 
 def check_embedding(headers: Headers, config: Config) -> None:
@@ -211,11 +235,5 @@ def check_embedding(headers: Headers, config: Config) -> None:
         PermissionDeniedError: it is one.
     """
     foreign = headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
-    if foreign and not headers.get("Origin") and allowed("", config) is None:
+    if foreign and not headers.get("Origin") and not Sites(config).allowed(""):
         raise PermissionDeniedError("Pages of other sites may not use this route.")
-
-
-async def check_site(config: Config, request: Request) -> None:
-    """Refuse a request that comes from another site. Call this before the key checks."""
-    server = request.scope.get("server") or ("",)  # none: a Unix socket
-    check(request.path, request.headers, server[0], config)

@@ -22,7 +22,7 @@ from trioserve.api.base import errors
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.reply import Reply
 from trioserve.api.base.routes import Responder, Route
-from trioserve.api.base.vendors import vendor_of
+from trioserve.api.base.vendors import Vendor, vendor_of
 from trioserve.api.edge import access, tcp
 from trioserve.api.edge.connection import ID_HEADER, PREFIX, Connection, Request
 from trioserve.config import Config
@@ -49,6 +49,15 @@ class Outgoing:
     headers: Headers
     pieces: Iterable[bytes] | AsyncIterable[bytes]
     route: str = ""  # the rule of its path
+
+
+@attrs.frozen
+class _Served:
+    """A route, what answers it, and what answers in its place a request that has a header."""
+
+    route: Route
+    answer: Responder
+    asked: tuple[tuple[str, Responder], ...]
 
 
 class _Rule(QuartRule):
@@ -100,16 +109,18 @@ class App(QuartTrio):
         self.checks: list[Check] = []
         self.finishers: list[Callable[[Request, Outgoing], object]] = []
         self.otherwise: Callable[[str, str], Awaitable[Reply]] | None = None
-        self._served: dict[str, tuple[Route, Responder]] = {}
-        self._exact: dict[tuple[str, str], tuple[Route, Responder]] = {}
+        self._served: dict[str, _Served] = {}
+        self._exact: dict[tuple[str, str], _Served] = {}
         self.after_serving(state.stop)
 
-    def serve(self, route: Route, answer: Responder) -> None:
-        """Add a route, and the function that answers it."""
+    def serve(
+        self, route: Route, answer: Responder, asked: Mapping[str, Responder] | None = None
+    ) -> None:
+        """Add a route, and the function that answers it; or what does if there is a header."""
         name = f"{route.method} {route.path}"
-        self._served[name] = route, answer
+        self._served[name] = served = _Served(route, answer, tuple((asked or {}).items()))
         if "<" not in route.path:
-            self._exact[route.method, route.path] = route, answer
+            self._exact[route.method, route.path] = served
         self.add_url_rule(route.path, name, _only_here, methods=[route.method])
 
     def configure(self, config: Config) -> None:
@@ -117,10 +128,11 @@ class App(QuartTrio):
         self.config["MAX_CONTENT_LENGTH"] = config.max_body_size
         self.config["BODY_TIMEOUT"] = None  # counted here
         self.config[PREFIX] = config.api_prefix
-        self.checks[:] = [access.answer_preflight, partial(access.check_site, config)]
+        sites = access.Sites(config)
+        self.checks[:] = [sites.admit]
         if config.has_api_keys:
             self.checks.append(partial(access.check_key, self.state))
-        self.finishers[:0] = [_show_id, self._count, partial(access.allow_origin, config)]
+        self.finishers[:0] = [self._count, _show_id, sites.allow_origin]
         if config.has_rate_limits:
             self.finishers.append(_show_rate_limits)
 
@@ -141,12 +153,16 @@ class App(QuartTrio):
 
     async def _answer(self, request: Request) -> Outgoing:
         served, values, problem = self._find(request)
-        request.route = None if served is None else served[0]
+        request.route = None if served is None else served.route
         for check in self.checks:
             if (reply := await check(request)) is not None:
                 return await _outgoing(reply)
         if served is not None:
-            reply = await served[1](self._incoming(request), request.caller, values)
+            answer = served.answer
+            for header, other in served.asked:
+                if header in request.headers:
+                    answer = other
+            reply = await answer(self._incoming(request), request.caller, values)
         elif isinstance(problem, NotFound) and self.otherwise is not None:
             reply = await self.otherwise(request.method, request.path)
         elif problem is not None:
@@ -158,7 +174,7 @@ class App(QuartTrio):
 
     def _find(
         self, request: Request
-    ) -> tuple[tuple[Route, Responder] | None, Mapping[str, str], HTTPException | None]:
+    ) -> tuple[_Served | None, Mapping[str, str], HTTPException | None]:
         """The route of a request, and the parts of its path; or why there is none."""
         method = "GET" if request.method == "HEAD" else request.method
         if (served := self._exact.get((method, request.path))) is not None:
@@ -229,11 +245,15 @@ async def _of_quart(response: Any) -> Outgoing:
 
 def _show_id(request: Request, outgoing: Outgoing) -> None:
     outgoing.headers[ID_HEADER] = request.caller.request_id
-    if (name := vendor_of(request.path).id_header) is not None:
+    if (name := _vendor_of(request).id_header) is not None:
         outgoing.headers[name] = request.caller.request_id
 
 
 def _show_rate_limits(request: Request, outgoing: Outgoing) -> None:
     """Add the remaining limits to a response, if its request was counted."""
     if left := request.caller.limits_left():
-        outgoing.headers.extend(vendor_of(request.path).rate_limits.write(left))
+        outgoing.headers.extend(_vendor_of(request).rate_limits.write(left))
+
+
+def _vendor_of(request: Request) -> Vendor:
+    return vendor_of(request.path) if request.route is None else request.route.vendor

@@ -19,6 +19,7 @@ from trioserve.api.base.fields import (
     MismatchError,
     RequestBody,
     field,
+    integer_in,
     json_type,
     list_schema,
     naming,
@@ -63,7 +64,7 @@ class RerankRequest(RequestBody):
     documents: tuple[str, ...] | None = field(read=_documents, default=None)
     texts: tuple[str, ...] | None = field(read=_documents, default=None)
     top_n: int | None = field(read=readers.count, default=None)
-    max_tokens_per_doc: int | None = field(read=readers.integer_in(1), default=None)
+    max_tokens_per_doc: int | None = field(read=integer_in(1), default=None)
     return_documents: bool = False
     return_text: bool = False
     raw_scores: bool = True

@@ -31,6 +31,7 @@ from trioserve.api.base.fields import (
     RequestBody,
     field,
     integer,
+    integer_in,
     json_type,
     list_schema,
     named,
@@ -101,7 +102,7 @@ class ContextOptions(RequestBody):
         "penalize_newline": Only(True, harmless=_GONE),
         "tfs_z": Only(1, 1.0, harmless=_GONE),
     }
-    n_ctx: int | None = field("num_ctx", read=readers.integer_in(1), default=None)
+    n_ctx: int | None = field("num_ctx", read=integer_in(1), default=None)
 
     def check(self, n_ctx: int) -> None:
         """Log that a context is not as long as it should be, if it is not."""
@@ -360,7 +361,7 @@ class OllamaRequest(GenerationRequest):
     options: OllamaOptions = attrs.field(factory=OllamaOptions)
     think: Think | None = field(read=_think, default=None)
     logprobs: bool = False
-    top_logprobs: int | None = field(read=readers.integer_in(0, _MAX_TOP_LOGPROBS), default=None)
+    top_logprobs: int | None = field(read=integer_in(0, _MAX_TOP_LOGPROBS), default=None)
     chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
 
     @property

@@ -17,6 +17,7 @@ from trioserve.api.base.fields import (
     MismatchError,
     RequestBody,
     field,
+    integer_in,
     json_type,
     strings,
 )
@@ -224,7 +225,7 @@ class OllamaEmbedRequest(_EmbeddingRequest):
 
     texts: tuple[str, ...] = field("input", read=_texts, default=())
     truncate: bool = True
-    dimensions: int | None = field(read=readers.integer_in(1), default=None)
+    dimensions: int | None = field(read=integer_in(1), default=None)
 
 
 @attrs.frozen(kw_only=True, slots=False)

@@ -23,6 +23,7 @@ from trioserve.api.base.fields import (
     MismatchError,
     boolean,
     field,
+    integer_in,
     json_type,
     list_schema,
     number,
@@ -189,7 +190,7 @@ class TranscriptionRequest(TranslationRequest):
         "include[]", "include", read=_some_of("logprobs"), default=frozenset()
     )
     chunking_strategy: str | None = field(read=_from_text(one_of("auto")), default=None)
-    max_tokens: int | None = field(read=_from_text(readers.integer_in(1), int), default=None)
+    max_tokens: int | None = field(read=_from_text(integer_in(1), int), default=None)
 
     def __attrs_post_init__(self) -> None:
         if self.timestamp_granularities and self.response_format != "verbose_json":

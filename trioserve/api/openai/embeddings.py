@@ -21,6 +21,7 @@ from trioserve.api.base.fields import (
     RequestBody,
     field,
     integer,
+    integer_in,
     json_type,
     list_schema,
     objects,
@@ -111,7 +112,7 @@ class EmbeddingsRequest(RequestBody):
     content: tuple[GivenPrompt, ...] | None = field(read=_inputs("content"), default=None)
     model: str | None = field(read=readers.model_name, default=None)
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = field(read=readers.integer_in(1, None), default=None)
+    dimensions: int | None = field(read=integer_in(1, None), default=None)
     embd_normalize: int | None = field(read=_norm, default=None)
     priority: int = 0
     timeout: float | None = field(read=readers.seconds, default=None)

@@ -14,11 +14,10 @@ from trioserve.api.base.fields import (
     RequestBody,
     field,
 )
-from trioserve.api.base.generation import pings_of, tools_to_run
+from trioserve.api.base.generation import NOT_RUNNING, Running, pings_of, tools_to_run
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Reply
 from trioserve.api.base.routes import Routes, about_answer
-from trioserve.api.base.running import NOT_RUNNING, Running
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotFoundError
 from trioserve.server import RequestContext
@@ -89,7 +88,7 @@ async def run_reply(
 
     run.watch(follow)
     running = Running(streams, caller.api_key, request.reasoning_control, run)
-    caller.enter(models.responses.running(id_, running))
+    models.responses.add(id_, running, caller)
     source, pings = reply.EventSource.of(run.__anext__), pings_of(server, request, mailboxes)
     return await reply.stream(source, writer, pings, on_error)
 

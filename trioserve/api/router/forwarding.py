@@ -21,6 +21,7 @@ from trioserve.api.base import errors, limits, sse
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import TIMEOUT_HEADER, Caller, waited
 from trioserve.api.base.fields import MismatchError
+from trioserve.api.base.generation import is_unknown
 from trioserve.api.base.readers import seconds
 from trioserve.api.base.reply import (
     JSON,
@@ -33,7 +34,6 @@ from trioserve.api.base.reply import (
     json as json_reply,
 )
 from trioserve.api.base.routes import Responder, Route
-from trioserve.api.base.running import is_unknown
 from trioserve.api.base.stored_as import STORED_HEADER, StoredAs
 from trioserve.api.router import proxy
 from trioserve.api.router.proxy import PassedStream

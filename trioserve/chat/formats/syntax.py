@@ -221,17 +221,18 @@ class ChatFormat:
     tool_calls: ToolCalls | None = None
     dropped: tuple[str, ...] = ()
     channels: Channels | None = None
+    #: The markers around reasoning, or None.
+    thinking: Reasoning | None = attrs.field(init=False)
+
+    @thinking.default
+    def _find_thinking(self) -> Reasoning | None:
+        return self.reasoning if self.channels is None else self.channels.thinking
 
     def fits(self, source: str) -> bool:
         """Whether a template is of this family."""
         return all(text in source for text in self.mentions) and not any(
             text in source for text in self.lacks
         )
-
-    @property
-    def thinking(self) -> Reasoning | None:
-        """The markers around reasoning, or None."""
-        return self.reasoning if self.channels is None else self.channels.thinking
 
     @property
     def texts(self) -> frozenset[str]:

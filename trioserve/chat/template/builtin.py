@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 from trioserve.chat.formats.families import PLAIN
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.messages import Message
-from trioserve.chat.template.budget import Limits
 from trioserve.chat.template.capabilities import Capabilities
 from trioserve.chat.template.render import ChatTemplate, as_text
+from trioserve.chat.template.sandbox import Limits
 from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
 
 _FOLDER = Path(__file__).with_name("templates")

@@ -23,9 +23,8 @@ from trioserve.chat.messages import (
     parse_messages,
     parse_tools,
 )
-from trioserve.chat.template.budget import Limits, Meter, OutOfTimeError, Output, running
 from trioserve.chat.template.capabilities import PRESERVE_REASONING, Capabilities, find
-from trioserve.chat.template.sandbox import Sandbox
+from trioserve.chat.template.sandbox import Limits, Meter, OutOfTimeError, Output, Sandbox, running
 from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
 
 _INSTRUCTIONS = """\

@@ -1,17 +1,23 @@
-"""The environment that chat templates run in: jinja2's immutable sandbox with bounds.
+"""The sandbox that chat templates run in: jinja2's immutable one, with a budget.
 
-It differs from the one that models are trained with (that of Hugging Face's transformers) where
-an untrusted template could do harm, and in three kinds: text is never marked as safe HTML, as
-nothing here is HTML; filters that give an iterator give a list; and what chat templates have no
-use for (``include``, ``lipsum``, ``urlize``, …) is missing. It has in addition the filter
-``from_json``, and an empty list may grow by plain values.
+The template of a GGUF is untrusted, and Python cannot kill a thread: a template has to be stopped
+from inside. So the clock is read where a template repeats something, and what it makes is added
+up. A step between two looks at the clock is short, because no value is larger than `Limits.value`.
+The size of a value is that of what it prints: a list that holds one text a thousand times counts
+it a thousand times. Otherwise sixty lists, each of the one before twice, would print for years.
 
 A limit on the time alone would not do. Nothing in Python interrupts a single step, and ``'a' *
 10**9``, ``9**9**9`` or ``'%999999999d' % 1`` is one that takes all memory, or for ever. So the
-size of what each operator, filter and method makes is bounded before it runs; that is most of
-this module. jinja2 lets a sandbox step in at calls, attributes and operators. Loops, slices,
-literals, comparisons, ``~`` and captured text would run as plain Python, so a code generator of
-our own sends them through the `budget`.
+size of what each operator, filter and method makes is bounded before it runs (see `filters`).
+jinja2 lets a sandbox step in at calls, attributes and operators. Loops, slices, literals,
+comparisons, ``~`` and captured text would run as plain Python, so a code generator of our own
+sends them through the `Meter`.
+
+The environment differs from the one that models are trained with (that of Hugging Face's
+transformers) where an untrusted template could do harm, and in three kinds: text is never marked
+as safe HTML, as nothing here is HTML; filters that give an iterator give a list; and what chat
+templates have no use for (``include``, ``lipsum``, ``urlize``, …) is missing. It has in addition
+the filter ``from_json``, and an empty list may grow by plain values.
 """
 
 # ruff: noqa: N802, N815 (jinja2's visitors have methods with the names of classes)
@@ -20,11 +26,14 @@ from __future__ import annotations
 
 import datetime
 import functools
-import json
 import re
-from collections.abc import Callable
-from typing import Any, NoReturn
+import sys
+import time
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from contextvars import ContextVar
+from typing import Any
 
+import attrs
 from jinja2 import Template, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import TemplateSyntaxError
@@ -33,13 +42,252 @@ from jinja2.filters import FILTERS
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter, safe_range
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.tests import TESTS
 from jinja2.utils import Namespace as JinjaNamespace, _PassArg
-from markupsafe import escape
 
-from trioserve.chat.template.budget import MAX_INT, SCALAR, GrowingList, Output, current, require
+from trioserve.chat.template import filters
+from trioserve.chat.template.filters import MAX_INT, SCALAR, require
 from trioserve.errors import TemplateError
+
+MIB = 1 << 20
+
+#: How deep values may be nested; those of a request a little less, so that templates can wrap them.
+MAX_DEPTH = 100
+MAX_INPUT_DEPTH = 90
+
+#: Integers in a request stay below this, which is more than JSON Schemas use as limits.
+MAX_INPUT_INT = 2**70
+
+#: Seconds between two calls of `Limits.check`.
+_CHECK_SECONDS = 0.02
+
+_CONTAINERS = (list, tuple, dict)
+_ITERATORS = (Iterator, KeysView, ValuesView, ItemsView)
+
+
+@attrs.frozen
+class Limits:
+    """Bounds on one render of a small input. Sizes are in bytes, roughly."""
+
+    value: int = 4 * MIB  # the largest value, and the longest output
+    made: int = 128 * MIB  # the sum of the values that are made
+    seconds: float = 2.0  # of processor time
+    hurried: bool = False  # whether `OutOfTimeError` says that it took longer
+    check: Callable[[], object] = lambda: None  # called now and then; what it raises ends it
+
+
+class OutOfTimeError(Exception):
+    """A render has used up its time, and its limits are such that it may be tried again."""
+
+
+class GrowingList(list[Any]):
+    """What ``[]`` makes in a template: a list that may grow by plain values.
+
+    The sandbox keeps lists immutable, but some models' templates use one as a queue. Its size
+    counts the room that it may grow by, so that the sizes of lists around it stay right.
+    """
+
+    ROOM = 64 * 1024
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._room = self.ROOM
+
+    def append(self, value: Any) -> None:
+        """Add one plain value; containers are refused, for they could hold this list."""
+        require(
+            value is None or isinstance(value, str | int | float),
+            "may append only plain values to a list",
+        )
+        self._room -= SCALAR + (2 * len(value) if isinstance(value, str) else 16)
+        require(self._room >= 0, "appends too much to a list")
+        super().append(value)
+
+
+class Meter:
+    """Counts the cost of one render. Every method raises `TemplateError` if it is too high.
+
+    Args:
+        limits: the bounds for a small input.
+        given: the variables of the template, which must be plain JSON.
+        places: by the id of each message, its place in the request.
+    """
+
+    def __init__(self, limits: Limits, given: Mapping[str, Any], places: Mapping[int, int]) -> None:
+        self.place: int | None = None  # of the message that the template is looping over
+        self._places = places
+        self._outer: list[int | None] = []
+        # By the id of a container: its size and depth, and itself, so that the id stays its own.
+        self._known: dict[int, tuple[int, int, object]] = {}
+        self._reads_input = True
+        self.max_value = sys.maxsize
+        size = self.measure(given)[0]
+        self._reads_input = False
+        self.max_value = limits.value + 4 * size
+        # Some templates put a long conversation together by adding to a text, message by message.
+        # All those texts count as made, though hardly any lives on: hence the generous factor.
+        self._max_made = limits.made + max(32 * size, min(512 * size, 512 * MIB))
+        self._made = 0
+        self._seconds = limits.seconds + size / 8e6
+        self._began = time.thread_time()
+        self._look_again = time.monotonic() + min(self._seconds, _CHECK_SECONDS)
+        self._check = limits.check
+
+    def tick(self) -> None:
+        """Look at the clock. Time that other threads take does not count."""
+        if time.monotonic() < self._look_again:
+            return
+        self._check()
+        left = self._seconds - (time.thread_time() - self._began)
+        if left <= 0:
+            raise OutOfTimeError("does too much work")
+        self._look_again = time.monotonic() + min(left, _CHECK_SECONDS)
+
+    def check_size(self, size: int) -> None:
+        """Refuse a value of this size, before it is made."""
+        if size > self.max_value:
+            raise TemplateError(
+                f"The chat template makes a value of more than {self.max_value} bytes."
+            )
+
+    def made(self, size: int) -> None:
+        """Count a value, or a copy of one, of this size."""
+        self._made += size
+        if self._made > self._max_made:
+            raise TemplateError(
+                f"The chat template makes more than {self._max_made} bytes of values."
+            )
+
+    def measure(self, value: Any, depth: int = 0) -> tuple[int, int]:
+        """Give the size of a value and how many levels it has, and check both."""
+        if isinstance(value, str):
+            return SCALAR + len(value), 0
+        if value is None or isinstance(value, bool):
+            return SCALAR, 0
+        if self._reads_input:
+            _check_is_json(value)
+        if isinstance(value, range):
+            return SCALAR * (1 + len(value)), 1
+        if not isinstance(value, _CONTAINERS):
+            return SCALAR, 0
+        if (known := self._known.get(id(value))) is not None:
+            return known[0], known[1]
+        children = [*value, *value.values()] if isinstance(value, dict) else value
+        size, levels = 64 + (GrowingList.ROOM if isinstance(value, GrowingList) else 0), 0
+        max_depth = MAX_INPUT_DEPTH if self._reads_input else MAX_DEPTH
+        for child in children if depth < max_depth else ():
+            if isinstance(child, str):  # most are, and this saves a call
+                size += SCALAR + len(child)
+                continue
+            child_size, child_levels = self.measure(child, depth + 1)
+            size += child_size
+            if child_levels > levels:
+                levels = child_levels
+        if depth + levels >= max_depth:
+            raise TemplateError("A value is nested too deeply.")
+        if size > self.max_value:
+            self.check_size(size)
+        self._known[id(value)] = size, levels + 1, value
+        return size, levels + 1
+
+    # -- what the code of a template goes through
+
+    def admit(self, value: Any) -> Any:
+        """Check and count the result of an operation; gives it back, iterators as lists."""
+        if time.monotonic() >= self._look_again:
+            self.tick()
+        kind = type(value)
+        if kind is str:
+            size = SCALAR + len(value)
+            if size > self.max_value:
+                self.check_size(size)
+            self.made(size)
+        elif kind is bool or kind is range or value is None:
+            pass  # always small
+        elif kind is int:
+            require(-MAX_INT < value < MAX_INT, "computes too large a number")
+        elif isinstance(value, _CONTAINERS):
+            self.made(64 + SCALAR * len(value))
+            self.measure(value)
+        elif isinstance(value, _ITERATORS):
+            return self.admit(list(value))
+        return value
+
+    def admit_list(self, value: list[Any]) -> list[Any]:
+        """Check and count a list that is written out; an empty one may grow."""
+        admitted: list[Any] = self.admit(value) if value else GrowingList()
+        return admitted
+
+    def admit_slice(self, value: Any) -> Any:
+        """Count a slice. It is no larger than the value that it is cut from."""
+        self.tick()
+        self.made(64 + len(value) * (1 if isinstance(value, str) else 8))
+        return value
+
+    def join(self, *values: Any) -> Any:
+        """Evaluate ``~``, within the limits."""
+        self.check_size(sum(self.measure(value)[0] for value in values))
+        return self.admit("".join(map(str, values)))
+
+    def enter_loop(self) -> None:
+        """Remember which message the loop around this one is at."""
+        self._outer.append(self.place)
+
+    def step(self, value: Any) -> Any:
+        """Look at the clock, and note which message a loop is at."""
+        if time.monotonic() >= self._look_again:
+            self.tick()
+        self.place = self._places.get(id(value), self.place)
+        return value
+
+    def leave_loop(self) -> None:
+        """Say that a loop is over."""
+        self.place = self._outer.pop()
+
+
+class Output(list[str]):
+    """Pieces of text, counted as they come: what a template prints, or captures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._meter = current()
+        self._size = 0
+
+    def append(self, piece: str) -> None:
+        """Append a piece. Raises if the output exceeds its limit."""
+        self._size += len(piece)
+        if self._size > self._meter.max_value:
+            self._meter.check_size(self._size)
+        self._meter.made(8 + len(piece))
+        super().append(piece)
+
+    def extend(self, pieces: Iterable[str]) -> None:
+        """Append several pieces."""
+        for piece in pieces:
+            self.append(piece)
+
+
+def _check_is_json(value: object) -> None:
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise TemplateError("The keys of an object must be strings.")
+    elif isinstance(value, int):
+        if abs(value) >= MAX_INPUT_INT:
+            raise TemplateError("A number is too large.")
+    elif not (value is None or isinstance(value, float | list | tuple)):
+        raise TemplateError(f"A value of type {type(value).__name__} is not JSON.")
+
+
+#: The meter of the render that is running. There is none while a template is compiled, so that
+#: jinja2 fails to run filters on constants then, and leaves them for later.
+running: ContextVar[Meter] = ContextVar("running")
+current = running.get
+
+
+# -- the environment
+
 
 #: What templates may use of each type. Of strings not what makes bytes, or any amount of text.
 _SAFE_ATTRIBUTES: dict[type, frozenset[str]] = {
@@ -168,16 +416,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
             autoescape=False,
         )
         self.filters = {name: FILTERS[name] for name in _QUICK_FILTERS}
-        self.filters |= {name: _bounded(FILTERS[name], _SIZES.get(name)) for name in _FILTERS}
-        self.filters |= {"safe": str, "e": _bounded(_escape), "escape": _bounded(_escape)}
-        self.filters |= {"tojson": _bounded(_to_json), "from_json": _bounded(_from_json)}
+        sizes = filters.SIZES
+        self.filters |= {name: _bounded(FILTERS[name], sizes.get(name)) for name in _FILTERS}
+        self.filters |= {"safe": str, "e": _bounded(filters.escape)}
+        self.filters |= {"escape": _bounded(filters.escape)}
+        self.filters |= {"tojson": _bounded(filters.to_json, filters.size_of_json)}
+        self.filters |= {"from_json": _bounded(filters.from_json)}
         self.tests = TESTS | {name: _bounded(TESTS[name]) for name in _READING_TESTS}
         self.globals = {
-            "range": _range,
+            "range": filters.range_of,
             "dict": dict,
             "namespace": Namespace,
-            "raise_exception": _raise_exception,
-            "strftime_now": lambda form: _strftime(now(), form),
+            "raise_exception": filters.raise_exception,
+            "strftime_now": lambda form: filters.strftime(now(), form),
         }
 
     def compile_template(self, source: str) -> tuple[Template, frozenset[str]]:
@@ -205,7 +456,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             small = isinstance(left, float) or isinstance(right, float) or right <= 64
             require(small, "computes too large a number")
         elif operator == "%" and isinstance(left, str):
-            meter.check_size(_size_of_percent(left, right))
+            meter.check_size(filters.size_of_percent(meter, left, right))
         return meter.admit(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -245,9 +496,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         meter = current()
         meter.tick()
         owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, str) and __obj.__name__ in _METHOD_SIZES:
+        if isinstance(owner, str) and __obj.__name__ in filters.METHOD_SIZES:
             given = {name: kwargs[name] for name in kwargs if name not in _OF_JINJA}
-            meter.check_size(_METHOD_SIZES[__obj.__name__](owner, *args, **given))
+            size_of = filters.METHOD_SIZES[__obj.__name__]
+            meter.check_size(size_of(meter, owner, *args, **given))
         return meter.admit(super().call(__context, __obj, *args, **kwargs))
 
 
@@ -276,7 +528,7 @@ def _bounded(function: Any, size_of: Callable[..., int] | None = None) -> Callab
         meter = current()
         meter.tick()
         if size_of is not None:
-            meter.check_size(size_of(*args[n_own:], **kwargs))
+            meter.check_size(size_of(meter, *args[n_own:], **kwargs))
         return meter.admit(function(*args, **kwargs))
 
     return run
@@ -284,99 +536,3 @@ def _bounded(function: Any, size_of: Callable[..., int] | None = None) -> Callab
 
 #: Arguments that compiled templates add to calls, and jinja2 takes away again.
 _OF_JINJA = ("_loop_vars", "_block_vars")
-
-# -- how large the results of filters and methods get at most, where that is not their input's size
-
-
-def _size_of_replace(text: Any, old: Any, new: Any, count: Any = None) -> int:
-    return len(str(text)) + str(text).count(str(old)) * len(str(new))
-
-
-def _size_of_aligned(text: Any, width: Any = 80, first: Any = None, blank: Any = None) -> int:
-    """Bound the result of filters that add to a text, or to each of its lines or tabs."""
-    places = 2 + len(str(text).splitlines()) + str(text).count("\t")
-    return len(str(text)) + places * (len(width) if isinstance(width, str) else int(width))
-
-
-def _size_of_join(parts: Any, d: Any = "", attribute: Any = None) -> int:
-    n_parts = len(parts) if hasattr(parts, "__len__") else 0
-    return current().measure(parts)[0] + len(str(d)) * n_parts
-
-
-def _size_of_percent(pattern: str, values: Any) -> int:
-    require(len(pattern) <= 10_000, "formats with too long a pattern")
-    for found in re.finditer(r"%(?:\([^()]*+(\)|\(|\Z))?([#0 +.\d*-]*+)", pattern):
-        require(found[1] in (None, ")"), "formats by a name with parentheses")
-        require(not re.search(r"\*|\d{5}", found[2]), "formats with too large a width")
-    return len(pattern) + pattern.count("%") * (10_000 + current().measure(values)[0])
-
-
-def _size_of_round(_value: Any, precision: Any = 0, method: Any = None) -> int:
-    require(-30 <= precision <= 30, "rounds to too many digits")
-    return 0
-
-
-def _size_of_sum(_value: Any, attribute: Any = None, start: Any = 0) -> int:
-    require(isinstance(start, int | float), "sums what are not numbers")
-    return 0
-
-
-_SIZES: dict[str, Callable[..., int]] = {
-    "center": _size_of_aligned,
-    "format": lambda pattern, *args, **kwargs: _size_of_percent(str(pattern), kwargs or args),
-    "indent": _size_of_aligned,
-    "join": _size_of_join,
-    "replace": _size_of_replace,
-    "round": _size_of_round,
-    "sum": _size_of_sum,
-}
-_METHOD_SIZES: dict[str, Callable[..., int]] = {
-    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _size_of_aligned),
-    "expandtabs": lambda text, tabsize=8: _size_of_aligned(text, tabsize),
-    "join": lambda separator, parts: _size_of_join(parts, separator),
-    "replace": _size_of_replace,
-}
-
-
-# -- filters and functions of our own
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Write JSON: as `json.dumps` does, without HTML's escapes."""
-    width = len(indent) if isinstance(indent, str) else indent or 0
-    widest = max(width, len("".join(separators or ())))
-    require(widest <= 16, "writes JSON with too wide an indent or separator")
-    size, levels = current().measure(value)
-    current().check_size(size // SCALAR * width * levels)
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _from_json(text: str) -> Any:
-    return json.loads(text, parse_int=lambda digits: current().admit(int(digits[:30])))
-
-
-def _escape(value: Any) -> str:
-    return str(escape(str(value)))
-
-
-def _range(*bounds: int) -> range:
-    require(all(-MAX_INT < bound < MAX_INT for bound in bounds), "counts too far")
-    return safe_range(*bounds)
-
-
-def _raise_exception(message: Any = "") -> NoReturn:
-    raise TemplateError(f"The chat template refuses the messages: {str(message)[:500]}")
-
-
-def _strftime(now: datetime.datetime, form: str) -> str:
-    unusual = len(form) > 256 or re.search(r"%[^a-zA-Z%]*\d", form)
-    require(not unusual, "asks for a date in an unusual format")
-    return now.strftime(form)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from time import monotonic
 from typing import Literal, Protocol, TypeAlias
 
 import attrs
+import structlog
 import trio
 
 from trioserve.errors import TrioServeError, first_error
@@ -28,8 +30,6 @@ from trioserve.types import (
     Task,
     Timings,
 )
-
-_log = get_logger("trioserve.request")
 
 #: How a tool call ended: with a result; with an error as the result; refused; stopped by a user;
 #: cancelled with its request.
@@ -251,20 +251,25 @@ class RequestLog:
     ``cancelled``.
     """
 
+    @cached_property
+    def _log(self) -> structlog.stdlib.BoundLogger:
+        """Found once: when the first request comes, the log is configured."""
+        return get_logger("trioserve.request").bind()
+
     def on_event(self, event: Event) -> None:
         """Log an event, as a warning if it is a failure."""
         match event:
             case RequestStarted(request):
-                _log.info(
+                self._log.info(
                     "request started",
                     task=request.task_id,
                     model=request.model,
                     prompt_tokens=request.n_prompt,
                 )
             case RequestRecord(request, end):
-                _log_end(request, end)
+                self._tell_end(request, end)
             case ToolRecord():  # the log has no arguments and no result
-                _log.info(
+                self._log.info(
                     "tool ended",
                     tool=event.tool or "unknown",
                     call=event.call_id,
@@ -274,35 +279,34 @@ class RequestLog:
             case TranscriptionRecord(seconds, total_s, _, error):
                 facts = {"seconds": round(seconds, 1), "total_ms": round(total_s * 1e3, 1)}
                 if error is not None:
-                    _log.warning("recording failed", **facts, error=error.message)
+                    self._log.warning("recording failed", **facts, error=error.message)
                 else:
-                    _log.info("recording ended", **facts, end=event.end)
+                    self._log.info("recording ended", **facts, end=event.end)
 
-
-def _log_end(request: RequestInfo, end: RequestEnd) -> None:
-    facts: dict[str, object] = {
-        "task": request.task_id,
-        "model": request.model,
-        "prompt_tokens": request.n_prompt,
-        "completion_tokens": end.n_output,
-    }
-    if (timings := end.timings) is not None:
-        facts["cached_tokens"] = timings.cache_n
-        for name, n, ms in (
-            ("prefill_tokens_per_s", timings.prompt_n, timings.prompt_ms),
-            ("decode_tokens_per_s", timings.predicted_n - 1, timings.predicted_ms),
-        ):
-            facts[name] = round(n / ms * 1e3, 1) if ms > 0 and n > 0 else 0.0
-        facts["queue_ms"] = round(timings.queue_ms, 1)
-        facts["ttft_ms"] = round(timings.queue_ms + timings.prompt_ms, 1)
-    facts["total_ms"] = round(end.total_s * 1e3, 1)
-    if end.finish is not None:
-        _log.info("request ended", **facts, finish=end.finish.value)
-    elif end.cancelled is not None:
-        _log.info("request ended", **facts, cancelled=end.cancelled.value)
-    else:
-        error = end.error
-        message = error.message if isinstance(error, TrioServeError) else repr(error)
-        if error is not None and error.__cause__ is not None:
-            facts["cause"] = repr(error.__cause__)
-        _log.warning("request failed", **facts, error=message)
+    def _tell_end(self, request: RequestInfo, end: RequestEnd) -> None:
+        facts: dict[str, object] = {
+            "task": request.task_id,
+            "model": request.model,
+            "prompt_tokens": request.n_prompt,
+            "completion_tokens": end.n_output,
+        }
+        if (timings := end.timings) is not None:
+            facts["cached_tokens"] = timings.cache_n
+            for name, n, ms in (
+                ("prefill_tokens_per_s", timings.prompt_n, timings.prompt_ms),
+                ("decode_tokens_per_s", timings.predicted_n - 1, timings.predicted_ms),
+            ):
+                facts[name] = round(n / ms * 1e3, 1) if ms > 0 and n > 0 else 0.0
+            facts["queue_ms"] = round(timings.queue_ms, 1)
+            facts["ttft_ms"] = round(timings.queue_ms + timings.prompt_ms, 1)
+        facts["total_ms"] = round(end.total_s * 1e3, 1)
+        if end.finish is not None:
+            self._log.info("request ended", **facts, finish=end.finish.value)
+        elif end.cancelled is not None:
+            self._log.info("request ended", **facts, cancelled=end.cancelled.value)
+        else:
+            error = end.error
+            message = error.message if isinstance(error, TrioServeError) else repr(error)
+            if error is not None and error.__cause__ is not None:
+                facts["cause"] = repr(error.__cause__)
+            self._log.warning("request failed", **facts, error=message)

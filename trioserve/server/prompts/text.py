@@ -24,9 +24,9 @@ from trioserve.chat.messages import (
     parse_messages,
 )
 from trioserve.chat.params import ChatParams
-from trioserve.chat.template.budget import Limits, OutOfTimeError
 from trioserve.chat.template.continuation import find_divergence_points, render_continued
 from trioserve.chat.template.render import ChatTemplate
+from trioserve.chat.template.sandbox import Limits, OutOfTimeError
 from trioserve.concurrency import check_cancelled
 from trioserve.engine.backend import Vocab
 from trioserve.errors import (
