@@ -21,7 +21,8 @@ from tests.support.http_server import connected, post, serving_script
 from tests.support.scripts import CHAT, ENDLESS, HI
 from tests.support.waiting import patiently, until
 from trioserve.api.base import sse
-from trioserve.api.base.sse import PING, Pings, comment_on
+from trioserve.api.base.reply import Pings
+from trioserve.api.base.sse import PING, comment_on
 from trioserve.server import RequestContext
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.generation.requests import FRESH, Queue

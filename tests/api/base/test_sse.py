@@ -59,7 +59,7 @@ def on_error(error: Exception) -> bytes:
 
 
 @attrs.frozen
-class FakePings(sse.Pings):
+class FakePings(reply.Pings):
     """A wait in the queue, with a place for each look; then there is a slot."""
 
     queue: Any = None

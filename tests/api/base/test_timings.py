@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.clients import client_of, events_in, named_events_in
-from trioserve.api.base.timings import LiveTimings
+from trioserve.api.base.output import LiveTimings
 from trioserve.engine import DraftRequest
 from trioserve.engine.step_costs import StepCosts
 from trioserve.testing import ScriptedBackend

@@ -113,12 +113,14 @@ def check_pools(server: Server) -> None:
         )
 
 
-def pings_of(server: Server, request: GenerationRequest, mailboxes: Sequence[Mailbox]) -> sse.Pings:
+def pings_of(
+    server: Server, request: GenerationRequest, mailboxes: Sequence[Mailbox]
+) -> reply.Pings:
     """Say what is sent of a request while its streams, which have these mailboxes, are silent."""
     interval = request.sse_ping_interval
     if interval is None:
         interval = server.config.sse_ping_interval
-    return sse.Pings(
+    return reply.Pings(
         interval if interval > 0 else math.inf,
         server.queue,
         mailboxes,

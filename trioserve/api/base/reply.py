@@ -28,6 +28,8 @@ from trioserve.api.base.caller import Caller
 from trioserve.concurrency import Feed, alongside
 from trioserve.errors import TrioServeError
 from trioserve.fair_limiter import text_threads
+from trioserve.server.dispatch import Mailbox
+from trioserve.server.generation.requests import Queue
 from trioserve.server.runs.events import RunEnded, RunEvent, StepStarted
 from trioserve.server.stream import (
     ChatChunk,
@@ -59,6 +61,37 @@ class KeepAlive:
     def every(cls, seconds: float) -> KeepAlive:
         """Send pings, unless the number of seconds is 0 or less."""
         return cls(seconds if seconds > 0 else math.inf)
+
+
+@attrs.frozen
+class Pings:
+    """What a response sends while its streams, which have these mailboxes, are silent.
+
+    `interval` is the number of silent seconds before a ping; infinite: no pings. With
+    `tell_place`, the response reports the place in the queue soon, and again after each change.
+    """
+
+    interval: float
+    queue: Queue | None = None
+    mailboxes: Sequence[Mailbox] = ()
+    tell_place: bool = False
+
+    def is_queued(self) -> bool:
+        """Whether none of the streams has a slot yet."""
+        return self.queue is not None and all(mailbox.queued for mailbox in self.mailboxes)
+
+    def pause(self) -> float:
+        """Seconds until the next comment, for as long as nothing else was sent."""
+        return sse.LOOK_INTERVAL if self.tell_place and self.is_queued() else math.inf
+
+    async def comment(self) -> bytes:
+        """Write a comment for a silent stream: its place in the queue, or just a ping."""
+        if self.queue is not None and self.is_queued():
+            with trio.move_on_after(sse.LOOK_TIMEOUT):
+                place = await self.queue.first_of([each.task_id for each in self.mailboxes])
+                if place is not None:
+                    return sse.comment_on(place)
+        return sse.PING
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -266,7 +299,7 @@ class Stream(Ending, Generic[_E]):
 
     source: EventSource[_E]
     writer: sse.EventWriter[_E]
-    pings: sse.Pings
+    pings: Pings
     on_error: OnError
     first: list[tuple[int, _E]] = attrs.field(factory=list)
 
@@ -337,7 +370,7 @@ class Stream(Ending, Generic[_E]):
 async def stream(
     source: EventSource[_E],
     writer: sse.EventWriter[_E],
-    pings: sse.Pings,
+    pings: Pings,
     on_error: OnError,
     *,
     tells_start: bool = False,
@@ -366,4 +399,6 @@ def _is_long(event: sse.Event | RunEvent | TranscriptEvent) -> bool:
         event = event.answer.finished
     if isinstance(event, Chunk | ChatChunk):
         return bool(event.probs) and sse.n_candidates(event.probs) > _MANY_CANDIDATES
-    return isinstance(event, Finished) and sse.n_prompt_of(event) > _MANY_TOKENS
+    if not isinstance(event, Finished):
+        return False
+    return event.timings.prompt_n + event.timings.cache_n > _MANY_TOKENS  # some routes repeat them

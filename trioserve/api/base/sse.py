@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
-import attrs
 import msgspec
-import trio
 from msgspec import UNSET
 
-from trioserve.server.dispatch import Mailbox
-from trioserve.server.generation.requests import Queue
 from trioserve.server.runs.events import RunEvent
 from trioserve.server.stream import ChatChunk
 from trioserve.server.transcription.transcript import TranscriptEvent
 from trioserve.types import Chunk, Finished, Progress, TokenProbs, WaitingStatus
+
+if TYPE_CHECKING:
+    from trioserve.api.base.reply import Pings
 
 Event: TypeAlias = Progress | Chunk | ChatChunk | Finished
 
@@ -138,11 +136,6 @@ def n_candidates(probs: Sequence[TokenProbs]) -> int:
     return sum(1 + len(each.top) for each in probs)
 
 
-def n_prompt_of(event: Finished) -> int:
-    """Count the tokens of a prompt: some routes repeat it at the end."""
-    return event.timings.prompt_n + event.timings.cache_n
-
-
 # -- what keeps a silent stream alive
 
 
@@ -156,37 +149,6 @@ LOOK_INTERVAL = 1.0
 
 #: Seconds that a look may take. The engine answers between two steps, and a ping should not wait.
 LOOK_TIMEOUT = 1.0
-
-
-@attrs.frozen
-class Pings:
-    """What a response sends while its streams, which have these mailboxes, are silent.
-
-    `interval` is the number of silent seconds before a ping; infinite: no pings. With
-    `tell_place`, the response reports the place in the queue soon, and again after each change.
-    """
-
-    interval: float
-    queue: Queue | None = None
-    mailboxes: Sequence[Mailbox] = ()
-    tell_place: bool = False
-
-    def is_queued(self) -> bool:
-        """Whether none of the streams has a slot yet."""
-        return self.queue is not None and all(mailbox.queued for mailbox in self.mailboxes)
-
-    def pause(self) -> float:
-        """Seconds until the next comment, for as long as nothing else was sent."""
-        return LOOK_INTERVAL if self.tell_place and self.is_queued() else math.inf
-
-    async def comment(self) -> bytes:
-        """Write a comment for a silent stream: its place in the queue, or just a ping."""
-        if self.queue is not None and self.is_queued():
-            with trio.move_on_after(LOOK_TIMEOUT):
-                place = await self.queue.first_of([each.task_id for each in self.mailboxes])
-                if place is not None:
-                    return comment_on(place)
-        return PING
 
 
 def comment_on(place: WaitingStatus) -> bytes:

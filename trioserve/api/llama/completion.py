@@ -28,13 +28,12 @@ from trioserve.api.base.fields import (
 from trioserve.api.base.generation import NOT_RUNNING, admit, stream_reply
 from trioserve.api.base.generation_request import UNSUPPORTED_IN_LLAMA, GenerationRequest
 from trioserve.api.base.models import Models
-from trioserve.api.base.output import Output, OutputWriter
+from trioserve.api.base.output import LiveTimings, Output, OutputWriter
 from trioserve.api.base.readers import GivenPrompt, RawPrompt
 from trioserve.api.base.reply import Json, Reply, json, long_json, size_of_outputs
 from trioserve.api.base.request_schemas import of_fields
 from trioserve.api.base.routes import Routes, about_answer, of_kind
 from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of
-from trioserve.api.base.timings import LiveTimings
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext

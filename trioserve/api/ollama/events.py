@@ -19,6 +19,7 @@ from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.errors import message_of
+from trioserve.api.base.reply import Pings
 from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of
 from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.api.base.vendors import ErrorShape
@@ -224,7 +225,7 @@ class OllamaEvents(sse.EventWriter[sse.Event]):
         taken = zip(event.deltas, self._tokens.take(event.deltas), strict=True)
         return [each for delta, (_, probs) in taken if isinstance(delta, TEXT) for each in probs]
 
-    async def comment(self, pings: sse.Pings) -> bytes:
+    async def comment(self, pings: Pings) -> bytes:
         """Write a part without text as a ping, because clients skip no line."""
         return self._writer.empty()
 

@@ -471,7 +471,7 @@ async def _answer(request: TranslationRequest, caller: Caller, models: Models) -
         writer = TranscriptEvents(with_logprobs=bool(request.include))
         events = reply.EventSource.of(stream.__anext__)
         interval = server.config.sse_ping_interval
-        pings = sse.Pings(interval if interval > 0 else math.inf)
+        pings = reply.Pings(interval if interval > 0 else math.inf)
         return await reply.stream(events, writer, pings, errors.last_event)
     transcript = await stream.read()
     wanted = request.response_format

@@ -24,13 +24,20 @@ from trioserve.api.base.generation import (
 )
 from trioserve.api.base.generation_request import UNSUPPORTED, GenerationRequest
 from trioserve.api.base.models import Models
-from trioserve.api.base.output import FINGERPRINT, VERBOSE, Output, OutputWriter, new_id
+from trioserve.api.base.output import (
+    FINGERPRINT,
+    VERBOSE,
+    Output,
+    OutputWriter,
+    Timings,
+    new_id,
+    timings_of,
+)
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.reply import Reply, long_json, size_of_outputs
 from trioserve.api.base.routes import Routes
 from trioserve.api.base.scores import PromptLogprobs, prompt_logprobs
 from trioserve.api.base.text_tokens import probs_of, probs_of_text
-from trioserve.api.base.timings import Timings, timings_of
 from trioserve.api.base.usage import Usage, usage_of
 from trioserve.api.openai.events import (
     ChatEvents,

@@ -16,9 +16,8 @@ from trioserve.api.base import sse
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.custom_tools import TextArgument
 from trioserve.api.base.generation_request import GenerationRequest
-from trioserve.api.base.output import FINGERPRINT, OutputWriter, new_id
+from trioserve.api.base.output import FINGERPRINT, LiveTimings, OutputWriter, new_id, timings_of
 from trioserve.api.base.text_tokens import TokensOfText
-from trioserve.api.base.timings import LiveTimings, timings_of
 from trioserve.api.base.usage import Usage, usage_of
 from trioserve.api.openai.logprobs import (
     TextLogprobs,

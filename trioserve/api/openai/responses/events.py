@@ -20,10 +20,10 @@ from msgspec import UNSET, UnsetType
 from trioserve.api.base import errors, sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.output import LiveTimings, timings_of
 from trioserve.api.base.reply import LONG
 from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of
 from trioserve.api.base.text_tokens import TokensOfText
-from trioserve.api.base.timings import LiveTimings, timings_of
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.api.openai.events import counted, event_fields
 from trioserve.api.openai.responses.items import (
