@@ -357,3 +357,17 @@ async def test_a_drain_waits_for_requests() -> None:
             assert refused.status_code == 503
             step.set()
         assert answers == ["hi"]
+
+
+async def test_a_long_answer_is_stored() -> None:
+    part = {"type": "output_text", "text": "x" * 2**21, "annotations": []}
+    item = {"type": "message", "id": "msg_1", "status": "completed", "content": [part]}
+    body = json.dumps({"id": "resp_1", "status": "completed", "output": [item]}).encode()
+
+    async def play(stream: trio.SocketStream, request: bytes) -> None:
+        head = "HTTP/1.1 200 \r\ncontent-type: application/json\r\n"
+        await send(stream, f"{head}content-length: {len(body)}\r\n\r\n".encode(), body)
+
+    async with playing(play) as path, routed({"one": path}) as router:
+        answer = await router.client.post("/v1/responses", json={"input": "Hi", "store": True})
+        assert answer.json() == json.loads(body)

@@ -32,6 +32,7 @@ from trioserve.api.base.reply import (
     Pieces,
     Reply,
     json as json_reply,
+    value_of,
 )
 from trioserve.api.base.routes import Responder, Route
 from trioserve.api.base.stored_as import STORED_HEADER, StoredAs
@@ -451,11 +452,11 @@ def _is_unknown(reply: Reply) -> bool:
 
 async def typed(reply: Reply) -> Reply:
     """Read the answer of a child that is to be stored."""
-    if isinstance(reply, Data) and reply.content_type == JSON:
-        body, headers = reply.body, dict(reply.headers)
+    if reply.content_type == JSON and not isinstance(reply, Json):
+        make, n_bytes = await value_of(reply)
+        whole, headers = await offload(make, n_bytes), dict(reply.headers)
         headers.pop("content-length", None)
-        whole = await offload(lambda: json.loads(body), len(body))
-        return Json(make=lambda: whole, size=len(body) // 32, status=reply.status, headers=headers)
+        return Json(make=lambda: whole, size=n_bytes // 32, status=reply.status, headers=headers)
     if isinstance(reply, Pieces) and reply.content_type.startswith(sse.CONTENT_TYPE):
         return PassedResponse(
             pieces=reply.pieces,
