@@ -21,7 +21,7 @@ from tests.support.scripts import CHAT, answering
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
 from trioserve.api.base.reply import Reply
-from trioserve.errors import StoreError
+from trioserve.errors import QueueFullError, StoreError
 from trioserve.store import Database, database as database_module
 from trioserve.store.database import problems
 
@@ -252,3 +252,20 @@ def test_a_truncated_file_is_no_store(tmp_path: Path, sound: Sound, share: float
     path.write_bytes(sound.data[: int(len(sound.data) * share)])
     with pytest.raises(StoreError, match="damaged"):
         Database(str(path))
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("streams", [True, False])
+async def test_too_much_work_for_the_threads_costs_no_answer(
+    monkeypatch: pytest.MonkeyPatch, asks: bool, streams: bool
+) -> None:
+    async def add(*args: Any, **more: Any) -> None:
+        raise QueueFullError("Too much waits for a thread.", retry_after=1)
+
+    async with client_and_service(answering("Hello")) as (client, service):
+        monkeypatch.setattr(service.store, "add", add)
+        body = {"input": "Hi", "stream": streams, **({"store": True} if asks else {})}
+        answer = await client.post(RESPONSES, json=body)
+        assert answer.status_code == (429 if asks and not streams else 200)
+        assert ("Too much waits" in answer.text) == asks
+        assert ("Hello" in answer.text) == (streams or not asks)

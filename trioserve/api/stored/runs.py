@@ -132,7 +132,7 @@ class StoredRun:
         whole = await offload(reply.make, size, LONG)
         try:
             await self.keep(whole, size)
-        except UnavailableError as error:
+        except TrioServeError as error:
             if self.is_asked:
                 raise
             _tell_not_stored(error)
@@ -155,7 +155,7 @@ class StoredRun:
             try:
                 await self.keep(response, len(data))
                 return data
-            except UnavailableError as error:
+            except TrioServeError as error:
                 failure = error
             is_lasting = not isinstance(failure, StoreError)
             if not self.options.background or is_lasting or self.has_to_end:
@@ -176,9 +176,16 @@ class StoredRun:
 
         It is in `runs` until its end is stored.
         """
+        n_bytes = sum(len(each.body) for each in self.input)
+
+        def check(records: Records) -> None:
+            records.check_share(self.owner, n_bytes)
+
         runs[self.id] = self
         try:
-            await self.add()
+            await self.store.do(check)
+            await self._add(self.queued, check, is_open=True)
+            self.is_there = True
             self.begun.set()
             async with self._stored_end():
                 yield
@@ -213,7 +220,7 @@ class StoredRun:
         self.writer, self.queued = None, body
         try:
             await self.keep(body, 0)
-        except UnavailableError as problem:
+        except TrioServeError as problem:
             leave_out("the end of a background response", problem.message)
 
     def _error(self, failure: TrioServeError | None) -> dict[str, str]:
@@ -227,17 +234,6 @@ class StoredRun:
         else:
             status, message = 500, "The response has no end."
         return {"code": code_of(status), "message": message}
-
-    async def add(self) -> None:
-        """Store the response before it is begun. Raises UnavailableError."""
-        n_bytes = sum(len(each.body) for each in self.input)
-
-        def check(records: Records) -> None:
-            records.check_share(self.owner, n_bytes)
-
-        await self.store.do(check)
-        await self._add(self.queued, check, is_open=True)
-        self.is_there = True
 
     async def _add(
         self, body: dict[str, Any], then: Callable[[Records], None], *, is_open: bool = False
@@ -253,7 +249,7 @@ class StoredRun:
         `size` is about how many characters of JSON it has.
 
         Raises:
-            UnavailableError: it cannot be stored.
+            TrioServeError: it cannot be stored.
         """
         body = {name: value for name, value in response.items() if name != "output"}
         items = [each for each in response["output"] if isinstance(each, dict)]
@@ -281,7 +277,7 @@ class StoredRun:
         self.is_kept = True
 
 
-def _tell_not_stored(error: UnavailableError) -> None:
+def _tell_not_stored(error: TrioServeError) -> None:
     leave_out("store", f"it is the default, and not possible at the moment: {error.message}")
 
 
