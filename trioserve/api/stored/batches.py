@@ -16,14 +16,14 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import PromptFields, RequestBody, field, one_of
 from trioserve.api.base.reply import Reply, json as json_reply
 from trioserve.api.base.routes import Query, Routes
-from trioserve.api.batches import KIND, Batch, add_batch, batch_body, body_of
+from trioserve.api.batches import FILE, KIND, Batch, add_batch, batch_body, body_of
 from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState
-from trioserve.api.stored.files import data_of, find
-from trioserve.api.stored.listing import QUERY, Page, PageOf, missing
+from trioserve.api.stored.files import data_of
+from trioserve.api.stored.listing import QUERY, Page, PageOf
 from trioserve.api.stored.shelf import Shelf
 from trioserve.concurrency import check_cancelled
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, NotFoundError
 from trioserve.fair_limiter import text_threads
 from trioserve.store import Part, Record, Records, new_id
 
@@ -45,16 +45,10 @@ _BEGINNINGS = (256, 1024, 4096, 16384)
 # -- reading lines
 
 
-@attrs.frozen
-class _Lines:
-    """The lines of a file: parts of a batch, or what is wrong with them."""
-
-    parts: list[Part]
-    errors: list[dict[str, Any]]
-
-
-def _read(data: bytes, endpoint: str, prompt: PromptFields | None) -> _Lines:
-    """Read the lines of a file. It may take long."""
+def _read(
+    data: bytes, endpoint: str, prompt: PromptFields | None
+) -> tuple[list[Part], list[dict[str, Any]]]:
+    """Read the lines of a file. Gives parts of a batch, and what is wrong. It may take long."""
     parts: list[Part] = []
     errors: list[dict[str, Any]] = []
     ids: set[str] = set()
@@ -75,7 +69,7 @@ def _read(data: bytes, endpoint: str, prompt: PromptFields | None) -> _Lines:
     if not parts and not errors:
         message = "The file has no lines."
         errors.append({"code": "empty_file", "line": None, "message": message, "param": None})
-    return _Lines(parts, errors)
+    return parts, errors
 
 
 def _part(n: int, data: bytes, endpoint: str, prompt: PromptFields | None, ids: set[str]) -> Part:
@@ -131,32 +125,31 @@ class BatchRequest(RequestBody):
 async def create(request: BatchRequest, caller: Caller, app: AppState) -> Reply:
     """Begin a batch of the requests in a file."""
     shelf = Shelf.of(caller, app)
-    file = await find(shelf, request.input_file_id, "input_file_id")
+    try:
+        file = await shelf.find(FILE, request.input_file_id)
+    except NotFoundError:
+        raise InvalidRequestError.at("input_file_id", "names no file.") from None
     data = await data_of(shelf, file)
     prompt = app.route_at("POST", request.endpoint).prompt_fields
-    read = await text_threads().run_sync(lambda: _read(data, request.endpoint, prompt))
-    body, own = _body(request, read), shelf.owner
-
+    lines, problems = await text_threads().run_sync(lambda: _read(data, request.endpoint, prompt))
+    own = shelf.owner
+    body = batch_body(
+        new_id("batch"),
+        "failed" if problems else "in_progress",
+        int(time.time()),
+        endpoint=request.endpoint,
+        errors={"object": "list", "data": problems} if problems else None,
+        input_file_id=request.input_file_id,
+        request_counts={"total": len(lines), "completed": 0, "failed": 0},
+        metadata=request.metadata,
+    )
     app.gate.check()  # a batch in memory ends with the server
-    if read.errors:
+    if problems:
         await shelf.store.do(lambda records: records.add(body["id"], KIND, own, body))
         return json_reply(body)
     with trio.CancelScope(shield=True):  # what is stored is started, if the client leaves, too
-        app.batches.start(await add_batch(shelf.store, own, body, read.parts))
+        app.batches.start(await add_batch(shelf.store, own, body, lines))
     return json_reply(body)
-
-
-def _body(wanted: BatchRequest, read: _Lines) -> dict[str, Any]:
-    return batch_body(
-        new_id("batch"),
-        "failed" if read.errors else "in_progress",
-        int(time.time()),
-        endpoint=wanted.endpoint,
-        errors={"object": "list", "data": read.errors} if read.errors else None,
-        input_file_id=wanted.input_file_id,
-        request_counts={"total": len(read.parts), "completed": 0, "failed": 0},
-        metadata=wanted.metadata,
-    )
 
 
 @routes.get("/v1/batches")
@@ -171,8 +164,7 @@ async def list_batches(query: Query, caller: Caller, app: AppState) -> Reply:
 @gives(Batch)
 async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Tell how far a batch is."""
-    own = Shelf.of(caller, app).owner
-    return json_reply(body_of(await app.store.do(lambda records: _found(records, id_, own))))
+    return json_reply(body_of(await Shelf.of(caller, app).find(KIND, id_)))
 
 
 @routes.post("/v1/batches/<id_>/cancel")
@@ -180,10 +172,10 @@ async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
 @gives(Batch)
 async def cancel(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Cancel a batch. What was answered until then is in its files."""
-    own = Shelf.of(caller, app).owner
+    shelf = Shelf.of(caller, app)
 
     def write(records: Records) -> Record:
-        found = _found(records, id_, own)
+        found = shelf.found(records, KIND, id_)
         if found.is_open and found.body["status"] != "cancelling":
             found.body.update(status="cancelling", cancelling_at=int(time.time()))
             records.change(id_, found.body, is_open=True)
@@ -194,9 +186,3 @@ async def cancel(query: Query, caller: Caller, app: AppState, id_: str) -> Reply
         raise InvalidRequestError(f"The batch is {found.body['status']}, and cannot be cancelled.")
     app.batches.cancel(id_)
     return json_reply(found.body)
-
-
-def _found(records: Records, id_: str, owner: bytes) -> Record:
-    if (record := records.find(id_, KIND, owner)) is None:
-        raise missing(KIND, id_)
-    return record

@@ -31,10 +31,9 @@ from trioserve.api.stored.listing import (
     Side,
     StoredItem,
     StoredItems,
-    missing,
     page_of,
 )
-from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded
+from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded, missing
 from trioserve.chat.messages import MAX_MESSAGES
 from trioserve.errors import InvalidRequestError
 from trioserve.fair_limiter import offload
@@ -108,12 +107,11 @@ async def create(request: ConversationRequest, caller: Caller, app: AppState) ->
     """Begin a conversation."""
     shelf = Shelf.of(caller, app)
     _, items = await _made_of(shelf, request.items)
-    id_, own = new_id("conv"), shelf.owner
-    body = {"metadata": request.metadata}
+    id_, body = new_id("conv"), {"metadata": request.metadata}
 
     def write(records: Records) -> Record:
-        records.add(id_, CONVERSATION, own, body)
-        made = _found(records, id_, own)
+        records.add(id_, CONVERSATION, shelf.owner, body)
+        made = shelf.found(records, CONVERSATION, id_)
         add_to_conversation(records, made, items)
         return made
 
@@ -124,7 +122,7 @@ async def create(request: ConversationRequest, caller: Caller, app: AppState) ->
 @gives(Conversation)
 async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Give a conversation, without its items."""
-    return json(_shown(await _find(Shelf.of(caller, app), id_)))
+    return json(_shown(await Shelf.of(caller, app).find(CONVERSATION, id_)))
 
 
 @routes.post("/v1/conversations/<id_>")
@@ -133,12 +131,11 @@ async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
 async def change(request: ConversationChange, caller: Caller, app: AppState, id_: str) -> Reply:
     """Replace the metadata of a conversation."""
     shelf = Shelf.of(caller, app)
-    own = shelf.owner
 
     def write(records: Records) -> Record:
-        _found(records, id_, own)
+        shelf.found(records, CONVERSATION, id_)
         records.change(id_, {"metadata": request.metadata})
-        return _found(records, id_, own)
+        return shelf.found(records, CONVERSATION, id_)
 
     return json(_shown(await shelf.store.do(write)))
 
@@ -147,7 +144,7 @@ async def change(request: ConversationChange, caller: Caller, app: AppState, id_
 @gives(DeletedRecord)
 async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Delete a conversation with its items. Responses that continued it stay."""
-    await _find(Shelf.of(caller, app), id_)
+    await Shelf.of(caller, app).find(CONVERSATION, id_)
     await app.store.delete(id_)
     return json(DeletedRecord(id_, "conversation.deleted"))
 
@@ -159,9 +156,11 @@ async def add_items(request: ItemsRequest, caller: Caller, app: AppState, id_: s
     """Add items to a conversation."""
     shelf = Shelf.of(caller, app)
     items, parts = await _made_of(shelf, request.items)
-    await shelf.store.do(
-        lambda records: add_to_conversation(records, _found(records, id_, shelf.owner), parts)
-    )
+
+    def write(records: Records) -> None:
+        add_to_conversation(records, shelf.found(records, CONVERSATION, id_), parts)
+
+    await shelf.store.do(write)
     size = sum(len(part.body) for part in parts)
     return long_json(lambda: page_of(items), size // PER_NUMBER)
 
@@ -174,7 +173,7 @@ async def list_items(query: Query, caller: Caller, app: AppState, id_: str) -> R
     shelf = Shelf.of(caller, app)
 
     def find(records: Records) -> list[Side]:
-        return [(_found(records, id_, shelf.owner).id, ITEMS)]
+        return [(shelf.found(records, CONVERSATION, id_).id, ITEMS)]
 
     return await Page.of(query).items(shelf, find)
 
@@ -193,30 +192,20 @@ async def show_item(query: Query, caller: Caller, app: AppState, id_: str, item:
 async def delete_item(query: Query, caller: Caller, app: AppState, id_: str, item: str) -> Reply:
     """Delete one item of a conversation."""
     shelf = Shelf.of(caller, app)
-    conversation, found = await _find(shelf, id_), await _item(shelf, id_, item)
+    conversation, found = await shelf.find(CONVERSATION, id_), await _item(shelf, id_, item)
     await shelf.store.do(lambda records: records.remove(id_, ITEMS, found.n))
     return json(_shown(conversation))
 
 
 async def _item(shelf: Shelf, id_: str, item: str) -> Ref:
     def find(records: Records) -> Ref:
-        _found(records, id_, shelf.owner)
+        shelf.found(records, CONVERSATION, id_)
         for record, side, n in records.places(item):
             if (record, side) == (id_, ITEMS):
                 return records.refs(id_, ITEMS, after=n - 1, limit=1)[0]
         raise missing("item", item)
 
     return await shelf.look_up(find)
-
-
-async def _find(shelf: Shelf, id_: str) -> Record:
-    return await shelf.look_up(lambda records: _found(records, id_, shelf.owner))
-
-
-def _found(records: Records, id_: str, owner: bytes) -> Record:
-    if (record := records.find(id_, CONVERSATION, owner)) is None:
-        raise missing(CONVERSATION, id_)
-    return record
 
 
 def _shown(record: Record) -> Conversation:

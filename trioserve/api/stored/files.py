@@ -23,7 +23,6 @@ from trioserve.api.stored.listing import (
     Page,
     PageOf,
     deleted,
-    missing,
 )
 from trioserve.api.stored.shelf import Shelf
 from trioserve.errors import InvalidRequestError, NotFoundError, UnsupportedFieldError
@@ -97,7 +96,7 @@ async def list_files(query: Query, caller: Caller, app: AppState) -> Reply:
 @gives(File)
 async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Describe a file."""
-    return json((await find(Shelf.of(caller, app), id_)).body)
+    return json((await Shelf.of(caller, app).find(FILE, id_)).body)
 
 
 @routes.get("/v1/files/<id_>/content")
@@ -105,7 +104,7 @@ async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
 async def content(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Give the content of a file."""
     shelf = Shelf.of(caller, app)
-    file, store, held = await find(shelf, id_), shelf.store, shelf.held
+    file, store, held = await shelf.find(FILE, id_), shelf.store, shelf.held
     n_held = 0  # of the largest piece so far: what is counted cannot fail in the middle
 
     def hold(n_bytes: int) -> None:
@@ -135,24 +134,9 @@ async def content(query: Query, caller: Caller, app: AppState, id_: str) -> Repl
 @gives(DeletedRecord)
 async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Delete a file. A batch that was made of it continues."""
-    await find(Shelf.of(caller, app), id_)
+    await Shelf.of(caller, app).find(FILE, id_)
     await app.store.delete(id_)
     return deleted(FILE, id_)
-
-
-async def find(shelf: Shelf, id_: str, param: str | None = None) -> Record:
-    """Find a file of the client.
-
-    Raises:
-        NotFoundError: there is none.
-        InvalidRequestError: the same, of the field `param`.
-    """
-    found = await shelf.look_up(lambda records: records.find(id_, FILE, shelf.owner))
-    if found is None and param is not None:
-        raise InvalidRequestError.at(param, "names no file.")
-    if found is None:
-        raise missing(FILE, id_)
-    return found
 
 
 async def data_of(shelf: Shelf, file: Record) -> bytes:

@@ -16,11 +16,6 @@ from trioserve.store import Part, Records, Ref
 _N_AT_ONCE = 64
 
 
-async def history(shelf: Shelf, id_: str) -> list[Side]:
-    """The items of a response and of all before it that it continues. Raises as `lineage`."""
-    return [(turn, side) for turn in await lineage(shelf, id_) for side in (INPUT, OUTPUT)]
-
-
 async def items_of(shelf: Shelf, sides: Sequence[Side], param: str) -> list[Part]:
     """Read the items on some sides of records, and count them twice: as text and as values.
 
@@ -48,8 +43,8 @@ async def items_of(shelf: Shelf, sides: Sequence[Side], param: str) -> list[Part
     return await shelf.store.read(refs)
 
 
-async def lineage(shelf: Shelf, id_: str, *, is_over: bool = True) -> list[str]:
-    """A response and all before it that it continues, the oldest first.
+async def history(shelf: Shelf, id_: str, *, is_over: bool = True) -> list[Side]:
+    """The items of a response and of all before it that it continues, the oldest first.
 
     Args:
         shelf: has them.
@@ -73,7 +68,7 @@ async def lineage(shelf: Shelf, id_: str, *, is_over: bool = True) -> list[str]:
             raise InvalidRequestError.at(
                 "previous_response_id", f"continues more than {MAX_MESSAGES} items."
             )
-    return turns[::-1]
+    return [(turn, side) for turn in reversed(turns) for side in (INPUT, OUTPUT)]
 
 
 def _some(

@@ -14,7 +14,7 @@ from trioserve.api.base.answers import Answer
 from trioserve.api.base.reply import Json, json
 from trioserve.api.base.routes import Query
 from trioserve.api.stored.shelf import Shelf, decoded
-from trioserve.errors import InvalidRequestError, NotFoundError, RecordDamagedError
+from trioserve.errors import InvalidRequestError, RecordDamagedError
 from trioserve.store import Record, Records, Ref
 from trioserve.whole_numbers import whole_number
 
@@ -180,11 +180,6 @@ def page_of(shown: Sequence[dict[str, Any]], *, more: bool = False) -> PageOf:
     """A page with some entries, and whether there are more."""
     first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
     return PageOf(data=shown, first_id=first, last_id=last, has_more=more)
-
-
-def missing(kind: str, id_: str) -> NotFoundError:
-    """Make the error about what is not stored, or belongs to another API key."""
-    return NotFoundError(f"There is no {kind} with the id {id_!r:.80}.")
 
 
 def deleted(kind: str, id_: str) -> Json:

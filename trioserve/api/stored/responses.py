@@ -26,10 +26,9 @@ from trioserve.api.openai.responses.request import StoringRequest
 from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState
 from trioserve.api.sessions import Ring
-from trioserve.api.stored.history import history, items_of, lineage
+from trioserve.api.stored.history import history, items_of
 from trioserve.api.stored.items import (
     CONVERSATION,
-    INPUT,
     ITEMS,
     OUTPUT,
     RESPONSE,
@@ -44,10 +43,9 @@ from trioserve.api.stored.listing import (
     Page,
     StoredItems,
     deleted,
-    missing,
 )
 from trioserve.api.stored.runs import OF_END, StoredRun
-from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded
+from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded, missing
 from trioserve.chat.messages import MAX_MESSAGES
 from trioserve.errors import InvalidRequestError, TrioServeError
 from trioserve.fair_limiter import offload
@@ -135,8 +133,8 @@ async def _prepare(
     if not isinstance(given, str | list):
         given = None  # for the request class to say
     if options.previous_response_id:
-        turns = await history(shelf, options.previous_response_id)
-        before = await items_of(shelf, turns, "previous_response_id")
+        sides = await history(shelf, options.previous_response_id)
+        before = await items_of(shelf, sides, "previous_response_id")
     elif (id_ := options.conversation) is not None:
         own = shelf.owner
         if await shelf.look_up(lambda records: records.fields(id_, CONVERSATION, own)) is None:
@@ -276,21 +274,18 @@ async def input_items(query: Query, caller: Caller, app: AppState, id_: str) -> 
     page, shelf = Page.of(query), Shelf.of(caller, app)
     if await shelf.look_up(lambda records: records.fields(id_, RESPONSE, shelf.owner)) is None:
         raise missing(RESPONSE, id_)
-    turns = await lineage(shelf, id_, is_over=False)
-    sides = [(turn, side) for turn in turns for side in (INPUT, OUTPUT)]
+    sides = await history(shelf, id_, is_over=False)
     return await page.items(shelf, lambda records: sides[:-1])
 
 
 async def _find(shelf: Shelf, app: AppState, id_: str) -> tuple[Mapping[str, Any], Sequence[Ref]]:
     """Find a response of the client, as it is now, and its output. Raises NotFoundError."""
 
-    def look(records: Records) -> tuple[Record | None, Sequence[Ref]]:
-        return records.find(id_, RESPONSE, shelf.owner), records.refs(id_, OUTPUT)
+    def look(records: Records) -> tuple[Record, Sequence[Ref]]:
+        return shelf.found(records, RESPONSE, id_), records.refs(id_, OUTPUT)
 
     run: StoredRun | None = app.stored_runs.get(id_)  # it is there until its end is stored
     record, output = await shelf.look_up(look)
-    if record is None:
-        raise missing(RESPONSE, id_)
     (body,) = await shelf.values([record.data])
     if run is None or body["status"] in _OVER:
         return body, output

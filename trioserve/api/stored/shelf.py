@@ -16,10 +16,10 @@ from trioserve.api.base.body import parse_json
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import Json, long_json
 from trioserve.api.service import AppState
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, NotFoundError
 from trioserve.fair_limiter import offload
 from trioserve.server.limits.memory import MemoryReservation, weight_of
-from trioserve.store import Records, Ref, Store, damaged
+from trioserve.store import Record, Records, Ref, Store, damaged
 
 _T = TypeVar("_T")
 
@@ -54,6 +54,16 @@ class Shelf:
         """Run work that reads. Raises as `Store.do`, and what `MemoryBudget.take` raises."""
         return await self.store.do(work, self.held.grow)
 
+    async def find(self, kind: str, id_: str) -> Record:
+        """Find a record. Raises NotFoundError: there is none; as `look_up`."""
+        return await self.look_up(partial(self.found, kind=kind, id_=id_))
+
+    def found(self, records: Records, kind: str, id_: str) -> Record:
+        """Find a record, in the thread of the store. Raises NotFoundError: there is none."""
+        if (record := records.find(id_, kind, self.owner)) is None:
+            raise missing(kind, id_)
+        return record
+
     async def bodies(self, refs: Sequence[Ref]) -> list[bytes]:
         """Read parts. Raises as `look_up`, and NotFoundError: one was deleted meanwhile."""
         return [part.body for part in await self.store.read(refs, self.held.grow)]
@@ -74,6 +84,11 @@ class Shelf:
         weight = await offload(lambda: sum(map(weight_of, data)), n_bytes, _SHORT)
         self.held.grow(weight)
         return n_bytes
+
+
+def missing(kind: str, id_: str) -> NotFoundError:
+    """Make the error about what is not stored, or belongs to another API key."""
+    return NotFoundError(f"There is no {kind} with the id {id_!r:.80}.")
 
 
 def decoded(data: Sequence[bytes]) -> list[Any]:
