@@ -302,32 +302,21 @@ class Forwarder:
         """
         fleet = self._router.fleet
         caller.enter(self._router.forwarded())
-        found: Reply | None = None
+        found: Data | None = None
         for name, entry in list(fleet.catalog.entries.items()):
-            if fleet.state(name).value is Status.LOADED:
-                found = await self._ask(entry, wanted, caller) or found
-                if found is not None and not _is_unknown(found):
+            if fleet.state(name).value is not Status.LOADED:
+                continue
+            with suppress(ModelNotLoadedError, ModelProcessError):  # it has ended meanwhile
+                async with (
+                    fleet.use(entry, autoload=False) as child,
+                    exchange(child.socket_path, wanted.sent()) as answer,
+                ):
+                    found = await _whole(answer)
+                if not (found.content_type == JSON and is_unknown(found.status, found.body)):
                     break
         if found is None:
             raise NotFoundError("There is no such answer: no model is loaded.")
         return found
-
-    async def _ask(
-        self, entry: ModelEntry, wanted: ForwardedRequest, caller: Caller
-    ) -> Reply | None:
-        """Ask one child; None when it has ended meanwhile."""
-        async with AsyncExitStack() as stack:
-            try:
-                child = await stack.enter_async_context(
-                    self._router.fleet.use(entry, autoload=False)
-                )
-                answer = await stack.enter_async_context(exchange(child.socket_path, wanted.sent()))
-                reply = await pass_on(answer, _passed(wanted))
-            except (ModelNotLoadedError, ModelProcessError):
-                return None
-            if not answer.ended:  # it is the one: its stream lasts as long as the request
-                await caller.open(stack.pop_all())
-            return reply
 
 
 def _written(fields: Mapping[str, Any], stored: StoredAs | None) -> bytes:
@@ -401,11 +390,16 @@ async def pass_on(answer: ChildAnswer, passed: PassedStream) -> Reply:
     Raises:
         ModelProcessError: the child ended first.
     """
+    length = whole_number(answer.header(b"content-length"), most=_SHORT)
+    if answer.ended or length:
+        return await _whole(answer)
     headers, kind = proxy.head_of(answer.headers)
-    length = whole_number(headers.get("content-length", ""), most=_SHORT)
-    if not answer.ended and not length:
-        pieces = passed.pieces(answer.receive, kind)
-        return Pieces(pieces=pieces, status=answer.status, headers=headers, content_type=kind)
+    pieces = passed.pieces(answer.receive, kind)
+    return Pieces(pieces=pieces, status=answer.status, headers=headers, content_type=kind)
+
+
+async def _whole(answer: ChildAnswer) -> Data:
+    headers, kind = proxy.head_of(answer.headers)
     body = await answer.receive_all()
     return Data(body=body, status=answer.status, headers=headers, content_type=kind)
 
@@ -438,13 +432,6 @@ async def _answer_late(
     async with aclosing(passed.pieces(answer.receive, wanted.content_type)) as pieces:
         async for piece in pieces:
             yield piece
-
-
-def _is_unknown(reply: Reply) -> bool:
-    """Whether a child does not know the id."""
-    if not isinstance(reply, Data) or reply.content_type != JSON:
-        return False
-    return is_unknown(reply.status, reply.body)
 
 
 # -- answers that are stored here
