@@ -233,6 +233,27 @@ def test_a_body_may_be_too_large() -> None:
     assert not replicas.calls
 
 
+def test_a_long_body_gets_to_its_model_as_it_is(two) -> None:
+    body = {"model": "b", "prompt": "x" * 100_000}
+    assert asked(ingress_of(two), "POST", "/completion", body).json == "of b"
+    assert sent_to(two["b"])[3] == json.dumps(body).encode()
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    replicas = Replicas(json_answer(1))
+    app = ingress_of({"a": replicas}, Config(timeout=0.01))
+    got = asked(app, "POST", "/v1/chat/completions", CHAT, comes=False)
+    assert (got.status, got.json["error"]["type"]) == (408, "invalid_request_error")
+    assert not replicas.calls
+
+
+def test_requests_may_hold_only_so_much_memory() -> None:
+    app = ingress_of({"a": Replicas(json_answer(1))}, Config(max_request_memory=2**20))
+    got = asked(app, "POST", "/completion", {"prompt": [1] * 100_000})
+    assert got.json["error"]["code"] == "memory_full"
+    assert asked(app, "POST", "/completion", {"prompt": [1]}).status == 200  # it was given back
+
+
 def test_pages_of_other_sites_may_not_use_it() -> None:
     app = ingress_of({"a": Replicas(json_answer(1))})
     got = asked(app, "POST", "/completion", {}, {"Origin": "https://evil.example"})
