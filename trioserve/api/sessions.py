@@ -15,7 +15,6 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, TypeAlias, cast
 
-import attrs
 import structlog
 import trio
 
@@ -205,15 +204,6 @@ _REST = 2**16
 Ask: TypeAlias = Callable[[Caller], Awaitable[Reply]]
 
 
-@attrs.frozen
-class Names:
-    """The names of a session: the client's, which is scoped to its API key, and a secret."""
-
-    key: str
-    conversation: str | None = None
-    secret: str | None = None
-
-
 #: Called with a session and the change in the number of its bytes.
 OnChange: TypeAlias = "Callable[[StreamSession, int], None]"
 
@@ -222,16 +212,26 @@ class StreamSession:
     """One stream. Made by `Sessions.start`.
 
     Args:
-        names: the names that find it.
+        key: the API key of the client.
+        conversation: the client's name for it; empty: none.
+        secret: its name that cannot be guessed; empty: none.
         route: of its request; errors have the form of its path.
         max_bytes: the size of its ring.
         on_change: called with the change in the number of bytes kept, which may be negative.
     """
 
-    def __init__(self, names: Names, route: Route, max_bytes: int, on_change: OnChange) -> None:
-        self.names = names
+    def __init__(
+        self,
+        key: str,
+        conversation: str,
+        secret: str,
+        route: Route,
+        max_bytes: int,
+        on_change: OnChange,
+    ) -> None:
+        self.key, self.conversation, self.secret = key, conversation, secret
         #: The client whose share of the limits it takes: its API key, or its address.
-        self.client = names.key or current_client()
+        self.client = key or current_client()
         self.content_type = route.streams
         #: Unix times; the second is 0 while the stream runs.
         self.started_at = int(time.time())
@@ -249,7 +249,8 @@ class StreamSession:
         self._changed_at = 0.0  # when events were added last
         self._on_change = on_change
         self._scope = trio.CancelScope()
-        self._answered = trio.Event()
+        #: Set when the stream has begun, or the request has ended without one.
+        self.answered = trio.Event()
         self._readers = trio.lowlevel.ParkingLot()
 
     # -- as its request sees it
@@ -276,7 +277,7 @@ class StreamSession:
             self.problem = make() if reply.status >= 400 else None
             self.failure = NotSupportedError("The answer is not a stream.")
             return
-        self._answered.set()
+        self.answered.set()
         pieces = cast(AsyncGenerator[bytes, None], await reply.write())
         silence = () if reply.keep_alive is None else (partial(self._fill, reply.keep_alive),)
         self._changed_at = trio.current_time()
@@ -314,19 +315,10 @@ class StreamSession:
             self._append(self._framing.write(event, self.ring.end))
         self.ring.close()
         self.completed_at = int(time.time())
-        self._answered.set()
+        self.answered.set()
         self._readers.unpark_all()
 
     # -- as its readers see it
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether the stream has begun, or the request ended without one."""
-        return self._answered.is_set()
-
-    async def wait_answer(self) -> None:
-        """Wait until the stream has begun, or the request ended without one."""
-        await self._answered.wait()
 
     async def wait_change(self) -> None:
         """Wait until the stream has new events or has ended."""
@@ -363,11 +355,7 @@ class StreamSession:
         """Stop counting the bytes of a forgotten session. Keep only the last for its readers."""
         self.drop(len(self.ring) - _REST)
         self._on_change(self, -len(self.ring))
-        self._on_change = _nothing
-
-
-def _nothing(session: StreamSession, n_bytes: int) -> None:
-    """Ignore a change in a session whose bytes no longer count."""
+        self._on_change = lambda session, n_bytes: None
 
 
 # -- all sessions of an app
@@ -388,11 +376,10 @@ class Sessions:
     that has more.
     """
 
-    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
+    def __init__(self) -> None:
         self.n_bytes = 0  # kept by all sessions
         self._bytes_of: Counter[str] = Counter()  # by client
         self.n_evicted = 0  # sessions forgotten early to make room
-        self._clock = clock
         self._config: Config
         self._jobs = Jobs()
         self._by_conversation: dict[tuple[str, str], StreamSession] = {}
@@ -427,7 +414,7 @@ class Sessions:
     def start(
         self,
         caller: Caller,
-        conversation: str | None,
+        conversation: str,
         route: Route,
         ask: Ask,
         *,
@@ -437,7 +424,7 @@ class Sessions:
 
         Args:
             caller: who asks for it.
-            conversation: the client's name for the stream.
+            conversation: the client's name for the stream; empty: none.
             route: of the request.
             ask: answers the request.
             secret: whether the stream also gets a name that cannot be guessed.
@@ -448,16 +435,16 @@ class Sessions:
         """
         self.check_open()
         key = caller.api_key
-        if conversation is not None and (old := self.find(key, conversation)) is not None:
+        if (old := self.find(key, conversation)) is not None:
             self.stop(old, "A newer request has the same conversation id.")
         self._make_room_for_one(key)
-        names = Names(key, conversation, secrets.token_urlsafe(24) if secret else None)
-        session = StreamSession(names, route, self._config.stream_bytes, self._count)
+        hidden, max_bytes = secrets.token_urlsafe(24) if secret else "", self._config.stream_bytes
+        session = StreamSession(key, conversation, hidden, route, max_bytes, self._count)
         self._running[session] = None
-        if names.conversation is not None:
-            self._by_conversation[key, names.conversation] = session
-        if names.secret is not None:
-            self._by_secret[names.secret] = session
+        if conversation:
+            self._by_conversation[key, conversation] = session
+        if hidden:
+            self._by_secret[hidden] = session
         other = caller.another(without=ASKED_BY)
         caller.limits_left = lambda: other.limits_left()
         self._jobs.begin(partial(self._live, session, other, ask))
@@ -470,7 +457,7 @@ class Sessions:
         finally:
             if session in self._running:  # not forgotten meanwhile
                 del self._running[session]
-                self._finished[session] = self._clock() + self._config.stream_keep_seconds
+                self._finished[session] = trio.current_time() + self._config.stream_keep_seconds
                 self._has_finished.ring()
 
     def stop(self, session: StreamSession, why: str) -> None:
@@ -480,15 +467,11 @@ class Sessions:
 
     def forget(self, session: StreamSession) -> None:
         """Remove a stream from the index. It continues if it is running."""
-        names = session.names
         self._running.pop(session, None)
         self._finished.pop(session, None)
-        if names.conversation is not None:
-            named = (names.key, names.conversation)
-            if self._by_conversation.get(named) is session:
-                del self._by_conversation[named]
-        if names.secret is not None:
-            self._by_secret.pop(names.secret, None)
+        self._by_secret.pop(session.secret, None)
+        if self.find(session.key, session.conversation) is session:
+            del self._by_conversation[session.key, session.conversation]
         session.release()
 
     # -- names
@@ -570,11 +553,11 @@ class Sessions:
             self._has_finished = Bell()
             await self._has_finished.wait()
         session, until = next(iter(self._finished.items()))
-        if until > self._clock():
-            await trio.sleep(until - self._clock())
+        if until > trio.current_time():
+            await trio.sleep(until - trio.current_time())
         elif session.n_readers:
             del self._finished[session]
-            self._finished[session] = self._clock() + self._config.stream_keep_seconds
+            self._finished[session] = trio.current_time() + self._config.stream_keep_seconds
         else:
             self.forget(session)
 

@@ -115,7 +115,7 @@ _WAIT_SECONDS = re.compile(r'wait\s*=\s*"?([0-9]{1,9})"?', re.ASCII)
 class _Wanted:
     """What the headers of a POST ask for."""
 
-    conversation: str | None
+    conversation: str  # empty: none
     wait: float | None  # seconds until the 202; none: the answer is to be the stream
 
     @classmethod
@@ -134,7 +134,7 @@ class _Wanted:
         given = [_WAIT_SECONDS.fullmatch(each) for each in wanted]
         seconds = next((float(each[1]) for each in given if each is not None), WAIT)
         return cls(
-            conversation_id(headers[ID].encode("latin-1"), ID) if ID in headers else None,
+            conversation_id(headers[ID].encode("latin-1"), ID) if ID in headers else "",
             seconds if is_async else None,
         )
 
@@ -193,8 +193,8 @@ async def reply_of_failed(
         TrioServeError: what prevented one.
     """
     with trio.move_on_after(wait):
-        await session.wait_answer()
-    if session.is_stream or not session.is_answered:
+        await session.answered.wait()
+    if session.is_stream or not session.answered.is_set():
         return None
     app.streams.forget(session)
     if session.reply is None:
@@ -204,7 +204,7 @@ async def reply_of_failed(
 
 
 def _accepted(app: AppState, session: StreamSession) -> Reply:
-    location = f"{app.config.api_prefix}/v1/stream/{session.names.secret}"
+    location = f"{app.config.api_prefix}/v1/stream/{session.secret}"
     headers = {"Location": location, "Preference-Applied": "respond-async"}
     return attrs.evolve(json({"location": location}, status=202), headers=headers)
 
@@ -278,7 +278,7 @@ async def lookup(request: LookupRequest, caller: Caller, app: AppState) -> Reply
     return json(
         [
             _StreamOf(
-                session.names.conversation or "",
+                session.conversation,
                 session.ring.closed,
                 session.ring.end,
                 session.started_at,
@@ -329,7 +329,7 @@ def _secret(caller: Caller, app: AppState, id_: str) -> StreamSession | None:
     """Find a stream. Raises PermissionDeniedError if another API key started it."""
     session = app.streams.find_secret(id_)
     shown = access.shown_key(caller.headers)
-    if session is not None and session.names.key and shown not in ("", session.names.key):
+    if session is not None and session.key and shown not in ("", session.key):
         raise PermissionDeniedError("This stream belongs to another API key.")
     return session
 

@@ -51,7 +51,7 @@ class Record:
     kind: str
     owner: bytes
     created: float
-    is_open: bool
+    is_open: bool = attrs.field(converter=bool)
     data: bytes = attrs.field(repr=False)
 
     @cached_property
@@ -202,7 +202,7 @@ class Records:
         if not rows:
             return None
         self._note_use(id)
-        return _record(rows[0])
+        return Record(*rows[0])
 
     def fields(self, id: str, kind: str, owner: bytes, *names: str) -> tuple[Any, ...] | None:
         """Find some fields of a record, which are no objects, and note that it is in use."""
@@ -238,12 +238,12 @@ class Records:
             values += [after.created, after.id]
         source = f"records WHERE {where} ORDER BY created {order}, id {order} LIMIT ?"
         rows = self._counted(_COLUMNS, source, (*values, limit))
-        return [_record(row) for row in rows]
+        return [Record(*row) for row in rows]
 
     def open_ones(self, kind: str) -> list[Record]:
         """The records of all owners whose work is not over, the oldest first."""
         source = "records WHERE is_open = 1 AND kind = ? ORDER BY created, id"
-        return [_record(row) for row in self._counted(_COLUMNS, source, (kind,))]
+        return [Record(*row) for row in self._counted(_COLUMNS, source, (kind,))]
 
     def change(self, id: str, body: Any, *, is_open: bool = False, kind: str | None = None) -> None:
         """Replace the body of a record, and its kind, if one is given. Has no effect on one that
@@ -447,8 +447,3 @@ class Records:
 
 _COLUMNS = "id, kind, owner, created, is_open, body"
 _PART = "n, name, body"
-
-
-def _record(row: tuple[Any, ...]) -> Record:
-    id_, kind, owner, created, is_open, data = row
-    return Record(id_, kind, owner, created, bool(is_open), data)

@@ -75,7 +75,7 @@ def begin(
     ask: Ask | None = None,
     *,
     key: str = "",
-    conversation: str | None = None,
+    conversation: str = "",
     secret: bool = False,
 ) -> StreamSession:
     caller = Caller.of_own(MEMORY.hold(), ROUTE.path, key)
@@ -97,12 +97,11 @@ async def test_a_stream_ends_with_its_request(autojump_clock: MockClock) -> None
     async with opened() as sessions:
         writer = Writer()
         session = begin(sessions, writer, conversation="a", secret=True)
-        assert session.names.secret is not None
-        assert len(session.names.secret) >= 32
-        assert sessions.find("", "a") is sessions.find_secret(session.names.secret) is session
-        assert not session.is_answered
+        assert len(session.secret) >= 32
+        assert sessions.find("", "a") is sessions.find_secret(session.secret) is session
+        assert not session.answered.is_set()
         await writer.write(b"data: 1\n\n", b":\n\n")
-        assert session.is_answered
+        assert session.answered.is_set()
         assert session.completed_at == 0
         await writer.end()
         assert session.ring.closed
@@ -149,7 +148,7 @@ async def test_an_answer_that_is_no_stream(autojump_clock: MockClock) -> None:
     refusal = json_reply({"error": error}, status=418)
     async with opened() as sessions:
         session = begin(sessions, refuse)
-        await session.wait_answer()
+        await session.answered.wait()
         assert not session.is_stream
         assert session.reply is refusal
         assert last_error(session)["error"] == error
@@ -162,7 +161,7 @@ async def test_neither_a_stream_nor_an_error(body: bytes, autojump_clock: MockCl
 
     async with opened() as sessions:
         session = begin(sessions, answer)
-        await session.wait_answer()
+        await session.answered.wait()
         assert last_error(session)["message"] == "The answer is not a stream."
 
 
@@ -244,7 +243,7 @@ async def test_a_stream_that_is_refused_leaves_the_memory_to_its_request(
         with MEMORY.hold() as held:
             held.grow(1000)
             with pytest.raises(QueueFullError):
-                sessions.start(Caller.of_own(held, ROUTE.path), None, ROUTE, Writer())
+                sessions.start(Caller.of_own(held, ROUTE.path), "", ROUTE, Writer())
             assert held.n_bytes == 1000
         assert MEMORY.n_held == 0
 
@@ -389,7 +388,7 @@ async def test_lookup_knows_models_behind_names(autojump_clock: MockClock) -> No
         begin(sessions, key="another", conversation="a")
 
         def names(*wanted: str) -> list[str | None]:
-            return [each.names.conversation for each in sessions.lookup("", wanted)]
+            return [each.conversation for each in sessions.lookup("", wanted)]
 
         assert names("a") == ["a", "a::one", "a::two::x"]
         assert names("a::two", "ab", "none", "") == ["a::two::x", "ab"]

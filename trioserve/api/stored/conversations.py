@@ -55,13 +55,13 @@ class ConversationRequest(RequestBody):
     items: tuple[Item, ...] = field(read=_items, default=())
 
 
-class Conversation(Answer):
+class Conversation(Answer, kw_only=True):
     """A conversation, without its items."""
 
     id: str
+    object: Literal["conversation"] = "conversation"
     created_at: int
     metadata: dict[str, str]
-    object: Literal["conversation"] = "conversation"
 
 
 @attrs.frozen(kw_only=True)
@@ -209,4 +209,4 @@ async def _item(shelf: Shelf, id_: str, item: str) -> Ref:
 
 
 def _shown(record: Record) -> Conversation:
-    return Conversation(record.id, int(record.created), **record.body)
+    return Conversation(id=record.id, created_at=int(record.created), **record.body)
