@@ -232,7 +232,7 @@ class StreamSession:
         self.key, self.conversation, self.secret = key, conversation, secret
         #: The client whose share of the limits it takes: its API key, or its address.
         self.client = key or current_client()
-        self.content_type = route.streams
+        self.path, self.content_type = route.path, route.streams
         #: Unix times; the second is 0 while the stream runs.
         self.started_at = int(time.time())
         self.completed_at = 0

@@ -22,7 +22,7 @@ import attrs
 import trio
 from werkzeug.datastructures import Headers
 
-from trioserve.api.base import limits, readers, sse
+from trioserve.api.base import errors, limits, readers, sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
@@ -64,8 +64,8 @@ _PIECE = 2**16
 
 def follow(
     caller: Caller, session: StreamSession, offset: int, *, first: bytes = b"", last: bytes = b""
-) -> Pieces:
-    """Answer with a stream from an offset on, until it ends.
+) -> Reply:
+    """Answer with a stream from an offset on, until it ends; to HEAD, with its headers.
 
     Args:
         caller: who reads.
@@ -74,12 +74,12 @@ def follow(
         first: what is sent before.
         last: what is sent after the end.
     """
+    headers, kind = dict(sse.HEADERS), session.content_type
+    if caller.method == "HEAD":
+        return Data(headers=headers, content_type=kind)
     caller.enter(session.reading())
-    return Pieces(
-        pieces=_follow(session, offset, first, last),
-        headers=dict(sse.HEADERS),
-        content_type=session.content_type,
-    )
+    pieces = _follow(session, offset, first, last)
+    return Pieces(pieces=pieces, headers=headers, content_type=kind)
 
 
 async def _follow(
@@ -187,20 +187,16 @@ async def _asks_for_stream(route: Route, incoming: Incoming, *, always: bool) ->
 async def reply_of_failed(
     app: AppState, session: StreamSession, wait: float = WAIT
 ) -> Reply | None:
-    """Wait for a stream to begin, or some seconds. Gives the reply in place of a stream.
-
-    Raises:
-        TrioServeError: what prevented one.
-    """
+    """Wait for a stream to begin, or some seconds. Gives the reply in place of a stream."""
     with trio.move_on_after(wait):
         await session.answered.wait()
     if session.is_stream or not session.answered.is_set():
         return None
     app.streams.forget(session)
-    if session.reply is None:
-        assert session.failure is not None
-        raise session.failure
-    return session.reply
+    if session.reply is not None:
+        return session.reply
+    assert session.failure is not None
+    return errors.reply(session.failure, session.path)
 
 
 def _accepted(app: AppState, session: StreamSession) -> Reply:
@@ -248,7 +244,7 @@ async def read(query: Query, caller: Caller, app: AppState) -> Reply:
     session = _named(query, caller, app)
     if session is None:
         raise NotFoundError("Stream not found or expired", param="conv_id")
-    return _read(caller, session, _offset(query, caller, session))
+    return follow(caller, session, _offset(query, caller, session))
 
 
 @routes.delete("/v1/stream")
@@ -312,8 +308,8 @@ async def read_secret(query: Query, caller: Caller, app: AppState, id_: str) -> 
     if session.ring.closed and offset == session.ring.end:
         return Data(status=204)  # which stops an EventSource from coming back
     if session.content_type != sse.CONTENT_TYPE:
-        return _read(caller, session, offset)
-    return _read(caller, session, offset, _FIRST, _LAST)
+        return follow(caller, session, offset)
+    return follow(caller, session, offset, first=_FIRST, last=_LAST)
 
 
 @routes.delete("/v1/stream/<id_>")
@@ -332,17 +328,6 @@ def _secret(caller: Caller, app: AppState, id_: str) -> StreamSession | None:
     if session is not None and session.key and shown not in ("", session.key):
         raise PermissionDeniedError("This stream belongs to another API key.")
     return session
-
-
-# -- reading
-
-
-def _read(
-    caller: Caller, session: StreamSession, offset: int, first: bytes = b"", last: bytes = b""
-) -> Reply:
-    if caller.method == "HEAD":
-        return Data(headers=dict(sse.HEADERS), content_type=session.content_type)
-    return follow(caller, session, offset, first=first, last=last)
 
 
 def _offset(query: Query, caller: Caller, session: StreamSession) -> int:

@@ -47,7 +47,7 @@ from trioserve.api.stored.listing import (
 from trioserve.api.stored.runs import OF_END, StoredRun
 from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded, missing
 from trioserve.chat.messages import MAX_MESSAGES
-from trioserve.errors import InvalidRequestError, TrioServeError
+from trioserve.errors import InvalidRequestError
 from trioserve.fair_limiter import offload
 from trioserve.store import Part, Record, Records, Ref, check_sizes, new_id
 from trioserve.whole_numbers import whole_number
@@ -103,12 +103,7 @@ def stored(route: Route, app: AppState, answer: Responder) -> Responder:
         run.session = app.streams.start(caller, run.id, route, ask)
         await run.begun.wait()
         wait = streams.WAIT if run.is_there else math.inf  # without a record, it fails at once
-        try:
-            failed = await streams.reply_of_failed(app, run.session, wait)
-        except TrioServeError:
-            await run.store.delete(run.id)
-            raise
-        if failed is not None:
+        if (failed := await streams.reply_of_failed(app, run.session, wait)) is not None:
             await run.store.delete(run.id)
             return failed
         if wants_stream:
