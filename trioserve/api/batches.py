@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import msgspec
 import trio
 
-from trioserve.api.base import answers, sse
+from trioserve.api.base import answers, errors, sse
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import LONG, Reply, value_of
@@ -33,7 +33,7 @@ from trioserve.errors import (
 )
 from trioserve.fair_limiter import FairLimiter, offload, set_client
 from trioserve.log import get_logger
-from trioserve.server.limits.memory import MemoryReservation, weight_of
+from trioserve.server.limits.memory import weight_of
 from trioserve.store import Part, Record, Records, Store, damaged, new_id
 from trioserve.whole_numbers import whole_number
 
@@ -71,9 +71,6 @@ _DAMAGED = {"code": "line_damaged", "message": "The line in the store is damaged
 #: does at the moment.
 _PASSING = frozenset({401, 403, 408, 409, 429})
 
-
-#: A line of a batch: its id, the path and the fields.
-_Request: TypeAlias = tuple[str, str, dict[str, Any]]
 
 #: A line of the output, or of the errors: `OUTPUT` or `ERRORS`, and the line.
 _Written: TypeAlias = tuple[str, Part]
@@ -228,37 +225,32 @@ class Batches:
 
     async def _try(self, batch: Record, key: str, line: Part) -> _Written | Reply:
         """Answer a line. Gives what is to be written, if the reply is final."""
-        try:
-            with self._app.request() as held:
-                held.grow(await offload(partial(weight_of, line.body), len(line.body)))
-                request = await offload(partial(_request_in, line), len(line.body))
-                return await self._ask(batch, line.n, request, held, key)
-        except RecordDamagedError:
-            return ERRORS, _line(batch.id, line.n, None, error=_DAMAGED)
-        except TrioServeError as error:  # there is no memory, or too much waits for a thread
-            return Reply(status=error.status)
+        path = batch.body["endpoint"]
+        with self._app.request() as held:
+            caller = Caller.of_own(held, path, key)
+            try:
+                return await self._ask(batch, line, caller)
+            except RecordDamagedError:
+                return ERRORS, _line(batch.id, line.n, None, error=_DAMAGED)
+            except TrioServeError as error:  # there is no memory, or too much waits for a thread
+                reply, id_ = errors.reply(error, path), None
+                if _is_final(reply.status):
+                    id_ = await trio.to_thread.run_sync(_id_in, line)
+                return await _written(batch, line.n, id_, caller, reply)
 
-    async def _ask(
-        self, batch: Record, n: int, request: _Request, held: MemoryReservation, key: str
-    ) -> _Written | Reply:
-        id_, path, fields = request
+    async def _ask(self, batch: Record, line: Part, caller: Caller) -> _Written | Reply:
+        held, keys = caller.held, self._app.keys
+        held.grow(await offload(partial(weight_of, line.body), len(line.body)))
+        id_, fields = await offload(partial(_request_in, line), len(line.body))
         is_reversed = self._app.config.priority_order == "lower-first"
         fields["priority"] = -_PRIORITY if is_reversed else _PRIORITY
-        caller = Caller.of_own(held, path, key)
-        if self._app.keys.needed:
-            caller.key = await self._app.keys.check(key)
-            held.belongs_to(key)
+        if keys.needed:
+            caller.key = await keys.check(caller.api_key)
+            held.belongs_to(caller.api_key)
         async with caller.resources:
-            reply = await self._app.reply_to(Incoming.of_fields(path, fields, held), caller)
-            if not _is_final(reply.status):
-                return reply
-            make, size = await value_of(reply)
-
-        def write() -> Part:
-            told = {"status_code": reply.status, "request_id": caller.request_id, "body": make()}
-            return _line(batch.id, n, id_, response=told)
-
-        return OUTPUT if reply.status == 200 else ERRORS, await offload(write, size, LONG)
+            incoming = Incoming.of_fields(caller.path, fields, held)
+            reply = await self._app.reply_to(incoming, caller)
+            return await _written(batch, line.n, id_, caller, reply)
 
     def _may_begin(self) -> bool:
         return self._app.gate.phase.value is Phase.OPEN
@@ -317,13 +309,28 @@ class _Lines:
         return self._until - now
 
 
-def _request_in(line: Part) -> _Request:
-    """Read a line, which may be long. Raises RecordDamagedError."""
+def _request_in(line: Part) -> tuple[str, dict[str, Any]]:
+    """Read the id and the fields of a line, which may be long. Raises RecordDamagedError."""
     value = line.value
     try:
-        return value["custom_id"], value["url"], {**value["body"]}
+        return value["custom_id"], {**value["body"]}
     except (TypeError, KeyError):
         raise damaged() from None
+
+
+async def _written(
+    batch: Record, n: int, id_: str | None, caller: Caller, reply: Reply
+) -> _Written | Reply:
+    """Write a line of the output, or of the errors, if the reply is final."""
+    if not _is_final(reply.status):
+        return reply
+    make, size = await value_of(reply)
+
+    def write() -> Part:
+        told = {"status_code": reply.status, "request_id": caller.request_id, "body": make()}
+        return _line(batch.id, n, id_, response=told)
+
+    return OUTPUT if reply.status == 200 else ERRORS, await offload(write, size, LONG)
 
 
 def _line(id_: str, n: int, custom_id: str | None, **fields: Any) -> Part:
@@ -502,8 +509,8 @@ def batch_body(id_: str, status: str, now: int, **fields: Any) -> dict[str, Any]
 
 def errors_of(message: str) -> dict[str, Any]:
     """Make the errors of a batch that has failed."""
-    errors: dict[str, Any] = msgspec.to_builtins(_BatchErrors([_BatchError(message)]))
-    return errors
+    body: dict[str, Any] = msgspec.to_builtins(_BatchErrors([_BatchError(message)]))
+    return body
 
 
 class File(answers.Answer, kw_only=True):

@@ -350,3 +350,13 @@ async def test_background_responses_of_one_key_leave_room_for_other_keys() -> No
         client.headers["Authorization"] = "Bearer 2"
         asked = {"input": "Hi", "background": True}
         assert (await client.post("/v1/responses", json=asked)).status_code == 200
+
+
+async def test_a_line_that_takes_too_much_memory_has_an_error() -> None:
+    lines = [line(0, made_up=[1] * 30_000), line(1)]
+    async with client_of(answering("Hello"), max_request_memory=2**20) as client:
+        over = await until_over(client, (await begin(client, lines))["id"])
+        (error,) = await lines_of(client, over["error_file_id"])
+        assert (error["custom_id"], error["response"]["status_code"]) == ("line-0", 413)
+        assert error["response"]["body"]["error"]["code"] == 413
+        assert len(await lines_of(client, over["output_file_id"])) == 1
