@@ -719,11 +719,6 @@ class Config:
         return bool(self.api_keys) or self.keys_file is not None
 
     @property
-    def has_rate_limits(self) -> bool:
-        """Whether clients may have limits of requests or tokens a minute."""
-        return bool(self.rate_limit_requests or self.rate_limit_tokens or self.has_api_keys)
-
-    @property
     def has_several_keys(self) -> bool:
         """Whether there are several API keys, or may be, as in a file."""
         return len(self.api_keys) > 1 or self.keys_file is not None

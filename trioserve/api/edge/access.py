@@ -24,14 +24,12 @@ from typing import TYPE_CHECKING
 from werkzeug.datastructures import Headers
 
 from trioserve.api.base import vendors
-from trioserve.api.base.reply import Data, Reply
 from trioserve.config import Config
 from trioserve.errors import PermissionDeniedError
 from trioserve.fair_limiter import set_client
 from trioserve.hosts import is_local, parse_authority, parse_origin
 
 if TYPE_CHECKING:
-    from trioserve.api.edge.app import Outgoing
     from trioserve.api.edge.connection import Request
     from trioserve.api.service import AppState
 
@@ -210,22 +208,6 @@ class Sites:
                 f"This server does not answer to the name {authority!r}. Start it with "
                 "--allowed-hosts, or with --api-key."
             )
-
-    async def admit(self, request: Request) -> Reply | None:
-        """Refuse a request that comes from another site, before its key is checked. Answers a
-        preflight request, with which browsers send no key.
-        """
-        if request.method == "OPTIONS":
-            return Data()  # 200, as in llama-server
-        server = request.scope.get("server") or ("",)  # none: a Unix socket
-        self.check(request.path, request.headers, server[0])
-        return None
-
-    def allow_origin(self, request: Request, outgoing: Outgoing) -> None:
-        """Add the CORS headers to a response."""
-        outgoing.headers.add("Vary", "Origin")
-        origin = request.headers.get("Origin", "")
-        outgoing.headers.update(self.headers_for(origin, request.method))
 
 
 def check_embedding(headers: Headers, config: Config) -> None:

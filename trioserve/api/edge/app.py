@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 import structlog
@@ -20,9 +20,9 @@ from werkzeug.routing import BaseConverter
 
 from trioserve.api.base import errors
 from trioserve.api.base.body import Incoming
-from trioserve.api.base.reply import Reply
+from trioserve.api.base.reply import Data, Reply
 from trioserve.api.base.routes import Responder, Route
-from trioserve.api.base.vendors import Vendor, vendor_of
+from trioserve.api.base.vendors import vendor_of
 from trioserve.api.edge import access, tcp
 from trioserve.api.edge.connection import ID_HEADER, PREFIX, Connection, Request
 from trioserve.config import Config
@@ -36,9 +36,6 @@ from trioserve.fair_limiter import set_client
 
 if TYPE_CHECKING:
     from trioserve.api.service import AppState
-
-#: Looks at a request before it is answered: raises, or answers it itself.
-Check: TypeAlias = Callable[[Request], Awaitable[Reply | None]]
 
 
 @attrs.define(eq=False)
@@ -87,8 +84,6 @@ class App(QuartTrio):
 
     Attributes:
         state: the same, also in `extensions` by the name "trioserve".
-        checks: what looks at each request first, in this order.
-        finishers: what adds to the head of each response.
         otherwise: answers where there is no route; none: with an error.
     """
 
@@ -106,8 +101,6 @@ class App(QuartTrio):
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
         self.url_map.merge_slashes = False  # a path with two slashes is unknown, not redirected
         self.url_map.converters["response"] = ResponseId
-        self.checks: list[Check] = []
-        self.finishers: list[Callable[[Request, Outgoing], object]] = []
         self.otherwise: Callable[[str, str], Awaitable[Reply]] | None = None
         self._served: dict[str, _Served] = {}
         self._exact: dict[tuple[str, str], _Served] = {}
@@ -124,17 +117,12 @@ class App(QuartTrio):
         self.add_url_rule(route.path, name, _only_here, methods=[route.method])
 
     def configure(self, config: Config) -> None:
-        """Compose what requests go through. To be done before they come."""
+        """Set what a configuration says. To be done before requests come."""
         self.config["MAX_CONTENT_LENGTH"] = config.max_body_size
         self.config["BODY_TIMEOUT"] = None  # counted here
         self.config[PREFIX] = config.api_prefix
-        sites = access.Sites(config)
-        self.checks[:] = [sites.admit]
-        if config.has_api_keys:
-            self.checks.append(partial(access.check_key, self.state))
-        self.finishers[:0] = [self._count, _show_id, sites.allow_origin]
-        if config.has_rate_limits:
-            self.finishers.append(_show_rate_limits)
+        self._sites = access.Sites(config)
+        self._needs_key = config.has_api_keys
 
     async def respond(self, request: Request) -> Outgoing:
         """Answer a request. Errors have the form of its path."""
@@ -147,16 +135,18 @@ class App(QuartTrio):
             outgoing = await _outgoing(errors.reply(self._known(error), caller.path))
             if isinstance(error, MethodNotAllowed):
                 outgoing.headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
-        for finish in self.finishers:
-            finish(request, outgoing)
+        self._finish(request, outgoing)
         return outgoing
 
     async def _answer(self, request: Request) -> Outgoing:
         served, values, problem = self._find(request)
         request.route = None if served is None else served.route
-        for check in self.checks:
-            if (reply := await check(request)) is not None:
-                return await _outgoing(reply)
+        if request.method == "OPTIONS":  # a preflight request, with which browsers send no key
+            return await _outgoing(Data())  # 200, as in llama-server
+        server = request.scope.get("server") or ("",)  # none: a Unix socket
+        self._sites.check(request.path, request.headers, server[0])
+        if self._needs_key:
+            await access.check_key(self.state, request)
         if served is not None:
             answer = served.answer
             for header, other in served.asked:
@@ -211,9 +201,18 @@ class App(QuartTrio):
         translated.status = error.code or 400  # type: ignore[misc]
         return translated
 
-    def _count(self, request: Request, outgoing: Outgoing) -> None:
-        route = "" if request.route is None else request.route.path
-        self.state.n_answers[route, outgoing.status] += 1
+    def _finish(self, request: Request, outgoing: Outgoing) -> None:
+        """Count a response, and add to its head."""
+        caller, route, headers = request.caller, request.route, outgoing.headers
+        self.state.n_answers["" if route is None else route.path, outgoing.status] += 1
+        vendor = vendor_of(request.path) if route is None else route.vendor
+        headers[ID_HEADER] = caller.request_id
+        if vendor.id_header is not None:
+            headers[vendor.id_header] = caller.request_id
+        headers.add("Vary", "Origin")
+        headers.update(self._sites.headers_for(request.headers.get("Origin", ""), request.method))
+        if left := caller.limits_left():
+            headers.extend(vendor.rate_limits.write(left))
 
 
 #: The statuses of answers that have no body.
@@ -241,19 +240,3 @@ async def _of_quart(response: Any) -> Outgoing:
                 yield part.encode() if isinstance(part, str) else part
 
     return Outgoing(response.status_code, response.headers, pieces())
-
-
-def _show_id(request: Request, outgoing: Outgoing) -> None:
-    outgoing.headers[ID_HEADER] = request.caller.request_id
-    if (name := _vendor_of(request).id_header) is not None:
-        outgoing.headers[name] = request.caller.request_id
-
-
-def _show_rate_limits(request: Request, outgoing: Outgoing) -> None:
-    """Add the remaining limits to a response, if its request was counted."""
-    if left := request.caller.limits_left():
-        outgoing.headers.extend(_vendor_of(request).rate_limits.write(left))
-
-
-def _vendor_of(request: Request) -> Vendor:
-    return vendor_of(request.path) if request.route is None else request.route.vendor

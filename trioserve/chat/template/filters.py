@@ -91,12 +91,7 @@ METHOD_SIZES: dict[str, Callable[..., int]] = {
 
 
 def size_of_json(
-    meter: Meter,
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
+    meter: Meter, value: Any, _ascii: Any = 0, indent: Any = None, separators: Any = None, **_: Any
 ) -> int:
     """Bound the blanks in JSON; the meter counts the rest."""
     width = len(indent) if isinstance(indent, str) else indent or 0
