@@ -26,6 +26,13 @@ def watch(app: Any) -> list[str]:
     if not isinstance(app, App):
         return problems
 
+    respond = app.respond
+
+    async def watched(request: Request) -> Outgoing:
+        outgoing = await respond(request)
+        compare(request, outgoing)
+        return outgoing
+
     def compare(request: Request, outgoing: Outgoing) -> None:
         is_json = outgoing.headers.get("Content-Type", "").startswith("application/json")
         is_own = isinstance(app.state, Service) or not (request.route and request.route.of_model)
@@ -39,7 +46,7 @@ def watch(app: Any) -> list[str]:
             problem = _described(app).problem(request.route, str(outgoing.status), body)
             problems.extend([f"{request.method} {request.path}: {problem}"] if problem else [])
 
-    app.finishers.append(compare)
+    app.respond = watched  # type: ignore[method-assign]
     return problems
 
 

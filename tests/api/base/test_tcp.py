@@ -530,3 +530,23 @@ async def test_mutated_requests() -> None:
         statuses = await send_all_mutated(url, range(300))
     assert 400 in statuses
     assert not [status for status in statuses if status >= 500 and status != 501]
+
+
+@pytest.mark.system
+async def test_the_head_and_the_end_of_a_stream_are_written_with_the_part_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[bytes] = []
+    send_now = TCPConnection._send_now
+
+    def noted(connection: TCPConnection, data: bytes) -> bytes:
+        written.append(data)
+        return send_now(connection, data)
+
+    monkeypatch.setattr(TCPConnection, "_send_now", noted)
+    body = {"messages": [{"role": "user", "content": "a"}], "stream": True, "max_tokens": 3}
+    async with serving_script() as (url, _), httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert written[0].startswith(b"HTTP/1.1 200 ") and b'"role":"assistant"' in written[0]
+    assert written[-1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")

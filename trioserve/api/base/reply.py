@@ -272,6 +272,10 @@ _MANY_CANDIDATES = 256
 _MANY_TOKENS = 16384
 
 
+class Last(bytes):
+    """The last piece of an answer, which its end goes with."""
+
+
 @attrs.define(kw_only=True, eq=False)
 class Ending(Reply):
     """Events whose end others wait for.
@@ -337,6 +341,10 @@ class Stream(Ending, Generic[_E]):
             if tells_start or not starts:
                 self.first.append((index, event))
 
+    def has_output(self) -> bool:
+        """Whether a part of the output is there to be written."""
+        return self._has_begun() and not isinstance(self.first[-1][1], Progress)
+
     def _has_begun(self) -> bool:
         return bool(self.first) and not isinstance(self.first[-1][1], StepStarted)
 
@@ -364,7 +372,7 @@ class Stream(Ending, Generic[_E]):
                     yield data
         except Exception as error:  # the status is sent: an event has to say it
             data = self.on_error(error)
-        yield data if self.at_end is None else await self.at_end(data)
+        yield Last(data if self.at_end is None else await self.at_end(data))
 
 
 async def stream(

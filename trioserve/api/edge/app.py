@@ -20,7 +20,7 @@ from werkzeug.routing import BaseConverter
 
 from trioserve.api.base import errors
 from trioserve.api.base.body import Incoming
-from trioserve.api.base.reply import Data, Reply
+from trioserve.api.base.reply import Data, Reply, Stream
 from trioserve.api.base.routes import Responder, Route
 from trioserve.api.base.vendors import vendor_of
 from trioserve.api.edge import access, tcp
@@ -102,6 +102,7 @@ class App(QuartTrio):
         self.url_map.merge_slashes = False  # a path with two slashes is unknown, not redirected
         self.url_map.converters["response"] = ResponseId
         self.otherwise: Callable[[str, str], Awaitable[Reply]] | None = None
+        self._sites, self._needs_key = access.Sites(state.config), False
         self._served: dict[str, _Served] = {}
         self._exact: dict[tuple[str, str], _Served] = {}
         self.after_serving(state.stop)
@@ -160,6 +161,7 @@ class App(QuartTrio):
         else:
             return await _of_quart(await self.handle_request(request))
         request.keep_alive = reply.keep_alive
+        request.is_ready = isinstance(reply, Stream) and reply.has_output()
         return await _outgoing(reply)
 
     def _find(

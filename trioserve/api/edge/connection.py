@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from contextlib import aclosing
 from functools import partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
@@ -33,7 +33,7 @@ from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.reply import KeepAlive
+from trioserve.api.base.reply import KeepAlive, Last
 from trioserve.api.base.routes import Route
 from trioserve.concurrency import Patience, alongside
 from trioserve.errors import BodyTimeoutError, PayloadTooLargeError, TrioServeError
@@ -56,6 +56,10 @@ ID_HEADER = "X-Request-Id"
 
 #: The header with the seconds that a request has already waited in a proxy.
 WAITED_HEADER = "X-Request-Waited"
+
+#: The key of a connection's state with the function that has the next part of a response wait for
+#: what follows it.
+HOLD = "trioserve.hold"
 
 #: Seconds after the response in which a client may still send a body, which is discarded.
 LINGER = 2.0
@@ -113,6 +117,7 @@ class Request(TrioRequest):
         received: set when the whole body has been, or the client has left.
         overload: why its body was not kept.
         keep_alive: what is sent in silence.
+        is_ready: whether the first part of its answer is there with the head.
     """
 
     body_class = Body  # type: ignore[assignment]
@@ -122,6 +127,7 @@ class Request(TrioRequest):
     received: trio.Event
     overload: TrioServeError | None = None
     keep_alive: KeepAlive | None = None
+    is_ready: bool = False
 
     async def receive_whole(self, max_size: int | None, patience: float) -> bytes:
         """Receive the body, which is not kept.
@@ -170,22 +176,27 @@ def network_of(address: str) -> str:
 
 
 class Sender:
-    """Sends ASGI messages, one at a time, and fills silence with comments."""
+    """Sends ASGI messages, one at a time, and fills silence with comments.
 
-    def __init__(self, send: ASGISendCallable) -> None:
-        self._send = send
+    Those that `hold` go with the next one, which must follow at once: a head, or the last part.
+    """
+
+    def __init__(self, send: ASGISendCallable, hold: Callable[[], object] = bool) -> None:
+        self._send, self._hold = send, hold
         self._lock = trio.Lock()
         self._last = -math.inf  # when the last send began
         #: Whether the last message is on its way, or was sent.
         self.is_closing = False
 
-    async def __call__(self, message: Any) -> None:
+    async def __call__(self, message: Any, *, hold: bool = False) -> None:
         if self._lock.locked():  # a comment is on its way
             await self._lock.acquire()
         else:
             self._lock.acquire_nowait()  # costs no turn of the event loop
         try:
             self._last = trio.current_time()
+            if hold:
+                self._hold()
             await self._send(message)
         finally:
             self._lock.release()
@@ -193,7 +204,7 @@ class Sender:
     async def close(self, message: Any) -> None:
         """Send the last message, with no comments after it."""
         self.is_closing = True
-        await self(message)
+        await self(message, hold=bool(message["body"]))
 
     async def keep_alive(self, what: KeepAlive) -> None:
         """Send a comment after each `interval` without a message. Runs until cancelled."""
@@ -227,7 +238,8 @@ class Connection(TrioASGIHTTPConnection):
         assert isinstance(request, Request)
         self._answered = False  # there is a response, maybe of a body that is still on its way
         request.received = trio.Event()
-        self._sender = Sender(send)
+        state: dict[str, Any] = self.scope.get("state") or {}  # none: of a test client
+        self._sender = Sender(send, state.get(HOLD, bool))
         headers = request.headers
         with self.app.state.request() as held:
             request.caller = Caller(
@@ -290,23 +302,28 @@ class Connection(TrioASGIHTTPConnection):
             if _has_body(request) and not request.received.is_set():
                 headers.append((b"connection", b"close"))
             await send(
-                {"type": "http.response.start", "status": response.status, "headers": headers}
+                {"type": "http.response.start", "status": response.status, "headers": headers},
+                hold=request.is_ready,
             )
             if request.keep_alive is not None:
                 nursery.start_soon(send.keep_alive, request.keep_alive)
-            await self._send_body(response.pieces)
+            last = await self._send_body(response.pieces)
             await _linger(request)
-            await send.close(_part(b"", more=False))
+            await send.close(_part(last, more=False))
             await _linger(request)  # until Hypercorn has closed the connection, take what comes
 
-    async def _send_body(self, pieces: Iterable[bytes] | AsyncIterable[bytes]) -> None:
+    async def _send_body(self, pieces: Iterable[bytes] | AsyncIterable[bytes]) -> bytes:
+        """Send the pieces of a body; returns the last one, where it says that it is."""
         if not isinstance(pieces, AsyncIterable):
             for piece in pieces:
                 await self._sender(_part(piece))
-            return
+            return b""
         async with aclosing(cast(AsyncGenerator[bytes, None], pieces)) as parts:
             async for part in parts:
+                if isinstance(part, Last):
+                    return part
                 await self._sender(_part(part))
+        return b""
 
 
 async def _linger(request: Request) -> None:

@@ -21,7 +21,7 @@ that one does, and in addition:
 - Beyond ``--max-connections``, the connection that has waited longest for its client is closed, of
   the address that has most. If all of them are busy, the new client gets status 503.
 - The head of a request has a few seconds to arrive, and so has the first one of a connection.
-- An event of a stream costs half as much.
+- An event of a stream costs half as much; its head and its end go with the parts beside them.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ from hypercorn.events import Closed, Event as HypercornEvent, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody, StreamClosed
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.typing import ConnectionState
 
 from trioserve.api.base import errors, sse
 from trioserve.api.connections import NAME, Connections
-from trioserve.api.edge.connection import network_of
+from trioserve.api.edge.connection import HOLD, network_of
 from trioserve.concurrency import Patience
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError, first_error
 from trioserve.hosts import parse_authority
@@ -128,7 +129,8 @@ class HTTP1(H11Protocol):
     """
 
     _in_chunks = False  # whether the body of the response that is being sent is
-    _unsent = b""  # the head of one whose body has a length: it goes with the first part
+    _unsent = b""  # what goes with what follows
+    _holds = False  # whether what is written next does
     _n_chunks = _n_chunk_bytes = 0  # of the body that is being received
     _is_paused = False  # something waits behind the request that is being answered
     _is_full = False  # too much waits: drop what follows
@@ -137,6 +139,7 @@ class HTTP1(H11Protocol):
 
     def __init__(self, app: AppWrapper, *args: Any) -> None:
         super().__init__(self._answer, *args)  # type: ignore[arg-type]
+        self.connection_state = ConnectionState({**self.connection_state, HOLD: self.hold})
         self._app = app
         self._parsing = trio.Lock()
         self._scope = trio.CancelScope()  # of the request that is being answered
@@ -250,7 +253,7 @@ class HTTP1(H11Protocol):
         """Send a part of a response."""
         writing = self._in_chunks and self.connection.our_state is h11.SEND_BODY
         if writing and isinstance(event, Body):
-            await self.send(RawData(data=b"%x\r\n%b\r\n" % (len(event.data), event.data)))
+            await self._write(b"%x\r\n%b\r\n" % (len(event.data), event.data))
         elif isinstance(event, StreamClosed) and self.connection.our_state is h11.SEND_BODY:
             await self._close_stream()
             await self.send(Reset())
@@ -273,11 +276,20 @@ class HTTP1(H11Protocol):
         data = self.connection.send(event)
         if isinstance(event, h11.Response):
             self._in_chunks = b"\r\ntransfer-encoding: chunked\r\n" in data.lower()
-            if not self._in_chunks:
-                self._unsent = data
-                return
+            self._holds = self._holds or not self._in_chunks
+        elif isinstance(event, h11.EndOfMessage):
+            self._holds = False
+        await self._write(data)
+
+    def hold(self) -> None:
+        """Write the next part of a response with what follows it at once: that costs half."""
+        self._holds = True
+
+    async def _write(self, data: bytes) -> None:
         data, self._unsent = self._unsent + data, b""
-        if data:
+        if self._holds:
+            self._unsent, self._holds = data, False
+        elif data:
             await self.send(RawData(data=data))
 
     async def _check_protocol(self, event: h11.Request) -> None:
