@@ -56,7 +56,7 @@ class Ring:
     def __init__(self, max_bytes: int, mark: bytes) -> None:
         self.start = 0
         self.n_dropped = 0  # events with data
-        self.closed = False
+        self.closed = False  # True: no more events follow
         self.mark = mark
         self._max_bytes = max_bytes
         self._bytes = bytearray()
@@ -85,10 +85,6 @@ class Ring:
             self.n_dropped += dropped.count(self.mark) - 1 - dropped.count(self.mark + b":")
             del self._bytes[:n_bytes]
             self.start += n_bytes
-
-    def close(self) -> None:
-        """Mark the stream as complete: no more events follow."""
-        self.closed = True
 
     def check(self, offset: int, param: str | None = None) -> None:
         """Check that a reader can begin at an offset; `param` names the parameter that holds it.
@@ -313,7 +309,7 @@ class StreamSession:
         if self.failure is not None:
             event = self.event_of(self.failure)
             self._append(self._framing.write(event, self.ring.end))
-        self.ring.close()
+        self.ring.closed = True
         self.completed_at = int(time.time())
         self.answered.set()
         self._readers.unpark_all()

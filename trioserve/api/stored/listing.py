@@ -1,4 +1,4 @@
-"""Lists of what is stored, in pages, and the errors about what is not there."""
+"""Lists of what is stored, in pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import attrs
 
-from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.reply import Json, json
 from trioserve.api.base.routes import Query
@@ -96,14 +95,6 @@ class Page:
         data, more = await shelf.bodies(refs[: self.limit]), len(refs) > self.limit
         return await shelf.reply(data, lambda: page_of(decoded(data), more=more))
 
-    def reply(self, entries: Sequence[dict[str, Any]], **fields: Any) -> Json:
-        """Answer with a page, of its entries and one more if there is one.
-
-        `fields` are other fields.
-        """
-        more = len(entries) > self.limit
-        return json({**sse.fields_of(page_of(entries[: self.limit], more=more)), **fields})
-
     def _refs(self, records: Records, sides: Sequence[Side]) -> list[Ref]:
         """Find the items of a page, and one more, without reading them."""
         sides, after = list(reversed(sides)) if self.newest else sides, None
@@ -147,8 +138,10 @@ class Page:
             after = await shelf.look_up(lambda records: records.find(name, kind, own))
             if after is None:
                 raise self._unknown()
+        listed = partial(Records.listed, kind=kind, owner=own, newest=self.newest)
+        limit = min(self.limit + 1, _N_AT_ONCE)
         while len(found) <= self.limit:
-            some = await shelf.look_up(partial(self._some, kind=kind, owner=own, after=after))
+            some = await shelf.look_up(partial(listed, limit=limit, after=after))
             if not some:
                 break
             found += [each for each, wanted in _sound(some, is_wanted) if wanted]
@@ -158,12 +151,6 @@ class Page:
             [each.data for each in shown],
             lambda: page_of([body for _, body in _sound(shown, entry)], more=more),
         )
-
-    def _some(
-        self, records: Records, *, kind: str, owner: bytes, after: Record | None
-    ) -> list[Record]:
-        limit = min(self.limit + 1, _N_AT_ONCE)
-        return records.listed(kind, owner, limit=limit, after=after, newest=self.newest)
 
     def _unknown(self) -> InvalidRequestError:
         return InvalidRequestError.at("after", "names no entry of the list.")

@@ -7,13 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.reply import Reply
+from trioserve.api.base.reply import Reply, json
 from trioserve.api.base.routes import Query, Routes
 from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState
-from trioserve.api.stored.listing import QUERY, Page, PageOf
+from trioserve.api.stored.listing import QUERY, Page, PageOf, page_of
 from trioserve.errors import InvalidRequestError
 from trioserve.store.usage import GROUPS, Group, UsageQuery, day_before, day_of
 
@@ -83,7 +84,8 @@ async def usage(query: Query, caller: Caller, app: AppState) -> Reply:
     await app.usage.save(app.store)
     found = await app.store.do(lambda records: wanted.read(records.connection))
     entries = [{"id": _id_of(each, groups), **each} for each in found]
-    return page.reply(entries, start=start, end=end)
+    some = page_of(entries[: page.limit], more=len(entries) > page.limit)
+    return json({**sse.fields_of(some), "start": start, "end": end})
 
 
 def _day(query: Query, name: str) -> str | None:
