@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from tests.support.projectors import WordProjector
 from tests.support.scripts import CHAT, answering
 from tests.support.unix_server import SSE_HEAD, chunk, playing, send
 from tests.support.waiting import patiently
+from trioserve.api.router.forwarding import PassedResponse
 from trioserve.testing import ScriptedBackend
 
 TWO = {"one": None, "two": None}
@@ -240,6 +242,28 @@ async def test_control_is_for_the_child_that_knows_the_id() -> None:
     async with routed({"one": None}) as router:  # and no model is loaded for it
         answer = await router.client.post("/v1/chat/completions/control", json=order)
         assert answer.status_code == 404
+
+
+# -- answers that are stored
+
+
+async def test_a_response_is_not_over_before_its_stream_is() -> None:
+    seen, events = [], [
+        b'event: response.created\ndata: {"response": {"status": "in_progress"}}\n\n',
+        b'event: response.completed\ndata: {"response": {"status": "completed"}}\n\n',
+        b"data: [DONE]\n\n",
+    ]  # fmt: skip
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for event in events:
+            yield event
+            seen.append(passed.response and passed.response["status"])
+
+    passed = PassedResponse(pieces=pieces(), content_type="text/event-stream")
+    assert b"".join([piece async for piece in await passed.write()]) == b"".join(events)
+    assert seen == ["in_progress"] * 3
+    assert passed.response == {"status": "completed"}
+    assert passed.end_of_stream == b"".join(events[1:])
 
 
 # -- children that end

@@ -466,6 +466,7 @@ class PassedResponse(Ending):
     response: Mapping[str, Any] | None = None
     end_of_stream: bytes = b""
     n_before_end: int = 0
+    _end: Mapping[str, Any] | None = attrs.field(init=False, default=None)
 
     writer: Any = attrs.field(init=False)
 
@@ -487,6 +488,7 @@ class PassedResponse(Ending):
                 if not self.end_of_stream and last:
                     yield last
                     last = b""
+        self.response = self._end or self.response  # it is not over while more may come
         yield last + rest if self.at_end is None else await self.at_end(last + rest)
 
     async def _look(self, event: bytes) -> bytes:
@@ -498,6 +500,9 @@ class PassedResponse(Ending):
         if is_end or self.response is None:
             data = event.partition(b"\ndata: ")[2]
             fields = await offload(lambda: json.loads(data or b"{}"), len(data))
-            self.response = fields.get("response", self.response)
+            if is_end:
+                self._end = fields.get("response")
+            else:
+                self.response = fields.get("response")
         self.n_before_end += not self.end_of_stream and not event.startswith(b":")
         return sent
