@@ -87,18 +87,13 @@ class Stream:
         self.scores: PromptScores | None = None
         #: The text read so far, in pieces, for readers that need it at the end.
         self.texts: list[str] | None = None
-        self.mailbox = mailbox
+        self.mailbox, self.task_id = mailbox, mailbox.task_id
         self._dispatcher = dispatcher
         self._held = held
         self._unread: list[Event] = []  # reversed: the next one is last
         self._due = -math.inf
         #: Whether to wait until each chunk is due. Not needed to read the whole output.
         self.is_paced = True
-
-    @property
-    def task_id(self) -> int:
-        """The number of the request in this server."""
-        return self.mailbox.task_id
 
     def __aiter__(self) -> AsyncIterator[Progress | Chunk]:
         return self
@@ -140,8 +135,10 @@ class Stream:
         if self._unread:
             events = [*reversed(self._unread), *events]
         self._dispatcher.resume(self.mailbox)
-        self._unread = _merge(events, is_paced=self.is_paced)
-        self._unread.reverse()
+        if len(events) > 1:
+            events = _merge(events, is_paced=self.is_paced)
+            events.reverse()
+        self._unread = events
 
     async def _wait_until_due(self) -> None:
         """Wait until a chunk is due, and take the events that arrive meanwhile."""
@@ -213,8 +210,6 @@ def _merge(events: list[Event], *, is_paced: bool = False) -> list[Event]:
     Chunks with candidates or scores stay separate: one event for each token, as in llama-server.
     While the last chunk is paced, at most `_JOINED_S` of paced chunks are joined.
     """
-    if len(events) == 1:
-        return events
     is_paced = is_paced and len(events) <= _MAX_PACED and bool(_pace(events[-1]))
     merged: list[Event] = []
     chunks: list[Chunk] = []
@@ -273,26 +268,12 @@ class ChatStream:
         end_thinking: Callable[[], bool],
     ) -> None:
         self.stream = stream
+        self.prompt, self.mailbox, self.task_id = stream.prompt, stream.mailbox, stream.task_id
         self.prompt_text = prompt_text
         self._parser = parser
         self._end_thinking = end_thinking  # on the inference thread
         self._deltas: list[Delta] = []  # all that were read
         self._last: Finished | None = None  # delivered after what the parser held back
-
-    @property
-    def prompt(self) -> Prompt:
-        """The prompt of the model."""
-        return self.stream.prompt
-
-    @property
-    def task_id(self) -> int:
-        """The number of the request in this server."""
-        return self.stream.task_id
-
-    @property
-    def mailbox(self) -> Mailbox:
-        """The mailbox of the request's events."""
-        return self.stream.mailbox
 
     @property
     def finished(self) -> Finished | None:

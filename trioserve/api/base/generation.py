@@ -250,8 +250,13 @@ class Responses:
 
 
 def findable(
-    models: Models, request: ChatRequest, caller: Caller, id_: str, streams: Sequence[ChatStream]
+    models: Models,
+    request: ChatRequest,
+    caller: Caller,
+    id_: str,
+    streams: Sequence[ChatStream],
+    run: AgentRun | None = None,
 ) -> None:
     """Have other requests of a client find its answer by the id in its chunks; see `Running`."""
-    running = Running(streams, caller.api_key, request.reasoning_control)
+    running = Running(streams, caller.api_key, request.reasoning_control, run)
     models.responses.add(id_, running, caller)

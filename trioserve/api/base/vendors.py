@@ -96,15 +96,9 @@ class Vendor:
     id_header: str | None = None
     orders_priorities: bool = False
 
-    _beginnings: tuple[str, ...] = attrs.field(init=False)
-
-    @_beginnings.default
-    def _find_beginnings(self) -> tuple[str, ...]:
-        return tuple(f"{path}/" for path in self.paths)
-
     def has(self, path: str) -> bool:
         """Whether a path has the vendor's forms."""
-        return f"{path}/".startswith(self._beginnings)
+        return f"{path}/".startswith(tuple(f"{one}/" for one in self.paths))
 
 
 #: The vendors, in the order of their registration.

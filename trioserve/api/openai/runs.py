@@ -14,7 +14,7 @@ from trioserve.api.base.fields import (
     RequestBody,
     field,
 )
-from trioserve.api.base.generation import NOT_RUNNING, Running, pings_of, tools_to_run
+from trioserve.api.base.generation import NOT_RUNNING, findable, pings_of, tools_to_run
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Reply
 from trioserve.api.base.routes import Routes, about_answer
@@ -87,8 +87,7 @@ async def run_reply(
         streams[:], mailboxes[:] = [stream], [stream.mailbox]
 
     run.watch(follow)
-    running = Running(streams, caller.api_key, request.reasoning_control, run)
-    models.responses.add(id_, running, caller)
+    findable(models, request, caller, id_, streams, run)
     source, pings = reply.EventSource.of(run.__anext__), pings_of(server, request, mailboxes)
     return await reply.stream(source, writer, pings, on_error)
 

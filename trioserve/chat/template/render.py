@@ -318,7 +318,8 @@ class ChatTemplate:
         token = running.set(meter)
         try:
             pieces = Output()
-            pieces.extend(self._template.generate(given))
+            for piece in self._template.generate(given):
+                pieces.append(piece)  # which counts it
         except Exception as error:
             if limits.hurried and isinstance(error, OutOfTimeError):
                 raise

@@ -29,7 +29,7 @@ import functools
 import re
 import sys
 import time
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextvars import ContextVar
 from typing import Any
 
@@ -261,11 +261,6 @@ class Output(list[str]):
             self._meter.check_size(self._size)
         self._meter.made(8 + len(piece))
         super().append(piece)
-
-    def extend(self, pieces: Iterable[str]) -> None:
-        """Append several pieces."""
-        for piece in pieces:
-            self.append(piece)
 
 
 def _check_is_json(value: object) -> None:
