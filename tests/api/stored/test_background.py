@@ -20,6 +20,7 @@ from tests.support.scripted_server import ScriptedLoader
 from tests.support.scripts import answering
 from tests.support.waiting import until
 from trioserve.api import streams
+from trioserve.api.sessions import StreamSession
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.errors import StoreError
@@ -290,3 +291,19 @@ async def test_a_response_whose_end_is_not_stored_yet_is_not_over(
         await until(lambda: ends_as(client, id_, "completed"))
         answer = await client.get(f"{RESPONSES}/{id_}")
         assert answer.json()["output"][0]["content"][0]["text"] == TEXT
+
+
+async def test_an_error_of_a_response_is_not_its_own_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with client_and_service(answering("Hello")) as (client, service):
+        failures = []
+        forget = service.streams.forget
+
+        def look(session: StreamSession) -> None:
+            failures.append(session.failure)
+            forget(session)
+
+        monkeypatch.setattr(service.streams, "forget", look)
+        body = {"input": "Hi", "background": True, "temperature": "hot"}
+        assert (await client.post(RESPONSES, json=body)).status_code == 400
+        (failure,) = failures
+        assert failure is not None and failure.__cause__ is not failure

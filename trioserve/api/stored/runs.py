@@ -205,7 +205,9 @@ class StoredRun:
             status = "cancelled"
             raise
         except Exception as group:
-            failure = errors.known(raised_alone(group))
+            failure = errors.known(alone := raised_alone(group))
+            if failure is alone:
+                raise
             raise failure from group
         finally:
             with trio.CancelScope(shield=True):
