@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
-from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 import attrs
@@ -247,20 +247,6 @@ class NoSuchModelError(UnknownModelError):
     status = 404
 
 
-class CallOptions(TypedDict, total=False):
-    """How a replica is to be called.
-
-    Attributes:
-        sent: what to send in place of the request.
-        key: a name that stands for a replica, or the name of one.
-        patience: seconds in which a replica has to take it, in place of the common number.
-    """
-
-    sent: Sent | None
-    key: str | None
-    patience: float
-
-
 class Targets:
     """The models of an application.
 
@@ -315,44 +301,53 @@ class Targets:
         return self._by_name[found.name]
 
     async def call(
-        self, target: ModelTarget, request: IngressRequest, **options: Unpack[CallOptions]
+        self,
+        target: ModelTarget,
+        request: IngressRequest,
+        *,
+        sent: Sent | None = None,
+        key: str | None = None,
+        patience: float | None = None,
     ) -> ReplicaReply:
         """Have a replica answer a request. The caller closes the reply.
+
+        Args:
+            target: the model.
+            request: what is asked.
+            sent: what to send in place of the request.
+            key: a name that stands for a replica, or the name of one.
+            patience: seconds in which a replica has to take it, in place of the common number.
 
         Raises:
             TrioServeError: no replica can answer it.
         """
-        hint = hint_of(request.given, request.route.prompt_fields, options.get("key"))
-        sent = options.get("sent") or request.sent()
-        patience = options.get("patience", self._patience)
-        return await call(target, sent, hint, patience=patience)
+        hint = hint_of(request.given, request.route.prompt_fields, key)
+        patience = self._patience if patience is None else patience
+        return await call(target, sent or request.sent(), hint, patience=patience)
 
-    async def ask(
-        self, target: ModelTarget, request: IngressRequest, **options: Unpack[CallOptions]
-    ) -> Data:
+    async def ask(self, target: ModelTarget, request: IngressRequest, **options: Any) -> Data:
         """Like `call`, for an answer that is received as a whole."""
         return await (await self.call(target, request, **options)).whole()
 
-    async def ask_all(
-        self, request: IngressRequest, calls: Iterable[tuple[ModelTarget, CallOptions]]
-    ) -> list[Data | TrioServeError]:
-        """Ask at the same time; returns the answers, or errors, in the order of the calls.
 
-        Each call has a separate context. Serve identifies a call by the request in its context, so
-        one of two calls to the same deployment would never get a replica.
-        """
-        limit = asyncio.Semaphore(_AT_ONCE)
+async def at_once(calls: Iterable[Callable[[], Awaitable[Data]]]) -> list[Data | TrioServeError]:
+    """Ask at the same time; returns the answers, or errors, in the order of the calls.
 
-        async def ask(target: ModelTarget, options: CallOptions) -> Data | TrioServeError:
-            try:
-                async with limit:
-                    return await self.ask(target, request, **options)
-            except TrioServeError as error:
-                return error
+    Each call has a separate context. Serve identifies a call by the request in its context, so one
+    of two calls to the same deployment would never get a replica.
+    """
+    limit = asyncio.Semaphore(_AT_ONCE)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask(*each), context=Context()) for each in calls]
-        return [task.result() for task in tasks]
+    async def ask(call: Callable[[], Awaitable[Data]]) -> Data | TrioServeError:
+        try:
+            async with limit:
+                return await call()
+        except TrioServeError as error:
+            return error
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(each), context=Context()) for each in calls]
+    return [task.result() for task in tasks]
 
 
 def _entry(target: ModelTarget) -> ModelEntry:

@@ -10,6 +10,7 @@ import base64
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
@@ -22,7 +23,7 @@ from trioserve.api.router.metrics import label, merged
 from trioserve.api.sessions import ID
 from trioserve.config import Config
 from trioserve.errors import NotFoundError, NotSupportedError, TrioServeError
-from trioserve.ray.calls import CallOptions, ModelTarget, ReplicaReply, Targets
+from trioserve.ray.calls import ModelTarget, ReplicaReply, Targets, at_once
 from trioserve.ray.incoming import IngressRequest, Sent
 
 #: Answers a request.
@@ -188,10 +189,8 @@ class Routes:
             TrioServeError: none answers.
         """
         names = await self._names(target, request)
-        calls: Iterable[tuple[ModelTarget, CallOptions]] = (
-            (target, {"key": name or None, "patience": _PATIENCE}) for name in names
-        )
-        found = await self._targets.ask_all(request, calls)
+        ask = partial(self._targets.ask, target, request, patience=_PATIENCE)
+        found = await at_once(partial(ask, key=name or None) for name in names)
         replies = [
             (name, one) for name, one in zip(names, found, strict=True) if isinstance(one, Data)
         ]
@@ -260,12 +259,13 @@ class Routes:
         ids = request.given.get("conversation_ids")
         if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
             return await self._targets.ask(self._targets.first, request)
-        calls: list[tuple[ModelTarget, CallOptions]] = []
+        calls = []
         for id_ in ids:
             sent = request.sent(body=sse.encode({"conversation_ids": [id_]}).encode())
-            calls += [(target, {"sent": sent, "key": id_}) for target in self._targets]
+            ask = partial(self._targets.ask, request=request, sent=sent, key=id_)
+            calls += [partial(ask, target) for target in self._targets]
         merged: list[Any] = []
-        for found in await self._targets.ask_all(request, calls):
+        for found in await at_once(calls):
             if isinstance(found, TrioServeError):
                 raise found
             if found.status != 200:
@@ -284,10 +284,8 @@ class Routes:
 
     async def _each(self, request: IngressRequest) -> Mapping[str, Data | TrioServeError]:
         """Ask a replica of each model; gives the answers, or what went wrong."""
-        calls: Iterable[tuple[ModelTarget, CallOptions]] = (
-            (target, {"patience": _LIST_PATIENCE}) for target in self._targets
-        )
-        found = await self._targets.ask_all(request, calls)
+        ask = partial(self._targets.ask, request=request, patience=_LIST_PATIENCE)
+        found = await at_once(partial(ask, target) for target in self._targets)
         return dict(zip(self._targets.by_name, found, strict=True))
 
     async def _list(self, request: IngressRequest) -> Reply:

@@ -460,7 +460,7 @@ _ENDS = tuple(b"event: response.%b\n" % end for end in (b"completed", b"incomple
 
 @attrs.define(kw_only=True, eq=False)
 class PassedResponse(Ending):
-    """The events of a response, of which the first and the last are read."""
+    """The events of a response. The first one and the last are read."""
 
     pieces: AsyncIterable[bytes]
     response: Mapping[str, Any] | None = None
