@@ -133,7 +133,7 @@ def is_own(origin: str, authority: str) -> bool:
 
 
 class Sites:
-    """Which pages may use a server, and by which names clients reach it.
+    """The pages that may use a server, and the names that it answers to.
 
     Args:
         config: of the server.

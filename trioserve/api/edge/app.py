@@ -45,7 +45,6 @@ class Outgoing:
     status: int
     headers: Headers
     pieces: Iterable[bytes] | AsyncIterable[bytes]
-    route: str = ""  # the rule of its path
 
 
 @attrs.frozen
@@ -142,7 +141,7 @@ class App(QuartTrio):
     async def _answer(self, request: Request) -> Outgoing:
         served, values, problem = self._find(request)
         request.route = None if served is None else served.route
-        if request.method == "OPTIONS":  # a preflight request, with which browsers send no key
+        if request.method == "OPTIONS":  # a preflight request: browsers send no key
             return await _outgoing(Data())  # 200, as in llama-server
         server = request.scope.get("server") or ("",)  # none: a Unix socket
         self._sites.check(request.path, request.headers, server[0])
