@@ -121,8 +121,6 @@ class _Wanted:
     @classmethod
     def read(cls, headers: Headers) -> _Wanted | None:
         """Read the headers; None: no session. Raises InvalidRequestError: the id is invalid."""
-        if ID not in headers and "Prefer" not in headers:
-            return None
         wanted = [
             each.partition(";")[0].strip().lower()
             for value in headers.getlist("Prefer")

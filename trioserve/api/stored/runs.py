@@ -145,7 +145,7 @@ class StoredRun:
             return data  # it has failed before it began
         assert writer.response is not None
         response = dict(writer.response)
-        # Until it is stored, it is not over: whoever asks for it would miss its output.
+        # Until it is stored, it is not over: a client that asks would miss its output.
         is_running = {"status": "in_progress", "output": []}
         self.writer, self.queued = None, {**response, **dict.fromkeys(OF_END), **is_running}
         if self.options.background and response["status"] == "failed" and self.has_to_end:
